@@ -419,7 +419,9 @@ def _server(url: object) -> str:
         raise InvalidUrl('PostgreSQL is opened in this process, with holdfast.open("postgresql://…")')
     if text == "memory:" or scheme == "dir" or not colon:
         opened = text if colon else f"dir:{text}"
-        raise InvalidUrl(f'{text} is not the address of a server; open it in this process with holdfast.open("{opened}")')
+        raise InvalidUrl(
+            f'{text} is not the address of a server; open it in this process with holdfast.open("{opened}")'
+        )
     if rest.isdigit():
         raise InvalidUrl(f"{text!r} has no scheme; write http://{text}")
     raise InvalidUrl(f"{scheme!r} is not the scheme of a server; write http://HOST:PORT")

@@ -252,6 +252,36 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
         assert "refused the token" in hf("--url", server.url, "queue", "list", code=8).stderr
 
 
+def test_names_of_a_server_are_completed(environment: dict[str, str], tmp_path: Path) -> None:
+    program = """
+from holdfast.cli import completion
+completion._SECONDS_MAX = completion._CONNECT_SECONDS_MAX = 60.0  # Whatever the load of the machine.
+from holdfast.cli.main import main
+main()"""
+
+    def complete(words: str, **variables: str) -> str:
+        protocol = {"_HOLDFAST_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, **protocol, **variables},
+            capture_output=True,
+            text=True,
+            timeout=2 * SECONDS_MAX,
+            check=True,
+        )
+        assert done.stderr == ""
+        return done.stdout.strip()
+
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        plane.queue("jobs").put(1)
+        token = plane.tokens.create("admin", universes="*", verbs="*").token
+    with running_server(tmp_path, tokens=True) as server:
+        found = complete("holdfast queue stats j", HOLDFAST_URL=server.url, HOLDFAST_TOKEN=token)
+        assert found == "plain,jobs"
+        assert complete("holdfast queue stats j", HOLDFAST_URL=server.url) == ""
+        assert complete("holdfast queue stats j") == "plain,jobs"  # Read from the directory that the server has open.
+
+
 @pytest.mark.parametrize("state", ["ready", "leased"])
 def test_an_interrupted_benchmark_leaves_no_messages(
     start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, state: str

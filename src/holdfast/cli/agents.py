@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import connect, printing
+from holdfast.cli import completion, connect, printing
 from holdfast.cli.commands import CommandGroup
 from holdfast.encryption import AgentKey
 from holdfast.errors import InvalidArgument, NotFound
@@ -15,7 +15,7 @@ from holdfast.wire.agents import Agent
 _COLUMNS: Final = ("name", "public_key", "world", "registered_at")
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, completions={"name": completion.agents, "world": completion.worlds})
 def agent() -> None:
     """Register agents and list them."""
 

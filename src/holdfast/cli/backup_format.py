@@ -163,7 +163,8 @@ def object_size(store: ObjectStore, path: str) -> int | None:
 
 def missing_object(path: str) -> MissingObject:
     return MissingObject(
-        f"{path} is missing from the object store, so the backup is incomplete; run `holdfast doctor` to find all damage"
+        f"{path} is missing from the object store, so the backup is incomplete; "
+        "run `holdfast doctor` to find all damage"
     )
 
 

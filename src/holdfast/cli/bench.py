@@ -9,6 +9,7 @@ import click
 
 from holdfast.cli import connect, printing
 from holdfast.cli.commands import LeafCommand
+from holdfast.cli.completion import Names, queues
 from holdfast.client.transport import AsyncRemoteTransport
 from holdfast.errors import Conflict, HoldfastError
 from holdfast.handles.messages import AsyncMessage
@@ -39,7 +40,12 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
     help="The size of each payload.",
 )
 @click.option(
-    "--queue", "name", default="holdfast-bench", show_default=True, help="The queue to use. It must be empty."
+    "--queue",
+    "name",
+    type=Names(queues),
+    default="holdfast-bench",
+    show_default=True,
+    help="The queue to use. It must be empty.",
 )
 @click.option(
     "--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier of each call."

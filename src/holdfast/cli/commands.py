@@ -1,13 +1,17 @@
-"""The base classes of all commands: global options before or after the subcommand, aliases, and examples in the help."""
+"""The base classes of all commands: global options before or after the subcommand, aliases, examples in the help."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from holdfast.cli import context_file
+from holdfast.cli.completion import Find, Names, universes
 from holdfast.cli.durations import SECONDS
+from holdfast.cli.given_options import GlobalOptions, given_options, wants_json
+
+__all__ = ["CommandGroup", "GlobalOptions", "LeafCommand", "given_options", "global_options", "wants_json"]
 
 _GLOBAL_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     (
@@ -15,7 +19,14 @@ _GLOBAL_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
         {"metavar": "URL", "help": "The plane: a server (http://HOST:9440), dir:PATH or postgresql://…"},
     ),
     ("--token", {"metavar": "TOKEN", "help": "Access token. Prefer HOLDFAST_TOKEN, which does not show in `ps`."}),
-    ("--universe", {"metavar": "NAME", "help": "The universe (tenant) to work in.  [default: main]"}),
+    (
+        "--universe",
+        {
+            "metavar": "NAME",
+            "type": Names(universes),
+            "help": "The universe (tenant) to work in.  [default: main]",
+        },
+    ),
     (
         "--context",
         {
@@ -38,24 +49,6 @@ _GLOBAL_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ),
     ("--json", {"is_flag": True, "default": None, "help": "Print JSON; errors are problem objects."}),
 )
-
-
-class GlobalOptions:
-    """The global options that were given on one command line."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-
-
-def given_options() -> dict[str, Any]:
-    """The global options that were given to the current command."""
-    options: GlobalOptions = click.get_current_context().find_root().obj
-    return options.values
-
-
-def wants_json() -> bool:
-    """Whether the current command prints JSON."""
-    return bool(given_options().get("json"))
 
 
 def global_options(*, hidden: bool) -> list[click.Parameter]:
@@ -99,13 +92,18 @@ class CommandGroup(click.Group):
     command_class = LeafCommand
     group_class = type
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, completions: Mapping[str, Find] | None = None, **kwargs: Any) -> None:
+        """`completions` finds the names that a shell completes, for the arguments and options called like its keys."""
         self.aliases: dict[str, str] = {}
+        self.completions = completions or {}
         super().__init__(*args, **kwargs)
         _add_global_options(self)
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         super().add_command(cmd, name)
+        for parameter in cmd.params:
+            if parameter.name in self.completions and parameter.type is click.STRING:
+                parameter.type = Names(self.completions[parameter.name])
         self.aliases |= dict.fromkeys(getattr(cmd, "aliases", ()), name or cmd.name or "")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -141,5 +139,5 @@ def _add_global_options(command: click.Command) -> None:
 
 
 def _store_option(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value is not None and not ctx.resilient_parsing:
-        ctx.find_root().obj.values[parameter.opts[0][2:]] = value
+    if value is not None:
+        ctx.find_root().ensure_object(GlobalOptions).values[parameter.opts[0][2:]] = value

@@ -17,7 +17,7 @@ from typing import Final, Self, TypeVar
 import msgspec
 
 from holdfast.cli import context_file
-from holdfast.cli.commands import given_options
+from holdfast.cli.given_options import given_options
 from holdfast.errors import DirectoryInUse, InvalidArgument
 from holdfast.handles.sync.plane import Plane
 from holdfast.names import UNIVERSE, checked_name

@@ -58,10 +58,12 @@ def get(
 ) -> None:
     """Lease the next message, write its payload to a file, and export its lease for `queue ack`.
 
-    Prints shell lines for `eval`. HOLDFAST_QUEUE_PAYLOAD_PATH is the file, in ~/.local/state/holdfast/messages/QUEUE (or
-    below XDG_STATE_HOME), which only you can read. `queue ack` and `queue reject` remove it; after `queue nack` it is
-    kept for up to 7 days. A file of --payload-out is yours to remove. The lease is not renewed after this command has ended: settle or extend the message
-    before the lease expires. Exit code 3 means that no message arrived in time.
+    Prints shell lines for `eval`. HOLDFAST_QUEUE_PAYLOAD_PATH is the file, which only you can read, in
+    ~/.local/state/holdfast/messages/QUEUE (or below XDG_STATE_HOME). `queue ack` and `queue reject` remove it; after
+    `queue nack` it is kept for up to 7 days. A file of --payload-out is yours to remove.
+
+    The lease is not renewed after this command has ended: settle or extend the message before the lease expires. Exit
+    code 3 means that no message arrived in time.
     """
 
     def receive(plane: Plane, seconds: float) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.errors import InvalidArgument, NotFound, PathUnusable
+from holdfast.errors import HoldfastError, InvalidArgument, NotFound, PathUnusable
 
 DEFAULT_URL: Final = "http://127.0.0.1:9440"
 
@@ -113,7 +113,10 @@ def save(contexts: Contexts) -> None:
 
 def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """The names of contexts, for shell completion."""
-    return [name for name in load().contexts if name.startswith(incomplete)]
+    try:
+        return [name for name in load().contexts if name.startswith(incomplete)]
+    except HoldfastError:
+        return []
 
 
 def named_context(stored: Contexts, name: str) -> Context:
@@ -121,7 +124,9 @@ def named_context(stored: Contexts, name: str) -> Context:
     found = stored.contexts.get(name)
     if found is None:
         known = ", ".join(sorted(stored.contexts)) or "none yet"
-        raise NotFound(f"No context {name} in {path()} (known: {known}); add it with: holdfast context add {name} --url URL")
+        raise NotFound(
+            f"No context {name} in {path()} (known: {known}); add it with: holdfast context add {name} --url URL"
+        )
     return found
 
 

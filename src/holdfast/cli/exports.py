@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 import click
 
-from holdfast.cli.commands import wants_json
 from holdfast.cli.exit_codes import code_of
+from holdfast.cli.given_options import wants_json
 from holdfast.errors import HoldfastError
 
 

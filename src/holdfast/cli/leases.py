@@ -6,7 +6,7 @@ from typing import Any, Final, TypedDict
 
 import click
 
-from holdfast.cli import connect, exports, lock_run, printing
+from holdfast.cli import completion, connect, exports, lock_run, printing
 from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.errors import HoldfastError, InvalidArgument, LeaseHeld, NotFound
@@ -19,7 +19,7 @@ _VARIABLES: Final = ("HOLDFAST_LOCK_KEY", "HOLDFAST_LEASE_ID", "HOLDFAST_FENCE",
 _COLUMNS: Final = ("key", "owner", "fencing_token", "acquired_at", "expires_at")
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, completions={"key": completion.locks, "lock_key": completion.locks})
 def lock() -> None:
     """Acquire, hold and release locks across machines."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import connect, printing, values
+from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.messages import guess_content_type
@@ -24,7 +24,7 @@ _RECEIPT_COLUMNS: Final = ("sequence", "id", "to", "state", "was_stored", "at")
 _key_option = click.option("--key", "key_file", metavar="FILE", help="The agent's secret key, to decrypt sealed mail.")
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, completions=dict.fromkeys(("agent", "sender", "to"), completion.agents))
 def mail() -> None:
     """Send mail between agents. Mail is stored until it is confirmed."""
 

@@ -40,7 +40,7 @@ def create(queue: str, id: str, fence: int, ending: str) -> tuple[BinaryIO, Path
 
 
 def remove(queue: str, id: str) -> None:
-    """Remove the files of all deliveries of a message. A file that cannot be removed becomes old, and is removed then."""
+    """Remove the files of all deliveries of a message. One that cannot be removed now is removed when it is old."""
     with suppress(OSError):
         for path in (folder() / checked_name("queue", queue)).iterdir():
             if path.name.startswith(f"{id}-"):

@@ -18,15 +18,18 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli.commands import wants_json
+from holdfast.cli.given_options import wants_json
 
 _GAP: Final = 2  # Spaces between two columns.
 _FOLDED_WIDTH_MIN: Final = 10
 # The fields that are copied into other commands.
 _UNFOLDED: Final = frozenset(
-    "agent blob correlation_id cron dead_letter_queue etag fence fencing_token from group hash id key kind lease_id "
-    "manifest_hash name origin owner path payload_path public_key queue sender sequence session to txn_id universe url "
-    "version world".split()
+    (
+        *("agent", "blob", "correlation_id", "cron", "dead_letter_queue", "etag", "fence", "fencing_token", "from"),
+        *("group", "hash", "id", "key", "kind", "lease_id", "manifest_hash", "name", "origin", "owner", "path"),
+        *("payload_path", "public_key", "queue", "sender", "sequence", "session", "to", "txn_id", "universe", "url"),
+        *("version", "world"),
+    )
 )
 _encode = msgspec.json.Encoder().encode
 

@@ -8,7 +8,7 @@ from typing import IO, Any, Final, TypedDict, TypeVar, Unpack
 import click
 import msgspec
 
-from holdfast.cli import connect, consume, printing, schedules, values
+from holdfast.cli import completion, connect, consume, printing, schedules, values
 from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.consume import delivery_fields
 from holdfast.cli.durations import SECONDS
@@ -45,7 +45,10 @@ class PolicyChanges(TypedDict):
     rate_per_second: float | None
 
 
-@click.group(cls=CommandGroup)
+@click.group(
+    cls=CommandGroup,
+    completions={"name": completion.queues, "names": completion.queues, "dead_letter_queue": completion.queues},
+)
 def queue() -> None:
     """Put, consume and manage the messages of queues."""
 

@@ -85,7 +85,8 @@ def _read_summary(store: ObjectStore, source: str) -> BackupSummary:
         summary = msgspec.json.decode(store.get(FINISHED), type=BackupSummary)
     except ObjectNotFound:
         raise NotFound(
-            f"{source} is not a complete backup ({FINISHED} is missing); complete it with: holdfast --url URL backup {source}"
+            f"{source} is not a complete backup ({FINISHED} is missing); complete it with: "
+            f"holdfast --url URL backup {source}"
         ) from None
     except msgspec.MsgspecError as error:
         raise HashMismatch(f"{FINISHED} in {source} is damaged ({error}); use another backup") from None

@@ -4,14 +4,14 @@ from typing import Any, Unpack
 
 import click
 
-from holdfast.cli import connect, printing, values
+from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.messages import MessageOptions, message_options, read_message
 from holdfast.errors import NotFound
 from holdfast.wire.queues import NewMessage, Schedule
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, completions={"name": completion.queues, "schedule_name": completion.schedules})
 def schedule() -> None:
     """Manage schedules, which put messages at the times of a cron expression."""
 

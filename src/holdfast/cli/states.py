@@ -5,13 +5,13 @@ from typing import Unpack
 import click
 import msgspec
 
-from holdfast.cli import connect, printing, values
+from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.leases import LeaseOptions, held_lease, lease_options
 from holdfast.errors import NotFound
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, completions={"lock_key": completion.locks})
 def state() -> None:
     """Read and write versioned documents."""
 

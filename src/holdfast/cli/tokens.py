@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import connect, printing
+from holdfast.cli import completion, connect, printing
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidArgument, NotFound
@@ -16,7 +16,7 @@ from holdfast.wire.tokens import TokenInfo
 _COLUMNS: Final = ("id", "name", "universes", "verbs", "created_at", "expires_at", "revoked_at")
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, completions={"token": completion.tokens})
 def token() -> None:
     """Manage access tokens: their universes, permissions and limits."""
 

@@ -7,7 +7,7 @@ import cbor2
 import click
 import msgspec
 
-from holdfast.cli import connect, printing, values
+from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidValue
@@ -18,7 +18,7 @@ from holdfast.wire.worlds import Described, Record
 _COLUMNS: Final = ("name", "state", "head", "created_at")
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=CommandGroup, completions={"name": completion.worlds})
 def world() -> None:
     """Manage worlds: the journal, inbox and snapshots of an agent."""
 
@@ -115,7 +115,7 @@ def tail(name: str, count: int, start: int | None, follow: bool, interval: float
                 return
 
 
-@world.group()
+@world.group(completions={"name": completion.worlds})
 def inbox() -> None:
     """Manage the inbox of a world, which receives external events."""
 

@@ -17,8 +17,8 @@ def check_exists(path: Path) -> None:
     if not (path / "kv" / "CURRENT").exists():
         url = shlex.quote(f"dir:{path}")
         raise NotFound(
-            f"There is no plane in {path}; check the path, or create one with `holdfast serve --data {url}` or a command "
-            f"that writes, such as `holdfast --url {url} queue put QUEUE BODY`"
+            f"There is no plane in {path}; check the path, or create one with `holdfast serve --data {url}` or a "
+            f"command that writes, such as `holdfast --url {url} queue put QUEUE BODY`"
         )
 
 

@@ -119,7 +119,7 @@ def open_database(
         address = f"{scheme}://HOST:PORT" if "@" in url else url  # Without the password.
         raise InvalidUrl(f'{address} is the address of a server; connect to it with holdfast.connect("{address}")')
     if rest.isdigit():
-        raise InvalidUrl(f'{url!r} has no scheme; for a server write http://{url}')
+        raise InvalidUrl(f"{url!r} has no scheme; for a server write http://{url}")
     if not colon:
         raise InvalidUrl(f"{url!r} does not name a backend; for a folder write dir:{url}")
     raise InvalidUrl(f"{scheme!r} is not a known backend; write {_KNOWN}")  # The rest may contain a password.

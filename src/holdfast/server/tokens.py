@@ -52,8 +52,8 @@ def check_bind(host: str, *, tokens_on: bool, tls: bool, insecure: bool) -> None
         return
     if not tokens_on:
         raise InvalidArgument(
-            f"{host} is not a loopback address: it is refused unless tokens are on. Create a token "
-            "with `holdfast token create --universe u --allow queue:put,queue:receive --ttl 30d` and serve with --tokens"
+            f"{host} is not a loopback address: it is refused unless tokens are on. Create a token with "
+            "`holdfast token create --universe u --allow queue:put,queue:receive --ttl 30d` and serve with --tokens"
         )
     if not tls and not insecure:
         raise InvalidArgument(
@@ -139,7 +139,8 @@ class TokenAuthenticator:
         try:
             if parts is None:
                 raise NotAllowed(
-                    "Send a token: Authorization: Bearer hft_…; create one with `holdfast token create NAME --allow VERBS`"
+                    "Send a token: Authorization: Bearer hft_…; create one with "
+                    "`holdfast token create NAME --allow VERBS`"
                 )
             id, secret = parts
             known = self._tokens.get(id)

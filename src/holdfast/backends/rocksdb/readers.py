@@ -36,8 +36,11 @@ _FLOCK: Final = "hhqqi"  # C's struct flock: type, whence, start, length, pid.
 class RocksReader(SerialDatabase):
     """The key space of a directory that no other process has open for writing, for as long as this is open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, lock: bool = True) -> None:
         """Lock the directory and open it read-only.
+
+        Without `lock`, the directory may be open in another process, which is not disturbed. Its latest writes may be
+        missing, and opening fails if it removes a file at that moment.
 
         Raises:
             DirectoryInUse: another process has it open.
@@ -45,13 +48,13 @@ class RocksReader(SerialDatabase):
             DamagedDatabase: its contents are damaged.
         """
         super().__init__(SystemClock(), IdSource())
-        self._lock = _lock_directory(path)
+        self._lock = _lock_directory(path) if lock else None
         _remove_stale_links()
         self._links = tempfile.TemporaryDirectory(prefix=_PREFIX)
         self._links_lock = os.open(self._links.name, os.O_RDONLY)
         try:
             fcntl.flock(self._links_lock, fcntl.LOCK_SH)
-            if gap := find_gap(path):
+            if lock and (gap := find_gap(path)):
                 raise DamagedDatabase(f"The log in {path} is missing commits ({gap}); restore it from a backup")
             self._rocks = _open(path, Path(self._links.name))
         except BaseException:
@@ -86,7 +89,8 @@ class RocksReader(SerialDatabase):
     def _close_files(self) -> None:
         self._links.cleanup()
         os.close(self._links_lock)
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
 
 
 def _lock_directory(path: Path) -> int:

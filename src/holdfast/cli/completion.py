@@ -1,0 +1,201 @@
+"""Shell completion with the names in the selected plane: queues, worlds, agents, locks, schedules, tokens, universes.
+
+The shell runs `holdfast` while its user waits, so this never waits long, never prints an error, and changes nothing: a
+plane is not created, and a data directory is read without its lock, also while another process has it open.
+"""
+
+import atexit
+import logging
+import os
+import string
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+from click.types import StringParamType
+
+from holdfast.errors import HoldfastError
+from holdfast.limits import NAME_BYTES_MAX
+
+if TYPE_CHECKING:
+    from holdfast.cli.connect import Target
+    from holdfast.client.transport import RemoteTransport
+    from holdfast.kv import Database
+    from holdfast.wire.requests import Request
+
+    Call = Callable[[Request[Any]], Any]
+    Opener = Callable[[], AbstractContextManager[Call]]
+
+_SECONDS_MAX: Final = 1.0  # For the plane to answer.
+_CONNECT_SECONDS_MAX: Final = 0.5  # For a server to accept the connection.
+_NAMES_MAX: Final = 100
+_CHARACTERS: Final = "".join(sorted(f"{string.ascii_letters}{string.digits}._@:+=-/"))  # Of names and keys.
+
+
+class Lookup:
+    """One completion: the plane to ask, and what was typed so far."""
+
+    def __init__(self, call: "Call", universe: str, typed: str, arguments: dict[str, Any]) -> None:
+        self.call = call
+        self.universe = universe
+        self.typed = typed
+        self.arguments = arguments  # The arguments before this one.
+
+    @property
+    def page(self) -> tuple[str, int, str]:
+        """The last possible name before those that begin with the typed text, how many to read, and the universe."""
+        after, last = self.typed[:-1], self.typed[-1:]
+        if (place := _CHARACTERS.find(last)) > 0:
+            after = f"{after}{_CHARACTERS[place - 1]}".ljust(NAME_BYTES_MAX, _CHARACTERS[-1])
+        return after, _NAMES_MAX, self.universe
+
+
+Find = Callable[[Lookup], list[str]]
+
+
+def queues(lookup: Lookup) -> list[str]:
+    from holdfast.wire.queues import ListQueues
+
+    names: list[str] = lookup.call(ListQueues(*lookup.page)).names
+    return names
+
+
+def worlds(lookup: Lookup) -> list[str]:
+    from holdfast.wire.worlds import ListWorlds
+
+    names: list[str] = lookup.call(ListWorlds(*lookup.page)).names
+    return names
+
+
+def agents(lookup: Lookup) -> list[str]:
+    """Registered agents and mailboxes; a token may allow only one of the lists."""
+    from holdfast.wire.agents import ListAgents
+    from holdfast.wire.mail import ListMailboxes
+
+    names: set[str] = set()
+    with suppress(HoldfastError):
+        names.update(each.name for each in lookup.call(ListAgents(*lookup.page)).agents)
+    with suppress(HoldfastError):
+        names.update(each.agent for each in lookup.call(ListMailboxes(*lookup.page)).mailboxes)
+    return sorted(names)
+
+
+def locks(lookup: Lookup) -> list[str]:
+    from holdfast.wire.leases import ListLeases
+
+    return [each.key for each in lookup.call(ListLeases(*lookup.page)).leases]
+
+
+def schedules(lookup: Lookup) -> list[str]:
+    """The schedules of the queue that is given before them."""
+    from holdfast.wire.queues import ListSchedules
+
+    found = lookup.call(ListSchedules(lookup.arguments["name"], lookup.universe)).schedules
+    return [each.name for each in found]
+
+
+def tokens(lookup: Lookup) -> list[str]:
+    """The names of tokens that are not revoked."""
+    from holdfast.wire.tokens import ListTokens
+
+    return sorted({each.name for each in lookup.call(ListTokens()).tokens if each.revoked_ms is None})
+
+
+def universes(lookup: Lookup) -> list[str]:
+    from holdfast.wire.universes import ListUniverses
+
+    names: list[str] = lookup.call(ListUniverses(*lookup.page[:2])).names
+    return names
+
+
+class Names(StringParamType):
+    """A text whose completions are names in the selected plane."""
+
+    def __init__(self, find: Find) -> None:
+        self._find = find
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        del param
+        try:
+            from holdfast.cli.connect import current_target
+
+            with ctx.scope(cleanup=False):
+                target = current_target()
+            open_plane = _opener(target)
+        except HoldfastError:
+            return []
+        names = _find_in_time(self._find, open_plane, target.universe, incomplete, dict(ctx.params))
+        return [CompletionItem(name) for name in names[:_NAMES_MAX] if name.startswith(incomplete)]
+
+
+def _find_in_time(find: Find, open_plane: "Opener", universe: str, typed: str, arguments: dict[str, Any]) -> list[str]:
+    """What `find` returns; nothing if it fails or takes too long."""
+    found: list[str] = []
+
+    def run() -> None:
+        with suppress(Exception), open_plane() as call:
+            found.extend(find(Lookup(call, universe, typed, arguments)))
+
+    disabled = logging.root.manager.disable
+    logging.disable()  # A log line would appear in the middle of the user's command line.
+    finding = threading.Thread(target=run, name="holdfast-completion", daemon=True)
+    finding.start()
+    finding.join(_SECONDS_MAX)
+    if finding.is_alive():
+        _exit_without_waiting()
+        return []
+    logging.disable(disabled)
+    return found
+
+
+def _exit_without_waiting() -> None:
+    """Let the process end although a thread of the storage engine or of the network still works."""
+
+    def exit_now() -> None:
+        sys.stdout.flush()
+        os._exit(0)
+
+    atexit.register(exit_now)
+
+
+# The modules are imported before the time starts to count.
+
+
+def _opener(target: "Target") -> "Opener":
+    """A function that opens the plane to call it. Raises HoldfastError if the target cannot be opened."""
+    if target.is_server:
+        from holdfast.client.transport import RemoteTransport
+
+        transport = RemoteTransport(
+            target.url, token=target.token, tls=target.tls(), patience_seconds=_CONNECT_SECONDS_MAX
+        )
+        return lambda: _connected(transport)
+    from holdfast.names import folder_at
+    from holdfast.plane.open import open_database
+
+    if target.is_exclusive:
+        from holdfast.backends.rocksdb import RocksReader
+
+        path = folder_at(target.url) / "kv"
+        return lambda: _reading(RocksReader(path, lock=False))
+    return lambda: _reading(open_database(target.url, create=False))
+
+
+@contextmanager
+def _connected(transport: "RemoteTransport") -> "Iterator[Call]":
+    try:
+        yield transport.call
+    finally:
+        transport.close()
+
+
+@contextmanager
+def _reading(database: "Database") -> "Iterator[Call]":
+    from holdfast.plane.operations import execute
+
+    with database:
+        yield lambda request: database.read(execute, request)
