@@ -172,6 +172,7 @@ def test_report_does_not_start_spark(hf: Hf, tmp_path: Path) -> None:
         (["ingest", "--data", "http://127.0.0.1:99999", "--lake", "y"], 2, "99999"),
         (["ingest", "--data", "http://[::1", "--lake", "y"], 2, "[::1"),
         (["ingest", "--data", "https://127.0.0.1:1", "--lake", "y", "--ca", "/no/such"], 9, "--ca"),
+        (["ingest", "--data", "dir:/no/such", "--lake", "y"], 4, "There is no plane in /no/such"),
     ],
 )
 def test_invalid_command_line_fails_before_spark_starts(hf: Hf, words: list[str], code: int, output: str) -> None:
@@ -197,7 +198,8 @@ def test_unwritable_lake_has_its_exit_code(hf: Hf, spark: SparkSession, built: A
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "deltalake"])
 def test_missing_extra_error_says_what_to_install(module: str, tmp_path: Path) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import main; main()"
-    words = ["pipeline", "ingest", "--data", "dir:x", "--lake", str(tmp_path)]
+    holdfast.open(f"dir:{tmp_path / 'data'}").close()
+    words = ["pipeline", "ingest", "--data", f"dir:{tmp_path / 'data'}", "--lake", str(tmp_path / "lake")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 9
     assert "pip install 'holdfast[spark]'" in done.stderr

@@ -104,7 +104,8 @@ class CommandGroup(click.Group):
         for parameter in cmd.params:
             if parameter.name in self.completions and parameter.type is click.STRING:
                 parameter.type = Names(self.completions[parameter.name])
-        self.aliases |= dict.fromkeys(getattr(cmd, "aliases", ()), name or cmd.name or "")
+        if isinstance(cmd, LeafCommand):
+            self.aliases |= dict.fromkeys(cmd.aliases, name or cmd.name or "")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return super().get_command(ctx, self.aliases.get(cmd_name, cmd_name))

@@ -20,7 +20,7 @@ from holdfast.cli import connect, context_file, printing
 from holdfast.cli.commands import CommandGroup, given_options, wants_json
 from holdfast.cli.exit_codes import DAMAGED
 from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
-from holdfast.names import checked_name
+from holdfast.names import checked_name, folder_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,9 +243,8 @@ def _run(
     config = _config(options, needs_lake=needs_lake)
     from holdfast.pipeline import jobs
 
-    if config.data.startswith(("http://", "https://")) and not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):
-        config.tls()  # A mistyped path fails here, before Spark starts.
-        _check_reachable(config.data, given_options().get("patience", connect.PATIENCE_SECONDS))
+    if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):
+        _check_plane(config, creates="load" in names)
     results: list[JobResult] = []
     needs_spark = not set(names) <= set(jobs.JOBS_WITHOUT_SPARK)
     with _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark:
@@ -292,6 +291,17 @@ def _config(options: JobArguments, *, needs_lake: bool) -> "Config":
 def _absolute_path(path: str | None) -> str | None:
     """An absolute path, which Spark workers resolve too."""
     return path and os.path.abspath(path)
+
+
+def _check_plane(config: "Config", *, creates: bool) -> None:
+    """Raise if the plane of a mistyped URL cannot be opened, before Spark starts."""
+    if config.data.startswith(("http://", "https://")):
+        config.tls()
+        _check_reachable(config.data, given_options().get("patience", connect.PATIENCE_SECONDS))
+    elif config.data.startswith("dir:") and not creates:
+        from holdfast.plane.formats import check_exists
+
+        check_exists(folder_at(config.data))
 
 
 def _check_reachable(url: str, patience_seconds: float) -> None:
