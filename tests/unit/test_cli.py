@@ -478,6 +478,9 @@ def test_a_payload_that_cannot_be_written_releases_the_message(hf: Hf, tmp_path:
     hf("queue", "put", "jobs", "work")
     result = hf("queue", "get", "jobs", "--payload-out", str(tmp_path / "no" / "such"), code=9)
     assert "was released" in result.stderr
+    (tmp_path / "state").touch()
+    for words in ((), ("--stateful", "--payload-out", str(tmp_path / "out"))):
+        assert "XDG_STATE_HOME" in hf("queue", "get", "jobs", *words, code=9).stderr
     again = parsed(hf("queue", "get", "jobs", "--json"))
     assert again["failure_attempts"] == 0
 

@@ -1,6 +1,8 @@
 """Consuming from a shell: `get` leases a message and exports its lease; `ack`, `nack` and the others read that."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -237,15 +239,13 @@ def _variables(message: Message, path: Path | None) -> dict[str, Any]:
             "STATE_LEASE_ID": state_lease.lease_id,
             "STATE_FENCING_TOKEN": state_lease.fence,
         }
-        file, found["STATE_PATH"] = payload_files.create(message.queue, message.id, message.fence, "state.json")
-        with file:
-            file.write(printing.compact(message.state).encode())
+        found["STATE_PATH"] = _write_state(message)
     return {f"HOLDFAST_QUEUE_{name}": value for name, value in found.items()}
 
 
 def _write_payload(message: Message, payload_out: str | None) -> Path:
     """Stream the payload to a file. Returns its path."""
-    try:
+    with _checked_writing():
         if payload_out is None:
             file, path = payload_files.create(message.queue, message.id, message.fence, "payload")
         else:
@@ -254,12 +254,27 @@ def _write_payload(message: Message, payload_out: str | None) -> Path:
         with file:
             for chunk in message.open():
                 file.write(chunk)
+    return path
+
+
+def _write_state(message: Message) -> Path:
+    """Write the workflow state to a file, as JSON. Returns its path."""
+    with _checked_writing():
+        file, path = payload_files.create(message.queue, message.id, message.fence, "state.json")
+        with file:
+            file.write(printing.compact(message.state).encode())
+    return path
+
+
+@contextmanager
+def _checked_writing() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise PathUnusable(
-            f"Cannot write the payload ({error.strerror or error}); the message was released. "
-            "Choose another file with --payload-out"
+            f"Cannot write {error.filename or 'the file'} ({error.strerror or error}); the message was released. "
+            "Choose another file with --payload-out, or another folder with XDG_STATE_HOME"
         ) from error
-    return path
 
 
 def _held_message(plane: Plane, name: str | None, id: str | None, lease_id: str | None, fence: int | None) -> Message:
