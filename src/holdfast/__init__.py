@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         TimerFired,
     )
     from holdfast.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
-    from holdfast.wire.queues import Delivery, NewMessage, QueuePolicy, QueueStats, Receipt, Schedule
+    from holdfast.wire.queues import Delivery, Failure, NewMessage, QueuePolicy, QueueStats, Receipt, Schedule
     from holdfast.wire.restores import Entry, Restored, Verdict
     from holdfast.wire.states import UpdatedState
     from holdfast.wire.tokens import NewToken, TokenInfo
@@ -121,6 +121,7 @@ __all__ = [
     "EntityKind",
     "Entry",
     "Envelope",
+    "Failure",
     "HeldLock",
     "HoldfastError",
     "InboundMessage",
@@ -221,6 +222,7 @@ _MODULES: Final = {
     "EntityKind": "holdfast.wire.entities",
     "Entry": "holdfast.wire.restores",
     "Envelope": "holdfast.wire.mail",
+    "Failure": "holdfast.wire.queues",
     "HeldLock": "holdfast.wire.transport",
     "HoldfastError": "holdfast.errors",
     "InboundMessage": "holdfast.wire.inboxes",

@@ -15,7 +15,7 @@ from holdfast.cli.exit_codes import NOTHING_RECEIVED
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
-from holdfast.wire.queues import Delivery
+from holdfast.wire.queues import Delivery, Failure
 
 _VARIABLES: Final = tuple(
     f"HOLDFAST_QUEUE_{name}"
@@ -119,7 +119,11 @@ def ack(name: str | None, id: str | None, lease_id: str | None, fence: int | Non
 
 @click.command("nack", cls=LeafCommand, examples=["holdfast queue nack --delay 30s --error 'the API was down'"])
 @_delivery_options
-@click.option("--delay", type=SECONDS, default=0.0, help="How long to wait before the next delivery.  [default: 0]")
+@click.option(
+    "--delay",
+    type=SECONDS,
+    help="How long to wait before the next delivery.  [default: the back-off of the queue's policy; 0 with --defer]",
+)
 @click.option("--defer", is_flag=True, help="Do not count this as a failed attempt.")
 @click.option("--error", help="The error to record with the message.")
 def nack(
@@ -128,7 +132,7 @@ def nack(
     id: str | None,
     lease_id: str | None,
     fence: int | None,
-    delay: float,
+    delay: float | None,
     defer: bool,
     error: str | None,
 ) -> None:
@@ -181,8 +185,23 @@ def delivery_fields(delivery: Delivery) -> dict[str, Any]:
         "failure_attempts": delivery.failure_attempts,
         "max_attempts": delivery.max_attempts,
         "last_error": delivery.last_error,
+        "failures": [failure_fields(failure) for failure in delivery.failures],
         "origin": delivery.origin,
         "died_at": printing.timestamp(delivery.died_ms),
+    }
+
+
+def failure_fields(failure: Failure) -> dict[str, Any]:
+    """The fields of a failed attempt, as the command line prints them."""
+    return {
+        "attempt": failure.attempt,
+        "owner": failure.owner,
+        "outcome": failure.outcome,
+        "leased_at": printing.timestamp(failure.leased_ms),
+        "failed_at": printing.timestamp(failure.failed_ms),
+        "error_type": failure.error_type,
+        "message": failure.message,
+        "traceback": failure.traceback,
     }
 
 

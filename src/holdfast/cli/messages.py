@@ -27,6 +27,7 @@ class MessageOptions(TypedDict, total=False):
     ttl_seconds: float
     max_attempts: int
     visibility_seconds: float
+    retry_delay_seconds: float
 
 
 def message_options(command: Any) -> Any:
@@ -44,6 +45,9 @@ def message_options(command: Any) -> Any:
     wrapped: Any = with_given
     for option in (
         click.option("--content-type", help="The content type of the body.  [default: detected]"),
+        click.option(
+            "--retry-delay", "retry_delay_seconds", type=SECONDS, help="The back-off after the first failed attempt."
+        ),
         click.option("--visibility", "visibility_seconds", type=SECONDS, help="The lease time of a delivery."),
         click.option(
             "--max-attempts", type=int, help="After this many failed attempts, a message becomes a dead letter."

@@ -29,8 +29,11 @@ _STATS_COLUMNS: Final = (
     "head_age_seconds",
     "acked_total",
 )
-_MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "payload")
-_DEAD_LETTER_COLUMNS: Final = ("id", "attempts", "died_at", "last_error", "payload")
+_MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "last_failure", "payload")
+_DEAD_LETTER_COLUMNS: Final = ("id", "attempts", "died_at", "last_failure", "payload")
+_FAILURES: Final = click.option(
+    "--failures", is_flag=True, help="Also show every failed attempt that is kept, with its traceback."
+)
 Item = TypeVar("Item")
 
 
@@ -43,6 +46,11 @@ class PolicyChanges(TypedDict):
     retention_seconds: float | None
     dead_letter_retention_seconds: float | None
     rate_per_second: float | None
+    failures_kept: int | None
+    retry_delay_seconds: float | None
+    retry_factor: float | None
+    retry_delay_max_seconds: float | None
+    retry_jitter: float | None
 
 
 @click.group(
@@ -125,11 +133,12 @@ def stats(names: tuple[str, ...]) -> None:
 @click.option(
     "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=10, help="The maximum number of results."
 )
-def peek(name: str, count: int) -> None:
+@_FAILURES
+def peek(name: str, count: int, failures: bool) -> None:
     """Show the ready messages, in order, without consuming them."""
     with connect.open_plane() as plane:
         found = plane.queue(name).peek(count)
-    _print_messages(found, _MESSAGE_COLUMNS, "No ready messages.")
+    _print_messages(found, _MESSAGE_COLUMNS, "No ready messages.", failures=failures)
 
 
 @queue.command()
@@ -137,11 +146,12 @@ def peek(name: str, count: int) -> None:
 @click.option(
     "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
 )
-def dead(name: str, count: int) -> None:
-    """Show the dead letters of a queue, with their last error."""
+@_FAILURES
+def dead(name: str, count: int, failures: bool) -> None:
+    """Show the dead letters of a queue, with their last failure."""
     with connect.open_plane() as plane:
         found = plane.queue(name).dead_letters(count)
-    _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.")
+    _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.", failures=failures)
 
 
 @queue.command(examples=["holdfast queue redrive jobs", "holdfast queue redrive jobs 0198f… 0198f…"])
@@ -196,6 +206,11 @@ def resume(name: str) -> None:
     "--dead-letter-retention", "dead_letter_retention_seconds", type=SECONDS, help="How long to keep dead letters."
 )
 @click.option("--rate", "rate_per_second", type=float, help="The maximum number of deliveries per second.")
+@click.option("--failures-kept", type=int, help="How many failed attempts to keep with each message.")
+@click.option("--retry-delay", "retry_delay_seconds", type=SECONDS, help="The back-off after the first failed attempt.")
+@click.option("--retry-factor", type=float, help="The factor by which the back-off grows with each failed attempt.")
+@click.option("--retry-delay-max", "retry_delay_max_seconds", type=SECONDS, help="The longest back-off.")
+@click.option("--retry-jitter", type=float, help="The fraction by which back-offs vary, 0 to 1.")
 def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
     changed = {field: value for field, value in changes.items() if value is not None}
@@ -233,12 +248,36 @@ def _changes(read_stats: Callable[[], QueueStats], interval: float) -> Iterator[
         time.sleep(interval)
 
 
-def _print_messages(found: list[Delivery], columns: tuple[str, ...], empty: str) -> None:
+def _print_messages(found: list[Delivery], columns: tuple[str, ...], empty: str, *, failures: bool) -> None:
     fields = [delivery_fields(each) for each in found]
     if not wants_json():
         for each, delivery in zip(fields, found, strict=True):
             each["payload"] = printing.excerpt(delivery.payload, delivery.size)
+            each["last_failure"] = _last_failure(delivery)
     printing.rows(fields, columns, empty=empty)
+    if failures and not wants_json():
+        for delivery in found:
+            _print_failures(delivery)
+
+
+def _last_failure(delivery: Delivery) -> str | None:
+    """The newest failure in one line. The last error may be older, where an attempt failed without one."""
+    if not delivery.failures:
+        return delivery.last_error
+    newest = delivery.failures[-1]
+    error = ": ".join(part for part in (newest.error_type, newest.message) if part)
+    return f"{newest.outcome} by {newest.owner}" + (f": {error}" if error else "")
+
+
+def _print_failures(delivery: Delivery) -> None:
+    for failure in delivery.failures:
+        leased_at = printing.timestamp(failure.leased_ms) or "an unknown time"
+        click.echo(
+            f"\n{delivery.id}, attempt {failure.attempt}: leased by {printing.escape_control(failure.owner)} "
+            f"at {leased_at}, {failure.outcome} at {printing.timestamp(failure.failed_ms)}"
+        )
+        error = ": ".join(part for part in (failure.error_type, failure.message) if part)
+        click.echo(printing.escape_control((failure.traceback or error or "no error was given").rstrip()))
 
 
 def _stats_fields(found: QueueStats) -> dict[str, Any]:

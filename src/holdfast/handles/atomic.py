@@ -6,6 +6,7 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from holdfast.errors import InvalidArgument
+from holdfast.handles.attempt_errors import attempt_error
 from holdfast.handles.leases import AsyncLease
 from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
@@ -46,16 +47,36 @@ class AsyncAtomic:
         self._messages.append(message)
         return self._add(AckMessages(message.queue, [message.lease], self._universe))
 
-    def nack(self, message: AsyncMessage, *, delay_seconds: float = 0.0, error: str | None = None) -> Self:
-        """Nack a message: it is delivered again after the delay."""
+    def nack(
+        self,
+        message: AsyncMessage,
+        *,
+        delay_seconds: float | None = None,
+        error: str | BaseException | None = None,
+    ) -> Self:
+        """Nack a message: it is delivered again after the delay, by default the back-off of the queue's policy."""
         self._messages.append(message)
-        request = NackMessages(message.queue, [message.lease], delay_seconds, "failure", error, self._universe)
+        text, error_type, traceback = attempt_error(error)
+        request = NackMessages(
+            message.queue,
+            [message.lease],
+            delay_seconds,
+            "failure",
+            text,
+            self._universe,
+            error_type=error_type,
+            traceback=traceback,
+        )
         return self._add(request)
 
-    def reject(self, message: AsyncMessage, error: str | None = None) -> Self:
+    def reject(self, message: AsyncMessage, error: str | BaseException | None = None) -> Self:
         """Send a message to the dead letters."""
         self._messages.append(message)
-        return self._add(RejectMessages(message.queue, [message.lease], error, self._universe))
+        text, error_type, traceback = attempt_error(error)
+        request = RejectMessages(
+            message.queue, [message.lease], text, self._universe, error_type=error_type, traceback=traceback
+        )
+        return self._add(request)
 
     def send(
         self,

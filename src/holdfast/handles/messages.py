@@ -8,6 +8,7 @@ import cbor2
 import msgspec
 
 from holdfast.errors import rebuild
+from holdfast.handles.attempt_errors import attempt_error
 from holdfast.limits import EXTEND_FOR_SECONDS
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
@@ -17,6 +18,7 @@ from holdfast.wire.queues import (
     AckMessages,
     Delivery,
     ExtendMessages,
+    Failure,
     MessageLease,
     NackMessages,
     Outcome,
@@ -90,6 +92,11 @@ class AsyncMessage:
         return self.delivery.failure_attempts
 
     @property
+    def failures(self) -> list[Failure]:
+        """The failed attempts before this delivery, the oldest first, without tracebacks; `queue.peek` has those."""
+        return self.delivery.failures
+
+    @property
     def fence(self) -> int:
         """The fencing token of this delivery; it only grows."""
         return self.delivery.fence
@@ -148,26 +155,53 @@ class AsyncMessage:
     async def nack(
         self,
         *,
-        delay_seconds: float = 0.0,
+        delay_seconds: float | None = None,
         intent: str = "failure",
-        error: str | None = None,
+        error: str | BaseException | None = None,
         tier: Tier = Tier.CRITICAL,
     ) -> None:
         """Return the message, to be delivered again after the delay. `intent="defer"` does not count as a failure.
 
+        Args:
+            delay_seconds: by default the back-off of the queue's policy after a failure, and 0 for `intent="defer"`.
+            intent: "failure" or "defer".
+            error: why it failed. Of an exception, the type, message and traceback are kept with the message.
+            tier: the durability to wait for.
+
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
-        request = NackMessages(self.queue, [self.lease], delay_seconds, intent, error, self._universe, tier=tier)
+        text, error_type, traceback = attempt_error(error)
+        request = NackMessages(
+            self.queue,
+            [self.lease],
+            delay_seconds,
+            intent,
+            text,
+            self._universe,
+            error_type=error_type,
+            traceback=traceback,
+            tier=tier,
+        )
         await self._settle(request)
 
-    async def reject(self, error: str | None = None, *, tier: Tier = Tier.CRITICAL) -> None:
-        """Send it to the dead letters at once.
+    async def reject(self, error: str | BaseException | None = None, *, tier: Tier = Tier.CRITICAL) -> None:
+        """Send it to the dead letters at once. Of an exception, the type, message and traceback are kept.
 
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
-        await self._settle(RejectMessages(self.queue, [self.lease], error, self._universe, tier=tier))
+        text, error_type, traceback = attempt_error(error)
+        request = RejectMessages(
+            self.queue,
+            [self.lease],
+            text,
+            self._universe,
+            error_type=error_type,
+            traceback=traceback,
+            tier=tier,
+        )
+        await self._settle(request)
 
     async def extend(self, seconds: float | None = None) -> int:
         """Extend the lease to at least `seconds` from now; its expiry in milliseconds since 1970.
@@ -224,7 +258,7 @@ class AsyncMessage:
         if kind is None:
             await self.ack()
         elif issubclass(kind, Exception):
-            await self.nack(error=f"{kind.__name__}: {error}")
+            await self.nack(error=error)
         else:  # The consumer is being stopped; the message has not failed.
             await self.nack(intent="defer")
 

@@ -59,6 +59,7 @@ COLUMNS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "ttl_seconds",
             "max_attempts",
             "visibility_seconds",
+            "retry_delay_seconds",
         ),
     ),
     "mail": (("recipient", "sender", "body"), ("universe", "content_type", "correlation_id")),
@@ -275,7 +276,7 @@ def _bytes(value: Any) -> tuple[bytes, str]:
 
 
 _OPTIONS: Final = tuple(name for name in COLUMNS["queues"][1] if name not in ("queue", "universe"))
-_SECONDS: Final = ("delay_seconds", "ttl_seconds", "visibility_seconds")
+_SECONDS: Final = ("delay_seconds", "ttl_seconds", "visibility_seconds", "retry_delay_seconds")
 _WRITTEN: Final = canonical(True)
 _STEPS: Final[dict[str, Callable[[Transport, Load, str, str, Row], Step]]] = {
     "queues": _message,

@@ -86,10 +86,17 @@ def nack(tx: Transaction, request: NackMessages) -> Outcomes:
     queue, counts = _queue(request), request.intent == "failure"
 
     def one(lease: MessageLease) -> Outcome:
-        delay = request.delay_seconds
-        return Outcome(
-            correlation_id=queues.nack(tx, queue, lease, delay_seconds=delay, counts=counts, error=request.error)
+        correlation_id = queues.nack(
+            tx,
+            queue,
+            lease,
+            delay_seconds=request.delay_seconds,
+            counts=counts,
+            error=request.error,
+            error_type=request.error_type,
+            traceback=request.traceback,
         )
+        return Outcome(correlation_id=correlation_id)
 
     return _each(request.leases, one)
 
@@ -97,9 +104,14 @@ def nack(tx: Transaction, request: NackMessages) -> Outcomes:
 @transaction
 def reject(tx: Transaction, request: RejectMessages) -> Outcomes:
     queue = _queue(request)
-    return _each(
-        request.leases, lambda lease: Outcome(correlation_id=queues.reject(tx, queue, lease, error=request.error))
-    )
+
+    def one(lease: MessageLease) -> Outcome:
+        correlation_id = queues.reject(
+            tx, queue, lease, error=request.error, error_type=request.error_type, traceback=request.traceback
+        )
+        return Outcome(correlation_id=correlation_id)
+
+    return _each(request.leases, one)
 
 
 @transaction
@@ -131,9 +143,10 @@ def check(tx: Transaction, request: CheckMessages) -> Outcomes:
 
 @transaction
 def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
-    return Deliveries(
-        [queues.delivery_of(message) for message in queues.peek(tx, _queue(request), limit=request.limit)]
-    )
+    queue = _queue(request)
+    messages = queues.peek(tx, queue, limit=request.limit)
+    failures = queues.failures_of(tx, queue, messages)
+    return Deliveries([queues.delivery_of(message, failures=failures.get(message.id)) for message in messages])
 
 
 @service

@@ -26,6 +26,7 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     ttl_seconds: float | None = None
     max_attempts: int | None = None
     visibility_seconds: float | None = None
+    retry_delay_seconds: float | None = None  # The back-off after the first failure; None: that of the policy.
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -52,7 +53,20 @@ class SidecarState(msgspec.Struct, frozen=True):
     expires_ms: int
 
 
-class Delivery(msgspec.Struct, frozen=True, rename=_FENCE):
+class Failure(msgspec.Struct, frozen=True):
+    """A failed attempt of a message: who had it leased, from when to when, and what went wrong."""
+
+    attempt: int  # The number of the delivery.
+    owner: str
+    outcome: str  # failed: it was nacked; expired: its lease ended before it was settled; rejected.
+    leased_ms: int  # 0: not known.
+    failed_ms: int
+    error_type: str | None = None
+    message: str | None = None
+    traceback: str | None = None  # Its end, if it was too long. A `receive` leaves it out.
+
+
+class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE):
     """A message that is leased to a consumer, or read by `peek`."""
 
     id: str
@@ -76,6 +90,7 @@ class Delivery(msgspec.Struct, frozen=True, rename=_FENCE):
     expires_ms: int
     visibility_ms: int
     state: SidecarState | None = None
+    failures: list[Failure] = []  # The oldest first.
 
 
 class Deliveries(msgspec.Struct, frozen=True):
@@ -117,6 +132,11 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_letter_retention_seconds: float = 1_209_600.0
     rate_per_second: float | None = None  # Deliveries; None: no limit.
     paused: bool = False
+    failures_kept: int = 10  # Failed attempts that are kept of each message, the newest.
+    retry_delay_seconds: float = 1.0  # The back-off after the first failure.
+    retry_factor: float = 2.0  # It grows by this factor with each failure,
+    retry_delay_max_seconds: float = 300.0  # up to this.
+    retry_jitter: float = 0.1  # The fraction by which a back-off is longer or shorter, at random.
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -205,16 +225,22 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
 
 
 class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
-    """Return messages to the queue. The intent failure counts against max_attempts, defer does not."""
+    """Return messages to the queue. The intent failure counts against max_attempts, defer does not.
+
+    Without `delay_seconds`, a failure is delivered again after the back-off of the queue's policy, and a deferred
+    message at once.
+    """
 
     operation = Operation(atomic=True)
 
     queue: str
     leases: list[MessageLease]
-    delay_seconds: float = 0.0
+    delay_seconds: float | None = None
     intent: str = "failure"
     error: str | None = None
     universe: str = UNIVERSE
+    error_type: str | None = None
+    traceback: str | None = None
 
 
 class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
@@ -226,6 +252,8 @@ class RejectMessages(Request[Outcomes], frozen=True, tag="queues.reject"):
     leases: list[MessageLease]
     error: str | None = None
     universe: str = UNIVERSE
+    error_type: str | None = None
+    traceback: str | None = None
 
 
 class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):

@@ -56,6 +56,7 @@ class MessageOptions(TypedDict, total=False):
     ttl_seconds: float | None
     max_attempts: int | None
     visibility_seconds: float | None
+    retry_delay_seconds: float | None
 
 
 def new_message(body: Any, **options: Unpack[MessageOptions]) -> NewMessage:
@@ -91,6 +92,7 @@ class Queue:
         correlation_id: str | None = None,
         max_attempts: int | None = None,
         visibility_seconds: float | None = None,
+        retry_delay_seconds: float | None = None,
         content_type: str | None = None,
         tier: Tier = Tier.CRITICAL,
     ) -> Receipt:
@@ -100,7 +102,8 @@ class Queue:
             delay_seconds: how long to hold it back. ttl_seconds: how long to keep it; then it is removed, delivered or
             not. priority: 0 to 9; 9 is delivered first. group: messages of one group are delivered one at a time, in
             order. idempotency_key: a second put with the same key within five minutes adds nothing; its receipt has
-            `duplicate`. max_attempts, visibility_seconds: override the queue's policy.
+            `duplicate`. max_attempts, visibility_seconds, retry_delay_seconds: override the queue's policy; the last
+            one is the delay after the first failure, from which the policy's back-off grows.
         """
         payload, kind = payload_of(body)
         message = NewMessage(
@@ -115,6 +118,7 @@ class Queue:
             ttl_seconds=ttl_seconds,
             max_attempts=max_attempts,
             visibility_seconds=visibility_seconds,
+            retry_delay_seconds=retry_delay_seconds,
         )
         return (self._put([message], tier))[0]
 
@@ -142,8 +146,8 @@ class Queue:
         """The next message, leased to the caller; None if none arrives within `wait_seconds`.
 
         Settle it with `ack`, `nack` or `reject`, or in a `with` block, which acknowledges it at its end and nacks it on
-        an exception. Until then its lease is extended automatically, for at most `extend_for_seconds` (default: an
-        hour; 0: not at all).
+        an exception; then it is delivered again after the back-off of the queue's policy. Until it is settled its lease
+        is extended automatically, for at most `extend_for_seconds` (default: an hour; 0: not at all).
 
         Raises:
             QueueBusy: the maximum number of consumers is waiting.
@@ -284,7 +288,7 @@ class Queue:
         return self._transport.call(GetQueueStats(self.name, self._universe))
 
     def peek(self, n: int = 10) -> list[Delivery]:
-        """At most `n` ready messages, in delivery order. Nothing is consumed."""
+        """At most `n` ready messages, in delivery order, with their failed attempts. Nothing is consumed."""
         return (self._transport.call(PeekMessages(self.name, n, self._universe))).messages
 
     def purge(self) -> int:
@@ -308,7 +312,7 @@ class Queue:
         return self._transport.call(SetQueuePolicy(self.name, policy, self._universe))
 
     def dead_letters(self, n: int = 100) -> list[Delivery]:
-        """At most `n` dead letters of this queue, with the last error of each."""
+        """At most `n` dead letters of this queue, with the last error and the failed attempts of each."""
         policy = self.policy()
         peek = PeekMessages(policy.dead_letter_queue or f"{self.name}.dlq", n, self._universe)
         return [letter for letter in (self._transport.call(peek)).messages if letter.origin == self.name]

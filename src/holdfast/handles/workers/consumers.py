@@ -28,11 +28,6 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.first_seconds * 2.0 ** min(failures - self.at_once - 1, 60), self.longest_seconds)
 
 
-def back_off(failures: int) -> float:
-    """The delay before a message is delivered again after this many failures: 1, 2, 4 s, up to five minutes."""
-    return min(2.0 ** min(failures - 1, 60), 300.0)
-
-
 class WorkerStats(msgspec.Struct):
     """Counts of a worker since it was created."""
 
@@ -50,7 +45,7 @@ class WorkerOptions(TypedDict, total=False):
     with_state: bool
     visibility_seconds: float | None
     extend_for_seconds: float | None
-    retry_delay_seconds: Callable[[int], float]
+    retry_delay_seconds: Callable[[int], float] | None
     restarts: "RestartPolicy | None"
     on_error: Callable[[Exception, str], None] | None
     drain_seconds: float
@@ -77,7 +72,7 @@ class Consumers(Generic[Handler]):
         with_state: bool = False,
         visibility_seconds: float | None = None,
         extend_for_seconds: float | None = None,
-        retry_delay_seconds: Callable[[int], float] = back_off,
+        retry_delay_seconds: Callable[[int], float] | None = None,
         restarts: RestartPolicy | None = None,
         on_error: Callable[[Exception, str], None] | None = None,
         drain_seconds: float = 10.0,
@@ -91,7 +86,8 @@ class Consumers(Generic[Handler]):
             with_state: receive messages with their workflow state.
             visibility_seconds: the length of a lease, instead of the queue's policy.
             extend_for_seconds: how long leases are extended automatically; an hour by default.
-            retry_delay_seconds: the delay of a nack after this many failures of the message.
+            retry_delay_seconds: the delay after this many failures of a message, instead of the back-off of the
+                queue's policy.
             restarts: how soon to retry after an error of the plane.
             on_error: called with every error and the name of its queue.
             drain_seconds: how long `stop` waits for running handlers.
@@ -111,15 +107,36 @@ class Consumers(Generic[Handler]):
             "visibility_seconds": visibility_seconds,
             "extend_for_seconds": extend_for_seconds,
         }
-        self._delay = retry_delay_seconds
+        self._retry_delay_seconds = retry_delay_seconds
         self._restarts = restarts or RestartPolicy()
         self._on_error = on_error
         self._drain_seconds = drain_seconds
+
+    def _delay(self, failures: int) -> float | None:
+        """The delay after this many failures of a message; None: the back-off of the queue's policy."""
+        return None if self._retry_delay_seconds is None else self._retry_delay_seconds(failures)
+
+    def _report_failure(self, error: Exception, queue: str, *, message_id: str, attempt: int) -> None:
+        """Count an error of a handler, log it with its traceback, and pass it to `on_error`."""
+        self.stats.failed += 1
+        _log.warning(
+            "%s: message %s failed on attempt %d: %s",
+            queue,
+            message_id,
+            attempt,
+            type(error).__name__,
+            exc_info=error,
+            extra={"queue": queue, "message_id": message_id, "attempt": attempt},
+        )
+        self._call_on_error(error, queue)
 
     def _report(self, error: Exception, queue: str) -> None:
         """Count an error, log it, and pass it to `on_error`."""
         self.stats.failed += 1
         _log.warning("%s: %s: %s", queue, type(error).__name__, error)
+        self._call_on_error(error, queue)
+
+    def _call_on_error(self, error: Exception, queue: str) -> None:
         if self._on_error is not None:
             try:
                 self._on_error(error, queue)
@@ -130,8 +147,3 @@ class Consumers(Generic[Handler]):
     def _is_final(error: Exception) -> bool:
         """Whether a retry cannot succeed."""
         return isinstance(error, Validation | Closed)
-
-
-def reason_of(error: Exception) -> str:
-    """The error of a nack. File names in it may contain surrogates, which cannot be encoded."""
-    return f"{type(error).__name__}: {error}".encode(errors="replace").decode()

@@ -10,7 +10,7 @@ from holdfast import limits
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, WorkerOptions, reason_of
+from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, WorkerOptions
 
 AsyncHandler = Callable[[AsyncMessage], Awaitable[object]]
 
@@ -93,7 +93,7 @@ class AsyncWorker(Consumers[AsyncHandler]):
                 await asyncio.shield(self._defer(message))
                 raise
             except Exception as error:
-                self._report(error, queue)
+                self._report_failure(error, queue, message_id=message.id, attempt=message.attempts)
                 if not message.settled:
                     await self._nack(message, error)
                 return
@@ -105,7 +105,7 @@ class AsyncWorker(Consumers[AsyncHandler]):
 
     async def _nack(self, message: AsyncMessage, error: Exception) -> None:
         with suppress(Fenced):  # Its lease has ended.
-            await message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=reason_of(error))
+            await message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=error)
 
     async def _defer(self, message: AsyncMessage) -> None:
         with suppress(HoldfastError):

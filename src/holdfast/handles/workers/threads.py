@@ -14,7 +14,7 @@ from holdfast import limits
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
-from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, WorkerOptions, reason_of
+from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, WorkerOptions
 
 ThreadHandler = Callable[[Message], object]
 
@@ -96,7 +96,7 @@ class Worker(Consumers[ThreadHandler]):
         try:
             handler(message)
         except Exception as error:
-            self._report(error, queue)
+            self._report_failure(error, queue, message_id=message.id, attempt=message.attempts)
             with self._lock:
                 is_ours = message in self._running
             if is_ours and not message.settled:
@@ -111,7 +111,7 @@ class Worker(Consumers[ThreadHandler]):
 
     def _nack(self, message: Message, error: Exception) -> None:
         with suppress(Fenced):  # Its lease has ended.
-            message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=reason_of(error))
+            message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=error)
 
     def _defer(self, message: Message) -> None:
         with self._lock:

@@ -9,6 +9,7 @@ from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redriv
 from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
+from holdfast.layers.queues.failures import failures_of
 from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id, keys_of
 from holdfast.layers.queues.leasing import (
     Leased,
@@ -53,6 +54,7 @@ __all__ = [
     "QueueKey",
     "StoredMessage",
     "delivery_of",
+    "failures_of",
     "format_id",
     "keys_of",
     "Leased",

@@ -1,8 +1,8 @@
 """How messages leave a queue: removed with everything that belongs to them, or moved to the dead letter queue and back.
 
-The dead letter queue is `<queue>.dlq` unless the policy names another. A dead letter keeps its id, payload, state and
-correlation id, and records its original queue, the time, and the last error. It is ready in the dead letter queue like
-any message, and is never dead-lettered again.
+The dead letter queue is `<queue>.dlq` unless the policy names another. A dead letter keeps its id, payload, state,
+correlation id and failures, and records its original queue, the time, and the last error. It is ready in the dead
+letter queue like any message, and is never dead-lettered again.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import sidecars
+from holdfast.layers.queues import failures, sidecars
 from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.layers.queues.enqueue import TTL_EXPIRED, advance_group, insert, set_ttl
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, parse_id
@@ -30,6 +30,7 @@ def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Delete what belongs to a message that was unparked or removed, and advance its group."""
     if message.has_body:
         queue_tx.tx.delete(queue_tx.keys.body_key(message.id))
+    failures.remove(queue_tx, message)
     _clear_ttl(queue_tx.tx, queue_tx.keys, message)
     sidecars.remove(queue_tx.tx, queue_tx.queue, message)
     advance_group(queue_tx, message)
@@ -136,13 +137,14 @@ def redrive_step(
 
 
 def _move(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
-    """Move the body and the state of a message to another queue, and clear its TTL."""
+    """Move the body, the failures and the state of a message to another queue, and clear its TTL."""
     tx = source.tx
     _clear_ttl(tx, source.keys, message)
     if message.has_body:
         body = tx.get(source.keys.body_key(message.id))
         tx.delete(source.keys.body_key(message.id))
         tx.put(target.keys.body_key(message.id), body or b"")
+    failures.move(source, target, message)
     sidecars.move(tx, source.queue, target.queue, message)
 
 

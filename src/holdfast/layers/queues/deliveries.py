@@ -1,15 +1,17 @@
 """The wire form of a stored message.
 
-`delivery_of` passes the 21 fields by position: 2.4 µs instead of 5.5 µs per message (median of 9 runs). Without it a
+`delivery_of` passes the 22 fields by position: 2.4 µs instead of 5.5 µs per message (median of 9 runs). Without it a
 receive of 256 messages from memory takes 10 to 13 % longer. `plain_delivery_of` is the same with keywords; a test
 checks that both return equal deliveries.
 """
 
 from holdfast.layers.queues.keys import StoredMessage, format_id
-from holdfast.wire.queues import Delivery, SidecarState
+from holdfast.wire.queues import Delivery, Failure, SidecarState
 
 
-def delivery_of(message: StoredMessage, state: SidecarState | None = None) -> Delivery:
+def delivery_of(
+    message: StoredMessage, state: SidecarState | None = None, failures: list[Failure] | None = None
+) -> Delivery:
     """The wire form of a message. The lease fields are empty unless it is leased."""
     is_leased = message.owner is not None
     return Delivery(
@@ -34,10 +36,13 @@ def delivery_of(message: StoredMessage, state: SidecarState | None = None) -> De
         message.due_ms if is_leased else 0,
         message.visibility_ms,
         state,
+        failures or [],
     )
 
 
-def plain_delivery_of(message: StoredMessage, state: SidecarState | None = None) -> Delivery:
+def plain_delivery_of(
+    message: StoredMessage, state: SidecarState | None = None, failures: list[Failure] | None = None
+) -> Delivery:
     """`delivery_of` with keywords."""
     is_leased = message.owner is not None
     return Delivery(
@@ -62,4 +67,5 @@ def plain_delivery_of(message: StoredMessage, state: SidecarState | None = None)
         expires_ms=message.due_ms if is_leased else 0,
         visibility_ms=message.visibility_ms,
         state=state,
+        failures=failures or [],
     )

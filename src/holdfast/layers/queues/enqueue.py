@@ -142,6 +142,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         created_ms=now_ms,
         max_attempts=policy.max_attempts if new.max_attempts is None else new.max_attempts,
         visibility_ms=round(visibility * 1_000),
+        retry_delay_ms=None if new.retry_delay_seconds is None else round(new.retry_delay_seconds * 1_000),
     )
     if not inline:
         tx.put(keys.body_key(id), new.payload)
@@ -223,6 +224,7 @@ def check(new: NewMessage) -> None:
         or new.delay_seconds.__class__ not in _NUMBERS
         or (new.ttl_seconds is not None and new.ttl_seconds.__class__ not in _NUMBERS)
         or (new.visibility_seconds is not None and new.visibility_seconds.__class__ not in _NUMBERS)
+        or (new.retry_delay_seconds is not None and new.retry_delay_seconds.__class__ not in _NUMBERS)
         or (new.attributes and not all(part.__class__ is str for pair in new.attributes.items() for part in pair))
     ):
         raise InvalidArgument(f"A field of the message has the wrong type; a valid message is {NewMessage()}")
@@ -251,6 +253,10 @@ def check(new: NewMessage) -> None:
         max_attempts(new.max_attempts)
     if new.visibility_seconds is not None:
         visibility_ms(new.visibility_seconds)
+    if new.retry_delay_seconds is not None and not 0 <= new.retry_delay_seconds <= DELAY_SECONDS_MAX:
+        raise InvalidArgument(
+            f"retry_delay_seconds is {new.retry_delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}, or none"
+        )
     if new.attributes and (
         len(new.attributes) > ATTRIBUTES_MAX
         or sum(len(name) + len(value) for name, value in new.attributes.items()) > ATTRIBUTES_BYTES_MAX

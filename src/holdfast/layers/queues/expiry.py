@@ -7,10 +7,11 @@ time, so correctness does not depend on a background process. The sweeper only m
 from typing import Any
 
 from holdfast.kv import Transaction
-from holdfast.layers.queues import dead_letters, enqueue
+from holdfast.layers.queues import dead_letters, enqueue, failures
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
 from holdfast.layers.queues.enqueue import SCHEDULE_DUE, TTL_EXPIRED
 from holdfast.layers.queues.keys import ID_BYTES, QueueKey, decode, keys_of
+from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import DUE_BATCH_MAX
 
 
@@ -79,8 +80,14 @@ def _end_lease_or_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> No
         return
     queue_tx.unpark(message)
     if message.owner is not None:
-        message.failures += 1
-        message.last_error = f"The lease of {message.owner} ended before it was settled"
+        failures.record(
+            queue_tx,
+            policy_of(queue_tx.tx, queue_tx.queue),
+            message,
+            failures.EXPIRED,
+            failed_ms=at_ms,
+            error=f"The lease of {message.owner} ended before it was settled",
+        )
         queue_tx.counters.expired += 1
         queue_tx.emit("expired", message)
         if dead_letters.is_exhausted(message):

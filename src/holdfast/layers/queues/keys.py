@@ -7,6 +7,7 @@
       "p" | id                   parked messages: leased or delayed
       "t" | at_ms | entry        the due index: when a lease, a delay or a TTL ends, or a schedule fires
       "b" | id                   payloads that are too large to be rewritten with every delivery
+      "f" | id                   the failed attempts of a message
       "w", group | id            blocked messages, waiting behind another message of their group
       "h", group                 the group's head (ready, parked or leased), and where the scan for the next one starts
       "i", period, key           idempotency keys
@@ -63,6 +64,9 @@ class StoredMessage(msgspec.Struct, array_like=True):
     owner: str | None = None  # The lease holder; None while it is delayed.
     txn_id: str | None = None
     stateful: bool = False  # It was delivered with its workflow state.
+    leased_ms: int = 0  # When it was last delivered; 0: never, or by a version that did not store it.
+    retry_delay_ms: int | None = None  # The back-off after its first failure; None: that of the queue's policy.
+    has_failures: bool = False  # It has a record of its failed attempts.
 
     @property
     def has_body(self) -> bool:
@@ -88,6 +92,7 @@ class QueueKeys:
         "all_counters",
         "body",
         "due",
+        "failures",
         "head",
         "ids",
         "own_counters",
@@ -109,6 +114,7 @@ class QueueKeys:
         self.parked = keys.key("p")
         self.due = keys.key("t")
         self.body = keys.key("b")
+        self.failures = keys.key("f")
         self.waiting = keys.at("w")
         self.head = keys.at("h")
         self.ids = keys.at("i")
@@ -139,6 +145,9 @@ class QueueKeys:
 
     def body_key(self, id: bytes) -> bytes:
         return self.body + id
+
+    def failures_key(self, id: bytes) -> bytes:
+        return self.failures + id
 
     def due_key(self, at_ms: int, entry: bytes) -> bytes:
         return self.due + at_ms.to_bytes(8, "big") + entry

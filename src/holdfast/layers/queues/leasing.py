@@ -6,7 +6,7 @@
       │       ▲          │  └─ extend ─┘                        │
       └─ delayed         ├──── failures < max_attempts ─────────┘
               ▲          └──── failures = max_attempts, reject ──► dead letters ── redrive ──► ready
-              └── nack with a delay
+              └── nack with a delay, or as a failure with the back-off of the policy
 
 A lease that expires counts as a failure, so a message that crashes its consumers becomes a dead letter too. A consumer
 may settle its message after the lease's end until a transaction processes the expiry; then its fence is refused.
@@ -23,10 +23,11 @@ from holdfast.errors import InvalidArgument, QueueMessageLeaseMismatch
 from holdfast.kv import Pair, Transaction
 from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from holdfast.layers.leases import check_owner
-from holdfast.layers.queues import dead_letters, sidecars
+from holdfast.layers.queues import dead_letters, failures, sidecars
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
 from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.expiry import process_due
+from holdfast.layers.queues.failures import FAILED, REJECTED, Failures, delivered_failures, retry_delay_ms
 from holdfast.layers.queues.keys import (
     QueueKey,
     QueueKeys,
@@ -37,7 +38,7 @@ from holdfast.layers.queues.keys import (
     parse_id,
 )
 from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import ACK_MEMORY_SECONDS, DELAY_SECONDS_MAX, LAST_ERROR_BYTES_MAX, MESSAGES_MAX
+from holdfast.limits import ACK_MEMORY_SECONDS, DELAY_SECONDS_MAX, MESSAGES_MAX
 from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
 
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
@@ -69,6 +70,7 @@ class Leased(NamedTuple):
     events: list[tuple[Any, ...]]  # To publish after the commit.
     repeated: bool = False  # An earlier attempt of the same call leased them.
     more: bool = False  # More messages are ready.
+    failures: Failures | None = None  # Of the messages that have failed before.
 
 
 def lease(
@@ -142,12 +144,17 @@ def lease_or_wait(
     if with_state:
         states = [sidecars.open(tx, queue, message) for message in leased]
     more = _most_urgent(queue_tx.counters.ready) >= 0
-    return Leased(leased, _retry_in_ms(queue_tx, policy), states, tx.events, more=more)
+    failed = delivered_failures(tx, queue, leased)
+    return Leased(leased, _retry_in_ms(queue_tx, policy), states, tx.events, more=more, failures=failed)
 
 
 def deliveries_of(leased: Leased) -> list[Delivery]:
     """The wire form of leased messages."""
-    return [delivery_of(message, state) for message, state in zip(leased.messages, leased.states, strict=True)]
+    failed = leased.failures or {}
+    return [
+        delivery_of(message, state, failed.get(message.id))
+        for message, state in zip(leased.messages, leased.states, strict=True)
+    ]
 
 
 def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
@@ -177,30 +184,36 @@ def nack(
     queue: QueueKey,
     proof: MessageLease,
     *,
-    delay_seconds: float = 0.0,
+    delay_seconds: float | None = None,
     counts: bool = True,
     error: str | None = None,
+    error_type: str | None = None,
+    traceback: str | None = None,
 ) -> str:
     """Return a leased message to the queue, for delivery after the delay; returns its correlation id.
 
-    With `counts` it is a failure, and the last allowed failure makes it a dead letter. Without an `error` the message
-    keeps the error of its last failure.
+    With `counts` it is a failure: the default delay is the back-off of the policy, and the last allowed failure makes
+    it a dead letter. Without an `error` the message keeps the error of its last failure. Without `counts` it is
+    delivered again at once by default.
 
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
-    if not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
+    if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
     message = _require_leased(tx, queue, proof)
     queue_tx = QueueTransaction(tx, queue)
     queue_tx.unpark(message)
+    delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)
     if counts:
-        _record_failure(queue_tx, message, error)
+        policy = _record_failure(queue_tx, message, FAILED, error=error, error_type=error_type, traceback=traceback)
+        if delay_seconds is None:
+            delay_ms = retry_delay_ms(policy, message)
     queue_tx.emit("nacked" if counts else "deferred", message)
     if counts and dead_letters.is_exhausted(message):
         dead_letters.dead_letter(queue_tx, message)
     else:
-        dead_letters.requeue(queue_tx, message, delay_ms=round(delay_seconds * 1_000))
+        dead_letters.requeue(queue_tx, message, delay_ms=delay_ms)
     queue_tx.save()
     return message.correlation_id
 
@@ -213,7 +226,15 @@ def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage
     return tx.events
 
 
-def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str | None = None) -> str:
+def reject(
+    tx: Transaction,
+    queue: QueueKey,
+    proof: MessageLease,
+    *,
+    error: str | None = None,
+    error_type: str | None = None,
+    traceback: str | None = None,
+) -> str:
     """Make a leased message a dead letter at once; returns its correlation id.
 
     Raises:
@@ -222,7 +243,7 @@ def reject(tx: Transaction, queue: QueueKey, proof: MessageLease, *, error: str 
     message = _require_leased(tx, queue, proof)
     queue_tx = QueueTransaction(tx, queue)
     queue_tx.unpark(message)
-    _record_failure(queue_tx, message, error)
+    _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
     if message.origin is None:
         dead_letters.dead_letter(queue_tx, message)
     else:  # It is a dead letter already.
@@ -311,6 +332,7 @@ def _take_prefetched(counters: QueueCounters, priority: int, limit: int, prefetc
 def _deliver(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     message.attempts += 1
     message.fence += 1
+    message.leased_ms = queue_tx.tx.now_ms
     queue_tx.park(message)
     queue_tx.counters.delivered += 1
     queue_tx.emit("leased", message)
@@ -366,11 +388,29 @@ def _allowed_by_rate(queue_tx: QueueTransaction, policy: QueuePolicy, limit: int
     return min(limit, int(counters.budget))
 
 
-def _record_failure(queue_tx: QueueTransaction, message: StoredMessage, error: str | None) -> None:
-    message.failures += 1
+def _record_failure(
+    queue_tx: QueueTransaction,
+    message: StoredMessage,
+    outcome: str,
+    *,
+    error: str | None,
+    error_type: str | None,
+    traceback: str | None,
+) -> QueuePolicy:
+    """Count and store a failure that its consumer reported; returns the policy of the queue."""
     queue_tx.counters.failed += 1
-    if error is not None:
-        message.last_error = error.encode(errors="replace")[:LAST_ERROR_BYTES_MAX].decode(errors="ignore")
+    policy = policy_of(queue_tx.tx, queue_tx.queue)
+    failures.record(
+        queue_tx,
+        policy,
+        message,
+        outcome,
+        failed_ms=queue_tx.tx.now_ms,
+        error=error,
+        error_type=error_type,
+        traceback=traceback,
+    )
+    return policy
 
 
 def _mismatch(proof: MessageLease) -> QueueMessageLeaseMismatch:
@@ -437,7 +477,8 @@ def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_stat
         store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
     messages = [found for id, fence in keyed.messages if (found := _still_leased(tx, queue, id, fence)) is not None]
     states = [sidecars.read(tx, queue, message) if with_state else None for message in messages]
-    return Leased(messages, NEVER_MS, states, tx.events, repeated=True)
+    failed = delivered_failures(tx, queue, messages)
+    return Leased(messages, NEVER_MS, states, tx.events, repeated=True, failures=failed)
 
 
 def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[tuple[Any, ...]]:

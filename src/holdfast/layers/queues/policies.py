@@ -5,7 +5,15 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.limits import MAX_ATTEMPTS_MAX, QUEUE_NAME_CHARACTERS_MAX, TTL_SECONDS_MAX, VISIBILITY_SECONDS_MAX
+from holdfast.limits import (
+    DELAY_SECONDS_MAX,
+    FAILURES_KEPT_MAX,
+    MAX_ATTEMPTS_MAX,
+    QUEUE_NAME_CHARACTERS_MAX,
+    RETRY_FACTOR_MAX,
+    TTL_SECONDS_MAX,
+    VISIBILITY_SECONDS_MAX,
+)
 from holdfast.names import checked_name
 from holdfast.wire.queues import QueuePolicy
 
@@ -40,6 +48,15 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
             raise InvalidArgument(f"{name} is {seconds}; choose 0.001 to {TTL_SECONDS_MAX:.0f}, or none")
     if policy.rate_per_second is not None and not 0.001 <= policy.rate_per_second <= 1_000_000:
         raise InvalidArgument(f"rate_per_second is {policy.rate_per_second}; choose 0.001 to 1,000,000, or none")
+    for name, value, least, most in (
+        ("failures_kept", policy.failures_kept, 0, FAILURES_KEPT_MAX),
+        ("retry_delay_seconds", policy.retry_delay_seconds, 0, DELAY_SECONDS_MAX),
+        ("retry_factor", policy.retry_factor, 1, RETRY_FACTOR_MAX),
+        ("retry_delay_max_seconds", policy.retry_delay_max_seconds, 0, DELAY_SECONDS_MAX),
+        ("retry_jitter", policy.retry_jitter, 0, 1),
+    ):
+        if not least <= value <= most:
+            raise InvalidArgument(f"{name} is {value}; choose {least} to {most:.0f}")
     if policy.dead_letter_queue is not None:
         target = queue_name(policy.dead_letter_queue)
         if target == queue.name:

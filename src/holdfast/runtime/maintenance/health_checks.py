@@ -20,6 +20,7 @@ from holdfast.layers import blobs, inboxes, journal_records, journals, segments,
 from holdfast.layers.blobs import Blob
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import QueueCounters, total_counters
+from holdfast.layers.queues.failures import failures_of
 from holdfast.layers.queues.keys import QueueKey, StoredMessage
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
@@ -263,6 +264,8 @@ def _message_faults(database: Database, queue: QueueKey, message: StoredMessage)
         stored = database.read(blobs.find, queue.universe, blobs.digest_of(message.blob))
         if stored is None:
             yield f"the payload of message {id} is a blob that is not stored"
+    if message.has_failures and not database.read(failures_of, queue, [message])[message.id]:
+        yield f"the failed attempts of message {id} are missing"
 
 
 def _counter_faults(counters: QueueCounters, counted: QueueCounters) -> Iterator[str]:

@@ -11,7 +11,7 @@ from holdfast.errors import InvalidArgument
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
 from holdfast.server.http.values import from_cbor
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Delivery, MessageLease, NewMessage, ReceiveMessages, SidecarState
+from holdfast.wire.queues import Delivery, Failure, MessageLease, NewMessage, ReceiveMessages, SidecarState
 
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
@@ -36,6 +36,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ttl_seconds: float | None = None
     max_attempts: int | None = None
     visibility_timeout_seconds: float | None = None
+    retry_delay_seconds: float | None = None
 
 
 class MessageLeaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -45,6 +46,19 @@ class MessageLeaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     lease_id: str
     fencing_token: int | None = None
     meta_etag: str | None = None
+
+
+class FailureView(msgspec.Struct, frozen=True, kw_only=True):
+    """A failed attempt. `outcome`: "failed" (it was nacked), "expired" (its lease ended) or "rejected"."""
+
+    attempt: int
+    owner: str
+    outcome: str
+    leased_at_unix: float
+    failed_at_unix: float
+    error_type: str | None
+    message: str | None
+    traceback: str | None  # Left out of deliveries; peeked messages and dead letters have it.
 
 
 class MessageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +79,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     queue: str | UnsetType = UNSET
     group: str | None = None
     last_error: str | None = None
+    failures: list[FailureView] = []  # The oldest first.
     origin: str | None = None  # The queue that a dead letter comes from.
     died_at_unix: float | UnsetType = UNSET
     lease_id: str | UnsetType = UNSET
@@ -131,6 +146,7 @@ def new_message(body: MessageBody, *, inline: bool = True) -> NewMessage:
         ttl_seconds=body.ttl_seconds,
         max_attempts=body.max_attempts,
         visibility_seconds=body.visibility_timeout_seconds,
+        retry_delay_seconds=body.retry_delay_seconds,
     )
 
 
@@ -150,6 +166,7 @@ def message_body(message: NewMessage) -> MessageBody:
         ttl_seconds=message.ttl_seconds,
         max_attempts=message.max_attempts,
         visibility_timeout_seconds=message.visibility_seconds,
+        retry_delay_seconds=message.retry_delay_seconds,
         **payload,
     )
 
@@ -195,8 +212,22 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
         created_at_unix=delivery.created_ms / 1_000,
         group=delivery.group,
         last_error=delivery.last_error,
+        failures=[_failure_view(failure) for failure in delivery.failures],
         origin=delivery.origin,
         **fields,
+    )
+
+
+def _failure_view(failure: Failure) -> FailureView:
+    return FailureView(
+        attempt=failure.attempt,
+        owner=failure.owner,
+        outcome=failure.outcome,
+        leased_at_unix=failure.leased_ms / 1_000,
+        failed_at_unix=failure.failed_ms / 1_000,
+        error_type=failure.error_type,
+        message=failure.message,
+        traceback=failure.traceback,
     )
 
 

@@ -395,17 +395,25 @@ class SettleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class NackBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`intent`: "failure" counts against max_attempts and may have a `last_error`; "defer" does neither."""
+    """`intent`: "failure" counts against max_attempts and may have an error; "defer" does neither.
 
-    delay_seconds: float = 0.0
+    Without `delay_seconds`, a failure is delivered again after the back-off of the queue's policy, and a deferred
+    message at once.
+    """
+
+    delay_seconds: float | None = None
     intent: str = "failure"
     last_error: str | None = None
+    error_type: str | None = None
+    traceback: str | None = None
 
 
 class RejectBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A message to dead-letter at once, and the reason."""
 
     last_error: str | None = None
+    error_type: str | None = None
+    traceback: str | None = None
 
 
 class ExtendBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -462,15 +470,35 @@ def _ack_request(body: SettleBody, universe: str) -> AckMessages:
 def _nack_request(body: NackBody, universe: str) -> NackMessages:
     if body.intent not in ("failure", "defer"):
         raise HttpError(400, "invalid_nack_intent", f"intent is {body.intent[:80]!r}; use failure or defer")
-    if body.intent == "defer" and body.last_error is not None:
-        raise HttpError(400, "invalid_nack_intent", "last_error needs the intent failure; remove it or change intent")
+    if body.intent == "defer":
+        for name in ("last_error", "error_type", "traceback"):
+            if getattr(body, name) is not None:
+                raise HttpError(
+                    400, "invalid_nack_intent", f"{name} needs the intent failure; remove it or change intent"
+                )
     return NackMessages(
-        body.queue, _leases_of(body), body.delay_seconds, body.intent, body.last_error, universe, tier=body.tier
+        body.queue,
+        _leases_of(body),
+        body.delay_seconds,
+        body.intent,
+        body.last_error,
+        universe,
+        error_type=body.error_type,
+        traceback=body.traceback,
+        tier=body.tier,
     )
 
 
 def _reject_request(body: RejectBody, universe: str) -> RejectMessages:
-    return RejectMessages(body.queue, _leases_of(body), body.last_error, universe, tier=body.tier)
+    return RejectMessages(
+        body.queue,
+        _leases_of(body),
+        body.last_error,
+        universe,
+        error_type=body.error_type,
+        traceback=body.traceback,
+        tier=body.tier,
+    )
 
 
 def _extend_request(body: ExtendBody, universe: str) -> ExtendMessages:
