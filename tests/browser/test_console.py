@@ -98,7 +98,7 @@ def dead_letter(plane: Plane, queue: str, error: str) -> str:
     message = plane.queue(queue).receive()
     assert message is not None
     assert message.id == receipt.id
-    message.nack(error=error)
+    message.nack(error=error, delay_seconds=0)
     return str(receipt.id)
 
 
@@ -223,6 +223,26 @@ def test_a_dead_letter_is_redriven_by_its_button(page: Page, server: Any) -> Non
         page.get_by_role("button", name="Redrive all").click()
         expect(page.get_by_text("No dead letters.")).to_be_visible()
         assert plane.queue("redrive").stats().ready == 2
+
+
+def test_a_dead_letter_shows_its_failed_attempts(page: Page, server: Any) -> None:
+    with server.plane() as plane:
+        queue = plane.queue("failing")
+        queue.put({"n": 1}, max_attempts=2)
+        for error in (ValueError("first"), LookupError(MARKUP)):
+            with pytest.raises(type(error)), queue.receive(owner="ada", wait_seconds=30):
+                raise error
+        open_page(page, server, "queues/failing")
+        letters = page.get_by_role("region", name="Dead letters")
+        letters.locator(".opener").click()
+        newest, oldest = letters.locator("details").all()
+        expect(newest.locator("summary")).to_contain_text("Attempt 2 by ada: failed")
+        expect(newest.locator("pre")).to_contain_text("raise error")
+        expect(newest.locator("pre")).to_contain_text("onerror=")
+        expect(oldest.locator("pre")).to_have_count(0)
+        oldest.locator("summary").click()
+        expect(oldest.locator("pre")).to_contain_text("ValueError: first")
+        expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
 
 
 def test_a_queue_is_paused_and_resumed(page: Page, server: Any) -> None:

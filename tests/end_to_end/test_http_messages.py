@@ -92,7 +92,7 @@ class TestMessages:
         assert server.post("/v1/queue/nack", {**lease(message), "intent": "defer"}).status == 200
         message = receive(server, name)
         assert message["failure_attempts"] == 0
-        nack = {**lease(message), "last_error": "no", "meta_etag": message["meta_etag"]}
+        nack = {**lease(message), "last_error": "no", "meta_etag": message["meta_etag"], "delay_seconds": 0}
         assert server.post("/v1/queue/nack", nack).status == 200
         message = receive(server, name)
         assert (message["failure_attempts"], message["last_error"]) == (1, "no")
@@ -101,6 +101,43 @@ class TestMessages:
         assert (letter["last_error"], letter["origin"]) == ("never", name)
         assert server.post(f"/v1/queues/{name}/redrive", {}).json() == {"count": 1}
         assert receive(server, name)["message_id"] == letter["message_id"]
+
+    def test_failures_are_kept_and_retried_after_the_back_off(self, server: Any, name: str) -> None:
+        server.ask("PUT", f"/v1/queues/{name}/policy", {"retry_delay_seconds": 600, "retry_delay_max_seconds": 600})
+        server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
+        error = {"last_error": "boom", "error_type": "ValueError", "traceback": "Traceback …"}
+        message = receive(server, name)
+        assert message["failures"] == []
+        assert (
+            server.post("/v1/queue/nack", {**lease(message), **error, "intent": "defer"}).code == "invalid_nack_intent"
+        )
+        assert server.post("/v1/queue/nack", {**lease(message), **error, "delay_seconds": 0}).status == 200
+        [peeked] = server.get(f"/v1/queues/{name}/peek").json()["messages"]
+        [failure] = peeked["failures"]
+        assert failure == {
+            "attempt": 1,
+            "owner": "ada",
+            "outcome": "failed",
+            "leased_at_unix": failure["leased_at_unix"],
+            "failed_at_unix": failure["failed_at_unix"],
+            "error_type": "ValueError",
+            "message": "boom",
+            "traceback": "Traceback …",
+        }
+        assert 0 < failure["leased_at_unix"] <= failure["failed_at_unix"]
+        message = receive(server, name)
+        assert message["failures"] == [{**failure, "traceback": None}]
+        assert server.post("/v1/queue/nack", lease(message)).status == 200
+        assert server.get(f"/v1/queues/{name}").json()["delayed"] == 1
+        server.post("/v1/queue/enqueue", {"queue": name, "payload": 2, "retry_delay_seconds": 0})
+        server.post("/v1/queue/nack", lease(receive(server, name)))
+        message = receive(server, name)
+        assert message["payload"] == 2
+        assert server.post("/v1/queue/reject", {**lease(message), **error}).status == 200
+        [letter] = server.get(f"/v1/queues/{name}/dead-letters").json()["messages"]
+        assert letter["last_error"] == "ValueError: boom"
+        assert [each["outcome"] for each in letter["failures"]] == ["failed", "rejected"]
+        assert letter["failures"][1]["traceback"] == "Traceback …"
 
     def test_an_extension_needs_a_positive_duration(self, server: Any, name: str) -> None:
         server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
@@ -113,7 +150,7 @@ class TestMessages:
     def test_an_expired_lease_cannot_settle_a_message(self, server: Any, name: str) -> None:
         server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
         first = receive(server, name)
-        server.post("/v1/queue/nack", lease(first))
+        server.post("/v1/queue/nack", {**lease(first), "delay_seconds": 0})
         receive(server, name)
         for path, more in (("ack", {}), ("nack", {}), ("extend", {"extend_by_seconds": 1}), ("reject", {})):
             answer = server.post(f"/v1/queue/{path}", {**lease(first), **more})
@@ -185,7 +222,7 @@ class TestMessages:
         proof = {"X-Lease-Id": message["state_lease_id"], "X-Fencing-Token": str(message["state_fencing_token"])}
         put = server.ask("PUT", f"/v1/state/{message['state_key']}", {"step": 2}, **proof)
         assert put.status == 200
-        server.post("/v1/queue/nack", lease(message))
+        server.post("/v1/queue/nack", {**lease(message), "delay_seconds": 0})
         [message] = server.post("/v1/queue/dequeueWithState", body).json()["messages"]
         assert message["state"] == {"step": 2}
         server.post("/v1/queue/ack", lease(message))

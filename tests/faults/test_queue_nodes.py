@@ -270,7 +270,7 @@ def test_a_nack_in_one_process_wakes_the_other(postgres_url: str) -> None:
         assert message.id == id
         waiting = two.request("receive", visibility_seconds=30, wait_seconds=WAIT_SECONDS)
         until(lambda: two.call("stats")["waiting_consumers"] == 1, "the consumer to wait")
-        message.nack()
+        message.nack(delay_seconds=0)
         assert [(found, fence) for found, fence, *_ in waiting()] == [(id, 2)]
 
 

@@ -260,11 +260,11 @@ def test_session_log_of_a_plane_is_folded_into_the_outcome(tmp_path: Path) -> No
         for _ in range(2):  # Within one millisecond.
             first = jobs.receive(extend_for_seconds=0)
             assert first is not None
-            first.nack()
+            first.nack(delay_seconds=0)
         last = jobs.receive(extend_for_seconds=0)
         assert last is not None
         clock.advance_ms(250)
-        last.nack(error="no host")
+        last.nack(error="no host", delay_seconds=0)
         logged = [msgspec.json.decode(each.record) for each in plane.activity.read(kind="queues").records]
     events = [Event(each["event"], each["at_ms"], each.get("attempt"), each.get("error")) for each in logged]
     assert lifecycles.message(events) == Message(

@@ -38,7 +38,7 @@ def test_messages_are_listed_in_every_state(data):
         queue.put({"n": 1}, attributes={"a": "b"}, correlation_id="c-1", priority=9)
         leased = queue.receive()
         queue.put({"n": 2})
-        queue.receive().nack(error="it broke")
+        queue.receive().nack(error="it broke", delay_seconds=0)
         queue.put(large, delay_seconds=60)
         queue.put(huge)
         queue.put({"n": 3}, group="g")

@@ -33,7 +33,7 @@ from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import load_counters
 from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy, Receipt
+from holdfast.wire.queues import Failure, MessageLease, NewMessage, QueuePolicy, Receipt
 
 IDEMPOTENCY_MS = 300_000  # Five minutes.
 ACK_MEMORY_MS = 300_000
@@ -56,6 +56,7 @@ class ModelMessage:
     created_ms: int
     max_attempts: int
     visibility_ms: int
+    retry_delay_ms: int | None
     ttl_at_ms: int | None
     delayed_until_ms: int
     state: str = ""  # ready, delayed, leased or blocked
@@ -66,7 +67,9 @@ class ModelMessage:
     origin: str | None = None
     died_ms: int = 0
     owner: str | None = None
+    leased_ms: int = 0
     expires_ms: int = 0
+    history: list[Failure] = field(default_factory=list)
 
 
 @dataclass
@@ -123,6 +126,7 @@ class Model:
             created_ms=self.now_ms,
             max_attempts=self.policy.max_attempts if new.max_attempts is None else new.max_attempts,
             visibility_ms=round(visibility * 1_000),
+            retry_delay_ms=None if new.retry_delay_seconds is None else round(new.retry_delay_seconds * 1_000),
             ttl_at_ms=None if ttl is None else self.now_ms + round(ttl * 1_000),
             delayed_until_ms=self.now_ms + round(new.delay_seconds * 1_000),
         )
@@ -157,7 +161,8 @@ class Model:
         for message in sorted(model_queue.messages.values(), key=lambda each: each.id):
             if message.state == "leased" and message.expires_ms <= now_ms:
                 model_queue.expired += 1
-                self.fail(model_queue, message, f"The lease of {message.owner} ended before it was settled", delay_ms=0)
+                error = f"The lease of {message.owner} ended before it was settled"
+                self.fail(model_queue, message, "expired", message.expires_ms, {"error": error}, delay_ms=0)
             elif message.state == "delayed" and message.delayed_until_ms <= now_ms:
                 message.state = "ready"
         for message in list(model_queue.messages.values()):
@@ -167,22 +172,65 @@ class Model:
     def is_expired(self, message: ModelMessage) -> bool:
         return message.ttl_at_ms is not None and message.ttl_at_ms <= self.now_ms
 
-    def fail(self, model_queue: ModelQueue, message: ModelMessage, error: str | None, *, delay_ms: int) -> None:
+    def policy_of(self, model_queue: ModelQueue) -> QueuePolicy:
+        return self.policy if model_queue is self.jobs else QueuePolicy()
+
+    def record(
+        self,
+        model_queue: ModelQueue,
+        message: ModelMessage,
+        outcome: str,
+        failed_ms: int,
+        options: dict[str, Any],
+    ) -> None:
+        """Count a failure, and keep it with the newest ones."""
         message.failures += 1
-        message.last_error = message.last_error if error is None else error
+        error, kind = options.get("error"), options.get("error_type")
+        reason = ": ".join(part for part in (kind, error) if part is not None)
+        message.last_error = reason or message.last_error
+        failure = Failure(
+            message.attempts,
+            str(message.owner),
+            outcome,
+            message.leased_ms,
+            failed_ms,
+            kind,
+            error,
+            options.get("traceback"),
+        )
+        kept = self.policy_of(model_queue).failures_kept
+        message.history = [*message.history, failure][-kept:] if kept else []
+
+    def back_off_ms(self, model_queue: ModelQueue, message: ModelMessage) -> tuple[float, float]:
+        """The shortest and the longest back-off after the next failure."""
+        policy = self.policy_of(model_queue)
+        first = policy.retry_delay_seconds if message.retry_delay_ms is None else message.retry_delay_ms / 1_000
+        longest = min(first * policy.retry_factor**message.failures, policy.retry_delay_max_seconds) * 1_000
+        return longest * (1 - policy.retry_jitter), longest * (1 + policy.retry_jitter)
+
+    def fail(
+        self,
+        model_queue: ModelQueue,
+        message: ModelMessage,
+        outcome: str,
+        failed_ms: int,
+        options: dict[str, Any],
+        *,
+        delay_ms: int,
+    ) -> None:
+        self.record(model_queue, message, outcome, failed_ms, options)
         if message.origin is None and message.failures >= message.max_attempts:
             self.dead_letter(model_queue, message)
         else:
             self.requeue(model_queue, message, delay_ms)
 
-    def reject(self, model_queue: ModelQueue, message: ModelMessage, error: str | None) -> None:
+    def reject(self, model_queue: ModelQueue, message: ModelMessage, options: dict[str, Any]) -> None:
         """Dead-letter it at once; for a dead letter this is one more failure."""
         if message.origin is None:
-            message.failures += 1
-            message.last_error = message.last_error if error is None else error
+            self.record(model_queue, message, "rejected", self.now_ms, options)
             self.dead_letter(model_queue, message)
         else:
-            self.fail(model_queue, message, error, delay_ms=0)
+            self.fail(model_queue, message, "rejected", self.now_ms, options, delay_ms=0)
 
     def requeue(self, model_queue: ModelQueue, message: ModelMessage, delay_ms: int) -> None:
         if self.is_expired(message):
@@ -208,7 +256,7 @@ class Model:
             return []
         chosen = model_queue.at("ready")[:limit]
         for message in chosen:
-            message.state, message.owner = "leased", owner
+            message.state, message.owner, message.leased_ms = "leased", owner, self.now_ms
             message.expires_ms = self.now_ms + (message.visibility_ms if visibility_ms is None else visibility_ms)
             message.attempts += 1
             message.fence += 1
@@ -250,16 +298,22 @@ news = st.builds(
     ttl_seconds=st.sampled_from((None, None, None, 0.001, 1.0, 5.0)),
     max_attempts=st.none() | st.integers(1, 3),
     visibility_seconds=st.none() | seconds,
+    retry_delay_seconds=st.sampled_from((None, None, 0.0, 0.5, 40.0)),
     idempotency_key=st.sampled_from((None, None, None, None, "k", "l")),
     correlation_id=st.none() | st.just("because"),
 )
 owners = st.sampled_from(("ada", "bob", "eve"))
-errors = st.none() | st.sampled_from(("boom", "bang"))
+reasons: dict[str, st.SearchStrategy[str | None]] = {
+    "error": st.sampled_from((None, "boom", "bang")),
+    "error_type": st.sampled_from((None, "ValueError")),
+    "traceback": st.sampled_from((None, "Traceback (most recent call last): …")),
+}
+delays = st.sampled_from((0.0, 0.001, 0.5, 5.0))
 outcomes = st.one_of(
     st.just(("ack", {})),
-    st.fixed_dictionaries({"counts": st.booleans(), "error": errors}).map(lambda options: ("nack", options)),
-    st.fixed_dictionaries({"delay_seconds": seconds, "counts": st.booleans()}).map(lambda options: ("nack", options)),
-    st.fixed_dictionaries({"error": errors}).map(lambda options: ("reject", options)),
+    st.fixed_dictionaries({"counts": st.booleans(), **reasons}).map(lambda options: ("nack", options)),
+    st.fixed_dictionaries({"delay_seconds": delays, "counts": st.booleans()}).map(lambda options: ("nack", options)),
+    st.fixed_dictionaries(reasons).map(lambda options: ("reject", options)),
     st.fixed_dictionaries({"by_ms": st.integers(1, 40_000)}).map(lambda options: ("extend", options)),
 )
 visibilities_ms = st.none() | st.integers(1, 3_000)
@@ -272,6 +326,11 @@ policies = st.builds(
     retention_seconds=st.none() | st.none() | seconds,
     dead_letter_retention_seconds=st.sampled_from((1_209_600.0, 5.0)),
     paused=st.sampled_from((False, False, False, False, True)),
+    failures_kept=st.sampled_from((10, 2, 1, 0)),
+    retry_delay_seconds=st.sampled_from((0.0, 1.0, 10.0)),
+    retry_factor=st.sampled_from((1.0, 2.0)),
+    retry_delay_max_seconds=st.sampled_from((0.0, 1.5, 300.0)),
+    retry_jitter=st.sampled_from((0.0, 0.1, 1.0)),
 )
 picks = st.integers(0, 1_000)
 
@@ -333,14 +392,18 @@ class Queues(RuleBasedStateMachine):
     def messages_are_leased(self, dead: bool, owner: str, limit: int, ms: int | None, prefetched: bool) -> None:
         queue = self.dlq if dead else self.queue
         expected = self.model.lease(self.model_queue(queue), owner=owner, limit=limit, visibility_ms=ms)
-        found = self.database.transact(
-            queues.lease,
+        leased = self.database.transact(
+            queues.lease_or_wait,
             queue,
             owner=owner,
             limit=limit,
             visibility_ms=ms,
             prefetched=self.prefetched[queue] if prefetched else None,
         )
+        found = leased.messages
+        assert [each.failures for each in queues.deliveries_of(leased)] == [
+            [msgspec.structs.replace(failure, traceback=None) for failure in message.history] for message in expected
+        ]
         assert [stored_fields(message) for message in found] == [model_fields(message) for message in expected]
         assert [message.payload for message in found] == [message.payload for message in expected]
         proofs = [(queue, proof(message)) for message in found]
@@ -375,7 +438,6 @@ class Queues(RuleBasedStateMachine):
         model_queue, message = self.model_queue(queue), self.holder(queue, shown)
         assert message is not None
         answer = self.database.transact(getattr(queues, outcome), queue, shown, **options)
-        error, delay_ms = options.get("error"), round(options.get("delay_seconds", 0) * 1_000)
         if outcome == "extend":
             message.expires_ms = max(message.expires_ms, self.model.now_ms + options["by_ms"])
             assert answer.due_ms == message.expires_ms
@@ -386,12 +448,26 @@ class Queues(RuleBasedStateMachine):
             self.model.remove(model_queue, message)
         elif outcome == "reject":
             model_queue.failed += 1
-            self.model.reject(model_queue, message, error)
+            self.model.reject(model_queue, message, options)
         elif options["counts"]:
             model_queue.failed += 1
-            self.model.fail(model_queue, message, error, delay_ms=delay_ms)
+            delay_ms = self.delay_ms(queue, message, options)
+            self.model.fail(model_queue, message, "failed", self.model.now_ms, options, delay_ms=delay_ms)
         else:
-            self.model.requeue(model_queue, message, delay_ms)
+            self.model.requeue(model_queue, message, round(options.get("delay_seconds", 0) * 1_000))
+
+    def delay_ms(self, queue: QueueKey, message: ModelMessage, options: dict[str, Any]) -> int:
+        """The delay of a failure: the given one, or the stored back-off, which the policy bounds."""
+        if "delay_seconds" in options:
+            return round(options["delay_seconds"] * 1_000)
+        shortest, longest = self.model.back_off_ms(self.model_queue(queue), message)
+        parked = self.database.read(
+            lambda tx: tx.get(queues.keys_of(queue).parked_key(queue_keys.parse_id(message.id)))
+        )
+        delay_ms = 0 if parked is None else queue_keys.decode(parked).due_ms - self.model.now_ms
+        exhausted = message.origin is None and message.failures + 1 >= message.max_attempts
+        assert exhausted or self.model.is_expired(message) or shortest - 1 <= delay_ms <= longest + 1
+        return delay_ms
 
     # Settling with any other proof.
 
@@ -468,6 +544,8 @@ class Queues(RuleBasedStateMachine):
         queue = self.dlq if dead else self.queue
         found = self.database.read(queues.peek, queue, limit=limit)
         first = self.model_queue(queue).at("ready")[:limit]
+        failures = self.database.read(queues.failures_of, queue, found)
+        assert [failures.get(each.id, []) for each in found] == [each.history for each in first]
         assert [(stored_fields(each), each.payload) for each in found] == [
             (model_fields(each), each.payload) for each in first
         ]
@@ -505,7 +583,7 @@ class Queues(RuleBasedStateMachine):
     @invariant()
     def stored_messages_equal_the_model(self) -> None:
         for queue in (self.queue, self.dlq):
-            stored, bodies, events, heads = self.database.read(contents, queue)
+            stored, bodies, events, heads, failures = self.database.read(contents, queue)
             known = self.model_queue(queue).messages
             assert sorted(state_and_id for state_and_id, _ in stored) == sorted(
                 ({"delayed": "p", "leased": "p", "ready": "r", "blocked": "w"}[each.state], each.id)
@@ -515,6 +593,7 @@ class Queues(RuleBasedStateMachine):
                 assert stored_fields(message) == model_fields(known[queues.format_id(message.id)])
             assert bodies == {each.id: each.payload for each in known.values() if len(each.payload) > INLINE_BYTES}
             assert heads == self.model_queue(queue).group_heads
+            assert failures == {each.id: each.history for each in known.values() if each.history}
             # The due entry of a TTL is removed when it is processed, even while the message is leased.
             ends = {(each.ttl_at_ms, each.id, b"T") for each in known.values() if each.ttl_at_ms}
             waits = {
@@ -594,8 +673,14 @@ def purge(database: Database, queue: QueueKey, limit: int = 256) -> int:
 
 def contents(
     tx: Transaction, queue: QueueKey
-) -> tuple[list[tuple[tuple[str, str], StoredMessage]], dict[str, bytes], set[tuple[int, str, bytes]], dict[str, str]]:
-    """All stored data of a queue: messages by state, payload records, due entries, and group heads."""
+) -> tuple[
+    list[tuple[tuple[str, str], StoredMessage]],
+    dict[str, bytes],
+    set[tuple[int, str, bytes]],
+    dict[str, str],
+    dict[str, list[Failure]],
+]:
+    """All stored data of a queue: messages by state, payload records, due entries, group heads, and failures."""
     stored_keys = queues.keys_of(queue)
     stored = [
         ((state, queues.format_id(message.id)), message)
@@ -608,11 +693,16 @@ def contents(
         key[len(stored_keys.due) :] for key, _ in tx.scan(stored_keys.due, stored_keys.due + b"\xff" * 9, limit=1_000)
     ]
     heads = tx.scan(*stored_keys.head.range(), limit=1_000)
+    failures = tx.scan(stored_keys.failures, stored_keys.failures + b"\xff" * 17, limit=1_000)
     return (
         stored,
         {queues.format_id(key[len(stored_keys.body) :]): value for key, value in bodies},
         {(int.from_bytes(entry[:8], "big"), queues.format_id(entry[8:24]), entry[24:]) for entry in events},
         {str(stored_keys.head.unpack(key)[0]): queues.format_id(value[:16]) for key, value in heads},
+        {
+            queues.format_id(key[len(stored_keys.failures) :]): msgspec.msgpack.decode(value, type=list[Failure])
+            for key, value in failures
+        },
     )
 
 
@@ -627,6 +717,9 @@ def stored_fields(message: StoredMessage) -> dict[str, Any]:
         "created_ms": message.created_ms,
         "max_attempts": message.max_attempts,
         "visibility_ms": message.visibility_ms,
+        "retry_delay_ms": message.retry_delay_ms,
+        "leased_ms": message.leased_ms,
+        "has_failures": message.has_failures,
         "ttl_at_ms": message.ttl_at_ms or None,
         "attempts": message.attempts,
         "failures": message.failures,
@@ -643,11 +736,12 @@ def model_fields(message: ModelMessage) -> dict[str, Any]:
     """The same fields of a message in the model."""
     leased = message.state == "leased"
     names = (
-        "id priority group correlation_id created_ms max_attempts visibility_ms ttl_at_ms attempts failures fence "
-        "last_error origin died_ms"
+        "id priority group correlation_id created_ms max_attempts visibility_ms retry_delay_ms ttl_at_ms attempts "
+        "failures fence last_error origin died_ms leased_ms"
     )
     return {name: getattr(message, name) for name in names.split()} | {
         "size": len(message.payload),
+        "has_failures": bool(message.history),
         "owner": message.owner if leased else None,
         "expires_ms": message.expires_ms if leased else None,
     }

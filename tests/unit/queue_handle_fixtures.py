@@ -134,7 +134,7 @@ class Bench:
         atomic.append(self.world, ["entry"], expected_head=self.head + (wrong == "append"))
         atomic.update(self.state, {"n": 1}, if_match="nonsense" if wrong == "update" else self.etag)
         atomic.deliver(self.world, DomainEvent(schema="x", payload=bytes(5_000 if wrong == "deliver" else 5)))
-        atomic.nack(self.given_back, error="boom")
+        atomic.nack(self.given_back, error="boom", delay_seconds=0)
         atomic.reject(self.rejected, "bang")
         atomic.write("task", "1", {"title": "a"})
         return atomic.check(self.lease).commit()

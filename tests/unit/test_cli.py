@@ -445,6 +445,43 @@ def test_rejected_messages_are_dead_letters_and_can_be_redriven(hf: Hf) -> None:
     assert [each["id"] for each in parsed(hf("queue", "peek", "jobs", "--json"))] == [first["id"]]
 
 
+def test_failed_attempts_are_shown(hf: Hf, tmp_path: Path) -> None:
+    hf("queue", "policy", "jobs", "--retry-delay", "0", "--failures-kept", "2")
+    hf("queue", "put", "jobs", "work", "--max-attempts", "4")
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        for number in range(3):
+            with pytest.raises(ValueError, match="boom"), plane.queue("jobs").receive(owner="ada"):
+                raise ValueError(f"boom {number} \x1b[2J")
+    assert "failed by ada: ValueError: boom 2" in hf("queue", "peek", "jobs").stdout
+    shown = hf("queue", "peek", "jobs", "--failures").stdout
+    assert "attempt 3: leased by ada at 20" in shown
+    assert "raise ValueError(f" in shown
+    assert "\x1b" not in shown
+    first = parsed(hf("queue", "get", "jobs", "--json"))
+    hf("queue", "reject", "jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", "4")
+    assert "rejected by" in hf("queue", "dead", "jobs").stdout
+    (letter,) = parsed(hf("queue", "dead", "jobs", "--json"))
+    assert [(each["attempt"], each["outcome"], each["error_type"]) for each in letter["failures"]] == [
+        (3, "failed", "ValueError"),
+        (4, "rejected", None),
+    ]
+    assert letter["failures"][0]["traceback"].startswith("Traceback")
+    assert "no error was given" in hf("queue", "dead", "jobs", "--failures").stdout
+
+
+def test_the_back_off_of_a_policy_is_changed(hf: Hf) -> None:
+    options = ("--retry-delay", "5s", "--retry-factor", "3", "--retry-delay-max", "2m", "--retry-jitter", "0.5")
+    changed = parsed(hf("queue", "policy", "jobs", *options, "--failures-kept", "7", "--json"))
+    names = ("retry_delay_seconds", "retry_factor", "retry_delay_max_seconds", "retry_jitter", "failures_kept")
+    assert [changed[name] for name in names] == [5, 3, 120, 0.5, 7]
+    hf("queue", "put", "jobs", "work", "--retry-delay", "0")
+    first = parsed(hf("queue", "get", "jobs", "--json"))
+    hf("queue", "nack", "jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", "1")
+    again = parsed(hf("queue", "get", "jobs", "--json"))
+    hf("queue", "nack", "jobs", "--id", again["id"], "--lease-id", again["lease_id"], "--fence", "2", "--delay", "1h")
+    assert parsed(hf("queue", "stats", "jobs", "--json"))[0]["delayed"] == 1
+
+
 def test_get_without_a_message_unsets_the_variables_and_exits_with_3(hf: Hf) -> None:
     result = hf("queue", "get", "empty", code=exit_codes.NOTHING_RECEIVED)
     shell = f'HOLDFAST_QUEUE_MESSAGE_ID=old\neval {shlex.quote(result.stdout)}\necho "$?:$HOLDFAST_QUEUE_MESSAGE_ID"'
@@ -559,7 +596,7 @@ def test_a_stateful_get_leases_the_state_too(hf: Hf, monkeypatch: pytest.MonkeyP
     hf("state", "set", key, '{"step": 1}', "--lock", key, "--lease-id", lease, "--fence", "1")
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    hf("queue", "nack")
+    hf("queue", "nack", "--delay", "0")
     assert parsed(hf("queue", "get", "jobs", "--stateful", "--json"))["state"]["value"] == {"step": 1}
 
 
@@ -963,6 +1000,7 @@ def test_doctor_finds_wrong_counters_and_missing_payloads(hf: Hf, data: Path) ->
         counters.blocked = 0
         tx.put(jobs.all_counters.key(tx.writer), msgspec.msgpack.encode(counters))
         tx.delete_range(jobs.body, jobs.body + b"\xff" * 17)
+        tx.delete_range(jobs.failures, jobs.failures + b"\xff" * 17)
 
     with holdfast.open(f"dir:{data}") as plane:
         plane.transact(damage)
@@ -970,6 +1008,7 @@ def test_doctor_finds_wrong_counters_and_missing_payloads(hf: Hf, data: Path) ->
     assert any("says that 6 messages are leased, but there are 1" in each for each in found)
     assert any("says that 0 messages are blocked, but there are 1" in each for each in found)
     assert any("payload of message" in each for each in found)
+    assert any("the failed attempts of message" in each for each in found)
 
 
 def test_doctor_finds_a_damaged_key_space(hf: Hf, data: Path) -> None:

@@ -185,7 +185,7 @@ async def test_dwell_time_until_the_first_delivery_is_measured() -> None:
     message = await jobs.receive(visibility_seconds=7, extend_for_seconds=0)
     clock.advance_ms(1_000)
     await server.measured.call(ReceiveMessages("jobs", "ada"))
-    await message.nack()
+    await message.nack(delay_seconds=0)
     for _ in range(2):
         message = await jobs.receive(extend_for_seconds=0)
         assert message is not None

@@ -72,7 +72,7 @@ def test_a_settled_message_is_not_extended(running: Plane) -> None:
     jobs.put("a", visibility_seconds=9)
     first = jobs.receive()
     assert first is not None
-    first.nack()
+    first.nack(delay_seconds=0)
     ended = first.expires_ms
     second = jobs.receive()
     assert second is not None
@@ -156,7 +156,7 @@ def test_everything_that_happens_to_a_message_is_in_the_session_log(
 ) -> None:
     receipt = jobs.put("a", max_attempts=2, correlation_id="because")
     received(jobs).nack(intent="defer")
-    received(jobs).nack()
+    received(jobs).nack(delay_seconds=0)
     received(jobs)
     clock.advance_ms(30_000)
     assert jobs.receive() is None
@@ -173,8 +173,8 @@ def test_everything_that_happens_to_a_message_is_in_the_session_log(
 
 def test_the_session_log_has_the_last_error_of_a_dead_letter(plane: Plane, jobs: Queue) -> None:
     jobs.put("a", max_attempts=2)
-    received(jobs).nack(error="no route")
-    received(jobs).nack(error="no host")
+    received(jobs).nack(error="no route", delay_seconds=0)
+    received(jobs).nack(error="no host", delay_seconds=0)
     jobs.put("b")
     received(jobs).reject(error="no use")
     told = [(record["event"], record["error"]) for record in records(plane) if "error" in record]

@@ -62,7 +62,7 @@ def test_dead_letters_of_a_group_are_redriven_in_order(database: Database, by_id
 
 def test_a_message_becomes_a_dead_letter_after_max_attempts(database: Database, clock: ManualClock) -> None:
     put(database, b"a", max_attempts=2, correlation_id="because", priority=7, attributes={"kind": "x"})
-    nack(database, lease_one(database), error="first")
+    nack(database, lease_one(database), error="first", delay_seconds=0)
     clock.advance_ms(1_000)
     nack(database, lease_one(database), error="second", delay_seconds=60)
     assert counts(database) == {"dead": 1}
@@ -84,7 +84,7 @@ def test_a_dead_letter_is_never_dead_lettered_again(database: Database, clock: M
     """Neither a nack, nor an expired lease, nor a reject moves it."""
     put(database, b"a", max_attempts=1)
     reject(database, lease_one(database), "boom")
-    nack(database, lease_one(database, queue=DEAD), DEAD)
+    nack(database, lease_one(database, queue=DEAD), DEAD, delay_seconds=0)
     lease_one(database, queue=DEAD)
     clock.advance_ms(30_000)
     database.transact(queues.reject, DEAD, proof(lease_one(database, queue=DEAD)), error="bang")
@@ -102,9 +102,9 @@ def test_a_redriven_message_has_no_failures(database: Database, clock: ManualClo
     message = lease_one(database)
     assert (message.failures, message.origin, message.died_ms) == (0, None, 0)
     assert (message.attempts, message.fence) == (2, 2)
-    nack(database, message)
+    nack(database, message, delay_seconds=0)
     assert counts(database) == {"ready": 1}
-    nack(database, lease_one(database))
+    nack(database, lease_one(database), delay_seconds=0)
     assert counts(database) == {"dead": 1}
 
 
@@ -215,7 +215,7 @@ def test_a_crash_while_dead_lettering_keeps_the_message_in_one_queue(
 @pytest.mark.parametrize("end", ["nack", "reject"])
 def test_settling_without_an_error_keeps_the_last_error(database: Database, end: str) -> None:
     put(database, b"a", max_attempts=2)
-    nack(database, lease_one(database), error="boom")
+    nack(database, lease_one(database), error="boom", delay_seconds=0)
     message = lease_one(database)
     assert message.last_error == "boom"
     database.transact(getattr(queues, end), JOBS, proof(message))
@@ -228,7 +228,7 @@ def test_settling_without_an_error_keeps_the_last_error(database: Database, end:
 def test_a_dead_letter_keeps_the_last_error(database: Database) -> None:
     put(database, b"a", max_attempts=2)
     for error in ("first", "second"):
-        nack(database, lease_one(database), error=error)
+        nack(database, lease_one(database), error=error, delay_seconds=0)
     assert [letter.last_error for letter in peek(database, DEAD)] == ["second"]
     nack(database, lease_one(database, queue=DEAD), DEAD, counts=False)
     database.transact(queues.redrive, JOBS)

@@ -188,10 +188,11 @@ def test_a_with_block_acknowledges_at_its_end(jobs: Queue) -> None:
     assert (counts(jobs.stats()), jobs.stats().acked_total) == ({}, 1)
 
 
-def test_a_with_block_that_raises_nacks_with_the_error(jobs: Queue) -> None:
+def test_a_with_block_that_raises_nacks_with_the_error(jobs: Queue, clock: ManualClock) -> None:
     jobs.put("a")
     with pytest.raises(ZeroDivisionError), received(jobs):
         raise ZeroDivisionError("by nothing")
+    clock.advance_ms(1_100)
     message = received(jobs)
     assert (message.attempts, message.failure_attempts) == (2, 1)
     assert message.delivery.last_error == "ZeroDivisionError: by nothing"
@@ -256,7 +257,7 @@ def test_only_an_ack_may_be_repeated(jobs: Queue) -> None:
     acked, given_back = jobs.receive_many(2, extend_for_seconds=0)
     acked.ack()
     acked.ack()
-    given_back.nack()
+    given_back.nack(delay_seconds=0)
     for settle in (given_back.nack, given_back.ack, given_back.reject, acked.nack):
         with pytest.raises(QueueMessageLeaseMismatch):
             settle()
@@ -276,7 +277,7 @@ def test_a_message_of_another_process_is_settled_by_its_lease(plane: Plane, jobs
         getattr(held, how)()
     stats = jobs.stats()
     settled = {"ack": (0, 0), "nack": (1, 0), "reject": (0, 1), "atomic": (0, 0)}[how]
-    assert (stats.ready, stats.dead, stats.leased) == (*settled, 0)
+    assert (stats.delayed, stats.dead, stats.leased) == (*settled, 0)
 
 
 def test_a_message_of_another_process_is_extended(jobs: Queue, clock: ManualClock) -> None:
@@ -413,7 +414,7 @@ def test_a_policy_sets_defaults_of_messages(jobs: Queue) -> None:
     jobs.put("a")
     message = received(jobs)
     assert message.expires_ms == START_MS + 7_000
-    message.nack(error="boom")
+    message.nack(error="boom", delay_seconds=0)
     assert [(letter.last_error, letter.origin) for letter in jobs.dead_letters()] == [("boom", "jobs")]
     assert jobs.redrive() == 1
     with pytest.raises(InvalidArgument):

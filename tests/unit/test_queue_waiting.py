@@ -5,6 +5,7 @@ import gc
 import runpy
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def test_a_waiting_consumer_is_woken_by_a_nack(jobs: Queue, threads: ThreadPoolE
     jobs.put("a")
     message = received(jobs)
     waiter = waiting(threads, jobs)
-    message.nack()
+    message.nack(delay_seconds=0)
     assert served(waiter) == "a"
 
 
@@ -230,7 +231,7 @@ async def test_a_waiting_task_is_woken_when_a_message_becomes_ready(url: str, cl
             clock.advance_ms(ms)
 
         message = await wait_for(lambda: jobs.put("a"))
-        message = await wait_for(message.nack)
+        message = await wait_for(partial(message.nack, delay_seconds=0))
         await message.nack(delay_seconds=5)
         message = await wait_for(lambda: later(5_000))
         message = await wait_for(lambda: later(30_000))
@@ -396,7 +397,7 @@ def test_a_consumer_is_woken_by_a_commit_of_another_node(
     message = waiter.result()
     assert message is not None
     waiter = waiting(threads, there)
-    message.nack()
+    message.nack(delay_seconds=0)
     assert served(waiter) == "a"
     waiter = waiting(threads, here)
     clock.advance_ms(30_000)

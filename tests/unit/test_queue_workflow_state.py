@@ -55,7 +55,7 @@ def test_a_workflow_state_starts_empty_with_the_first_delivery_that_requests_it(
     put(database, b"a", correlation_id="because")
     message = lease_one(database)
     assert state_of(database, message) is None
-    nack(database, message)
+    nack(database, message, delay_seconds=0)
     found = lease_or_wait(database, with_state=True)
     (message,) = found.messages
     assert state_of(database, message) == (None, "because")
@@ -122,7 +122,7 @@ def test_a_workflow_state_moves_with_its_dead_letter_and_back(database: Database
         save(database, found, {"step": 2})
     letter = lease_one(database, queue=DEAD, with_state=True)
     assert holder_of(database, letter, DEAD) == ("ada", letter.due_ms)
-    nack(database, letter, DEAD)
+    nack(database, letter, DEAD, delay_seconds=0)
     database.transact(queues.redrive, JOBS)
     assert (state_of(database, message, DEAD), state_of(database, message)) == (None, ({"step": 1}, "because"))
     found = lease_or_wait(database, with_state=True)
@@ -134,7 +134,7 @@ def test_a_workflow_state_moves_with_its_dead_letter_and_back(database: Database
 def test_a_workflow_state_is_removed_when_its_message_expires(database: Database, clock: ManualClock) -> None:
     put(database, b"ready", b"leased", ttl_seconds=60)
     first, second = lease(database, 2, with_state=True, visibility_ms=90_000)
-    nack(database, first)
+    nack(database, first, delay_seconds=0)
     clock.advance_ms(60_000)
     process_due(database)
     assert (state_of(database, first), state_of(database, second)) == (None, (None, second.correlation_id))

@@ -21,7 +21,7 @@ from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
 from holdfast.layers.queues.deliveries import delivery_of, plain_delivery_of
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.tiers import Tier
-from holdfast.wire.queues import MessageLease, NewMessage, SidecarState
+from holdfast.wire.queues import Failure, MessageLease, NewMessage, SidecarState
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -85,7 +85,7 @@ def test_a_more_urgent_message_is_delivered_before_prefetched_ones(database: Dat
     put(database, b"d", priority=4)
     found = lease(database, prefetched=prefetched)
     put(database, b"a", priority=6)
-    nack(database, found[0])
+    nack(database, found[0], delay_seconds=0)
     found = [message for _ in range(6) for message in lease(database, prefetched=prefetched)]
     assert payloads(found) == [b"a", b"b", b"c", b"e", b"d"]
 
@@ -205,7 +205,7 @@ def test_a_leased_message_can_be_settled_after_its_ttl(database: Database, clock
     process_due(database)
     assert counts(database) == {"leased": 3}
     ack(database, acked)
-    nack(database, returned)
+    nack(database, returned, delay_seconds=0)
     assert counts(database) == {"leased": 1}
     clock.advance_ms(5_000)
     process_due(database)
@@ -271,7 +271,7 @@ def test_messages_of_a_group_are_delivered_one_at_a_time_in_order(database: Data
     assert lease(database, 10) == []
     ack(database, found[0])
     second = lease_one(database)
-    nack(database, second)
+    nack(database, second, delay_seconds=0)
     assert payloads(lease(database, 10)) == [b"a2"]
 
 
@@ -418,7 +418,7 @@ def test_a_wrong_lease_proof_settles_nothing(database: Database, settle: Callabl
 def test_a_nacked_message_is_delivered_again_after_its_delay(database: Database, clock: ManualClock) -> None:
     put(database, b"a", b"b")
     first, second = lease(database, 2)
-    nack(database, second, error="boom")
+    nack(database, second, error="boom", delay_seconds=0)
     nack(database, first, delay_seconds=0.5, error="bang")
     (again,) = lease(database, 2)
     assert (again.payload, again.failures, again.last_error) == (b"b", 1, "boom")
@@ -441,8 +441,8 @@ def test_a_deferred_message_counts_no_failure(database: Database) -> None:
 def test_a_long_error_is_truncated_and_invalid_text_is_replaced(database: Database) -> None:
     put(database, b"a", b"b")
     first, second = lease(database, 2)
-    nack(database, first, error="ü" * 5_000)
-    nack(database, second, error="odd \ud800")
+    nack(database, first, error="ü" * 5_000, delay_seconds=0)
+    nack(database, second, error="odd \ud800", delay_seconds=0)
     assert [message.last_error for message in peek(database)] == ["ü" * 2_048, "odd ?"]
 
 
@@ -454,17 +454,17 @@ def test_a_payload_stays_with_its_message_in_every_state(database: Database, clo
     message = lease_one(database)
     assert (message.payload, message.size) == (payload, size)
     extend(database, message, 60_000)
-    nack(database, message)
+    nack(database, message, delay_seconds=0)
     message = lease_one(database)
     assert message.payload == payload
     clock.advance_ms(30_000)
     message = lease_one(database)
     assert message.payload == payload
-    nack(database, message, error="boom")
+    nack(database, message, error="boom", delay_seconds=0)
     assert payloads(peek(database, DEAD)) == [payload]
     letter = lease_one(database, queue=DEAD)
     assert letter.payload == payload
-    nack(database, letter, DEAD)
+    nack(database, letter, DEAD, delay_seconds=0)
     assert database.transact(queues.redrive, JOBS) == 1
     message = lease_one(database)
     assert (message.payload, message.size) == (payload, size)
@@ -564,7 +564,7 @@ def test_stats_count_messages_by_state(database: Database, clock: ManualClock) -
     assert (found.ready, found.delayed, found.blocked, found.put_total) == (5, 1, 1, 7)
     acked, returned, rejected, _ = lease(database, 4)
     ack(database, acked)
-    nack(database, returned)
+    nack(database, returned, delay_seconds=0)
     reject(database, rejected)
     assert counts(database) == {"ready": 2, "delayed": 1, "leased": 1, "blocked": 1, "dead": 1}
     clock.advance_ms(30_000)
@@ -697,7 +697,7 @@ def test_the_counters_of_two_writers_are_summed(nodes: tuple[Database, Database]
     found = lease(other, 4)
     assert payloads(found) == [b"a", b"b", b"c", b"d"]
     ack(one, found[0])
-    nack(one, found[1])
+    nack(one, found[1], delay_seconds=0)
     reject(one, found[2])
     for node in nodes:
         assert counts(node) == {"ready": 2, "delayed": 1, "leased": 1, "blocked": 1, "dead": 1}
@@ -719,9 +719,11 @@ def test_an_idempotency_key_applies_to_all_nodes(nodes: tuple[Database, Database
     assert len(lease(other, 10)) == 1
 
 
-@given(st.builds(StoredMessage), st.none() | st.builds(SidecarState))
-def test_the_fast_and_the_plain_delivery_are_equal(message: StoredMessage, state: SidecarState | None) -> None:
+@given(st.builds(StoredMessage), st.none() | st.builds(SidecarState), st.none() | st.lists(st.builds(Failure)))
+def test_the_fast_and_the_plain_delivery_are_equal(
+    message: StoredMessage, state: SidecarState | None, failures: list[Failure] | None
+) -> None:
     message.id = bytes(16)
-    fast = delivery_of(message, state)
-    assert fast == plain_delivery_of(message, state)
+    fast = delivery_of(message, state, failures)
+    assert fast == plain_delivery_of(message, state, failures)
     assert msgspec.structs.asdict(fast)["fence"] == message.fence

@@ -97,7 +97,7 @@ async def _settle(client: Client, proof: Proof) -> None:
         if choice < 0.15:
             await client.operate("ack", "jobs", proof, _ack, proof)
     elif choice < 0.9:
-        delay_seconds, counts = client.random.choice((0.0, 0.0, 1.0)), client.random.random() < 0.7
+        delay_seconds, counts = client.random.choice((0.0, None, 1.0)), client.random.random() < 0.7
         await client.operate("nack", "jobs", [*proof, counts], _nack, proof, delay_seconds, counts)
     else:
         await client.operate("reject", "jobs", proof, _reject, proof)
@@ -309,7 +309,7 @@ def _ack(tx: Transaction, proof: Proof) -> None:
     layer.ack(tx, _JOBS, _lease_of(proof))
 
 
-def _nack(tx: Transaction, proof: Proof, delay_seconds: float, counts: bool) -> None:
+def _nack(tx: Transaction, proof: Proof, delay_seconds: float | None, counts: bool) -> None:
     layer.nack(tx, _JOBS, _lease_of(proof), delay_seconds=delay_seconds, counts=counts, error="on purpose")
 
 
@@ -349,6 +349,7 @@ def _leftovers(tx: Transaction) -> list[bytes]:
             queue_keys.parked,
             queue_keys.due,
             queue_keys.body,
+            queue_keys.failures,
             queue_keys.waiting.prefix,
             queue_keys.head.prefix,
         ):

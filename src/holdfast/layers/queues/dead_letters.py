@@ -21,11 +21,6 @@ from holdfast.layers.queues.policies import dead_letter_queue, policy_of
 from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
 
 
-def is_exhausted(message: StoredMessage) -> bool:
-    """Whether a message has used up its attempts."""
-    return message.origin is None and message.failures >= message.max_attempts
-
-
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Delete what belongs to a message that was unparked or removed, and advance its group."""
     if message.has_body:

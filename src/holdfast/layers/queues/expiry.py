@@ -90,7 +90,7 @@ def _end_lease_or_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> No
         )
         queue_tx.counters.expired += 1
         queue_tx.emit("expired", message)
-        if dead_letters.is_exhausted(message):
+        if failures.makes_dead_letter(message, failures.EXPIRED):
             dead_letters.dead_letter(queue_tx, message)
             return
     dead_letters.requeue(queue_tx, message, delay_ms=0)

@@ -13,6 +13,7 @@ import msgspec
 from holdfast.kv import Transaction
 from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, keys_of
+from holdfast.layers.queues.policies import dead_letter_queue
 from holdfast.limits import (
     ERROR_TYPE_BYTES_MAX,
     FAILURE_MESSAGE_BYTES_MAX,
@@ -48,7 +49,8 @@ def record(
 ) -> None:
     """Count a failure of a message that was leased until now, and store what is known about it.
 
-    Without `error` and `error_type` the message keeps its last error.
+    Without `error` and `error_type` the message keeps its last error. If the failure makes it a dead letter, its
+    failures are stored in the dead letter queue at once.
     """
     message.failures += 1
     reason = error if error_type is None else error_type if error is None else f"{error_type}: {error}"
@@ -65,11 +67,18 @@ def record(
         traceback=None if traceback is None else _end(traceback, TRACEBACK_BYTES_MAX),
     )
     kept = _newest([*_stored(queue_tx.tx, queue_tx.keys, message), failure], policy.failures_kept)
-    if kept:
-        queue_tx.tx.put(queue_tx.keys.failures_key(message.id), _encode(kept))
-    else:
+    is_dead = makes_dead_letter(message, outcome)
+    if is_dead or not kept:
         remove(queue_tx, message)
+    if kept:
+        keys = keys_of(dead_letter_queue(queue_tx.queue, policy)) if is_dead else queue_tx.keys
+        queue_tx.tx.put(keys.failures_key(message.id), _encode(kept))
     message.has_failures = bool(kept)
+
+
+def makes_dead_letter(message: StoredMessage, outcome: str) -> bool:
+    """Whether the last failure of a message makes it a dead letter."""
+    return message.origin is None and (outcome == REJECTED or message.failures >= message.max_attempts)
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
@@ -79,7 +88,7 @@ def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
 
 
 def move(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
-    """Move the failures of a message to another queue."""
+    """Move the failures of a message to another queue, unless they are there already."""
     if message.has_failures:
         tx, key = source.tx, source.keys.failures_key(message.id)
         stored = tx.get(key)

@@ -27,7 +27,14 @@ from holdfast.layers.queues import dead_letters, failures, sidecars
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
 from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.expiry import process_due
-from holdfast.layers.queues.failures import FAILED, REJECTED, Failures, delivered_failures, retry_delay_ms
+from holdfast.layers.queues.failures import (
+    FAILED,
+    REJECTED,
+    Failures,
+    delivered_failures,
+    makes_dead_letter,
+    retry_delay_ms,
+)
 from holdfast.layers.queues.keys import (
     QueueKey,
     QueueKeys,
@@ -210,7 +217,7 @@ def nack(
         if delay_seconds is None:
             delay_ms = retry_delay_ms(policy, message)
     queue_tx.emit("nacked" if counts else "deferred", message)
-    if counts and dead_letters.is_exhausted(message):
+    if counts and makes_dead_letter(message, FAILED):
         dead_letters.dead_letter(queue_tx, message)
     else:
         dead_letters.requeue(queue_tx, message, delay_ms=delay_ms)
@@ -244,7 +251,7 @@ def reject(
     queue_tx = QueueTransaction(tx, queue)
     queue_tx.unpark(message)
     _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
-    if message.origin is None:
+    if makes_dead_letter(message, REJECTED):
         dead_letters.dead_letter(queue_tx, message)
     else:  # It is a dead letter already.
         dead_letters.requeue(queue_tx, message, delay_ms=0)

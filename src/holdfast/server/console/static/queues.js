@@ -1,6 +1,6 @@
 // Queues: depth, next messages and dead letters.
 
-import { Table, ago, brief, button, bytes, card, clock, count, countHeading, h, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
+import { Table, ago, brief, button, bytes, card, clock, count, countHeading, fold, h, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
 
 const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
 const TILES = { ready: "ready", leased: "leased", delayed: "delayed", blocked: "blocked", dead: "dead", oldest: "oldest", consumers: "consumers" };
@@ -135,15 +135,29 @@ function inside(row) {
   return h(
     "div",
     { class: "columns" },
-    h("div", {}, row.last_error ? h("pre", { class: "error", tabindex: "0", text: row.last_error }) : "", h("pre", { tabindex: "0", text: pretty(payload(row)) })),
+    h("div", {}, failuresOf(row), h("pre", { tabindex: "0", text: pretty(payload(row)) })),
     h("dl", { class: "facts small" }, facts.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { class: "mono", text: String(value) })))),
   );
+}
+
+// The failed attempts of a message, the newest first and expanded.
+function failuresOf(row) {
+  if (!row.failures.length) return row.last_error ? h("pre", { class: "error", tabindex: "0", text: row.last_error }) : "";
+  return [...row.failures].reverse().map((failure, number) => {
+    const error = [failure.error_type, failure.message].filter(Boolean).join(": ");
+    const summary = `Attempt ${failure.attempt} by ${failure.owner}: ${failure.outcome}, ${clock(failure.failed_at_unix * 1000)}`;
+    const details = fold(summary, () => h("pre", { class: "error", tabindex: "0", text: failure.traceback ?? (error || "No error was given.") }));
+    details.open = number === 0;
+    return details;
+  });
 }
 
 function policyOf(rules, stats) {
   const rows = [
     ["Visibility timeout", seconds(rules.visibility_seconds)],
     ["Maximum attempts", count(rules.max_attempts)],
+    ["Back-off after failures", backOff(rules)],
+    ["Failures kept of a message", count(rules.failures_kept)],
     ["Dead-letter queue", rules.dead_letter_queue ?? `${stats.queue}.dlq`],
     ["Dead letters are kept for", seconds(rules.dead_letter_retention_seconds)],
     ["Messages are kept for", rules.retention_seconds ? seconds(rules.retention_seconds) : "no limit"],
@@ -154,6 +168,12 @@ function policyOf(rules, stats) {
     ["Expired leases", count(stats.expired_total)],
   ];
   return h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
+}
+
+function backOff(rules) {
+  const grows = rules.retry_factor > 1 && rules.retry_delay_max_seconds > rules.retry_delay_seconds;
+  const most = seconds(rules.retry_delay_max_seconds);
+  return grows ? `${seconds(rules.retry_delay_seconds)}, × ${rules.retry_factor}, up to ${most}` : seconds(Math.min(rules.retry_delay_seconds, rules.retry_delay_max_seconds));
 }
 
 function named(cell) {
