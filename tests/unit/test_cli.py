@@ -926,6 +926,7 @@ def data(tmp_path: Path) -> Path:
         jobs.put(b"y" * 50_000, delay_seconds=3_600)
         jobs.put("a", group="g")
         jobs.put("b", group="g", ttl_seconds=3_600)
+        jobs.receive(extend_for_seconds=0).nack(error="boom", delay_seconds=0)
         jobs.receive(visibility_seconds=3_600, extend_for_seconds=0)
         plane.activity.log("s", {"a": 1})
     return tmp_path / "data"
