@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Failure, Plane, QueuePolicy
-from holdfast.handles.sync.queues import Queue
+from holdfast import Failure, QueuePolicy
 from holdfast.kv import Database, Transaction
 from holdfast.layers import queues
 from holdfast.layers.queues import StoredMessage
@@ -32,11 +31,6 @@ peek = _calls["peek"]
 counts = _calls["counts"]
 purge = _calls["purge"]
 remaining_keys = _calls["remaining_keys"]
-_handles = runpy.run_path(str(Path(__file__).with_name("queue_handle_fixtures.py")))
-url = _handles["url"]
-plane = _handles["plane"]
-jobs = _handles["jobs"]
-received = _handles["received"]
 
 IN_MEMORY = pytest.mark.parametrize("backend", ["memory"])
 
@@ -316,65 +310,3 @@ def test_a_message_that_backs_off_blocks_its_group(database: Database, clock: Ma
     assert lease(database, 2) == []
     clock.advance_ms(1_100)
     assert [message.payload for message in lease(database, 2)] == [b"first"]
-
-
-def test_a_with_block_that_fails_again_and_again_backs_off(jobs: Queue, clock: ManualClock) -> None:
-    jobs.put("a", max_attempts=4)
-    for number, seconds in enumerate((1, 2, 4), 1):
-        with pytest.raises(ZeroDivisionError), received(jobs, owner="ada"):
-            raise ZeroDivisionError(f"failure {number}")
-        clock.advance_ms(seconds * 900 - 1)
-        assert jobs.receive() is None
-        clock.advance_ms(seconds * 200 + 2)
-    message = received(jobs)
-    assert (message.failure_attempts, message.attempts) == (3, 4)
-    assert [(each.attempt, each.owner, each.outcome, each.error_type, each.message) for each in message.failures] == [
-        (number, "ada", "failed", "ZeroDivisionError", f"failure {number}") for number in (1, 2, 3)
-    ]
-    assert message.failures[0].leased_ms == message.failures[0].failed_ms == START_MS
-    assert message.delivery.last_error == "ZeroDivisionError: failure 3"
-
-
-# Exceptions.
-
-
-class _Unprintable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
-
-
-@pytest.mark.parametrize("how", ["nack", "reject", "atomic nack", "atomic reject"])
-def test_an_exception_is_kept_with_its_type_and_traceback(plane: Plane, jobs: Queue, how: str) -> None:
-    jobs.put("a", max_attempts=1)
-    message = received(jobs)
-    try:
-        try:
-            raise KeyError("cause")
-        except KeyError as cause:
-            raise ValueError("boom \udcff") from cause
-    except ValueError as caught:
-        error = caught
-    if how.startswith("atomic"):
-        atomic = plane.atomic()
-        (atomic.nack(message, error=error) if "nack" in how else atomic.reject(message, error)).commit()
-    else:
-        getattr(message, how)(error=error)
-    [letter] = jobs.dead_letters()
-    assert letter.last_error == "ValueError: boom ?"
-    [failure] = letter.failures
-    assert (failure.outcome, failure.error_type, failure.message) == (
-        "rejected" if "reject" in how else "failed",
-        "ValueError",
-        "boom ?",
-    )
-    assert failure.traceback is not None
-    assert failure.traceback.startswith("Traceback (most recent call last)")
-    assert "KeyError: 'cause'" in failure.traceback
-    assert failure.traceback.endswith("ValueError: boom ?\n")
-
-
-def test_an_exception_without_a_text_is_kept(jobs: Queue) -> None:
-    jobs.put("a", max_attempts=1)
-    with pytest.raises(_Unprintable), received(jobs):
-        raise _Unprintable
-    assert [letter.failures[0].error_type for letter in jobs.dead_letters()] == ["_Unprintable"]
