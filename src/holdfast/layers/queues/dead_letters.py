@@ -25,7 +25,8 @@ def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Delete what belongs to a message that was unparked or removed, and advance its group."""
     if message.has_body:
         queue_tx.tx.delete(queue_tx.keys.body_key(message.id))
-    failures.remove(queue_tx, message)
+    if message.has_failures:
+        failures.remove(queue_tx, message)
     _clear_ttl(queue_tx.tx, queue_tx.keys, message)
     sidecars.remove(queue_tx.tx, queue_tx.queue, message)
     advance_group(queue_tx, message)

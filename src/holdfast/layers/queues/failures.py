@@ -68,7 +68,7 @@ def record(
     )
     kept = _newest([*_stored(queue_tx.tx, queue_tx.keys, message), failure], policy.failures_kept)
     is_dead = makes_dead_letter(message, outcome)
-    if is_dead or not kept:
+    if message.has_failures and (is_dead or not kept):
         remove(queue_tx, message)
     if kept:
         keys = keys_of(dead_letter_queue(queue_tx.queue, policy)) if is_dead else queue_tx.keys
@@ -82,9 +82,8 @@ def makes_dead_letter(message: StoredMessage, outcome: str) -> bool:
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Remove the failures of a message."""
-    if message.has_failures:
-        queue_tx.tx.delete(queue_tx.keys.failures_key(message.id))
+    """Remove the record of a message's failures."""
+    queue_tx.tx.delete(queue_tx.keys.failures_key(message.id))
 
 
 def move(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:

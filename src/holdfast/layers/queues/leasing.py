@@ -151,7 +151,7 @@ def lease_or_wait(
     if with_state:
         states = [sidecars.open(tx, queue, message) for message in leased]
     more = _most_urgent(queue_tx.counters.ready) >= 0
-    failed = delivered_failures(tx, queue, leased)
+    failed = delivered_failures(tx, queue, leased) if any(message.has_failures for message in leased) else None
     return Leased(leased, _retry_in_ms(queue_tx, policy), states, tx.events, more=more, failures=failed)
 
 
