@@ -1,9 +1,12 @@
-"""Extends the leases of received messages in a background thread, while consumers process them.
+"""Renews leases in a background thread, while their holders work: those of received messages, and those in `with` blocks.
 
-Forgetting to extend a lease is the most common consumer bug, and a busy consumer cannot do it. So the lease of every
-received message is extended from a third of its visibility timeout on, until the message is settled, its handle is
-garbage-collected, or the cap is reached. If a lease is lost anyway (the process was suspended for too long), the
-message is marked `lost`.
+Forgetting to renew a lease is the most common bug of its holder, and a busy holder cannot do it. A lease is renewed
+from a third of its duration on, until the holder stops the renewal, its handle is garbage-collected, or (messages only)
+the cap is reached. A lease that is lost anyway is marked so:
+
+    renewed   ──► renewed again after a third of its duration
+    refused   ──► lost: another owner may have it
+    no answer ──► tried again; a lease in a `with` block is lost once the time of its last renewal has passed
 """
 
 import heapq
@@ -15,16 +18,19 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import Protocol
+from typing import Final, Protocol
 
-from holdfast.errors import Closed, Fenced
+from holdfast.errors import Closed, Fenced, LeaseExpired
+from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import MessageLease
 
 _log = logging.getLogger("holdfast.lease_renewal")
 
-_NEW_MAX = 4_096  # New messages that may queue before the thread is woken to drop settled ones.
+_NEW_MAX = 4_096  # New renewals that may queue before the thread is woken to drop stopped ones.
+_RETRY_SECONDS: Final = 1.0  # The longest pause before an unanswered renewal of a held lease is tried again.
 
 Extend = Callable[[str, str, MessageLease, float], int]  # (universe, queue, lease, seconds) -> the new expiry.
+Keep = Callable[[LeaseProof, float], int]  # (lease, seconds) -> the new expiry.
 
 
 class Renewable(Protocol):
@@ -37,12 +43,12 @@ class Renewable(Protocol):
 class Renewal:
     """The renewal of one message's lease. Call `stop` when the message is settled."""
 
-    __slots__ = ("cap", "lease", "message", "queue", "seconds", "stopped", "universe")
+    __slots__ = ("cap", "handle", "lease", "queue", "seconds", "stopped", "universe")
 
     def __init__(
         self, message: Renewable, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap: float
     ) -> None:
-        self.message = weakref.ref(message)
+        self.handle = weakref.ref(message)
         self.universe = universe
         self.queue = queue
         self.lease = lease
@@ -53,15 +59,103 @@ class Renewal:
     def stop(self) -> None:
         self.stopped = True
 
+    def renew(self, renewer: "LeaseRenewer") -> float | None:
+        """Extend the lease once. Returns when to do it again, in seconds; None if never."""
+        message = self.handle()
+        if self.stopped or message is None or time.monotonic() >= self.cap:
+            return None
+        try:
+            message.expires_ms = renewer.extend(self.universe, self.queue, self.lease, self.seconds)
+        except Closed:
+            return None
+        except Fenced as error:
+            if not self.stopped:
+                message.lost = True
+                _log.warning("the lease on message %s of %s was lost: %s", self.lease.id, self.queue, error)
+            return None
+        except Exception as error:  # It may have been extended; extending it again is harmless.
+            _log.info("could not extend the lease on message %s of %s, retrying: %s", self.lease.id, self.queue, error)
+        return self.seconds / 3
+
+
+class HeldLease(Protocol):
+    """The part of a lease's handle that the renewer updates."""
+
+    expires_ms: int
+
+
+class HeldLeaseRenewal:
+    """The renewal of a lease in a `with` block, and until when the lease is certainly held.
+
+    `held_until` is measured by this process's monotonic clock, from before a renewal is requested. So it has passed
+    when another owner can acquire the lease, even if the clocks of the machines differ or the server does not answer.
+    """
+
+    def __init__(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> None:
+        self.handle = weakref.ref(lease)
+        self.proof = proof
+        self.seconds = seconds
+        self.held_until = renewed_at + seconds
+        self.stopped = False
+        self._loss: Fenced | None = None
+        self._last_error: Exception | None = None
+
+    @property
+    def loss(self) -> Fenced | None:
+        """Why the lease is lost; None while it is certainly held. A lost lease stays lost."""
+        if self._loss is None and not self.stopped and time.monotonic() >= self.held_until:
+            why = "no renewal was answered in time" if self._last_error is None else self._last_error
+            self._lose(
+                LeaseExpired(
+                    f"The lease on {self.proof.key} could not be renewed before it expired ({why}), and another owner "
+                    "may hold it; stop, acquire it again, then read its state"
+                )
+            )
+        return self._loss
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def extend_until(self, held_until: float) -> None:
+        """Record a renewal that the holder has requested itself."""
+        self.held_until = max(self.held_until, held_until)
+
+    def renew(self, renewer: "LeaseRenewer") -> float | None:
+        """Renew the lease once. Returns when to do it again, in seconds; None if never."""
+        lease, requested_at = self.handle(), time.monotonic()
+        if self.stopped or lease is None or self.loss is not None:
+            return None
+        try:
+            lease.expires_ms = renewer.keep(self.proof, self.seconds)
+        except Closed:
+            return None
+        except Fenced as error:
+            if not self.stopped:
+                self._lose(error)
+            return None
+        except Exception as error:  # It may have been renewed; renewing it again is harmless.
+            _log.info("could not renew the lease on %s, retrying: %s", self.proof.key, error)
+            self._last_error = error
+            left = max(self.held_until - time.monotonic(), 0.0)
+            return min(self.seconds / 10, _RETRY_SECONDS, left)
+        self.extend_until(requested_at + self.seconds)
+        self._last_error = None
+        return self.seconds / 3
+
+    def _lose(self, error: Fenced) -> None:
+        self._loss = error
+        _log.warning("the lease on %s was lost: %s", self.proof.key, error)
+
 
 class LeaseRenewer:
-    """Renews leases on a thread that starts with the first message and stops with the plane."""
+    """Renews leases on a thread that starts with the first lease and stops with the plane."""
 
-    def __init__(self, extend: Extend) -> None:
-        self._extend = extend
+    def __init__(self, extend: Extend, keep: Keep) -> None:
+        self.extend = extend
+        self.keep = keep
         self._lock = threading.Condition()
-        self._due: list[tuple[float, int, Renewal]] = []
-        self._new: deque[tuple[float, int, Renewal]] = deque()
+        self._due: list[tuple[float, int, Renewal | HeldLeaseRenewal]] = []
+        self._new: deque[tuple[float, int, Renewal | HeldLeaseRenewal]] = deque()
         self._wake_at = math.inf  # When the thread wakes by itself.
         self._numbers = count()
         self._thread: threading.Thread | None = None
@@ -71,12 +165,20 @@ class LeaseRenewer:
     def start(
         self, message: Renewable, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap_seconds: float
     ) -> Renewal:
-        """Extend the lease by `seconds` repeatedly, for at most `cap_seconds`."""
+        """Extend a message's lease by `seconds` repeatedly, for at most `cap_seconds`."""
         now = time.monotonic()
         renewal = Renewal(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
         self._new.append((now + seconds / 3, next(self._numbers), renewal))
         # Usually the thread wakes early enough by itself, and finds that the message is settled.
         if self._wake_at > now + seconds / 3 or len(self._new) > _NEW_MAX:
+            self._wake()
+        return renewal
+
+    def hold(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> HeldLeaseRenewal:
+        """Renew a lease for `seconds` repeatedly. It was last renewed at `renewed_at`, of the monotonic clock."""
+        renewal = HeldLeaseRenewal(lease, proof, seconds=seconds, renewed_at=renewed_at)
+        self._new.append((renewed_at + seconds / 3, next(self._numbers), renewal))
+        if self._wake_at > renewed_at + seconds / 3 or len(self._new) > _NEW_MAX:
             self._wake()
         return renewal
 
@@ -91,10 +193,10 @@ class LeaseRenewer:
         thread = threading.Thread(target=self._run, name="holdfast-lease-renewal", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # Out of threads. The message was received nonetheless.
+        except RuntimeError as error:  # Out of threads. The lease was granted nonetheless.
             if not self._has_warned:
                 self._has_warned = True
-                _log.warning("leases are not extended: the renewal thread cannot start yet: %s", error)
+                _log.warning("leases are not renewed: the renewal thread cannot start yet: %s", error)
             while len(self._new) > _NEW_MAX:
                 self._new.popleft()
         else:
@@ -121,40 +223,20 @@ class LeaseRenewer:
                         continue
                     self._lock.wait(self._due[0][0] - time.monotonic() if self._due else None)
                     self._collect_new()
-                self._wake_at = 0.0  # Awake: it collects new messages before it sleeps again.
+                self._wake_at = 0.0  # Awake: it collects new renewals before it sleeps again.
                 if self._closing:
                     return
                 renewal = heapq.heappop(self._due)[2]
-            if self._extend_lease(renewal):
+            pause = renewal.renew(self)
+            if pause is not None:
                 with self._lock:
-                    due = time.monotonic() + renewal.seconds / 3
-                    heapq.heappush(self._due, (due, next(self._numbers), renewal))
+                    heapq.heappush(self._due, (time.monotonic() + pause, next(self._numbers), renewal))
 
     def _collect_new(self) -> None:
-        """Schedule the new messages that are not settled yet."""
+        """Schedule the new renewals that are not stopped yet."""
         while self._new:
             due = self._new.popleft()
-            if not due[2].stopped and due[2].message() is not None:
+            if not due[2].stopped and due[2].handle() is not None:
                 heapq.heappush(self._due, due)
-        while self._due and (self._due[0][2].stopped or self._due[0][2].message() is None):
+        while self._due and (self._due[0][2].stopped or self._due[0][2].handle() is None):
             heapq.heappop(self._due)
-
-    def _extend_lease(self, renewal: Renewal) -> bool:
-        """Extend one lease. Returns whether to extend it again later."""
-        message = renewal.message()
-        if renewal.stopped or message is None or time.monotonic() >= renewal.cap:
-            return False
-        try:
-            message.expires_ms = self._extend(renewal.universe, renewal.queue, renewal.lease, renewal.seconds)
-        except Closed:
-            return False
-        except Fenced as error:
-            if not renewal.stopped:
-                message.lost = True
-                _log.warning("the lease on message %s of %s was lost: %s", renewal.lease.id, renewal.queue, error)
-            return False
-        except Exception as error:  # It may have been extended; extending it again is harmless.
-            _log.info(
-                "could not extend the lease on message %s of %s, retrying: %s", renewal.lease.id, renewal.queue, error
-            )
-        return True

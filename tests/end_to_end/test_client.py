@@ -34,6 +34,7 @@ from holdfast.errors import (
     HeadAdvanced,
     InvalidArgument,
     InvalidUrl,
+    LeaseExpired,
     LeaseHeld,
     NotAllowed,
     Unreachable,
@@ -705,6 +706,31 @@ def test_lease_renewal_survives_closed_connections(server: Any, name: str) -> No
             proxy.cut_all()
         message.ack()
         assert (jobs.stats().expired_total, message.lost) == (0, False)
+
+
+async def test_a_lease_in_a_with_block_is_renewed_through_a_server(server: Any, name: str) -> None:
+    async with (
+        holdfast.connect_async(server.url) as plane,
+        await plane.lease(name).acquire("ada", ttl_seconds=3) as lease,
+    ):
+        first = lease.expires_ms
+        until(lambda: lease.expires_ms > first)  # Blocks the event loop: there is no `await`.
+        assert (await plane.lease(name).describe()).lease.expires_ms == lease.expires_ms
+        assert not lease.lost
+
+
+def test_a_lease_is_lost_when_it_expires_and_the_server_does_not_answer(server: Any, name: str) -> None:
+    with Proxy(server.port) as proxy, holdfast.connect(proxy.url) as plane:
+        with (
+            pytest.raises(LeaseExpired, match=f"{name} could not be renewed before it expired"),
+            plane.lease(name).acquire("ada", ttl_seconds=0.9) as lease,
+        ):
+            proxy.swallows = True
+            proxy.cut_all()
+            until(lambda: lease.lost)
+        proxy.swallows = False
+        proxy.cut_all()
+        assert plane.lease(name).acquire("bob", wait_seconds=PATIENCE_SECONDS).fence == 2
 
 
 def test_closing_does_not_wait_for_a_renewal_without_an_answer(server: Any, name: str) -> None:

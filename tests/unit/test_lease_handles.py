@@ -122,11 +122,95 @@ def test_a_with_block_that_raises_releases_its_lease(plane: Plane) -> None:
     assert plane.lease("deploy").acquire("bob").fence == 2
 
 
-def test_a_with_block_does_not_release_the_next_holders_lease(plane: Plane, clock: ManualClock) -> None:
-    with plane.lease("deploy").acquire("ada", ttl_seconds=1):
+def test_a_with_block_renews_its_lease(plane: Plane, clock: ManualClock) -> None:
+    """The plane's clock moves only here; a renewal is due after half a second of real time."""
+    with plane.lease("deploy").acquire("ada", ttl_seconds=1.5) as lease:
         clock.advance_ms(1_000)
-        plane.lease("deploy").acquire("bob", ttl_seconds=1)
-    assert plane.lease("deploy").describe().held
+        until(lambda: lease.expires_ms == START_MS + 2_500)
+        clock.advance_ms(1_000)
+        with pytest.raises(LeaseHeld):
+            plane.lease("deploy").acquire("bob")
+        assert not lease.lost
+    assert plane.lease("deploy").acquire("bob").fence == 2
+
+
+async def test_an_async_with_block_renews_its_lease_while_the_event_loop_is_blocked(clock: ManualClock) -> None:
+    async with holdfast.open_async("memory:", clock=clock) as plane:
+        async with await plane.lease("deploy").acquire("ada", ttl_seconds=1.5) as lease:
+            clock.advance_ms(1_000)
+            until(lambda: lease.expires_ms == START_MS + 2_500)  # There is no `await`.
+            clock.advance_ms(1_000)
+            with pytest.raises(LeaseHeld):
+                await plane.lease("deploy").acquire("bob")
+        with pytest.raises(LeaseExpired, match="ended before its block did"):
+            async with await plane.lease("deploy").acquire("ada", ttl_seconds=600):
+                clock.advance_ms(600_000)
+        with pytest.raises(ZeroDivisionError):
+            async with await plane.lease("deploy").acquire("ada", ttl_seconds=600) as lease:
+                clock.advance_ms(600_000)
+                raise ZeroDivisionError
+
+
+def test_a_with_block_whose_lease_was_lost_raises_at_its_end(plane: Plane, clock: ManualClock) -> None:
+    with (
+        pytest.raises(LeaseExpired, match="deploy ended before its block did.*acquire it again"),
+        plane.lease("deploy").acquire("ada", ttl_seconds=600) as lease,
+    ):
+        clock.advance_ms(600_000)
+        plane.lease("deploy").acquire("bob", ttl_seconds=600)
+    assert lease.lost
+    assert plane.lease("deploy").describe().held, "the next holder's lease was not released"
+
+
+def test_a_refused_renewal_in_a_with_block_is_seen_and_raised(plane: Plane, clock: ManualClock) -> None:
+    with (
+        pytest.raises(Fenced, match="another owner.*; stop, acquire it again"),
+        plane.lease("deploy").acquire("ada", ttl_seconds=1.5) as lease,
+    ):
+        clock.advance_ms(1_500)
+        plane.lease("deploy").acquire("bob", ttl_seconds=600)
+        until(lambda: lease.lost)
+
+
+def test_the_error_of_a_with_block_is_not_hidden(plane: Plane, clock: ManualClock) -> None:
+    for lost in ("at-the-end", "in-the-block"):
+        with pytest.raises(ZeroDivisionError), plane.lease(lost).acquire("ada", ttl_seconds=600) as lease:
+            clock.advance_ms(600_000)
+            if lost == "in-the-block":
+                with pytest.raises(LeaseExpired):
+                    lease.keepalive()
+            raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), plane.lease("closed").acquire("ada"):
+        plane.close()
+        raise ZeroDivisionError
+
+
+def test_a_lease_that_was_released_in_its_block_is_not_lost(plane: Plane) -> None:
+    with plane.lease("deploy").acquire("ada") as lease:
+        assert lease.release()
+        plane.lease("deploy").acquire("bob")
+    assert not lease.lost
+    with pytest.raises(Fenced), lease:
+        raise AssertionError("its block was entered")
+    assert plane.lease("deploy").describe().lease.owner == "bob"
+
+
+def test_a_with_block_of_an_older_lease_starts_with_a_renewal(plane: Plane, clock: ManualClock) -> None:
+    first = plane.lease("deploy").acquire("ada", ttl_seconds=600)
+    clock.advance_ms(599_000)
+    with plane.lease("deploy").held(first.id, fence=first.fence, ttl_seconds=600) as lease:
+        assert lease.expires_ms == START_MS + 1_199_000
+    with pytest.raises(LeaseExpired), plane.lease("deploy").held(first.id, fence=first.fence):
+        raise AssertionError("its block was entered")
+
+
+def test_a_lease_outside_of_a_with_block_is_not_renewed(plane: Plane) -> None:
+    lease = plane.lease("deploy").acquire("ada", ttl_seconds=0.03)
+    with plane.lease("other").acquire("ada", ttl_seconds=1.5) as other:
+        first = other.expires_ms
+        plane.lease("other").held(other.id, fence=other.fence).keepalive(3)
+        until(lambda: other.expires_ms > first)  # The renewer had the time to renew both.
+    assert (lease.expires_ms, lease.lost) == (START_MS + 30, False)
 
 
 def test_a_keepalive_lasts_as_long_as_the_acquire_and_never_shortens(plane: Plane, clock: ManualClock) -> None:

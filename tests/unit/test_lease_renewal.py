@@ -1,4 +1,4 @@
-"""LeaseRenewer: what it extends, when, and when it stops. Its thread sleeps until the test wakes it."""
+"""LeaseRenewer: what it renews, when, and when it stops. Its thread sleeps until the test wakes it."""
 
 import gc
 import logging
@@ -11,8 +11,18 @@ from typing import Any
 import pytest
 
 from holdfast import lease_renewal as renewal_module
-from holdfast.errors import Busy, Closed, CommitUnknown, QueueMessageLeaseMismatch, TransactionConflict, Unreachable
+from holdfast.errors import (
+    Busy,
+    Closed,
+    CommitUnknown,
+    LeaseConflict,
+    LeaseExpired,
+    QueueMessageLeaseMismatch,
+    TransactionConflict,
+    Unreachable,
+)
 from holdfast.lease_renewal import LeaseRenewer
+from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import MessageLease
 
 DEADLINE_SECONDS = 30.0  # Bounds every wait, so that a stuck thread fails the test.
@@ -35,6 +45,10 @@ class Message:
     expires_ms = 0
 
 
+class HeldLease:
+    expires_ms = 0
+
+
 class RenewerHarness:
     """A LeaseRenewer with a manual clock and recorded extensions."""
 
@@ -46,12 +60,19 @@ class RenewerHarness:
         monkeypatch.setattr(renewal_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         threads = SimpleNamespace(Condition=lambda: self.condition, Thread=threading.Thread)
         monkeypatch.setattr(renewal_module, "threading", threads)
-        self.lease_renewer = LeaseRenewer(self.extend)
+        self.lease_renewer = LeaseRenewer(self.extend, self.keep)
 
     def extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         assert (universe, queue) == ("main", "jobs")
         self.extended.append((self.now - 1_000, lease.id))
         return self.answers.get(lease.id, lambda: 7)()
+
+    def keep(self, proof: LeaseProof, seconds: float) -> int:
+        self.extended.append((self.now - 1_000, proof.key))
+        return self.answers.get(proof.key, lambda: round(seconds))()
+
+    def hold(self, lease: HeldLease, key: str, *, seconds: float = 30.0) -> Any:
+        return self.lease_renewer.hold(lease, LeaseProof(key, "l", 1), seconds=seconds, renewed_at=self.now)
 
     def start(self, message: Message, id: str, *, seconds: float = 30.0, cap_seconds: float = 3_600.0) -> Any:
         lease = MessageLease(id, f"{id}-1", 1)
@@ -309,8 +330,11 @@ def test_messages_are_received_when_the_renewal_thread_cannot_start(
         extended.put(lease.id)
         return 0
 
+    def keep(proof: LeaseProof, seconds: float) -> int:
+        raise AssertionError("no lease is held")
+
     monkeypatch.setattr(renewal_module, "_NEW_MAX", 4)
-    lease_renewer, messages = LeaseRenewer(extend), [Message() for _ in range(10)]
+    lease_renewer, messages = LeaseRenewer(extend, keep), [Message() for _ in range(10)]
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
         patch.setattr(threading.Thread, "start", refuse)
         for number, message in enumerate(messages):
@@ -324,3 +348,103 @@ def test_messages_are_received_when_the_renewal_thread_cannot_start(
         extended_ids.add(extended.get(timeout=DEADLINE_SECONDS))
     lease_renewer.close()
     assert extended_ids == {"m6", "m7", "m8", "m9", "m10"}, "only the newest waiting messages are kept"
+
+
+# Leases in `with` blocks.
+
+
+def test_a_held_lease_is_renewed_by_the_thread_of_the_messages(harness: RenewerHarness) -> None:
+    message, lease = Message(), HeldLease()
+    harness.start(message, "a", seconds=30)
+    harness.wait_until_idle()
+    renewal = harness.hold(lease, "deploy", seconds=12)
+    assert harness.wait_until_idle() == 4, "it was woken for the lease that is due earlier"
+    assert sum(thread.name == "holdfast-lease-renewal" for thread in threading.enumerate()) == 1
+    for seconds in (4, 8, 10, 12):
+        harness.advance_to(seconds)
+    assert harness.extended == [(4, "deploy"), (8, "deploy"), (10, "a"), (12, "deploy")]
+    assert (lease.expires_ms, message.expires_ms, renewal.loss) == (12, 7, None)
+    renewal.stop()
+    harness.advance_to(100)
+    assert harness.extended[4:] == [(100, "a")]
+    assert renewal.loss is None, "its holder has stopped the renewal"
+
+
+def test_an_unanswered_renewal_is_retried_until_the_lease_expires(
+    harness: RenewerHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = HeldLease()
+    harness.answers["deploy"] = raises(Unreachable("the server is gone"))
+    renewal = harness.hold(lease, "deploy", seconds=6)
+    harness.wait_until_idle()
+    assert harness.advance_to(2) == pytest.approx(0.6)
+    harness.advance_to(5.8)
+    assert renewal.loss is None
+    with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+        assert harness.advance_to(6) is None, "a lost lease is not renewed"
+    assert [when for when, _ in harness.extended] == pytest.approx([2, 5.8])
+    assert "deploy was lost" in caplog.text
+    assert isinstance(renewal.loss, LeaseExpired)
+    assert "the server is gone" in str(renewal.loss)
+
+
+def test_a_lease_without_an_answer_is_lost_when_it_expires(harness: RenewerHarness) -> None:
+    """Also while a renewal waits for its answer, and even if that answer arrives later."""
+    lease, entered, leave = HeldLease(), threading.Event(), threading.Event()
+
+    def slow() -> int:
+        entered.set()
+        assert leave.wait(DEADLINE_SECONDS)
+        return 9
+
+    harness.answers["deploy"] = slow
+    renewal = harness.hold(lease, "deploy", seconds=6)
+    harness.wait_until_idle()
+    with harness.condition:
+        harness.now += 5
+        harness.condition.notify()
+    assert entered.wait(DEADLINE_SECONDS)
+    assert renewal.loss is None
+    harness.now += 1
+    assert isinstance(renewal.loss, LeaseExpired)
+    leave.set()
+    harness.wait_until_idle()
+    assert isinstance(renewal.loss, LeaseExpired)
+
+
+def test_the_time_of_a_renewal_is_counted_from_its_request(harness: RenewerHarness) -> None:
+    lease = HeldLease()
+
+    def slow() -> int:
+        harness.now += 2
+        return 9
+
+    harness.answers["deploy"] = slow
+    renewal = harness.hold(lease, "deploy", seconds=6)
+    harness.wait_until_idle()
+    harness.advance_to(3)
+    harness.now = 1_008.9
+    assert renewal.loss is None
+    harness.now = 1_009.0
+    assert renewal.loss is not None
+
+
+def test_a_refused_renewal_is_a_loss(harness: RenewerHarness, caplog: pytest.LogCaptureFixture) -> None:
+    lease = HeldLease()
+    harness.answers["deploy"] = raises(LeaseConflict("bob has it"))
+    renewal = harness.hold(lease, "deploy")
+    harness.wait_until_idle()
+    with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+        assert harness.advance_to(10) is None
+    assert isinstance(renewal.loss, LeaseConflict)
+    assert "bob has it" in caplog.text
+
+
+def test_a_held_lease_without_a_handle_is_not_renewed(harness: RenewerHarness) -> None:
+    lease = HeldLease()
+    harness.hold(lease, "deploy")
+    harness.wait_until_idle()
+    del lease
+    gc.collect()
+    assert harness.advance_to(10) is None
+    assert harness.extended == []

@@ -1,4 +1,4 @@
-"""Lease renewal over plain HTTP from a thread, so a worker that blocks its event loop keeps its messages."""
+"""Lease renewal over plain HTTP from a thread, so a holder that blocks its event loop keeps its leases."""
 
 import http.client
 import socket
@@ -11,6 +11,7 @@ import msgspec
 from holdfast.client.streaming import Server, connect, headers, path
 from holdfast.errors import Closed, Unreachable, rebuild
 from holdfast.lease_renewal import LeaseRenewer
+from holdfast.wire.leases import Granted, KeepLease, LeaseProof
 from holdfast.wire.problems import Problem, error_of
 from holdfast.wire.queues import ExtendMessages, MessageLease, Outcomes
 
@@ -19,10 +20,10 @@ _MSGPACK: Final = "application/msgpack"
 
 
 class RemoteLeaseRenewer(LeaseRenewer):
-    """Renews message leases by calling the server."""
+    """Renews leases by calling the server."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(self._extend)
+        super().__init__(self._extend_message, self._keep_lease)
         self._server = server
         self._connection: http.client.HTTPConnection | None = None
         self._connection_lock = threading.Lock()
@@ -38,12 +39,16 @@ class RemoteLeaseRenewer(LeaseRenewer):
         with self._connection_lock:
             self._disconnect()
 
-    def _extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
+    def _extend_message(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         request = ExtendMessages(queue, [lease], seconds, universe)
         outcome = msgspec.msgpack.decode(self._post(msgspec.msgpack.encode(request)), type=Outcomes).outcomes[0]
         if outcome.code is not None:
             raise rebuild(outcome.code, outcome.detail or outcome.code)
         return outcome.expires_ms
+
+    def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
+        request = KeepLease(proof, seconds)
+        return msgspec.msgpack.decode(self._post(msgspec.msgpack.encode(request)), type=Granted).expires_ms
 
     def _post(self, body: bytes) -> bytes:
         with self._connection_lock:

@@ -13,6 +13,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
 from holdfast.kv import Database
 from holdfast.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
+from holdfast.layers.leases import keepalive
 from holdfast.layers.mailboxes.keys import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend
 from holdfast.lease_renewal import LeaseRenewer
@@ -27,6 +28,7 @@ from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.runtime.repeat_detector import RepeatDetector
 from holdfast.tiers import TierPolicy
+from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import MessageLease
 
 _log = logging.getLogger("holdfast.activity")
@@ -66,7 +68,7 @@ class Services:
         self.consumers = consumers or ConsumerOptions()
         self.pushes_per_minute = pushes_per_minute
         self.resources = LockTable(RESOURCE_LEVELS, nested=False)  # Guards operations on several resources of an agent.
-        self.lease_renewer = LeaseRenewer(self._extend)
+        self.lease_renewer = LeaseRenewer(self._extend_message, self._keep_lease)
         self.events = EventLogger(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
         self.repeats = RepeatDetector(database, (clock or SystemClock()).now_ms, shared=shared)
@@ -175,9 +177,12 @@ class Services:
             if self._mail_sweeper is None and not self._stopped:
                 self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared)
 
-    def _extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
+    def _extend_message(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
         key = QueueKey(universe, queue)
         return self.database.transact(extend, key, lease, by_ms=round(seconds * 1_000)).due_ms
+
+    def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
+        return self.database.transact(keepalive, proof, ttl_ms=round(seconds * 1_000)).expires_ms
 
     def stop(self) -> None:
         """Stop everything that runs, write buffered records, and close the key space."""

@@ -4,7 +4,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from holdfast.errors import Fenced
 from holdfast.tiers import Tier
+from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import MessageLease
 from holdfast.wire.requests import Answer, Request
 
@@ -24,8 +26,27 @@ class Renewal(Protocol):
     def stop(self) -> None: ...
 
 
+class HeldLease(Protocol):
+    """A lease in a `with` block, which is renewed."""
+
+    expires_ms: int
+
+
+class HeldLeaseRenewal(Renewal, Protocol):
+    """The automatic renewal of a lease in a `with` block."""
+
+    @property
+    def loss(self) -> Fenced | None:
+        """Why the lease is lost; None while it is certainly held. A lost lease stays lost."""
+        ...
+
+    def extend_until(self, held_until: float) -> None:
+        """Record a renewal that the holder has requested itself."""
+        ...
+
+
 class LeaseRenewer(Protocol):
-    """Extends the leases of received messages in the background."""
+    """Renews the leases of received messages, and those in `with` blocks, in the background."""
 
     def start(
         self,
@@ -38,6 +59,13 @@ class LeaseRenewer(Protocol):
         cap_seconds: float,
     ) -> Renewal:
         """Extend a lease by `seconds` again and again, for `cap_seconds` at most, until the renewal is stopped."""
+        ...
+
+    def hold(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> HeldLeaseRenewal:
+        """Renew a lease for `seconds` again and again until the renewal is stopped.
+
+        `renewed_at` is when its last renewal was requested, of the monotonic clock.
+        """
         ...
 
 
@@ -155,7 +183,7 @@ class Transport(Protocol):
 
     @property
     def lease_renewer(self) -> LeaseRenewer:
-        """Extends the leases of received messages."""
+        """Renews the leases of received messages, and those in `with` blocks."""
         ...
 
     @property
