@@ -198,6 +198,7 @@ MAILBOX_MAILS_MAX: Final = 1_000  # Mails that wait in one mailbox, unless its u
 MAILBOX_MAILS_LIMIT_MAX: Final = 1_000_000
 MAIL_SWEEP_SECONDS: Final = 300.0
 MAIL_SWEEP_BATCH: Final = 256  # Mails, and receipts, that one sweep transaction removes.
+MAIL_EXPIRED_UNCOUNTED_MAX: Final = 1_024  # Expired mails that a count leaves out; the sweeper removes more than that.
 MAIL_SWEEP_MAILBOXES: Final = 16  # Mailboxes that one sweep transaction checks.
 MAIL_SWEEPS_MAX: Final = 1_000  # Transactions of one sweep of a universe; the next sweep continues.
 RECEIPTS_MAX: Final = 10_000  # Receipts kept for a sender; the oldest are removed first.

@@ -193,7 +193,7 @@ async def test_pushes_run_beside_threads_that_lock_inboxes_outboxes_and_contacts
     assert not any(thread.is_alive() for thread in threads)
     for name in names:
         sent = did[f"send {names[(names.index(name) + 1) % 3]}"]
-        assert database.read(mailboxes.count, Address("main", name))[0].count == 200 + sent
+        assert database.read(mailboxes.summary, Address("main", name)).box.count == 200 + sent
     assert not transport.ingress.counters.lost
     assert resources.holders() == []
     await transport.close()

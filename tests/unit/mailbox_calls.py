@@ -71,7 +71,12 @@ def was_stored(database: Database, of: Address = ADA) -> dict[str, bool]:
 
 
 def count(database: Database, of: Address = BOB) -> int:
-    return database.read(mailboxes.count, of)[0].count
+    return database.read(mailboxes.summary, of).pending
+
+
+def stored_count(database: Database, of: Address = BOB) -> int:
+    """The number of mails, including expired mail that is not removed yet."""
+    return database.read(mailboxes.summary, of).box.count
 
 
 def set_policy(database: Database, **options: Any) -> None:

@@ -129,7 +129,7 @@ class Bench:
         return self.inner.read(mailboxes.peek, to, after=-1, limit=256)
 
     def count(self, to: Address = BOB) -> int:
-        return self.inner.read(mailboxes.count, to)[0].count
+        return self.inner.read(mailboxes.summary, to).box.count
 
 
 def new(key: str = "k", **fields: Any) -> NewPush:

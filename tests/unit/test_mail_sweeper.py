@@ -105,7 +105,7 @@ class Day:
         self.database.transact(work)
 
     def count(self, of: Address = BOB) -> int:
-        return self.database.read(mailboxes.count, of)[0].count
+        return self.database.read(mailboxes.summary, of).box.count
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_concurrent_sweeps_remove_everything_once(postgres_url: str) -> None:
             sending.result(DEADLINE_SECONDS)
         assert sum(cleaned, Counter()) == Counter({agent.agent: 10 for agent in agents})
         for agent in agents:
-            assert nodes[1].read(mailboxes.count, agent)[0].count == 10
+            assert nodes[1].read(mailboxes.summary, agent).box.count == 10
             mails = nodes[2].read(mailboxes.peek, agent, after=-1, limit=256)
             assert [mail.id for mail in mails] == [f"new-{number}" for number in range(10)]
     finally:

@@ -78,8 +78,8 @@ def _backlogs(view: View, universe: str) -> Iterator[tuple[str, str, int]]:
 def _mailboxes(view: View, universe: str) -> Iterator[tuple[str, str, int, int | None]]:
     after = ""
     while page := view.database.read(mailboxes.mailboxes, universe, after=after, limit=MAIL_BATCH_MAX):
-        for agent, box, oldest_ms in page:
-            yield universe, str(Address(universe, agent)), box.count, oldest_ms
+        for agent, found in page:
+            yield universe, str(Address(universe, agent)), found.pending, found.oldest_ms
         after = page[-1][0]
 
 

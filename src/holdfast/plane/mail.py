@@ -120,10 +120,8 @@ def confirm(tx: Transaction, request: ConfirmMail) -> Confirmed:
 @transaction
 def count(tx: Transaction, request: CountMail) -> MailCount:
     address = _address(request)
-    box, oldest_ms = mailboxes.count(tx, address)
-    return MailCount(
-        box.count, mailboxes.policy_of(tx, address.universe).pending_max, oldest_ms, box.session is not None
-    )
+    box, pending, oldest_ms = mailboxes.summary(tx, address)
+    return MailCount(pending, mailboxes.policy_of(tx, address.universe).pending_max, oldest_ms, box.session is not None)
 
 
 def _receipts_without_waiting(tx: Transaction, request: ReadReceipts) -> MailReceipts:
@@ -164,9 +162,9 @@ def blocks(tx: Transaction, request: ListBlocks) -> Addresses:
 def names(tx: Transaction, request: ListMailboxes) -> Mailboxes:
     universe = checked_name("universe", request.universe)
     after = checked_name("agent", request.after) if request.after else ""
-    found = mailboxes.mailboxes(tx, universe, after=after, limit=request.limit)
+    page = mailboxes.mailboxes(tx, universe, after=after, limit=request.limit)
     return Mailboxes(
-        [MailboxSize(agent, box.count, oldest_ms, box.session is not None) for agent, box, oldest_ms in found]
+        [MailboxSize(agent, found.pending, found.oldest_ms, found.box.session is not None) for agent, found in page]
     )
 
 

@@ -229,7 +229,7 @@ def _read_mailbox(tx: Transaction, agent: Address) -> tuple[list[MailboxEntry], 
     return (
         entries,
         {key[len(box_keys.id) :].decode(): int.from_bytes(value, "big") for key, value in ids},
-        layer.count(tx, agent)[0].count,
+        layer.summary(tx, agent).box.count,
     )
 
 

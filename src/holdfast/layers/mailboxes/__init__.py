@@ -12,7 +12,7 @@ mail is lost or reordered between the last read and the first live mail.
 
 from holdfast.layers.mailboxes.expiry import sweep
 from holdfast.layers.mailboxes.keys import Address, Box, address_of, keys_of, policy_of, set_policy
-from holdfast.layers.mailboxes.reading import confirm, count, deliver, join, leave, mailboxes, peek
+from holdfast.layers.mailboxes.reading import confirm, deliver, join, leave, mailboxes, peek, summary
 from holdfast.layers.mailboxes.receipts import mark_receipts_seen, receipts
 from holdfast.layers.mailboxes.sending import block, blocks, send
 
@@ -25,12 +25,12 @@ __all__ = [
     "policy_of",
     "set_policy",
     "confirm",
-    "count",
     "deliver",
     "join",
     "leave",
     "mailboxes",
     "peek",
+    "summary",
     "mark_receipts_seen",
     "receipts",
     "block",

@@ -23,7 +23,7 @@ from holdfast.layers.mailboxes.keys import (
     remove,
     save_after_removal,
 )
-from holdfast.limits import MAIL_SWEEP_BATCH, MAIL_SWEEP_MAILBOXES
+from holdfast.limits import MAIL_EXPIRED_UNCOUNTED_MAX, MAIL_SWEEP_BATCH, MAIL_SWEEP_MAILBOXES
 
 
 def sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
@@ -74,6 +74,34 @@ def expire(tx: Transaction, address: Address, keys: MailboxKeys, box: Box, *, li
     if expired:
         save_after_removal(tx, keys, box)
     return expired
+
+
+def count_pending(tx: Transaction, keys: MailboxKeys, box: Box) -> tuple[int, int | None]:
+    """How many mails of a box have not expired, and when the oldest of them was sent.
+
+    Expired mail is at the start of a box, so a box without any costs one get. The work is bounded: of very much expired
+    mail, the rest counts until it is swept.
+    """
+    if not box.count or 0 < box.latest_ms <= tx.now_ms:
+        return 0, None
+    expired, begin, batch = 0, box.first, 1
+    while stored := read_sequences(tx, keys.mail, begin, box.next, limit=batch):
+        for sequence, value in stored:
+            mail = decode_mail(value)
+            if mail.expires_ms > tx.now_ms or expired == MAIL_EXPIRED_UNCOUNTED_MAX:
+                return box.count - expired - _expired_early(tx, keys, box, after=sequence), mail.sent_ms
+            expired += 1
+        begin, batch = stored[-1][0] + 1, MAIL_SWEEP_BATCH
+    return 0, None
+
+
+def _expired_early(tx: Transaction, keys: MailboxKeys, box: Box, *, after: int) -> int:
+    """How many mails after a sequence have expired before an earlier one."""
+    if not box.may_expire_early:
+        return 0
+    end = keys.early + (tx.now_ms + 1).to_bytes(8, "big")
+    found = tx.scan(keys.early, end, limit=MAIL_EXPIRED_UNCOUNTED_MAX)
+    return sum(int.from_bytes(key[-SEQUENCE_BYTES:], "big") > after for key, _ in found)
 
 
 def _first_expired(tx: Transaction, keys: MailboxKeys, box: Box, limit: int) -> list[tuple[int, Mail]]:

@@ -1,11 +1,12 @@
 """Reading a mailbox: its single reader, delivery, and confirmation."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.errors import BatchTooLarge, InvalidArgument, MailboxTaken
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers.mailboxes import receipts
+from holdfast.layers.mailboxes.expiry import count_pending
 from holdfast.layers.mailboxes.keys import (
     Address,
     Box,
@@ -32,14 +33,14 @@ _BySender = dict[str, list[tuple[str, bool]]]  # Mail ids, and whether each had 
 
 
 def join(tx: Transaction, address: Address, session: str) -> tuple[int, int]:
-    """Make `session` the mailbox's only reader; returns the number of pending mails, and its last seen receipt."""
+    """Make `session` the mailbox's only reader; returns the number of deliverable mails, and its last seen receipt."""
     check_id(session)
     keys = keys_of(address)
     box = box_of(tx, keys)
     box.session, box.live_from = session, None
     tx.put(keys.box, encode(box))
     tx.put(keys.reader, session.encode())
-    return box.count, outgoing_of(tx, keys).seen
+    return count_pending(tx, keys, box)[0], outgoing_of(tx, keys).seen
 
 
 def leave(tx: Transaction, address: Address, session: str) -> None:
@@ -131,20 +132,27 @@ def confirm(tx: Transaction, address: Address, ids: Sequence[str]) -> int:
     return removed
 
 
-def count(tx: Transaction, address: Address) -> tuple[Box, int | None]:
-    """The header of a mailbox, and when its oldest mail was sent."""
+class MailboxSummary(NamedTuple):
+    """A mailbox: its header, its mails that can be delivered, and when the oldest of them was sent."""
+
+    box: Box
+    pending: int
+    oldest_ms: int | None
+
+
+def summary(tx: Transaction, address: Address) -> MailboxSummary:
+    """A mailbox with the number of its mails that can be delivered. Expired mail does not count."""
     keys = keys_of(address)
     box = box_of(tx, keys)
-    first = tx.scan(*keys.mails_from(box.first), limit=1) if box.count else []
-    return box, decode_mail(first[0][1]).sent_ms if first else None
+    return MailboxSummary(box, *count_pending(tx, keys, box))
 
 
-def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, Box, int | None]]:
-    """At most `limit` agents after `after` that ever sent or received mail, ordered by name, each with its `count`."""
+def mailboxes(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, MailboxSummary]]:
+    """At most `limit` agents after `after` that ever sent or received mail, ordered by name, with a summary of each."""
     if not 0 < limit <= MAIL_BATCH_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {MAIL_BATCH_MAX} mailboxes")
     names = first_elements(tx, Subspace("u", universe, "mail"), after, limit)
-    return [(agent, *count(tx, Address(universe, agent))) for agent in names]
+    return [(agent, summary(tx, Address(universe, agent))) for agent in names]
 
 
 def _read(

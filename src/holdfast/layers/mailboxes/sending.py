@@ -90,6 +90,7 @@ def _is_pending(tx: Transaction, to: Address, box: Box, position: bytes, author:
 
 
 def _store(tx: Transaction, keys: MailboxKeys, box: Box, mail: Mail) -> None:
+    box.may_expire_early = mail.early or (box.may_expire_early and box.count > 0)
     tx.put(keys.mail_key(box.next), encode(mail))
     tx.put(keys.id_key(mail.id), box.next.to_bytes(SEQUENCE_BYTES, "big"))
     if mail.early:
