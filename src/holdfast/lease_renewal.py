@@ -1,4 +1,4 @@
-"""Renews leases in a background thread, while their holders work: those of received messages, and those in `with` blocks.
+"""Renews leases in a background thread while their holders work: of received messages, and in `with` blocks.
 
 Forgetting to renew a lease is the most common bug of its holder, and a busy holder cannot do it. A lease is renewed
 from a third of its duration on, until the holder stops the renewal, its handle is garbage-collected, or (messages only)

@@ -120,7 +120,16 @@ def test_sealed_mail_is_read_only_with_the_recipients_key(hf: Hf, tmp_path: Path
     assert "payload" not in sealed
     [decrypted] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
     assert (decrypted["payload"], decrypted["content_type"]) == ("meet at nine", "text/plain; charset=utf-8")
-    assert json.loads(hf("mail", "read", "bob", "--key", eve, "--json", code=10).stderr)["code"] == "seal_broken"
+    hf("mail", "send", "ada", "bob", "not sealed")
+    refused = hf("mail", "read", "bob", "--key", eve, "--confirm", "--json", code=10)
+    assert json.loads(refused.stderr)["code"] == "seal_broken"
+    broken, plain = parsed(refused)
+    assert (broken["seal_error"], plain["payload"]) == (
+        "The mail is not sealed by this sender for this key; do not trust it",
+        "not sealed",
+    )
+    [left] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
+    assert left["payload"] == "meet at nine", "only the mail that could be read was confirmed"
 
 
 def test_mail_for_the_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:

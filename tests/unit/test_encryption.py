@@ -3,6 +3,7 @@
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -10,7 +11,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 import holdfast
 from holdfast import AgentKey, Plane
 from holdfast.encryption import SEALED
-from holdfast.errors import InvalidArgument, SealBroken
+from holdfast.errors import InvalidArgument, SealBroken, Unreachable
+from holdfast.plane.embedded import EmbeddedTransport
+from holdfast.wire.agents import GetAgent
 
 
 @pytest.fixture
@@ -95,11 +98,72 @@ def test_a_sealed_mail_is_opaque_until_its_recipient_opens_it(plane: Plane, ada:
     plane.agents.register("ada", public_key=ada.public_key)
     plane.agents.register("bob", public_key=bob.public_key)
     plane.mailbox("ada", key=ada).send("bob", {"secret": 7}, seal=True)
-    mailbox = plane.mailbox("bob", key=bob)
-    [mail] = mailbox.read()
+    [mail] = plane.mailbox("bob").read()
     assert mail.content_type == SEALED
     assert b"secret" not in mail.body
-    assert mailbox.unseal(mail).json() == {"secret": 7}
+    mailbox = plane.mailbox("bob", key=bob)
+    unsealed = mailbox.unseal(mail)
+    assert (unsealed.json(), unsealed.content_type) == ({"secret": 7}, "application/json")
+    assert mailbox.read() == mailbox.read(peek=True) == list(mailbox.subscribe(wait_seconds=0)) == [unsealed]
+
+
+def test_mail_that_cannot_be_unsealed_is_delivered_with_the_reason(
+    plane: Plane, ada: AgentKey, bob: AgentKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookups: list[str] = []
+    call = EmbeddedTransport.call
+
+    def record_lookup(transport: EmbeddedTransport, request: Any, *args: Any) -> Any:
+        if isinstance(request, GetAgent):
+            lookups.append(request.name)
+        return call(transport, request, *args)
+
+    monkeypatch.setattr(EmbeddedTransport, "call", record_lookup)
+    plane.agents.register("ada", public_key=ada.public_key)
+    sealed = ada.seal(b"fine", "text/plain", recipient=bob.public_key)
+    for sender, body, kind in (
+        ("ada", sealed, SEALED),
+        ("ada", b"plain", "text/plain"),
+        ("ada", b"x" + sealed, SEALED),
+        ("ada", ada.seal(b"for ada", "text/plain", recipient=ada.public_key), SEALED),
+        ("eve", sealed, SEALED),
+        ("eve", sealed, SEALED),
+        ("ada", sealed, SEALED),
+    ):
+        plane.mailbox(sender).send("bob", body, content_type=kind)
+    mailbox = plane.mailbox("bob", key=bob)
+    read = mailbox.read()
+    assert lookups == ["ada", "eve"], "once for each sender"
+    assert [mail.body for mail in read if mail.seal_error is None] == [b"fine", b"plain", b"fine"]
+    broken = [mail for mail in read if mail.seal_error is not None]
+    assert [mail.content_type for mail in broken] == [SEALED] * 4
+    assert [mail.body for mail in broken][0::2] == [b"x" + sealed, sealed]
+    assert ["not sealed by this sender" in (mail.seal_error or "") for mail in broken] == [True, True, False, False]
+    assert "public key of eve is unknown; register" in str(broken[2].seal_error)
+    plane.agents.register("eve", public_key=ada.public_key)
+    assert (mailbox.unseal(broken[2]).body, mailbox.unseal(broken[2]).seal_error) == (b"fine", None)
+    assert len(list(mailbox.subscribe(wait_seconds=0))) == len(read)
+    assert mailbox.count() == 0
+
+
+def test_mail_is_not_delivered_sealed_if_its_senders_key_can_be_read_later(
+    plane: Plane, ada: AgentKey, bob: AgentKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.agents.register("ada", public_key=ada.public_key)
+    plane.agents.register("bob", public_key=bob.public_key)
+    plane.mailbox("ada", key=ada).send("bob", b"x", seal=True)
+    mailbox = plane.mailbox("bob", key=bob)
+
+    def fail(transport: EmbeddedTransport, request: Any, *args: Any) -> Any:
+        if isinstance(request, GetAgent):
+            raise Unreachable("the server does not answer")
+        return call(transport, request, *args)
+
+    call = EmbeddedTransport.call
+    with monkeypatch.context() as patch, pytest.raises(Unreachable):
+        patch.setattr(EmbeddedTransport, "call", fail)
+        next(iter(mailbox))
+    assert [mail.body for mail in mailbox.subscribe(wait_seconds=0)] == [b"x"]
 
 
 def test_unsealing_a_plain_mail_returns_it_unchanged(plane: Plane, bob: AgentKey) -> None:

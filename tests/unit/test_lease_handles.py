@@ -153,7 +153,7 @@ async def test_an_async_with_block_renews_its_lease_while_the_event_loop_is_bloc
 
 def test_a_with_block_whose_lease_was_lost_raises_at_its_end(plane: Plane, clock: ManualClock) -> None:
     with (
-        pytest.raises(LeaseExpired, match="deploy ended before its block did.*acquire it again"),
+        pytest.raises(LeaseExpired, match=r"deploy ended before its block did.*acquire it again"),
         plane.lease("deploy").acquire("ada", ttl_seconds=600) as lease,
     ):
         clock.advance_ms(600_000)
@@ -164,7 +164,7 @@ def test_a_with_block_whose_lease_was_lost_raises_at_its_end(plane: Plane, clock
 
 def test_a_refused_renewal_in_a_with_block_is_seen_and_raised(plane: Plane, clock: ManualClock) -> None:
     with (
-        pytest.raises(Fenced, match="another owner.*; stop, acquire it again"),
+        pytest.raises(Fenced, match=r"another owner.*; stop, acquire it again"),
         plane.lease("deploy").acquire("ada", ttl_seconds=1.5) as lease,
     ):
         clock.advance_ms(1_500)

@@ -14,6 +14,7 @@ from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.messages import guess_content_type
 from holdfast.encryption import AgentKey
+from holdfast.errors import SealBroken
 from holdfast.handles.sync.plane import Plane
 from holdfast.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
@@ -83,19 +84,26 @@ def send(
 @click.option("--confirm", "confirmed", is_flag=True, help="Confirm the mail after printing it, which removes it.")
 @_key_option
 def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirmed: bool, key_file: str | None) -> None:
-    """Read the mail of AGENT, oldest first. Mail stays in the mailbox until it is confirmed."""
+    """Read the mail of AGENT, oldest first. Mail stays in the mailbox until it is confirmed.
+
+    With --key, sealed mail is decrypted. Mail that cannot be decrypted is shown sealed and not confirmed, and the exit
+    code is 10.
+    """
     key = _load_key(key_file)
     with connect.PlaneCaller(connect.current_target()) as caller:
 
         def read_pending(plane: Plane, seconds: float) -> list[Envelope] | None:
-            found = plane.mailbox(agent).read(after=after, limit=count, wait_seconds=seconds, peek=peek)
+            found = plane.mailbox(agent, key=key).read(after=after, limit=count, wait_seconds=seconds, peek=peek)
             return found or None
 
         found = caller.poll(read_pending, wait) or []
-        shown = [caller.call(partial(_decrypt, agent=agent, key=key, each=each)) for each in found]
-        printing.rows([_fields(each) for each in shown], _MAIL_COLUMNS, empty="No mail.")
-        if confirmed and found:
-            caller.call(partial(_confirm, agent=agent, mails=found))
+        printing.rows([_fields(each) for each in found], _MAIL_COLUMNS, empty="No mail.")
+        readable = [each for each in found if each.seal_error is None]
+        if confirmed and readable:
+            caller.call(partial(_confirm, agent=agent, mails=readable))
+    for each in found:
+        if each.seal_error is not None:
+            raise SealBroken(f"Mail {each.id} from {each.sender} was not decrypted: {each.seal_error}")
 
 
 @mail.command(examples=["holdfast mail watch bob --json | while read -r line; do …; done"])
@@ -104,24 +112,26 @@ def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirm
 @click.option("--keep", is_flag=True, help="Do not confirm printed mail.")
 @_key_option
 def watch(agent: str, count: int | None, keep: bool, key_file: str | None) -> None:
-    """Print the mail of AGENT as it arrives, one per line, and confirm it. Runs until interrupted."""
+    """Print the mail of AGENT as it arrives, one per line, and confirm it. Runs until interrupted.
+
+    With --key, sealed mail is decrypted. Mail that cannot be decrypted is printed with the reason and not confirmed.
+    """
     key = _load_key(key_file)
     with connect.PlaneCaller(connect.current_target()) as caller:
-        for each in itertools.islice(_arriving(caller, agent), count):
-            shown = caller.call(partial(_decrypt, agent=agent, key=key, each=each))
-            fields = _fields(shown)
-            payload = fields.get("payload", fields.get("payload_base64"))
-            printing.line(fields, f"{fields['sent_at']} {shown.sender} {payload}")
-            if not keep:
+        for each in itertools.islice(_arriving(caller, agent, key), count):
+            fields = _fields(each)
+            payload = each.seal_error or fields.get("payload", fields.get("payload_base64"))
+            printing.line(fields, f"{fields['sent_at']} {each.sender} {payload}")
+            if not keep and each.seal_error is None:
                 caller.call(partial(_confirm, agent=agent, mails=[each]))
 
 
-def _arriving(caller: connect.PlaneCaller, agent: str) -> Iterator[Envelope]:
+def _arriving(caller: connect.PlaneCaller, agent: str, key: AgentKey | None) -> Iterator[Envelope]:
     after = -1
     while True:
 
         def read_pending(plane: Plane, seconds: float, after: int = after) -> list[Envelope] | None:
-            return plane.mailbox(agent).read(after=after, wait_seconds=seconds) or None
+            return plane.mailbox(agent, key=key).read(after=after, wait_seconds=seconds) or None
 
         for each in caller.poll(read_pending, 3_600.0) or []:
             after = each.sequence
@@ -217,10 +227,6 @@ def _load_key(file: str | None) -> AgentKey | None:
     return None if file is None else AgentKey.load(Path(file))
 
 
-def _decrypt(plane: Plane, agent: str, key: AgentKey | None, each: Envelope) -> Envelope:
-    return each if key is None else plane.mailbox(agent, key=key).unseal(each)
-
-
 def _confirm(plane: Plane, agent: str, mails: list[Envelope]) -> int:
     return plane.mailbox(agent).confirm(mails)
 
@@ -236,6 +242,7 @@ def _fields(each: Envelope) -> dict[str, Any]:
         "content_type": each.content_type,
         "correlation_id": each.correlation_id,
         **printing.payload(each.body, each.content_type),
+        **({} if each.seal_error is None else {"seal_error": each.seal_error}),
     }
 
 

@@ -27,7 +27,11 @@ class NewMail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mail in a mailbox. `sequence` is its unique position there."""
+    """A mail in a mailbox. `sequence` is its unique position there.
+
+    `seal_error` says why a sealed mail could not be decrypted; its body is still sealed then. Only a mailbox that was
+    opened with the agent's key sets it, never a server.
+    """
 
     sequence: int
     id: str
@@ -38,6 +42,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     correlation_id: str
     sent_ms: int
     expires_ms: int
+    seal_error: str | None = None
 
     def json(self) -> Any:
         """The body, from JSON."""
@@ -68,14 +73,17 @@ class Mails(msgspec.Struct, frozen=True):
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """The caller is the mailbox's only reader: its unconfirmed mails, and the last receipt it has seen."""
+    """The caller is the mailbox's only reader: its mails that can be delivered, and the last receipt it has seen."""
 
     pending: int
     receipts_seen: int
 
 
 class MailCount(msgspec.Struct, frozen=True):
-    """The number of unconfirmed mails and its limit, the time of the oldest, and whether a reader is subscribed."""
+    """The number of mails that can be delivered and its limit, the time of the oldest, and whether a reader is there.
+
+    Mail that is confirmed or has expired does not count.
+    """
 
     pending: int
     pending_max: int
@@ -101,7 +109,7 @@ class MailReceipts(msgspec.Struct, frozen=True):
 
 
 class MailboxSize(msgspec.Struct, frozen=True):
-    """A mailbox in a list: its unconfirmed mails, the time of the oldest, and whether a reader is subscribed."""
+    """A mailbox in a list: its mails that can be delivered, the time of the oldest, and whether a reader is there."""
 
     agent: str
     pending: int

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.encryption import SEALED, AgentKey
-from holdfast.errors import HoldfastError, InvalidArgument, rebuild
+from holdfast.errors import Closed, HoldfastError, InvalidArgument, Retry, rebuild
 from holdfast.handles.sync.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
 from holdfast.names import checked_agent
@@ -37,7 +37,8 @@ class Mailbox:
     """The mailbox of one agent: sends its mail and reads what it received.
 
     Mail is stored before `send` returns and stays until the recipient confirms it: it is delivered at least once, in
-    the order in which it was stored.
+    the order in which it was stored. A mailbox that was opened with the agent's `key` decrypts sealed mail as it is
+    read; a mail that cannot be decrypted is delivered sealed, and its `seal_error` says why.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Mailbox:
         Their senders get a delivery receipt, unless `peek` is set.
         """
         request = ReadMail(self.agent, after, limit, wait_seconds, None, peek, self._universe)
-        return (self._transport.call(request)).mails
+        return self._unseal_all((self._transport.call(request)).mails)
 
     def confirm(self, mails: Envelope | str | Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
         """Confirm and remove mails, given as envelopes or ids; how many of them still existed."""
@@ -127,7 +128,7 @@ class Mailbox:
         try:
             while True:
                 request = ReadMail(self.agent, after, wait_seconds=patience, session=session, universe=self._universe)
-                mails = (self._transport.call(request)).mails
+                mails = self._unseal_all((self._transport.call(request)).mails)
                 if not mails and wait_seconds is not None:
                     return
                 for mail in mails:
@@ -141,13 +142,39 @@ class Mailbox:
     def unseal(self, mail: Envelope) -> Envelope:
         """A sealed mail, decrypted; any other mail is returned unchanged.
 
+        For mail that was read without the key, or that could not be decrypted then.
+
         Raises:
             SealBroken: it was not sealed by its sender for this agent's key, or was changed in transit.
+            InvalidArgument: the mailbox has no key, or the sender's public key is unknown.
         """
         if mail.content_type != SEALED:
             return mail
-        body, kind = self._own_key().open(mail.body, sender=self._public_key(mail.sender))
-        return msgspec.structs.replace(mail, body=body, content_type=kind)
+        return _opened(mail, self._own_key(), self._public_key(mail.sender))
+
+    def _unseal_all(self, mails: list[Envelope]) -> list[Envelope]:
+        """The mails, decrypted as far as possible if the mailbox has a key. Each sender's key is read once."""
+        if self._key is None:
+            return mails
+        unsealed: list[Envelope] = []
+        senders: dict[str, bytes | HoldfastError] = {}
+        for mail in mails:
+            if mail.content_type == SEALED:
+                if mail.sender not in senders:
+                    senders[mail.sender] = self._find_public_key(mail.sender)
+                unsealed.append(_unsealed(mail, self._key, senders[mail.sender]))
+            else:
+                unsealed.append(mail)
+        return unsealed
+
+    def _find_public_key(self, sender: str) -> bytes | HoldfastError:
+        """A sender's public key, or why it is unknown. Raises failures that may pass: the mail can be read again."""
+        try:
+            return self._public_key(sender)
+        except HoldfastError as error:
+            if error.retry is not Retry.NEVER or isinstance(error, Closed):
+                raise
+            return error
 
     def _own_key(self) -> AgentKey:
         if self._key is None:
@@ -168,11 +195,11 @@ class Mailbox:
         return found
 
     def count(self) -> int:
-        """How many mails are unconfirmed."""
+        """How many mails can be read: neither confirmed nor expired."""
         return (self.stats()).pending
 
     def stats(self) -> MailCount:
-        """The number of unconfirmed mails and its limit, the time of the oldest, and whether a reader is subscribed."""
+        """The number of mails that can be read and its limit, the time of the oldest, and whether a reader is there."""
         return self._transport.call(CountMail(self.agent, self._universe))
 
     def receipts(self, *, after: int = -1, limit: int = 100, wait_seconds: float = 0.0) -> list[MailReceipt]:
@@ -190,3 +217,18 @@ class Mailbox:
     def blocked(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` addresses whose mail is refused, in order."""
         return (self._transport.call(ListBlocks(self.agent, after, limit, self._universe))).addresses
+
+
+def _opened(mail: Envelope, key: AgentKey, sender: bytes) -> Envelope:
+    body, kind = key.open(mail.body, sender=sender)
+    return msgspec.structs.replace(mail, body=body, content_type=kind, seal_error=None)
+
+
+def _unsealed(mail: Envelope, key: AgentKey, sender: bytes | HoldfastError) -> Envelope:
+    """The mail, decrypted; or still sealed, with the reason."""
+    try:
+        if isinstance(sender, HoldfastError):
+            raise sender
+        return _opened(mail, key, sender)
+    except HoldfastError as error:
+        return msgspec.structs.replace(mail, seal_error=str(error))

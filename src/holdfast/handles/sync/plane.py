@@ -86,7 +86,7 @@ class Plane:
         return Mailbox(self._transport, self.universe, agent, key=key, contacts=contacts)
 
     def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
-        """At most `limit` mailboxes with their numbers of unconfirmed mails, in the order of their names."""
+        """At most `limit` mailboxes with their numbers of mails that can be read, in the order of their names."""
         return (self._transport.call(ListMailboxes(after, limit, self.universe))).mailboxes
 
     def mail_policy(self) -> MailPolicy:
