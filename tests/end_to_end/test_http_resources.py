@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.server.http.routes import ENDPOINTS
+
 
 def _load(name: str) -> ModuleType:
     """A helper module of this folder; pytest's importlib mode does not put it on the path."""
@@ -400,3 +402,79 @@ class TestBlobs:
         assert server.get(f"/v1/blobs/{'0' * 64}").code == "blob_not_found"
         assert server.get("/v1/blobs/short").code == "invalid_argument"
         assert server.ask("HEAD", f"/v1/blobs/{'0' * 64}").status == 404
+
+
+ROUND_TRIPS = {
+    "/v1/queues/{queue}/policy": "/v1/queues/r/policy",
+    "/v1/queues/{queue}/schedules/{name}": "/v1/queues/r/schedules/nightly",
+    "/v1/mail/policy": "/v1/mail/policy",
+    "/v1/agents/{name}": "/v1/agents/round-trip",
+    "/v1/state/{key:path}": "/v1/state/round/trip",
+    "/v1/entities/{kind}/{id}": "/v1/entities/task/round-trip",
+}
+CREATE_ONLY = {"/v1/worlds/{world}", "/v1/blobs"}  # PUT adds something; it does not replace what GET returns.
+
+
+@pytest.fixture(scope="module")
+def resources(server: Any) -> None:
+    server.post("/v1/worlds", {"world": "round-trip"})
+    key = base64.b64encode(bytes(32)).decode()
+    for path, body in {
+        "/v1/queues/r/policy": {"max_attempts": 7, "rate_per_second": 2.5},
+        "/v1/queues/r/schedules/nightly": {
+            "cron": "0 4 * * *",
+            "timezone": "Europe/Berlin",
+            "message": {"payload": {"n": 1}, "priority": 3, "attributes": {"a": "b"}},
+        },
+        "/v1/mail/policy": {"pending_max": 900, "ttl_seconds": 3_600},
+        "/v1/agents/round-trip": {"public_key": key, "world": "round-trip"},
+        "/v1/state/round/trip": {"etag": "a field of the value", "n": [1, None]},
+        "/v1/entities/task/round-trip": {"fields": {"status": "open", "n": 1}, "expected_version": 0},
+    }.items():
+        assert server.ask("PUT", path, body).status in (200, 201), path
+
+
+class TestRoundTrips:
+    """What a GET returns can be sent back with PUT."""
+
+    def read(self, server: Any, path: str) -> Any:
+        listed, _, name = path.partition("/schedules/")
+        if not name:
+            return server.get(path).json()
+        found = server.get(f"{listed}/schedules").json()["schedules"]
+        return next(each for each in found if each["name"] == name)
+
+    def test_every_put_is_covered(self) -> None:
+        puts = {endpoint.path for endpoint in ENDPOINTS if endpoint.method == "PUT"}
+        assert puts == ROUND_TRIPS.keys() | CREATE_ONLY
+
+    @pytest.mark.usefixtures("resources")
+    @pytest.mark.parametrize("path", ROUND_TRIPS.values())
+    def test_what_was_read_can_be_written_back_unchanged(self, server: Any, path: str) -> None:
+        before = self.read(server, path)
+        written = server.ask("PUT", path, before)
+        assert written.status == 200, written
+        after = self.read(server, path)
+        if path.startswith("/v1/entities/"):
+            assert after.pop("version") == before.pop("version") + 1, "the version counts writes"
+            assert after.pop("updated_ms") >= before.pop("updated_ms")
+        assert after == before
+
+    @pytest.mark.usefixtures("resources")
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/queues/r/policy", {"queue": "other"}),
+            ("/v1/agents/round-trip", {"agent": {"name": "other"}}),
+            ("/v1/agents/round-trip", {"agent": None}),
+            ("/v1/entities/task/round-trip", {"kind": "other", "fields": {}, "expected_version": 1}),
+            ("/v1/entities/task/round-trip", {"fields": {}, "version": "1", "expected_version": 1}),
+            ("/v1/entities/task/round-trip", {"fields": {}, "version": 1, "expected_version": 2}),
+        ],
+    )
+    def test_a_body_of_another_resource_is_refused(self, server: Any, path: str, body: Any) -> None:
+        assert server.ask("PUT", path, body).status == 400
+
+    def test_a_mail_policy_may_be_wrapped(self, server: Any) -> None:
+        written = server.ask("PUT", "/v1/mail/policy", {"policy": {"pending_max": 800}})
+        assert (written.status, written.json()["pending_max"]) == (200, 800)

@@ -30,7 +30,9 @@ class FoundAgent(msgspec.Struct, frozen=True):
 class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
     """Register an agent. A registered key is kept unless `replace` is set."""
 
-    operation = Operation(http=(Route("PUT", "/v1/agents/{name}", "Register an agent."),))
+    operation = Operation(
+        http=(Route("PUT", "/v1/agents/{name}", "Register an agent.", wrapper="agent", read_only=("registered_ms",)),)
+    )
 
     name: str
     public_key: bytes | None = None

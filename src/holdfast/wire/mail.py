@@ -310,7 +310,7 @@ class GetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.policy"):
 
 
 class SetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.set_policy"):
-    operation = Operation(http=(Route("PUT", "/v1/mail/policy", "Set the mail policy."),))
+    operation = Operation(http=(Route("PUT", "/v1/mail/policy", "Set the mail policy.", body_field="policy"),))
 
     policy: MailPolicy
     universe: str = UNIVERSE

@@ -348,6 +348,10 @@ class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get")
 
 
 class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set"):
+    operation = Operation(
+        http=(Route("PUT", "/v1/queues/{queue}/policy", "Set the policy of a queue.", body_field="policy"),)
+    )
+
     queue: str
     policy: QueuePolicy
     universe: str = UNIVERSE
@@ -375,6 +379,7 @@ class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
                 "PUT",
                 "/v1/queues/{queue}/schedules/{name}",
                 "Create or replace a schedule, which enqueues a message by a cron expression.",
+                read_only=("next_ms",),
             ),
         )
     )

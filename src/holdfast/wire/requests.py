@@ -32,6 +32,9 @@ class Route(msgspec.Struct, frozen=True):
     status: int = 200
     fixed: Mapping[str, Any] = {}
     defaults: Mapping[str, Any] = {}
+    body_field: str = ""  # The field whose value is the whole body.
+    wrapper: str = ""  # The body may be an object with this single field, as the GET of the same path returns it.
+    read_only: tuple[str, ...] = ()  # Fields of the body that are ignored: the GET of the same path returns them.
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):

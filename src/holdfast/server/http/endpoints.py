@@ -81,6 +81,9 @@ def operation(
     status: int = 200,
     other_statuses: Mapping[int, str] | None = None,
     body_type: Any = None,
+    body_field: str = "",
+    wrapper: str = "",
+    read_only: Sequence[str] = (),
 ) -> Endpoint:
     """An endpoint that makes one request to the plane.
 
@@ -92,6 +95,9 @@ def operation(
         defaults: values for fields that the caller does not send.
         optional: required fields that `prepare` may set if the body does not.
         body_type: the type of the request body, if it is not `request`.
+        body_field: the field whose value is the whole body. An object with this single field is accepted, too.
+        wrapper: the body may be an object with this single field.
+        read_only: fields of the body that are ignored, so that what a GET returned can be sent back.
         response_type: the type of the response body, if it is not the answer of `request`.
     """
     fixed, defaults = fixed or {}, defaults or {}
@@ -99,14 +105,20 @@ def operation(
     not_in_body = {*from_path, *fixed, *prepared}
     has_body = method in _METHODS_WITH_BODY
     fields = {field.encode_name: field for field in msgspec.structs.fields(request)}
+    wrapper = wrapper or body_field
+    if body_field:
+        body_type = fields[body_field].type
     in_query = ["tier", "universe"] if has_body else [name for name in fields if name not in not_in_body]
 
     async def handle(context: RequestContext) -> Response:
         given: dict[str, Any] = {}
         if has_body:
-            given = await _json_object(context)
+            given = _writable(await _json_object(context), context, wrapper=wrapper, read_only=read_only)
             for name in not_in_body & given.keys():
                 raise HttpError(400, "invalid_body", f"{name} is not a body field of {method} {path}; remove it")
+        if body_field:
+            inner = {name: each for name, each in given.items() if name not in in_query}
+            given = {body_field: inner, **{name: given[name] for name in in_query if name in given}}
         _add_query(context, fields, given)
         given = {**defaults, **given, **fixed}
         given.update(context.request.path_params)
@@ -181,6 +193,16 @@ async def _json_object(context: RequestContext) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise HttpError(400, "invalid_body", f"The body is a {type(given).__name__}; send a JSON object")
     return given
+
+
+def _writable(
+    given: dict[str, Any], context: RequestContext, *, wrapper: str, read_only: Sequence[str]
+) -> dict[str, Any]:
+    """The fields of a body, without those that a GET of the same path returns and a PUT cannot change."""
+    if wrapper and given.keys() == {wrapper} and isinstance(given[wrapper], dict):
+        given = given[wrapper]
+    named = context.request.path_params.items() if context.request.method == "PUT" else ()
+    return {name: each for name, each in given.items() if name not in read_only and (name, each) not in named}
 
 
 def _check_query(request: HttpRequest, names: Collection[str]) -> None:

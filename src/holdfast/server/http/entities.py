@@ -74,6 +74,8 @@ def _replace(context: RequestContext, given: dict[str, Any]) -> None:
     if version is None and if_absent(context.request.headers):
         version = 0
     _expect(given, version)
+    if type(given.get("version")) is int:  # The body is an entity as GET returns it.
+        _expect(given, given.pop("version"))
     if "expected_version" not in given:
         raise HttpError(
             428,
@@ -90,7 +92,7 @@ def _expect(given: dict[str, Any], version: int | None) -> None:
     """Set the expected version; the body and the header must not disagree."""
     if version is not None and given.setdefault("expected_version", version) != version:
         raise HttpError(
-            400, "invalid_etag", "expected_version in the body differs from the ETag in the header; send one of them"
+            400, "invalid_etag", "The versions in the body and in the header's ETag differ; send one of them"
         )
 
 
@@ -127,6 +129,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         headers=(IF_MATCH, IF_NONE_MATCH),
         prepare=_replace,
         optional=("expected_version",),
+        read_only=("created_ms", "updated_ms"),
         render=_written,
     ),
     operation(

@@ -1,32 +1,16 @@
 """Queue administration over HTTP. `messages.py` has the endpoints for messages."""
 
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from starlette.responses import Response
 
-from holdfast.server.http.endpoints import Endpoint, Parameter, json_response, operation
+from holdfast.server.http.endpoints import Endpoint, Parameter, json_response
 from holdfast.server.http.request_context import RequestContext
 from holdfast.server.problems import JSON, HttpError
-from holdfast.wire.queues import (
-    Deliveries,
-    GetQueuePolicy,
-    PeekMessages,
-    QueuePolicy,
-    SetQueuePolicy,
-)
+from holdfast.wire.queues import Deliveries, GetQueuePolicy, PeekMessages
 
 _QUEUE: Final = "/v1/queues/{queue}"
 _DEAD_LETTERS_DEFAULT: Final = 100
-
-
-_operation: Final = partial(operation, tag="queues")
-
-
-def _policy(context: RequestContext, given: dict[str, Any]) -> None:
-    """The body is the policy itself."""
-    del context
-    given["policy"] = {name: given.pop(name) for name in list(given) if name not in ("queue", "universe", "tier")}
 
 
 async def _dead_letters(context: RequestContext) -> Response:
@@ -42,9 +26,6 @@ async def _dead_letters(context: RequestContext) -> Response:
 
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
-    _operation(
-        "PUT", _QUEUE + "/policy", SetQueuePolicy, "Set the policy of a queue.", prepare=_policy, body_type=QueuePolicy
-    ),
     Endpoint(
         method="GET",
         path=_QUEUE + "/dead-letters",

@@ -29,6 +29,9 @@ _DECLARED: Final = tuple(
         fixed=route.fixed,
         defaults=route.defaults,
         status=route.status,
+        body_field=route.body_field,
+        wrapper=route.wrapper,
+        read_only=route.read_only,
     )
     for kind in REQUESTS
     for route in kind.operation.http
