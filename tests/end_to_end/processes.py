@@ -35,7 +35,7 @@ class Bounded(Settings, frozen=True, kw_only=True):
 
 given = json.loads(sys.argv[3])
 if files := given.pop("files_max", None):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, 1_024), files))
 for name, value in given.items():
     setattr(BoundedHttp, name, value)
 sys.exit(run(Bounded.load(json.loads(sys.argv[1]))))

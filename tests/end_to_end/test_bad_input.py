@@ -233,7 +233,7 @@ def test_the_number_of_connections_is_bounded(start: Callable[..., Any]) -> None
 
 
 def test_a_server_recovers_from_running_out_of_file_descriptors(start: Callable[..., Any]) -> None:
-    server = start(process={"files_max": 200})
+    server = start(connections_max=20_000, process={"files_max": 200})
     assert server.logged("open files are too few", "ulimit -n")
     with server.plane() as plane:
         plane.queue("jobs").put(b"before")

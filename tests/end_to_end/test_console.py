@@ -187,6 +187,20 @@ def test_a_trailing_slash_redirects_to_the_page(server: Any) -> None:
     assert (status, headers["location"]) == (308, "../console")
 
 
+def test_a_browser_is_redirected_to_the_console_and_others_are_not(server: Any) -> None:
+    for method in ("GET", "HEAD"):
+        status, headers, _ = request(server, "/", method, accept="text/html,application/xhtml+xml,*/*;q=0.8")
+        assert (status, headers["location"], headers["vary"]) == (307, "console", "Accept")
+    for method, accept in (
+        ("GET", "*/*"),
+        ("GET", "application/json"),
+        ("POST", "text/html"),
+        ("OPTIONS", "text/html"),
+    ):
+        status, _, body = request(server, "/", method, accept=accept)
+        assert (status, json.loads(body)["code"]) == (404, "not_found")
+
+
 # Sessions.
 
 
@@ -274,6 +288,16 @@ def test_samples_arrive_every_second_and_agree_with_the_metrics(server: Any) -> 
         assert second["calls"] == calls.total()
     with Listener(server) as later:
         assert len(later.next("history")[1]["samples"]) >= 2
+
+
+def test_refused_requests_are_in_the_samples(server: Any) -> None:
+    with Listener(server) as listener:
+        before = listener.next("sample")[1]["rejects"].get("not_found", 0)
+        assert request(server, "/v1/nowhere")[0] == 404
+        for _ in range(LINES_MAX):
+            if listener.next("sample")[1]["rejects"].get("not_found", 0) == before + 1:
+                return
+    pytest.fail("the refusal was not reported")
 
 
 def test_changes_are_reported_by_section(server: Any) -> None:

@@ -5,6 +5,7 @@ import http.client
 import ipaddress
 import json
 import os
+import re
 import runpy
 import signal
 import socket
@@ -65,6 +66,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..., Any]) -> None:
     server = start()
     assert server.line == f"Holdfast is ready at {server.url}\n"
+    assert server.process.stdout.readline() == f"The web console is at {server.url}/console\n"
     assert server.get("/healthz")[::2] == (200, b'{"status":"alive"}')
     assert server.get("/readyz")[::2] == (200, b'{"status":"ready"}')
     with server.plane() as plane:
@@ -433,6 +435,60 @@ def test_request_heads_are_bounded_in_size_and_time(start: Callable[..., Any]) -
     assert f"x-correlation-id: {id}".encode() in head
     assert server.logged("refused: request_head_too_large", f'"correlation_id":"{id}"')
     assert server.get("/readyz")[0] == 200
+
+
+def test_every_refused_request_is_counted_once(start: Callable[..., Any], tokens: dict[str, str]) -> None:
+    """By its reason, if no operation started; by operation and outcome otherwise."""
+    server = start(tokens=True, body_bytes_max=65_536, header_bytes_max=4_096)
+    admin = f"Authorization: Bearer {tokens['admin']}\r\n"
+
+    def rejects() -> dict[str, int]:
+        text = server.get("/metrics", token=tokens["scraper"])[2].decode()
+        return {
+            reason: round(float(value))
+            for reason, value in re.findall(r'^holdfast_rejects_total{reason="(.+)"} (.+)$', text, re.MULTILINE)
+        }
+
+    def send(head: str, body: str = "", *headers: str) -> int:
+        lines = "".join(f"{each}\r\n" for each in (head, "Host: localhost", "Connection: close", *headers))
+        return int(raw(server, f"{lines}{admin}Content-Length: {len(body)}\r\n\r\n{body}".encode()).split()[1])
+
+    json_type = "Content-Type: application/json"
+    for reason, status, request in (
+        ("invalid_body", 400, ("POST /v1/state/get HTTP/1.1", "{", json_type)),
+        ("invalid_body", 400, ("POST /v1/state/get HTTP/1.1", '{"kay": 1}', json_type)),
+        ("invalid_query", 400, ("GET /v1/queues?limt=3 HTTP/1.1",)),
+        ("invalid_name", 400, ("GET /v1/queues?universe=%20 HTTP/1.1",)),
+        ("invalid_content_type", 415, ("POST /v1/state/get HTTP/1.1", "x", "Content-Type: text/plain")),
+        ("not_acceptable", 406, ("GET /v1/queues HTTP/1.1", "", "Accept: image/png")),
+        ("not_found", 404, ("GET /v1/nowhere HTTP/1.1",)),
+        ("method_not_allowed", 405, ("DELETE /v1/queues HTTP/1.1",)),
+        ("body_too_large", 413, ("POST /v1/state/get HTTP/1.1", "x" * 70_000, json_type)),
+        ("foreign_origin", 403, ("GET /v1/queues HTTP/1.1", "", "Origin: http://elsewhere.example")),
+        ("token", 401, ("GET /v1/queues HTTP/1.1", "", "Authorization: Bearer nonsense")),
+        ("request_head_too_large", 431, ("GET /v1/queues HTTP/1.1", "", "X-A: " + "a" * 5_000)),
+        ("malformed_request", 400, ("NONSENSE",)),
+        (None, 404, ("GET /v1/state/missing HTTP/1.1",)),
+        (None, 404, ("GET /v1/worlds/missing HTTP/1.1",)),
+        (None, 400, ("GET /v1/queues?limit=0 HTTP/1.1",)),
+        (None, 200, ("GET /v1/queues HTTP/1.1",)),
+    ):
+        before = rejects()
+        assert send(*request) == status, request
+        added = {name: count - before.get(name, 0) for name, count in rejects().items() if count != before.get(name, 0)}
+        assert added == ({} if reason is None else {reason: 1}), request
+
+
+def test_the_number_of_connections_follows_the_limit_of_open_files(start: Callable[..., Any]) -> None:
+    """The default adapts to the limit. A configured number that the limit does not allow is reported."""
+    server = start(process={"files_max": 4_096})
+    assert server.get("/readyz")[0] == 200
+    limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+    assert re.search(r"^Max open files +4096 +4096 ", limits, re.MULTILINE), "the soft limit is raised to the hard one"
+    assert "open files" not in server.log()
+    server.stop()
+    server = start(connections_max=4_096, process={"files_max": 4_096})
+    assert server.logged("4096 open files are too few for connections_max=4096", "ulimit -n")
 
 
 def test_frame_size_is_bounded(start: Callable[..., Any]) -> None:

@@ -71,6 +71,7 @@ async def _serve_stream(context: ServerContext, scope: Scope, receive: Receive, 
     with correlation_scope(correlation_id_of(headers)):
         try:
             if is_cross_origin(headers):
+                context.count_reject("foreign_origin")
                 raise NotAllowed("A web page of another site may not open a stream")
             authorizer = context.authenticator.authenticate(headers, client)
         except NotAllowed:
@@ -89,6 +90,7 @@ async def _serve_relay(context: ServerContext, scope: Scope, receive: Receive, s
     with correlation_scope(correlation_id_of(headers)):
         try:
             if is_cross_origin(headers):
+                context.count_reject("foreign_origin")
                 raise NotAllowed("A web page of another site may not connect to the relay")
             if isinstance(context.authenticator, NoAuthentication):
                 context.authenticator.authenticate(headers, client)

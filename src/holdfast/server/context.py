@@ -29,14 +29,14 @@ class ServerContext:
         self.streams = Streams(transport)
         self.rpc = Rpc(transport, agent=agent)
         self._relay = relay or RelayOptions()
-        self._rejected = rejected
+        self.count_reject = rejected or _ignore
 
     @cached_property
     def relay(self) -> Relay:
         """Serves `/v1/relay`."""
         tokens = None if isinstance(self.authenticator, NoAuthentication) else self.authenticator
         relay_authenticator = RelayAuthenticator(
-            self.transport, tokens, registration=self._relay.registration, rejected=self._rejected
+            self.transport, tokens, registration=self._relay.registration, rejected=self.count_reject
         )
         return Relay(self.transport, relay_authenticator, self.streams.call_batch, self.rpc.answer, self._relay)
 
@@ -44,3 +44,7 @@ class ServerContext:
     def draining(self) -> bool:
         """Whether the server is shutting down and accepts no new calls."""
         return self.streams.draining
+
+
+def _ignore(reason: str) -> None:
+    del reason

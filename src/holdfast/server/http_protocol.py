@@ -11,6 +11,7 @@ connections    connections_max, streams included                     503
 import asyncio
 import logging
 import uuid
+from collections.abc import Callable
 from typing import Any, Final
 
 import httptools
@@ -41,6 +42,7 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
     bytes_max = 32_768
     seconds = 10.0
     connections_max = 20_000
+    count_reject: Callable[[str], None] | None = None  # Called with the reason of every refusal.
     log = _log
     pipelined_max = PIPELINED_MAX
 
@@ -158,6 +160,8 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
             # At debug level for silent connections, which clients keep in reserve.
             silent = status == 408 and not self._in_message
             _log.log(logging.DEBUG if silent else logging.WARNING, "refused: %s. %s", code, detail)
+        if self.count_reject is not None and not silent:
+            self.count_reject(code)
         if self._may_answer():
             problem = Problem(
                 code=code,

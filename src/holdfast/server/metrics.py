@@ -31,6 +31,7 @@ from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
 from holdfast.server.logs import correlation_id
 from holdfast.server.problems import HttpError, problem_response
 from holdfast.server.queue_metrics import read_lag, read_queues
+from holdfast.server.refusals import mark_counted
 from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
 from holdfast.wire.frames import Call
@@ -99,7 +100,8 @@ class Metrics(Collector):
             collector(registry=self.registry)
 
     def count_reject(self, reason: str) -> None:
-        """Count a refused caller."""
+        """Count a refused request or connection."""
+        mark_counted()
         self.rejects[reason] += 1
 
     def observe_sync(self, seconds: float) -> None:
@@ -172,7 +174,11 @@ class Metrics(Collector):
         yield _histogram("holdfast_lock_wait_seconds", "Time that acquirers waited for leases.", self.lock_wait)
         yield _histogram("holdfast_sync_seconds", "Duration of syncs of the log.", self.sync)
         yield _histogram("holdfast_commit_group_size", "Calls per commit.", self.group_size)
-        rejects = CounterMetricFamily("holdfast_rejects", "Refused callers, by reason.", labels=("reason",))
+        rejects = CounterMetricFamily(
+            "holdfast_rejects",
+            "Requests and connections that were refused before an operation started.",
+            labels=("reason",),
+        )
         for reason, count in sorted(self.rejects.items()):
             rejects.add_metric((reason,), count)
         yield rejects
@@ -305,6 +311,7 @@ class MeasuredTransport:
 
     async def _measured(self, request: Request[Any], work: Callable[..., Any], *args: Any) -> Any:
         metrics, started = self._metrics, time.perf_counter()
+        mark_counted()
         waits = bool(getattr(request, "wait_seconds", 0))
         metrics.in_flight += 1
         metrics.waiting += waits

@@ -39,7 +39,7 @@ class RelayAuthenticator:
         tokens: Authenticator | None,
         *,
         registration: Literal["open", "closed"],
-        rejected: Callable[[str], None] | None = None,
+        rejected: Callable[[str], None],
     ) -> None:
         """`tokens` is None if the server has none; `rejected` is called with the reason of a refusal."""
         self._transport = transport
@@ -62,8 +62,7 @@ class RelayAuthenticator:
                 raise InvalidArgument("Authenticate: sign the challenge (public_key, signature), or send a token")
             await self._check_key(universe, agent, bytes(frame.public_key), frame.signature, proof)
         except NotAllowed as error:
-            if self._rejected is not None:
-                self._rejected("relay")
+            self._rejected("relay")
             extra = {"code": error.code, "reason": "relay", "client": client, "asked": f"{agent}@{universe}"}
             _refusals.warning("refused: %s", error, extra=extra)
             raise

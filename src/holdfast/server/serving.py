@@ -50,6 +50,7 @@ _FRAME_SLACK_BYTES: Final = 1_024  # A slightly larger frame gets our error, not
 _BACKLOG: Final = 2_048
 _SWITCH_SECONDS: Final = 0.0005  # Bounds how long a thread that finished a sync waits for the GIL.
 _GC_THRESHOLD: Final = 50_000  # New objects. With Python's default of 700, a busy server spends 20 % in the GC.
+_CONNECTIONS_MAX: Final = 20_000  # Unless the settings or the limit of open files say otherwise.
 _OTHER_FILES: Final = 1_024  # Of the key space, session logs and blob transfers.
 _CLOSE_SECONDS: Final = 1  # For connections to close after draining.
 _IDLE_POLL_SECONDS: Final = 0.05
@@ -64,7 +65,8 @@ def run(settings: Settings) -> int:
         HoldfastError: as `holdfast.open`.
     """
     logs.configure(settings.log_format, settings.log_level)
-    _raise_file_limit(settings.connections_max)
+    _raise_file_limit()
+    _check_file_limit(settings.connections_max)
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -201,7 +203,8 @@ class Serving:
         bounds = {
             "bytes_max": settings.header_bytes_max,
             "seconds": settings.header_seconds,
-            "connections_max": settings.connections_max,
+            "connections_max": connections_allowed(settings.connections_max),
+            "count_reject": self.metrics.count_reject,
         }
         return uvicorn.Config(
             self.app,
@@ -251,15 +254,34 @@ def _relay_options(settings: Settings) -> RelayOptions:
     )
 
 
-def _raise_file_limit(connections: int) -> None:
-    """Raise the soft limit of open files to what so many connections need, as far as the hard limit allows."""
-    needed = connections + _OTHER_FILES
+def connections_allowed(configured: int | None) -> int:
+    """How many connections may be open: as configured, or as many as the limit of open files allows, up to 20,000."""
+    if configured is not None:
+        return configured
+    files = _file_limit()
+    return _CONNECTIONS_MAX if files is None else min(_CONNECTIONS_MAX, max(files - _OTHER_FILES, files // 2))
+
+
+def _raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < needed:
-        _log.warning("%s open files are too few for connections_max=%s; raise ulimit -n", allowed, connections)
+    if soft != hard:
+        with suppress(OSError, ValueError):  # Some systems allow less than their hard limit.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _check_file_limit(configured: int | None) -> None:
+    """Warn if the limit of open files is too low for the configured connections, or for a useful number of them."""
+    files, needed = _file_limit(), (configured or _OTHER_FILES) + _OTHER_FILES
+    if files is not None and files < needed:
+        connections = connections_allowed(configured)
+        _log.warning("%s open files are too few for connections_max=%s; raise ulimit -n", files, connections)
+
+
+def _file_limit() -> int | None:
+    """How many files this process may open; None if there is no limit."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 @contextmanager
@@ -308,8 +330,8 @@ def _tls_context(settings: Settings) -> ssl.SSLContext:
 
 
 def _announce(url: str) -> None:
-    """Print the only line on standard output: the starting process reads the URL from it."""
-    sys.stdout.write(f"Holdfast is ready at {url}\n")
+    """Print the URL, in the first line of standard output: the starting process reads it there."""
+    sys.stdout.write(f"Holdfast is ready at {url}\nThe web console is at {url}/console\n")
     sys.stdout.flush()
 
 

@@ -37,6 +37,7 @@ _EXPORTED: Final = ("FENCE", "LEASE_", "LOCK_", "QUEUE_", "STATE_")
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
 
 _Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+_Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
 _SecondsOrZero = Annotated[float, Meta(ge=0, le=31_536_000)]
 
 
@@ -59,7 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False  # Allows tokens without TLS on a non-loopback address.
 
     drain_seconds: _SecondsOrZero = 10.0  # How long a shutdown waits for calls in flight.
-    connections_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000  # Connections that may be open.
+    connections_max: _Connections | None = None  # Open connections; default: 20,000, or fewer if ulimit -n is low.
     header_bytes_max: Annotated[int, Meta(ge=1_024, le=1_048_576)] = 32_768  # Headers of one request, with its URL.
     header_seconds: _Seconds = 10.0  # How long headers may take to arrive.
     body_bytes_max: Annotated[int, Meta(ge=65_536, le=268_435_456)] = HttpLimits().body_bytes_max  # Body in memory.

@@ -4,9 +4,11 @@ import hashlib
 from importlib.resources import files
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 PAGE: Final = "console.html"
 _MEDIA: Final = {
@@ -61,6 +63,16 @@ class File:
         return Response(self.body, headers=headers, media_type=self.media)
 
 
+class _HomeRoute(Route):
+    """Matches browsers only: other clients of `/` get the problem of an unknown path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        is_browser = scope["type"] == "http" and "text/html" in Headers(scope=scope).get("accept", "")
+        if not is_browser or scope["method"] not in ("GET", "HEAD"):
+            return Match.NONE, {}
+        return super().matches(scope)
+
+
 def routes() -> list[Route]:
     """The page, its scripts and its styles. They contain no data, so they need no token."""
     folder = files(__package__) / "static"
@@ -76,11 +88,16 @@ def routes() -> list[Route]:
 
         return Route(path, answer, methods=["GET"])
 
+    async def to_console(request: HttpRequest) -> Response:
+        del request
+        return RedirectResponse("console", 307, {**HEADERS, "Vary": "Accept"})
+
     async def without_slash(request: HttpRequest) -> Response:
         del request
         return RedirectResponse("../console", 308, HEADERS)
 
     return [
+        _HomeRoute("/", to_console, methods=["GET"]),
         route("/console", known[PAGE]),
         Route("/console/", without_slash, methods=["GET"]),
         *(route(f"/console/{name}", file) for name, file in sorted(known.items()) if name != PAGE),

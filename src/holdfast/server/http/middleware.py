@@ -29,6 +29,7 @@ from holdfast.server.problems import (
     problem_for,
     problem_response,
 )
+from holdfast.server.refusals import is_counted, request_scope
 
 _log = logging.getLogger("holdfast.http")
 _rejections = logging.getLogger("holdfast.http.refusals")
@@ -53,7 +54,7 @@ class HttpMiddleware:
         request_headers = Headers(scope=scope)
         correlation_id = correlation_id_of(request_headers)
         scope.setdefault("state", {})["correlation_id"] = correlation_id
-        with correlation_scope(correlation_id), tracing.caused_by(request_headers):
+        with correlation_scope(correlation_id), tracing.caused_by(request_headers), request_scope():
             await self._answer(scope, receive, send, request_headers, correlation_id)
 
     async def _answer(
@@ -85,6 +86,8 @@ class HttpMiddleware:
                 return  # The server closes the connection, so that a partial response is not taken for a complete one.
             conditional = any(name in request_headers for name in _CONDITIONS)
             problem, headers = problem_for(error, correlation_id, conditional=conditional)
+            if not is_counted():
+                self._context.count_reject(problem.code)
             if unread and problem.status == TOO_LARGE:
                 headers["Connection"] = "close"
                 await problem_response(problem, headers, request_headers)(
