@@ -172,7 +172,7 @@ def is_served(port: int, path: str) -> bool:
     return status < 400
 
 
-@pytest.mark.parametrize("document", ["write-a-backend", "back-up-and-restore"])
+@pytest.mark.parametrize("document", ["write-a-backend", "back-up-and-restore", "hold-a-lease", "send-mail"])
 def test_the_blocks_of_a_guide_run(document: str, tmp_path: Path) -> None:
     run_blocks(f"how-to/{document}.md", tmp_path, {})
 

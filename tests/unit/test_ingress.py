@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
+import holdfast
+from holdfast import AsyncPlane
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.errors import (
@@ -21,11 +23,13 @@ from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
     InvalidArgument,
+    LockOrderViolation,
     MailboxFull,
     PayloadTooLarge,
     RateLimited,
     SenderBlocked,
     Unreachable,
+    Validation,
 )
 from holdfast.kv import Database
 from holdfast.layers import agents, dedupe, inboxes, mailboxes, worlds
@@ -770,6 +774,54 @@ async def test_a_commit_waits_only_for_the_locks_it_needs(bench: Bench) -> None:
         assert not waiting.done()
     await waiting
     assert bench.count() == 2
+
+
+async def test_pushes_to_other_inboxes_do_not_wait_for_a_locked_one(bench: Bench) -> None:
+    async with await bench.locks.acquire_async(("inbox", "bob@main")):
+        waiting = bench.begin("1", durability="synced")
+        stored = bench.begin("2", durability="synced", to=EVE)
+        assert (await stored).accepted
+        assert not waiting.done()
+    await waiting
+    assert (bench.count(), bench.count(EVE)) == (1, 1)
+
+
+async def test_a_caller_keeps_the_ingress_out_of_an_inbox() -> None:
+    async with holdfast.open_async("memory:") as plane:
+        transport: Any = plane._transport
+        async with await plane.locks.acquire(["inbox", "bob"]):
+            waiting = asyncio.create_task(transport.ingress.push(ADA, BOB, new(durability="synced")))
+            await until(lambda: transport.services.resources.line_length(("inbox", "bob@main")) == 2)
+            await plane.entities.write("task", "1", {"status": "done"})  # Locks of data come after those of agents.
+            assert await plane.mailbox("bob").count() == 0
+            places = [(lock.path, lock.waiting_seconds is None) for lock in (await plane.waits()).locks]
+            assert places == [(["inbox", "bob@main"], True), (["inbox", "bob@main"], False)]
+            elsewhere = AsyncPlane(transport, "other").locks
+            (await elsewhere.acquire_all([["outbox", "bob"], ["inbox", "bob"]])).release()
+        assert (await waiting).accepted
+        assert await plane.mailbox("bob").count() == 1
+        async with await plane.locks.acquire(["record_id", "task/1"]):
+            with pytest.raises(LockOrderViolation, match="inbox bob@main comes before record_id task/1"):
+                await plane.locks.acquire(["inbox", "bob@main"])
+        stats = plane.locks.stats()
+        assert (stats["inbox"].violations, stats["inbox"].waiting, stats["record_id"].holders) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        ([["inbox", "bob"], ["record_id", "task/1"]], "acquire those of agents first"),
+        ([["outbx", "bob"]], "Unknown lock level 'outbx'; use one of database.*readstate"),
+        ([["dedupe", "bob"]], "remove the name 'bob'"),
+        ([["inbox"]], "agent"),
+        ([["inbox", "bob@other"]], "other"),
+        ([["inbox", "bob", "x"]], "3 parts"),
+        ("inbox", "a list of paths"),
+    ],
+)
+def test_invalid_locks_of_agents_are_refused(paths: Any, message: str) -> None:
+    with holdfast.open("memory:") as plane, pytest.raises(Validation, match=message):
+        plane.locks.acquire_all(paths)
 
 
 # Threads and loops.

@@ -2,9 +2,11 @@
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator
 from functools import reduce
 from operator import or_
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -92,6 +94,13 @@ def test_a_request_has_one_handler() -> None:
 @every_request
 def test_only_transactions_are_declared_as_atomic(kind: type[Request[Any]]) -> None:
     assert not kind.operation.atomic or OPERATIONS[kind].run is not None or kind is WriteEntities
+
+
+def test_the_protocol_document_lists_the_operations_of_an_atomic_list() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    [listed] = re.findall(r"^`POST /v1/atomic` takes a list of requests .*?: (.*?)\. ", text, re.DOTALL | re.MULTILINE)
+    declared = [str(kind.__struct_config__.tag) for kind in REQUESTS if kind.operation.atomic]
+    assert sorted(re.findall(r"`([\w.]+)`", listed)) == sorted(declared)
 
 
 def test_no_two_http_routes_are_the_same() -> None:

@@ -8,9 +8,11 @@ from holdfast.wire.transport import HeldLock, LockStats, LockTable
 
 
 class AsyncLocks:
-    """The plane's lock table: database, then entity types, then records. It covers this process only.
+    """The plane's locks, in this order: those of agents, the database, entity types, records. Within this process only.
 
-    To exclude other processes, use a lease and its fence.
+    The levels of agents are `identity`, `contacts`, `dedupe`, `inbox`, `outbox` and `readstate`. The ingress holds
+    `dedupe` and the inboxes and outboxes of its pushes while it stores them. To exclude other processes, use a lease
+    and its fence.
     """
 
     def __init__(self, transport: AsyncTransport, universe: str) -> None:
@@ -18,7 +20,7 @@ class AsyncLocks:
         self._universe = universe
 
     async def acquire(self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None) -> HeldLock:
-        """The lock at `[level, name]`, as in `["entity_type", "task"]` or `["record_id", "task/123"]`.
+        """The lock at `[level, name]`, like `["entity_type", "task"]`, `["record_id", "task/1"]`, `["inbox", "bob"]`.
 
         A context manager, which releases it at its end. Modes are S and X, and the intents IS and IX, which are
         acquired automatically on the levels above.
@@ -32,7 +34,7 @@ class AsyncLocks:
     async def acquire_all(
         self, paths: Sequence[Sequence[str]], mode: str = "X", *, timeout_seconds: float | None = None
     ) -> HeldLock:
-        """Several locks, all or none, acquired in the order that cannot deadlock."""
+        """Several locks, all or none, acquired in the order that cannot deadlock: all of agents, or all of data."""
         return await self._table().acquire_all_async(paths, mode, timeout_seconds=timeout_seconds)
 
     def stats(self) -> Mapping[str, LockStats]:

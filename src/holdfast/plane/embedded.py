@@ -26,7 +26,7 @@ class EmbeddedTransport(Stores):
 
     def __init__(self, services: Services, *, verify: Verify = Verify.ALWAYS) -> None:
         super().__init__(services, verify=verify)
-        self.locks = services.locks
+        self.locks = services.caller_locks
         self.lease_renewer = services.lease_renewer
         self.execute = execute
         self._transact = services.database.transact
@@ -69,7 +69,7 @@ class AsyncEmbeddedTransport(AsyncStores):
 
     def __init__(self, services: Services, *, verify: Verify = Verify.ALWAYS) -> None:
         super().__init__(services, verify=verify)
-        self.locks = services.locks
+        self.locks = services.caller_locks
         self.lease_renewer = services.lease_renewer
         self.execute = execute
         self._transact = services.database.transact_async

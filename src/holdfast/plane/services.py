@@ -23,6 +23,7 @@ from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.activity.rotation import FailureTracker
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.locks.table import RESOURCE_LEVELS, HolderInfo, LockTable
+from holdfast.runtime.locks.universe_locks import UniverseLocks
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.runtime.maintenance.sweeper import Sweeper
@@ -67,7 +68,8 @@ class Services:
         self.compaction: CompactionLoop | None = None
         self.consumers = consumers or ConsumerOptions()
         self.pushes_per_minute = pushes_per_minute
-        self.resources = LockTable(RESOURCE_LEVELS, nested=False)  # Guards operations on several resources of an agent.
+        # Guards operations on several resources of an agent.
+        self.resources = LockTable(RESOURCE_LEVELS, nested=False, later=lambda: list(self._locks.values()))
         self.lease_renewer = LeaseRenewer(self._extend_message, self._keep_lease)
         self.events = EventLogger(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
@@ -90,17 +92,22 @@ class Services:
         return self._logs
 
     def locks(self, universe: str) -> LockTable:
-        """The lock table of a universe."""
+        """The lock table of a universe's data."""
         table = self._locks.get(universe)
         if table is None:
             with self._lock:
                 table = self._locks.setdefault(universe, LockTable())
         return table
 
+    def caller_locks(self, universe: str) -> UniverseLocks:
+        """The locks that callers of a universe can acquire."""
+        return UniverseLocks(universe, agents=self.resources, data=self.locks(universe))
+
     def holders(self, universe: str) -> list[HolderInfo]:
         """Who holds the locks of a universe, and who waits for them."""
         table = self._locks.get(universe)
-        return [] if table is None else table.holders()
+        of_agents = [holder for holder in self.resources.holders() if holder.path[1].endswith(f"@{universe}")]
+        return of_agents if table is None else [*of_agents, *table.holders()]
 
     def log(self) -> ActivityLog:
         """The session logs; created with the first record."""

@@ -139,7 +139,7 @@ class LockStats(Protocol):
 
 
 class LockTable(Protocol):
-    """The ordered locks of one universe, among the threads and tasks of one process."""
+    """The ordered locks of one universe and its agents, among the threads and tasks of one process."""
 
     def acquire(self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None) -> HeldLock: ...
 

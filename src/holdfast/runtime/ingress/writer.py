@@ -79,6 +79,15 @@ class PushWriter:
         batch = await self._buffer.next_batch()
         if not batch:
             return False
+        # Pushes to other inboxes do not wait for a locked one, and are not lost with it.
+        locked = {to for to in {each.to for each in batch} if self._locks.line_length(("inbox", str(to)))}
+        for part in ([each for each in batch if each.to not in locked], [each for each in batch if each.to in locked]):
+            if part:
+                await self._write_part(part)
+        return True
+
+    async def _write_part(self, batch: list[QueuedPush]) -> None:
+        """Store pushes in one commit; those that cannot be stored are dropped."""
         started, abandoned = time.perf_counter(), threading.Event()
         try:
             self._settle(batch, await self._run_in_writer_thread(self._store, batch, abandoned))
@@ -86,7 +95,6 @@ class PushWriter:
             abandoned.set()
             self._drop_batch([each for each in batch if each.reservation.stage < Stage.STORED], error)
         self.on_flush(len(batch), time.perf_counter() - started)
-        return True
 
     async def load(self) -> None:
         """Load the saved dedupe keys; a failure is logged."""

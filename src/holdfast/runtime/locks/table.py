@@ -40,7 +40,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 import msgspec
 
 from holdfast import limits
-from holdfast.errors import Busy, Closed, InvalidArgument, LockTimeout
+from holdfast.errors import Busy, Closed, InvalidArgument, LockOrderViolation, LockTimeout
 from holdfast.kv.fork_safety import invalidate_in_children
 from holdfast.runtime.locks.rules import (
     Claim,
@@ -82,11 +82,14 @@ class LockTable:
         *,
         nested: bool = True,
         waiters_max: int = limits.LOCK_WAITERS_MAX,
+        later: "Callable[[], Sequence[LockTable]] | None" = None,
     ) -> None:
+        """`later` returns the tables whose locks come after those of this one."""
         if waiters_max.__class__ is not int or waiters_max < 0:
             raise InvalidArgument(f"waiters_max must be an integer of at least 0, not {waiters_max!r}")
         self.levels = Levels(levels, nested=nested)
         self._waiters_max = waiters_max
+        self._later = later
         self._reset()
         invalidate_in_children(self)
 
@@ -209,6 +212,8 @@ class LockTable:
     def _try_acquire(self, held: "Held", seconds: float, new_waiter: "Callable[[], AnyWaiter]") -> "AnyWaiter | None":
         """Acquire everything for `held`; on a conflict, queue it and return the waiter to wait on."""
         registry = self._registry
+        if self._later is not None:
+            self._check_order(held, self._later())
         if registry.unnoticed and not seconds:
             self._reclaim_orphans()
         try:
@@ -232,6 +237,19 @@ class LockTable:
             if self._pending_releases or registry.completed:
                 self._finish_releases()
         raise self._timeout(obstacle, seconds)
+
+    def _check_order(self, held: "Held", later: "Sequence[LockTable]") -> None:
+        """Refuse a claim of an owner that holds a lock of a later table."""
+        for table in later:
+            owner = table._registry.owners.get(held.owner.identity)
+            last = next(reversed(owner.grants), None) if owner is not None else None
+            if last is not None:
+                self._registry.counters[held.steps[0][0][0]].violations += 1
+                wanted = self.levels.describe(held.steps[0][0])
+                raise LockOrderViolation(
+                    f"{wanted} comes before {table.levels.describe(last)} in lock order, which is already held: "
+                    f"waiting for it could deadlock. Acquire {wanted} first"
+                )
 
     def _finish(self, held: "Held", seconds: float) -> None:
         """Return if `held` was completed while it waited; otherwise release it and raise LockTimeout."""
