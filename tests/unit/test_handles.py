@@ -46,6 +46,8 @@ WAITS_FOR_NOTHING = {
     "AsyncAtomic.remove",
     "AsyncAtomic.update",
     "AsyncAtomic.write",
+    "AsyncLease._find_loss",
+    "AsyncLease._stop_renewal",
     "AsyncLeaseKey.held",
     "AsyncMessage._check_received_here",
     "AsyncMessage.json",
