@@ -223,9 +223,7 @@ def export_under_appends(folder: Path) -> None:
         for head in range(0, 200_000, BATCH):
             cold.append([1] * BATCH, expected_head=head, tier=holdfast.Tier.IMPORTANT)
         height = cold.head()
-        cold.snapshots.commit(
-            1, height=height, promote=True, receipt_horizon_height=height, manifest_hash=snapshots.NO_MANIFEST
-        )
+        cold.snapshots.commit(1, height=height, promote=True)
         hot = plane.world("hot")
         hot.create()
         head = 0

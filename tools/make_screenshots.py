@@ -25,7 +25,6 @@ from holdfast import Plane
 from holdfast.errors import HoldfastError
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 IMAGE_BYTES_MAX = 200_000
 TIERS = """
 [fields]
@@ -140,8 +139,6 @@ def make_world(plane: Plane, name: str, records: int, generator: random.Random) 
                 {"orders": height},
                 height=height,
                 promote=True,
-                receipt_horizon_height=height,
-                manifest_hash=NO_MANIFEST,
             )
             height = world.head()
     world.compact(entries=512, margin=64)

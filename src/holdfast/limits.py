@@ -50,6 +50,7 @@ BLOB_VERIFY_SAMPLE: Final = 0.01  # The fraction of reads that are hashed again 
 BATCH_ENTRIES_MAX: Final = 256  # Entries of one append, or one drain; more would delay other commits.
 BATCH_BYTES_MAX: Final = 262_144
 READ_ENTRIES_MAX: Final = 10_000  # One read of a journal or an inbox returns a list in memory.
+RESTORE_CHECK_PAGE: Final = 1_000  # Records that the check before a restore reads at a time.
 INBOX_INLINE_BYTES_MAX: Final = 4_096  # Larger payloads are stored as blobs and referenced by hash.
 VALUE_DEPTH_MAX: Final = 100  # Decoders reject deeper nesting, and encoders may exhaust their stack.
 INBOX_ITEM_BYTES_MAX: Final = 65_536  # With everything it requests, an item must fit in a batch together with others.

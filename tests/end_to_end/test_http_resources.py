@@ -251,21 +251,28 @@ class TestWorlds:
         assert server.post("/v1/worlds", {"world": name}).code == "world_exists"
         assert name in server.get("/v1/worlds?limit=1000").json()["names"]
         entries = [{"n": n, "deep": [None, 1.5, "é"]} for n in range(3)]
-        assert server.post(f"{path}/entries", {"entries": entries, "expected_head": 0}).json() == {"height": 0}
+        assert server.post(f"{path}/entries", {"entries": entries, "expected_head": 0}).json()["height"] == 0
         late = server.post(f"{path}/entries", {"entries": [1], "expected_head": 0})
         assert (late.status, late.code, late.json()["current_head"]) == (409, "head_advanced", 3)
         assert [each["value"] for each in server.get(f"{path}/entries?start=1").json()["records"]] == entries[1:]
         item = {"type": "domain_event", "schema": "s", "payload": base64.b64encode(b"hi").decode()}
         assert server.post(f"{path}/inbox", {"item": item}).status == 201
         assert server.get(f"{path}/inbox").json()["items"][0][1]["type"] == "domain_event"
-        assert server.post(f"{path}/drain", {"limit": 5}).json() == {"heights": [3]}
+        assert server.post(f"{path}/drain", {"limit": 5}).json() == {"heights": [3], "incarnation": 1}
         assert server.get(f"{path}/inbox/cursor").json()["sequence"] is not None
         assert server.get(path).json()["head"] == 4
         snapshot = server.post(f"{path}/snapshots", {"data": {"sum": 3}, "height": 3}).json()
         assert len(server.get(f"{path}/snapshots").json()["snapshots"]) == 2
         assert server.get(f"/v1/blobs/{snapshot['snapshot_ref']}").status == 200
-        assert server.get(f"{path}/baseline").json()["height"] == 0
-        assert server.get(f"{path}/segments").json() == {"segments": []}
+        assert (snapshot["is_baseline"], server.get(f"{path}/baseline").json()["height"]) == (True, 3)
+        stored = server.post(f"{path}/snapshots", {"data": 1, "height": 4, "promote": False}).json()
+        assert not stored["is_baseline"]
+        assert server.post(f"{path}/snapshots/4/promote").json() == {**stored, "is_baseline": True}
+        assert server.post(f"{path}/snapshots/3/promote").code == "baseline_regressed"
+        assert server.post(f"{path}/snapshots/5/promote").code == "snapshot_not_found"
+        point = server.get(f"{path}/restore").json()
+        assert (point["baseline"]["height"], point["head"]) == (4, server.get(path).json()["head"])
+        assert server.get(f"{path}/segments").json() == {"segments": [], "incarnation": 1}
         assert server.post(f"{path}/compact").json() == {"segments": 0, "records": 0}
         head = server.get(path).json()["head"]
         manifest = server.post(f"{path}/manifest", {"manifest_hash": "0" * 64, "expected_head": head})
@@ -277,6 +284,15 @@ class TestWorlds:
         assert server.ask("DELETE", path).status == 409
         assert server.post(f"{path}/archive").json()["state"] == "archived"
         assert server.ask("DELETE", path).json()["state"] == "deleted"
+        for read in ("", "/entries", "/inbox", "/inbox/cursor", "/snapshots", "/segments", "/baseline", "/check"):
+            gone = server.get(f"{path}{read}")
+            assert (gone.status, gone.code) == (404, "world_not_found"), read
+        assert name not in server.get("/v1/worlds?limit=1000").json()["names"]
+        assert server.ask("PUT", path).json()["incarnation"] == 2
+        late = server.post(f"{path}/entries", {"entries": [1], "expected_head": 0, "incarnation": 1})
+        assert (late.status, late.code) == (404, "world_not_found")
+        assert server.get(f"{path}/entries?incarnation=1").code == "world_not_found"
+        assert server.get(f"{path}/entries?incarnation=2").json() == {"records": [], "incarnation": 2}
 
     @pytest.mark.parametrize(
         ("method", "path", "body", "code"),

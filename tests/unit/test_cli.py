@@ -781,14 +781,22 @@ def test_a_world_is_created_written_read_and_deleted(hf: Hf) -> None:
     assert parsed(hf("world", "compact", "ada", "--json"))["segments"] == 0
     assert parsed(hf("world", "fork", "ada", "eve", "--height", "2", "--json"))["head"] == 2
     shown = parsed(hf("world", "show", "ada", "--json"))
-    assert (shown["head"], shown["snapshots"], shown["baseline"]) == (8, [0, 7], 0)
+    assert (shown["head"], shown["snapshots"], shown["baseline"]) == (9, [0, 7], 7)
+    stored = parsed(hf("world", "snapshot", "ada", "8", "--height", "8", "--no-promote", "--json"))
+    assert (stored["is_baseline"], snapshot["is_baseline"]) == (False, True)
+    assert parsed(hf("world", "promote", "ada", "8", "--json"))["is_baseline"]
+    hf("world", "promote", "ada", "7", code=5)
+    hf("world", "snapshot", "ada", "5", "--height", "5", "--promote", code=5)
     for verb, state in (("pause", "paused"), ("resume", "active"), ("archive", "archived")):
         assert parsed(hf("world", verb, "ada", "--json"))["state"] == state
     hf("world", "delete", "ada", code=2)
     hf("world", "delete", "ada", "--yes")
     listed = parsed(hf("world", "list", "--json"))
-    assert [(each["name"], each["state"]) for each in listed] == [("ada", "deleted"), ("eve", "active")]
-    assert "deleted" in hf("world", "show", "ada").stdout
+    assert [(each["name"], each["state"]) for each in listed] == [("eve", "active")]
+    for command in (("show", "ada"), ("tail", "ada"), ("inbox", "read", "ada")):
+        assert "ada was deleted" in hf("world", *command, code=4).stderr
+    assert parsed(hf("world", "create", "ada", "--json"))["incarnation"] == 2
+    assert hf("world", "tail", "ada").stdout == ""
 
 
 def test_blobs_are_stored_and_read(hf: Hf, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def fill(database: Database, count: int, *, baseline: int) -> None:
     for start in range(0, count, 256):
         batch = [journal_records.entry(canonical({"n": number})) for number in range(start, min(start + 256, count))]
         database.transact(journals.append, ADA, batch, expected_head=start)
-    record = SnapshotRecord("00" * 32, baseline, 1, baseline, NO_MANIFEST)
+    genesis = database.read(snapshots.baseline, ADA).snapshot_ref
+    record = SnapshotRecord(genesis, baseline, 1, baseline, NO_MANIFEST)
     database.transact(snapshots.commit, ADA, record, promote=True)
 
 
@@ -210,7 +211,7 @@ def compact_through_a_handle(plane: Plane) -> None:
     world = plane.world("w")
     world.create()
     world.append(list(range(200)), expected_head=0)
-    world.snapshots.commit(1, height=200, promote=True, receipt_horizon_height=200, manifest_hash=NO_MANIFEST)
+    world.snapshots.commit(1, height=200)
     before = world.read()
     assert world.compact(entries=50, margin=10).segments == 3
     assert [segment.end for segment in world.segments()] == [49, 99, 149]

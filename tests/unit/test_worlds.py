@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast
@@ -10,7 +12,7 @@ from holdfast import Plane
 from holdfast.errors import InvalidArgument, InvalidName, WorldExists, WorldNotActive, WorldNotFound
 from holdfast.kv import Database, Transaction
 from holdfast.layers import inboxes, journal_records, journals, worlds
-from holdfast.layers.worlds import World, WorldMeta, WorldState
+from holdfast.layers.worlds import Origin, World, WorldMeta, WorldState
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control
@@ -114,7 +116,7 @@ def test_a_paused_world_accepts_inbox_items_only(database: Database, state: Worl
     assert database.transact(inboxes.drain, ADA) == [0]
 
 
-@pytest.mark.parametrize("state", [WorldState.ARCHIVING, WorldState.ARCHIVED, WorldState.DELETING, WorldState.DELETED])
+@pytest.mark.parametrize("state", [WorldState.ARCHIVING, WorldState.ARCHIVED, WorldState.DELETING])
 def test_an_archived_world_accepts_nothing(database: Database, state: WorldState) -> None:
     database.transact(worlds.create, ADA)
     database.transact(inboxes.enqueue, ADA, ITEM)
@@ -138,11 +140,44 @@ def test_a_deleted_world_keeps_only_its_lifecycle_record(database: Database) -> 
     behind = worlds.subspace(ADA).at("snapshot", "by_height")
     for height in range(5):
         database.transact(Transaction.put, behind.key(height), b"")
+    before = everything(database)
+    assert database.transact(worlds.clear, ADA, 1, 2)  # It is not being deleted.
+    assert everything(database) == before
+    put_in_state(database, ADA, WorldState.DELETING)
     for _ in range(20):
-        if database.transact(worlds.clear, ADA, 2):
+        if database.transact(worlds.clear, ADA, 1, 2):
             break
     left = [key for key, _ in database.read(Transaction.scan, *worlds.subspace(ADA).range(), limit=100)]
     assert left == [worlds.subspace(ADA).key("meta")]
+
+
+def test_a_deleted_world_is_created_again_as_its_next_incarnation(database: Database, clock: ManualClock) -> None:
+    database.transact(worlds.create, ADA)
+    put_in_state(database, ADA, WorldState.DELETING)
+    before = everything(database)
+    with pytest.raises(WorldExists, match="ada is being deleted; finish that by deleting it again"):
+        database.transact(worlds.create, ADA)
+    assert everything(database) == before
+    database.transact(worlds.end_delete, ADA, 1)
+    with pytest.raises(WorldNotFound, match="ada was deleted; create it"):
+        database.read(worlds.describe, ADA)
+    assert database.read(worlds.names, "main", limit=5) == []
+    database.transact(worlds.create, BOB)
+    assert database.read(worlds.names, "main", limit=1) == ["bob"]
+    assert database.transact(worlds.create, ADA) == WorldMeta(WorldState.ACTIVE, clock.now_ms(), 2)
+    assert database.read(worlds.describe, ADA, 2).incarnation == 2
+    with pytest.raises(WorldNotFound, match="Incarnation 1 of world ada does not exist: the current one is 2"):
+        database.read(worlds.describe, ADA, 1)
+    assert database.transact(worlds.end_delete, ADA, 1) is None  # A late step of the earlier deletion.
+    assert database.read(worlds.names, "main", limit=5) == ["ada", "bob"]
+
+
+def test_a_world_of_an_earlier_version_is_the_first_incarnation(database: Database) -> None:
+    stored = msgspec.msgpack.encode(("active", 5))
+    database.transact(Transaction.put, worlds.subspace(ADA).key("meta"), stored)
+    assert database.read(worlds.describe, ADA, 1) == WorldMeta(WorldState.ACTIVE, 5, 1)
+    database.transact(Transaction.put, worlds.subspace(ADA).key("origin"), msgspec.msgpack.encode(("bob", 7)))
+    assert database.read(worlds.origin, ADA) == Origin("bob", 7, 1)
 
 
 # The handles.
@@ -227,6 +262,19 @@ def test_reading_a_missing_world_is_refused(plane: Plane) -> None:
     for call in (ada.read, ada.inbox.read, ada.inbox.cursor):
         with pytest.raises(WorldNotFound):
             call()
+
+
+@pytest.mark.parametrize("entries", [{"by": 1}, "text", b"bytes", bytearray(b"bytes"), 5, None])
+def test_one_entry_instead_of_a_list_is_refused(plane: Plane, entries: Any) -> None:
+    ada = plane.world("ada")
+    ada.create()
+    with pytest.raises(InvalidArgument, match=r"wrap it in a list: append\(\[entry\]"):
+        ada.append(entries, expected_head=0)
+    with pytest.raises(InvalidArgument, match=r"wrap it in a list: append\(world, \[entry\]"):
+        plane.atomic().append(ada, entries, expected_head=0)
+    assert ada.head() == 0
+    assert ada.append((each for each in ({"by": 1}, "text")), expected_head=0) == 0
+    assert ada.head() == 2
 
 
 def test_handles_of_universes_have_separate_worlds() -> None:

@@ -11,6 +11,7 @@ from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidValue
+from holdfast.handles.sync.plane import Plane
 from holdfast.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.wire.inboxes import Control, DomainEvent, InboxItem
 from holdfast.wire.worlds import Described, Record
@@ -49,7 +50,7 @@ def show(name: str) -> None:
     with connect.open_plane() as plane:
         found = plane.world(name)
         fields = _fields(found.describe())
-        if fields["state"] not in ("deleting", "deleted"):
+        if fields["state"] != "deleting":
             fields |= {
                 "baseline": found.snapshots.baseline().height,
                 "snapshots": [each.height for each in found.snapshots.list(limit=1_000)],
@@ -100,11 +101,14 @@ def tail(name: str, count: int, start: int | None, follow: bool, interval: float
     """Show the last records of the journal."""
 
     with connect.PlaneCaller(connect.current_target()) as caller:
-        height = start
-        if height is None:
-            height = max(caller.call(lambda plane: plane.world(name).head()) - count, 0)
+        described = caller.call(lambda plane: plane.world(name).describe())
+        height = max(described.head - count, 0) if start is None else start
+
+        def read_on(plane: Plane) -> list[Record]:
+            return plane.world(name, incarnation=described.incarnation).read(height)
+
         while True:
-            found = caller.call(lambda plane, height=height: plane.world(name).read(height))  # type: ignore[misc]
+            found = caller.call(read_on)
             for record in found:
                 _print_record(record)
             if found:
@@ -172,28 +176,44 @@ def drain(name: str, limit: int) -> None:
 
 
 @world.command(
-    examples=["holdfast world snapshot ada '{\"count\": 2}' --height 2 --promote --receipt-horizon 2 --manifest …"]
+    examples=[
+        "holdfast world snapshot ada '{\"count\": 2}' --height 2",
+        "holdfast world snapshot ada --file state.json --height 2 --no-promote",
+    ]
 )
 @click.argument("name")
 @click.argument("state", required=False)
 @click.option("--file", metavar="PATH", help="Read the state as JSON from a file; - is standard input.")
 @click.option("--height", type=int, required=True, help="The height below which all records are applied.")
-@click.option("--promote", is_flag=True, help="Make this snapshot the baseline that restores start from.")
 @click.option(
-    "--receipt-horizon", "receipt_horizon_height", type=int, help="The height below which all receipts are included."
+    "--promote/--no-promote",
+    default=None,
+    help="Fail unless it becomes the baseline that restores start from, or only store it.  [default: make it the "
+    "baseline if it qualifies]",
 )
-@click.option("--manifest", "manifest_hash", metavar="HASH", help="The hash of the world's manifest at that height.")
+@click.option(
+    "--receipt-horizon",
+    "receipt_horizon_height",
+    type=int,
+    help="The height below which all receipts are included.  [default: from the pending effects]",
+)
+@click.option(
+    "--manifest",
+    "manifest_hash",
+    metavar="HASH",
+    help="The hash of the world's manifest at that height.  [default: from the journal]",
+)
 def snapshot(
     *,
     name: str,
     state: str | None,
     file: str | None,
     height: int,
-    promote: bool,
+    promote: bool | None,
     receipt_horizon_height: int | None,
     manifest_hash: str | None,
 ) -> None:
-    """Store a snapshot: the state after applying all records below --height."""
+    """Store a snapshot: the state after applying all records below --height. Restores start from the newest one."""
     with values.open_input(state, file) as stream:
         value = values.parse_json(stream.read())
     with connect.open_plane() as plane:
@@ -205,6 +225,15 @@ def snapshot(
             manifest_hash=manifest_hash,
         )
     printing.record(msgspec.structs.asdict(found))
+
+
+@world.command()
+@click.argument("name")
+@click.argument("height", type=int)
+def promote(name: str, height: int) -> None:
+    """Make the stored snapshot at HEIGHT the baseline that restores start from."""
+    with connect.open_plane() as plane:
+        printing.record(msgspec.structs.asdict(plane.world(name).snapshots.promote(height)))
 
 
 @world.command()
@@ -265,7 +294,7 @@ def archive(name: str) -> None:
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(name: str, yes: bool) -> None:
-    """Permanently delete an archived world. Its name cannot be reused."""
+    """Permanently delete an archived world. A world created under its name later is its next incarnation."""
     values.confirm(f"Permanently delete the world {name} and its history?", yes=yes)
     with connect.open_plane() as plane:
         _print(plane.world(name).delete())
@@ -307,4 +336,5 @@ def _fields(found: Described) -> dict[str, Any]:
         "state": found.state,
         "head": found.head,
         "created_at": printing.timestamp(found.created_ms),
+        "incarnation": found.incarnation,
     }

@@ -1,11 +1,12 @@
 """One commit of several operations, embedded or remote: all or nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Self, Unpack
 
 import msgspec
 
 from holdfast.errors import InvalidArgument
+from holdfast.handles.arguments import checked_items
 from holdfast.handles.attempt_errors import attempt_error
 from holdfast.handles.leases import AsyncLease
 from holdfast.handles.mailboxes import AsyncMailbox
@@ -97,14 +98,15 @@ class AsyncAtomic:
         """Confirm a mail. The commit fails if the mail was confirmed before, so its work is done once."""
         return self._add(ConfirmMail(mailbox.agent, [mail.id], self._universe))
 
-    def append(self, world: AsyncWorld, entries: Sequence[Any], *, expected_head: int) -> Self:
+    def append(self, world: AsyncWorld, entries: Iterable[Any], *, expected_head: int) -> Self:
         """Append entries to a world's journal."""
-        encoded = [canonical(entry) for entry in entries]
-        return self._add(AppendEntries(world.name, encoded, expected_head, self._universe))
+        found = checked_items(entries, "wrap it in a list: append(world, [entry], …)")
+        encoded = [canonical(entry) for entry in found]
+        return self._add(AppendEntries(world.name, encoded, expected_head, self._universe, world.incarnation))
 
     def deliver(self, world: AsyncWorld, item: InboxItem) -> Self:
         """Put an item into a world's inbox. Store a payload over 4 KiB as a blob first."""
-        return self._add(PutItem(world.name, item, self._universe))
+        return self._add(PutItem(world.name, item, self._universe, world.incarnation))
 
     def update(
         self, state: AsyncState, value: Any, *, lease: AsyncLease | None = None, if_match: str | None = None

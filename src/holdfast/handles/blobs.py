@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterable, AsyncIterator
 
+from holdfast.handles.arguments import checked_items
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
@@ -20,7 +21,8 @@ class AsyncBlobs:
 
     async def write(self, chunks: AsyncIterable[bytes]) -> str:
         """Store a stream that may be larger than memory; its hash."""
-        return (await self._transport.send(WriteBlob(self._universe), chunks)).hash
+        found = checked_items(chunks, "call put(data), or give an iterator of bytes")
+        return (await self._transport.send(WriteBlob(self._universe), found)).hash
 
     async def get(self, hash: str) -> bytes:
         """All bytes of a blob, in memory.

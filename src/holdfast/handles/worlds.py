@@ -1,11 +1,14 @@
 """Worlds: event-sourced agents with a journal and an inbox."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cbor2
 import msgspec
 
+from holdfast.errors import HashMismatch, MissingEntry
+from holdfast.handles.arguments import checked_items
 from holdfast.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
@@ -18,6 +21,7 @@ from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
     Checked,
+    CheckRestore,
     CheckWorld,
     CommitSnapshot,
     Compacted,
@@ -32,6 +36,7 @@ from holdfast.wire.worlds import (
     GetCursor,
     ListSegments,
     ListSnapshots,
+    PromoteSnapshot,
     PutItem,
     ReadInbox,
     ReadJournal,
@@ -45,70 +50,92 @@ Reducer = Callable[[Any, Entry], Any]
 
 
 class AsyncWorld:
-    """One world. Its journal is its history; input from outside arrives in its inbox."""
+    """One world. Its journal is its history; input from outside arrives in its inbox.
 
-    def __init__(self, transport: AsyncTransport, universe: str, name: str) -> None:
+    A handle works on one incarnation of the world: the given one, or else the one of its first answer. After the world
+    was deleted and created again, every call of the handle raises WorldNotFound; get a new handle from the plane.
+    """
+
+    def __init__(self, transport: AsyncTransport, universe: str, name: str, *, incarnation: int | None = None) -> None:
         self.name = checked_name("world", name)
-        self.inbox = AsyncInbox(transport, universe, self.name)
-        self.snapshots = AsyncSnapshots(transport, universe, self.name)
+        self._current = Incarnation(incarnation)
+        self.inbox = AsyncInbox(transport, universe, self.name, self._current)
+        self.snapshots = AsyncSnapshots(transport, universe, self.name, self._current)
         self._transport = transport
         self._universe = universe
 
+    @property
+    def incarnation(self) -> int | None:
+        """The incarnation that this handle works on; None before its first answer."""
+        return self._current.number
+
     async def create(self, *, manifest_hash: str | None = None) -> Described:
-        """Create the world, with the empty state as its first baseline.
+        """Create the world, with the empty state as its first baseline; this handle works on it from now on.
+
+        If a deleted world had this name, the new one is its next incarnation.
 
         Raises:
-            WorldExists: it exists already.
+            WorldExists: it exists already, or its deletion is not finished.
         """
-        return await self._transport.call(CreateWorld(self.name, self._universe, manifest_hash))
+        made = await self._transport.call(CreateWorld(self.name, self._universe, manifest_hash))
+        self._current.number = made.incarnation
+        return made
 
     async def describe(self) -> Described:
-        """Its state, creation time and head.
+        """Its state, creation time, head and incarnation.
 
         Raises:
-            WorldNotFound: it does not exist.
+            WorldNotFound: it does not exist, or was deleted.
         """
-        return await self._transport.call(DescribeWorld(self.name, self._universe))
+        return self._described(await self._transport.call(DescribeWorld(self.name, self._universe, self.incarnation)))
 
     async def pause(self) -> Described:
         """Refuse appends and drains; the inbox still accepts items."""
-        return await self._transport.call(ChangeWorld(self.name, "paused", self._universe))
+        return await self._change("paused")
 
     async def resume(self) -> Described:
         """Activate a paused or archived world again."""
-        return await self._transport.call(ChangeWorld(self.name, "active", self._universe))
+        return await self._change("active")
 
     async def archive(self) -> Described:
         """Refuse all writes; everything stays readable."""
-        return await self._transport.call(ChangeWorld(self.name, "archived", self._universe))
+        return await self._change("archived")
 
     async def delete(self) -> Described:
-        """Remove an archived world permanently. Its name stays reserved."""
-        return await self._transport.call(DeleteWorld(self.name, self._universe))
+        """Remove an archived world permanently. If it was interrupted, calling it again finishes the deletion.
+
+        Its name can be used again: `create` makes the next incarnation.
+        """
+        return self._described(await self._transport.call(DeleteWorld(self.name, self._universe, self.incarnation)))
 
     async def fork(self, target: str, *, height: int) -> "AsyncWorld":
         """A new world that shares this one's history below `height`, with an empty inbox and nothing pending."""
-        await self._transport.call(ForkWorld(self.name, target, height, self._universe))
-        return AsyncWorld(self._transport, self._universe, target)
+        request = ForkWorld(self.name, target, height, self._universe, self.incarnation)
+        made = await self._transport.call(request)
+        return AsyncWorld(self._transport, self._universe, target, incarnation=made.incarnation)
 
     async def head(self) -> int:
         """The next height of the journal."""
         return (await self.describe()).head
 
-    async def append(self, entries: Sequence[Any], *, expected_head: int, tier: Tier = Tier.CRITICAL) -> int:
+    async def append(self, entries: Iterable[Any], *, expected_head: int, tier: Tier = Tier.CRITICAL) -> int:
         """Append values (text, numbers, bytes, lists, maps) as one batch; the height of the first.
 
         Raises:
             HeadAdvanced: another writer appended first; read the new entries, then decide.
             EmptyBatch, BatchTooLarge: a batch has 1 to 256 entries and at most 256 KiB.
         """
-        encoded = [canonical(entry) for entry in entries]
-        request = AppendEntries(self.name, encoded, expected_head, self._universe, tier=tier)
-        return (await self._transport.call(request)).height
+        encoded = [canonical(entry) for entry in checked_items(entries, "wrap it in a list: append([entry], …)")]
+        request = AppendEntries(self.name, encoded, expected_head, self._universe, self.incarnation, tier=tier)
+        answer = await self._transport.call(request)
+        self._current.learn(answer.incarnation)
+        return answer.height
 
     async def read(self, start: int = 0, *, limit: int = 1_000) -> list[Record]:
         """At most `limit` records from the height `start` on; `cbor2.loads(record.value)` is what was appended."""
-        return (await self._transport.call(ReadJournal(self.name, start, limit, self._universe))).records
+        answer = await self._transport.call(ReadJournal(self.name, start, limit, self._universe, self.incarnation))
+        self._current.learn(answer.incarnation)
+        return answer.records
 
     async def check(self) -> Checked:
         """Read and check all records, segments and snapshots; counts, and the first fault if there is one.
@@ -118,37 +145,65 @@ class AsyncWorld:
         height: int | None = 0
         counts = (0, 0, 0)
         while True:
-            found = await self._transport.call(CheckWorld(self.name, height or 0, universe=self._universe))
+            request = CheckWorld(self.name, height or 0, universe=self._universe, incarnation=self.incarnation)
+            found = await self._transport.call(request)
+            self._current.learn(found.incarnation)
             counts = (counts[0] + found.records, counts[1] + found.segments, counts[2] + found.snapshots)
             height = found.next
             if height is None:
-                return Checked(None, *counts, found.fault)
+                return Checked(None, *counts, found.fault, found.incarnation)
 
     async def drain(self, *, limit: int = 256) -> list[int]:
         """Move the next inbox items into the journal, each exactly once; their heights."""
-        return (await self._transport.call(DrainInbox(self.name, limit, self._universe))).heights
+        answer = await self._transport.call(DrainInbox(self.name, limit, self._universe, self.incarnation))
+        self._current.learn(answer.incarnation)
+        return answer.heights
 
     async def set_manifest(self, manifest_hash: str, *, expected_head: int) -> int:
         """Record that another manifest defines the world from here on; the height of the record."""
-        request = SetManifest(self.name, manifest_hash, expected_head, self._universe)
-        return (await self._transport.call(request)).height
+        request = SetManifest(self.name, manifest_hash, expected_head, self._universe, self.incarnation)
+        answer = await self._transport.call(request)
+        self._current.learn(answer.incarnation)
+        return answer.height
 
     async def compact(self, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN) -> Compacted:
         """Move records well below the baseline into cold segments; reads are not affected."""
-        return await self._transport.call(CompactWorld(self.name, entries, margin, self._universe))
+        return await self._transport.call(CompactWorld(self.name, entries, margin, self._universe, self.incarnation))
 
     async def segments(self, *, after: int = -1, limit: int = 100) -> list[Segment]:
         """At most `limit` cold segments that end after the height `after`, in order."""
-        return (await self._transport.call(ListSegments(self.name, after, limit, self._universe))).segments
+        request = ListSegments(self.name, after, limit, self._universe, self.incarnation)
+        answer = await self._transport.call(request)
+        self._current.learn(answer.incarnation)
+        return answer.segments
 
     async def restore(self, reducer: Reducer) -> Restored:
         """The current state: the baseline, with every later record applied by `reducer(state, entry)`.
 
-        The reducer must be pure: its result depends only on its arguments, and can be encoded as CBOR.
+        The reducer must be pure: its result depends only on its arguments, and can be encoded as CBOR. Before anything
+        is folded, the baseline and all records after it are checked to be present.
+
+        Raises:
+            WorldNotFound: the world does not exist, or was deleted meanwhile.
+            Corrupt: something is missing or damaged; the message says what to do.
         """
-        baseline = await self.snapshots.baseline()
+        request = CheckRestore(self.name, self._universe, self.incarnation)
+        point = await self._transport.call(request)
+        self._current.learn(point.incarnation)
+        baseline = point.baseline
         data = (await self._transport.call(GetBlob(baseline.snapshot_ref, self._universe))).data
-        return await self._fold(reducer, cbor2.loads(data), baseline.height)
+        if hashlib.sha256(data).hexdigest() != baseline.snapshot_ref:
+            raise HashMismatch(
+                f"The baseline of world {self.name} at height {baseline.height} does not match its hash; "
+                "restore a backup, or compute the state from the first record with replay"
+            )
+        restored = await self._fold(reducer, cbor2.loads(data), baseline.height)
+        if restored.height < point.head:
+            raise MissingEntry(
+                f"The journal of world {self.name} ends at {restored.height}, below its head {point.head}; "
+                "restore a backup"
+            )
+        return restored
 
     async def replay(self, reducer: Reducer) -> Restored:
         """The current state, computed from the first record without snapshots."""
@@ -173,11 +228,12 @@ class AsyncWorld:
         return Verdict(True, checked, None)
 
     async def _fold(self, reducer: Reducer, state: Any, height: int) -> Restored:
+        start = height
         while records := await self.read(height, limit=READ_ENTRIES_MAX):
             for record in records:
                 state = reducer(state, Entry(record.height, record.kind, cbor2.loads(record.value)))
             height = records[-1].height + 1
-        return Restored(state, height)
+        return Restored(state, height, height - start, start)
 
     async def _fold_to(self, reducer: Reducer, state: Any, height: int, end: int) -> tuple[Any, int]:
         while height < end:
@@ -187,14 +243,23 @@ class AsyncWorld:
             height = records[-1].height + 1
         return state, height
 
+    async def _change(self, state: str) -> Described:
+        request = ChangeWorld(self.name, state, self._universe, self.incarnation)
+        return self._described(await self._transport.call(request))
+
+    def _described(self, found: Described) -> Described:
+        self._current.learn(found.incarnation)
+        return found
+
 
 class AsyncInbox:
     """A world's input from outside, in the order of arrival."""
 
-    def __init__(self, transport: AsyncTransport, universe: str, world: str) -> None:
+    def __init__(self, transport: AsyncTransport, universe: str, world: str, current: "Incarnation") -> None:
         self._transport = transport
         self._universe = universe
         self._world = world
+        self._current = current
 
     async def put(self, item: InboxItem) -> int:
         """Add an item at the end; its sequence. A payload over 4 KiB is stored as a blob."""
@@ -202,43 +267,57 @@ class AsyncInbox:
         if isinstance(payload, bytes) and len(payload) > INBOX_INLINE_BYTES_MAX and item.payload_blob is None:
             stored = await self._transport.call(PutBlob(payload, self._universe))
             item = msgspec.structs.replace(item, payload=b"", payload_blob=stored.hash)
-        sequence = (await self._transport.call(PutItem(self._world, item, self._universe))).sequence
+        request = PutItem(self._world, item, self._universe, self._current.number)
+        sequence = (await self._transport.call(request)).sequence
         assert sequence is not None
         return sequence
 
     async def read(self, *, after: int | None = None, limit: int = 1_000) -> list[tuple[int, InboxItem]]:
         """At most `limit` items after the sequence `after`, including drained ones."""
-        return (await self._transport.call(ReadInbox(self._world, after, limit, self._universe))).items
+        request = ReadInbox(self._world, after, limit, self._universe, self._current.number)
+        answer = await self._transport.call(request)
+        self._current.learn(answer.incarnation)
+        return answer.items
 
     async def cursor(self) -> int | None:
         """The sequence of the last drained item, or None."""
-        return (await self._transport.call(GetCursor(self._world, self._universe))).sequence
+        return (await self._transport.call(GetCursor(self._world, self._universe, self._current.number))).sequence
 
 
 class AsyncSnapshots:
     """Snapshots of a world's state; one of them is the baseline that a restore starts from."""
 
-    def __init__(self, transport: AsyncTransport, universe: str, world: str) -> None:
+    def __init__(self, transport: AsyncTransport, universe: str, world: str, current: "Incarnation") -> None:
         self._transport = transport
         self._universe = universe
         self._world = world
+        self._current = current
 
     async def commit(
         self,
         state: Any,
         *,
         height: int,
-        promote: bool = False,
+        promote: bool | None = None,
         receipt_horizon_height: int | None = None,
         manifest_hash: str | None = None,
         logical_time_ns: int | None = None,
     ) -> Snapshot:
-        """Store the state after all records below `height`; `promote` makes it the baseline.
+        """Store the state after all records below `height`, and make it the baseline if it qualifies.
+
+        It qualifies unless the baseline is already above that height, an effect below it is pending, or the given
+        horizon or manifest is not the journal's at that height; `is_baseline` of the answer says so. With
+        `promote=True` it must qualify, and with `promote=False` it is only stored. Repeating it changes nothing.
+
+        Args:
+            receipt_horizon_height: the height below which all receipts have arrived; inferred from pending effects.
+            manifest_hash: the hash of the world's manifest at that height; inferred from the journal.
+            logical_time_ns: the time of the state; the time of this commit if None.
 
         Raises:
             SnapshotExists: a different snapshot exists at that height.
-            PromotionRefused: its receipt horizon is not its height, or its manifest is not the journal's.
-            BaselineRegressed: the baseline is already above that height.
+            PromotionRefused: `promote=True`, and it does not qualify.
+            BaselineRegressed: `promote=True`, and the baseline is already above that height.
         """
         request = CommitSnapshot(
             self._world,
@@ -249,13 +328,39 @@ class AsyncSnapshots:
             manifest_hash,
             logical_time_ns,
             self._universe,
+            self._current.number,
         )
         return await self._transport.call(request)
 
+    async def promote(self, height: int) -> Snapshot:
+        """Make the stored snapshot at that height the baseline. Repeating it changes nothing.
+
+        Raises:
+            SnapshotNotFound: there is no snapshot at that height.
+            PromotionRefused: it does not qualify; the message names the condition.
+            BaselineRegressed: the baseline is already above that height.
+        """
+        return await self._transport.call(PromoteSnapshot(self._world, height, self._universe, self._current.number))
+
     async def baseline(self) -> Snapshot:
         """The snapshot that a restore starts from."""
-        return await self._transport.call(GetBaseline(self._world, self._universe))
+        return await self._transport.call(GetBaseline(self._world, self._universe, self._current.number))
 
     async def list(self, *, start: int = 0, limit: int = 100) -> list[Snapshot]:
         """At most `limit` snapshots from the height `start` on, in order."""
-        return (await self._transport.call(ListSnapshots(self._world, start, limit, self._universe))).snapshots
+        request = ListSnapshots(self._world, start, limit, self._universe, self._current.number)
+        answer = await self._transport.call(request)
+        self._current.learn(answer.incarnation)
+        return answer.snapshots
+
+
+class Incarnation:
+    """The incarnation that the handles of a world work on, shared by them; None until an answer names it."""
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+
+    def learn(self, number: int) -> None:
+        """Remember the incarnation of the first answer."""
+        if self.number is None:
+            self.number = number

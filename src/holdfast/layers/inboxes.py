@@ -22,7 +22,7 @@ import msgspec
 from holdfast.errors import CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import journal_records, journals
-from holdfast.layers.worlds import World, describe, require_active, require_reachable, subspace
+from holdfast.layers.worlds import World, describe, is_deleting, require_active, require_reachable, subspace
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_ITEM_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.inboxes import KINDS, InboxItem, excess_of, fault_of
 
@@ -41,7 +41,7 @@ def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
     Raises:
         InvalidValue: it is not an inbox item, or one of its fields has the wrong type.
         PayloadTooLarge: the item is too large.
-        WorldNotActive: the world is archived or deleted.
+        WorldNotActive: the world is archived.
     """
     encoded = _checked(tx.now_ms, item)
     require_reachable(tx, world)
@@ -142,6 +142,22 @@ def remove_drained(tx: Transaction, world: World, *, grace_ms: int, limit: int) 
     return removed
 
 
+def clear_timers(tx: Transaction, world: World, incarnation: int, begin: bytes, limit: int) -> bytes | None:
+    """Remove the due timers of a deleting world among the next `limit` ones from the key `begin` on.
+
+    The index is ordered by time, so it holds the timers of all worlds. Returns where to continue; None at the end.
+    """
+    if not is_deleting(tx, world, incarnation):
+        return None
+    due = Subspace("u", world.universe, "timers", "due")
+    first, end = due.range()
+    pairs = tx.scan(max(begin, first), end, limit=limit)
+    for key, _ in pairs:
+        if due.unpack(key)[-1] == world.name:
+            tx.delete(key)
+    return pairs[-1][0] + b"\x00" if len(pairs) == limit else None
+
+
 def start_at(tx: Transaction, world: World, sequence: int) -> None:
     """Number the items of a new world from `sequence` on."""
     tx.put(_key(world, "next"), sequence.to_bytes(_SEQUENCE_BYTES, "big"))
@@ -156,6 +172,13 @@ def next_sequence(tx: Transaction, world: World) -> int:
 def arrivals(tx: Transaction, world: World) -> int:
     """How many items ever arrived: a hint that something may have changed."""
     return _number(tx, _notify_key(world))
+
+
+def has_pending_effects(tx: Transaction, world: World, below: int) -> bool:
+    """Whether an effect that a record below the height `below` requests is still pending."""
+    pending = Subspace("u", world.universe, "effects", "pending")
+    begin, _ = pending.range(world.name)
+    return bool(tx.scan(begin, pending.key(world.name, below), limit=1))
 
 
 def _index_requests(tx: Transaction, world: World, height: int, item: InboxItem) -> None:

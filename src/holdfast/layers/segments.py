@@ -58,13 +58,22 @@ def lag(tx: Transaction, world: World, *, entries: int = SEGMENT_ENTRIES, margin
     return start - journals.first_hot(tx, world) + below // entries * entries
 
 
-def index(tx: Transaction, world: World, record: SegmentRecord, *, margin: int = SEGMENT_MARGIN) -> None:
+def index(
+    tx: Transaction,
+    world: World,
+    record: SegmentRecord,
+    *,
+    margin: int = SEGMENT_MARGIN,
+    incarnation: int | None = None,
+) -> None:
     """Index a segment whose body is stored. Repeating it changes nothing.
 
     Raises:
+        WorldNotFound: the world does not exist, or has another incarnation.
         SegmentExists: other segments cover these heights, or it would leave a gap after the last one.
         InvalidArgument: it ends too close to the baseline.
     """
+    worlds.require_readable(tx, world, incarnation)
     last = latest(tx, world)
     start = 0 if last is None else last.end + 1
     if record.start < start:
@@ -105,11 +114,12 @@ def read(tx: Transaction, world: World, start: int, limit: int) -> tuple[list[tu
     return [], segment
 
 
-def describe(tx: Transaction, world: World) -> Described:
-    """The state of a world, and where its records are."""
-    meta = worlds.describe(tx, world)
-    if meta.state in (WorldState.DELETING, WorldState.DELETED):
-        return Described(world.name, meta.state, meta.created_ms, journals.head(tx, world))
+def describe(tx: Transaction, world: World, incarnation: int | None = None) -> Described:
+    """The state of a world, and where its records are; with `incarnation`, only of that one."""
+    meta = worlds.describe(tx, world, incarnation)
+    if meta.state is WorldState.DELETING:
+        head = journals.head(tx, world)
+        return Described(world.name, meta.state, meta.created_ms, head, incarnation=meta.incarnation)
     return Described(
         world.name,
         meta.state,
@@ -117,6 +127,7 @@ def describe(tx: Transaction, world: World) -> Described:
         journals.head(tx, world),
         journals.first_hot(tx, world),
         snapshots.baseline(tx, world).height,
+        meta.incarnation,
     )
 
 
@@ -126,19 +137,23 @@ def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[
     return [_decode(value) for _, value in tx.scan(begin, _subspace(world).range()[1], limit=limit)]
 
 
-def forget(tx: Transaction, world: World, record: SegmentRecord) -> None:
-    """Remove a segment from the index, because its world is being deleted."""
-    tx.delete(_subspace(world).key(record.end))
+def forget(tx: Transaction, world: World, record: SegmentRecord, incarnation: int) -> None:
+    """Remove a segment of a deleting world from the index."""
+    if worlds.is_deleting(tx, world, incarnation):
+        tx.delete(_subspace(world).key(record.end))
 
 
-def trim(tx: Transaction, world: World, limit: int) -> bool:
+def trim(tx: Transaction, world: World, limit: int, incarnation: int | None = None) -> bool:
     """Remove at most `limit` hot records that are in segments; whether none are left."""
+    worlds.require_readable(tx, world, incarnation)
     last = latest(tx, world)
     return last is None or journals.trim(tx, world, last.end + 1, limit)
 
 
-def object_path(world: World, start: int, end: int) -> str:
-    return f"segments/{world.universe}/{world.name}/{start}-{end}.log"
+def object_path(world: World, start: int, end: int, incarnation: int = 1) -> str:
+    """Where a segment's body is stored. Incarnations share no paths: a late writer of a deleted one harms no other."""
+    folder = f"segments/{world.universe}/{world.name}"
+    return f"{folder}/{start}-{end}.log" if incarnation == 1 else f"{folder}/{incarnation}/{start}-{end}.log"
 
 
 def body(records: Iterable[bytes]) -> Iterator[bytes]:

@@ -5,31 +5,47 @@
     manifest/<height>   ->  the hash of the world's definition from this height on
 
 A snapshot at height h has applied every record below h, so a replay continues at h. Its bytes are a blob. A snapshot
-can become the baseline only if it is complete: all receipts below its height have arrived (its receipt horizon is its
-height), and its manifest is the journal's manifest at that height. Otherwise promotion is refused, because a world
-would start from a baseline that contradicts its journal.
+qualifies as the baseline if it is complete: its bytes are stored, all receipts below its height have arrived (its
+receipt horizon is its height), and its manifest is the journal's manifest at that height. Promotion of any other
+snapshot is refused, because a world would start from a baseline that contradicts its journal.
+
+What a caller does not state is inferred from the journal. The horizon is the height if no effect below it is pending;
+otherwise it stays unknown until a later promotion. The manifest is the one that applies at the height. Its hash is
+opaque to the plane: the manifest itself may be stored anywhere.
 """
 
 import hashlib
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast.errors import BaselineRegressed, InvalidArgument, PromotionRefused, SnapshotExists, SnapshotNotFound
+from holdfast.errors import (
+    BaselineRegressed,
+    Conflict,
+    Corrupt,
+    InvalidArgument,
+    MissingObject,
+    PromotionRefused,
+    SnapshotExists,
+    SnapshotNotFound,
+)
 from holdfast.kv import Transaction, pages
-from holdfast.layers import blobs, journal_records, journals, worlds
+from holdfast.layers import blobs, inboxes, journal_records, journals, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.journal_records import Kind
 from holdfast.layers.worlds import World, subspace
 from holdfast.wire.canonical import canonical
+from holdfast.wire.worlds import Snapshot
 
 NO_MANIFEST: Final = hashlib.sha256(b"").hexdigest()  # The manifest hash of a world without a manifest.
 NOW: Final = -1  # As logical time: use the time of the commit.
+Value = TypeVar("Value", int, str)
+
 _GENESIS: Final = canonical(None)  # The state that the first replay starts from.
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The blob of a snapshot, and what it covers."""
+    """The blob of a snapshot, and what it covers. A horizon or manifest of None is unknown, or to be inferred."""
 
     snapshot_ref: str
     height: int
@@ -53,46 +69,73 @@ def create_world(tx: Transaction, world: World, manifest_hash: str = NO_MANIFEST
     tx.put(subspace(world).key("baseline"), _encode(record))
 
 
-def index(tx: Transaction, world: World, record: SnapshotRecord) -> bool:
-    """Index a snapshot whose bytes are stored; whether it is new. Repeating it changes nothing.
+def commit(
+    tx: Transaction, world: World, draft: SnapshotRecord, *, promote: bool | None = None
+) -> tuple[SnapshotRecord, bool]:
+    """Index a snapshot whose bytes are stored, and record it in the journal; whether it is the baseline now.
+
+    It becomes the baseline if it qualifies; with `promote=True` it must, and with `promote=False` it does not.
+    Repeating the call changes nothing. In `draft`, a time of `NOW`, and a horizon or manifest of None, are filled in.
 
     Raises:
         SnapshotExists: another snapshot is indexed at its height.
         InvalidArgument: its height is beyond the journal's head.
+        PromotionRefused: `promote` is set, and it does not qualify as the baseline.
+        BaselineRegressed: `promote` is set, and the baseline is at a greater height.
     """
-    if not 0 <= record.height <= journals.head(tx, world):
-        raise InvalidArgument(f"Height {record.height} is beyond the journal's head; use the height that was applied")
-    known = tx.get(_key(world, record.height))
-    if known is None:
-        tx.put(_key(world, record.height), _encode(record))
-        return True
-    if _decode(known) != record:
+    worlds.require_active(tx, world)
+    if not 0 <= draft.height <= journals.head(tx, world):
+        raise InvalidArgument(f"Height {draft.height} is beyond the journal's head; use the height that was applied")
+    known = _find(tx, world, draft.height)
+    record = _completed(tx, world, draft, known)
+    if known is not None and not is_completion(record, of=known):
         raise SnapshotExists(f"Another snapshot of {world.name} is indexed at height {record.height}; use that one")
-    return False
+    refusal = None if promote is False else _refusal(tx, world, record)
+    if promote and refusal is not None:
+        raise refusal
+    events = [] if known is not None else [journal_records.of(Kind.SNAPSHOT, msgspec.structs.asdict(record))]
+    if record != known:
+        tx.put(_key(world, record.height), _encode(record))
+    if promote is not False and refusal is None:
+        events += _set_baseline(tx, world, record)
+    if events:
+        journals.write(tx, world, events, journals.head(tx, world))
+    return record, baseline(tx, world) == record
 
 
-def commit(tx: Transaction, world: World, record: SnapshotRecord, *, promote: bool) -> SnapshotRecord:
-    """Index a snapshot, record it in the journal, and make it the baseline if `promote`: all or nothing.
-
-    Repeating it changes nothing. A snapshot with the logical time `NOW` gets the time of this commit.
+def promote(tx: Transaction, world: World, height: int) -> SnapshotRecord:
+    """Make the snapshot at this height the baseline. Repeating it changes nothing.
 
     Raises:
-        PromotionRefused: it does not qualify as a baseline.
+        SnapshotNotFound: there is no snapshot at that height.
+        PromotionRefused: it does not qualify as the baseline.
         BaselineRegressed: the baseline is at a greater height.
     """
     worlds.require_active(tx, world)
-    if record.logical_time_ns == NOW:
-        record = msgspec.structs.replace(record, logical_time_ns=_time_of(tx, world, record))
-    if promote:
-        _check_promotion(tx, world, record)
-    height = journals.head(tx, world)
-    events = [journal_records.of(Kind.SNAPSHOT, msgspec.structs.asdict(record))] if index(tx, world, record) else []
-    if promote and baseline(tx, world) != record:
-        tx.put(subspace(world).key("baseline"), _encode(record))
-        events.append(journal_records.of(Kind.BASELINE, msgspec.structs.asdict(record)))
-    if events:
-        journals.write(tx, world, events, height)
+    known = at(tx, world, height)
+    record = _completed(tx, world, known, known)
+    refusal = _refusal(tx, world, record)
+    if refusal is not None:
+        raise refusal
+    if record != known:
+        tx.put(_key(world, height), _encode(record))
+    if events := _set_baseline(tx, world, record):
+        journals.write(tx, world, events, journals.head(tx, world))
     return record
+
+
+def describe(record: SnapshotRecord, *, is_baseline: bool) -> Snapshot:
+    """A snapshot as it is shown to callers."""
+    return Snapshot(**msgspec.structs.asdict(record), is_baseline=is_baseline)
+
+
+def is_completion(record: SnapshotRecord, *, of: SnapshotRecord) -> bool:
+    """Whether `record` is the snapshot `of`, perhaps with a horizon or a manifest that was unknown before."""
+    return record == msgspec.structs.replace(
+        of,
+        receipt_horizon_height=_first(of.receipt_horizon_height, record.receipt_horizon_height),
+        manifest_hash=_first(of.manifest_hash, record.manifest_hash),
+    )
 
 
 def copy_below(tx: Transaction, source: World, target: World, height: int) -> None:
@@ -108,7 +151,7 @@ def copy_below(tx: Transaction, source: World, target: World, height: int) -> No
     begin, end = subspace(target).range("snapshot")
     for pairs in pages(tx, begin, end, reverse=True):
         for record in (_decode(value) for _, value in pairs):
-            if record.receipt_horizon_height == record.height and record.manifest_hash is not None:
+            if _incompleteness(tx, target, record) is None:
                 tx.put(subspace(target).key("baseline"), _encode(record))
                 return
 
@@ -119,11 +162,37 @@ def baseline(tx: Transaction, world: World) -> SnapshotRecord:
     Raises:
         WorldNotFound: the world does not exist.
     """
-    stored = tx.get(subspace(world).key("baseline"))
-    if stored is None:
+    found = find_baseline(tx, world)
+    if found is None:
         worlds.describe(tx, world)
         raise SnapshotNotFound(f"World {world.name} has no baseline; it was not created by create_world")
-    return _decode(stored)
+    return found
+
+
+def find_baseline(tx: Transaction, world: World) -> SnapshotRecord | None:
+    """The active baseline; None if the world has none, because it does not exist or is damaged."""
+    stored = tx.get(subspace(world).key("baseline"))
+    return None if stored is None else _decode(stored)
+
+
+def require_complete(tx: Transaction, world: World) -> SnapshotRecord:
+    """The active baseline, after checking that a restore can start from it.
+
+    Raises:
+        Corrupt: the baseline contradicts the index or the journal, or its bytes are not stored.
+    """
+    record = baseline(tx, world)
+    if _find(tx, world, record.height) != record or record.height > journals.head(tx, world):
+        raise Corrupt(
+            f"The baseline of world {world.name} at height {record.height} is not a snapshot of its journal; "
+            "restore a backup, or compute the state from the first record with replay"
+        )
+    if not _has_bytes(tx, world, record):
+        raise MissingObject(
+            f"The bytes of the baseline of world {world.name} at height {record.height} are not stored; "
+            "restore a backup, or compute the state from the first record with replay"
+        )
+    return record
 
 
 def at(tx: Transaction, world: World, height: int) -> SnapshotRecord:
@@ -132,10 +201,10 @@ def at(tx: Transaction, world: World, height: int) -> SnapshotRecord:
     Raises:
         SnapshotNotFound: there is none.
     """
-    stored = tx.get(_key(world, height))
-    if stored is None:
+    found = _find(tx, world, height)
+    if found is None:
         raise SnapshotNotFound(f"World {world.name} has no snapshot at height {height}; list its snapshots")
-    return _decode(stored)
+    return found
 
 
 def page(tx: Transaction, world: World, *, start: int = 0, limit: int) -> list[SnapshotRecord]:
@@ -159,35 +228,77 @@ def manifest_at(tx: Transaction, world: World, height: int) -> str:
     return latest[0][1].decode() if latest else NO_MANIFEST
 
 
-def _check_promotion(tx: Transaction, world: World, record: SnapshotRecord) -> None:
+def _completed(tx: Transaction, world: World, draft: SnapshotRecord, known: SnapshotRecord | None) -> SnapshotRecord:
+    """The snapshot with everything that its caller left out: as it was stored before, or else inferred."""
+    same = known if known is not None and known.snapshot_ref == draft.snapshot_ref else draft
+    time_ns = same.logical_time_ns if draft.logical_time_ns == NOW else draft.logical_time_ns
+    horizon = _first(draft.receipt_horizon_height, same.receipt_horizon_height)
+    if horizon is None and not inboxes.has_pending_effects(tx, world, draft.height):
+        horizon = draft.height
+    manifest = _first(draft.manifest_hash, same.manifest_hash)
+    return msgspec.structs.replace(
+        draft,
+        logical_time_ns=tx.now_ms * 1_000_000 if time_ns == NOW else time_ns,
+        receipt_horizon_height=horizon,
+        manifest_hash=manifest_at(tx, world, draft.height) if manifest is None else manifest,
+    )
+
+
+def _refusal(tx: Transaction, world: World, record: SnapshotRecord) -> Conflict | None:
+    """Why a completed snapshot cannot become the baseline; None if it qualifies."""
     current = baseline(tx, world)
     if record.height < current.height:
-        raise BaselineRegressed(
+        return BaselineRegressed(
             f"The baseline of {world.name} is at height {current.height}; a snapshot at {record.height} is older"
         )
+    return _incompleteness(tx, world, record)
+
+
+def _incompleteness(tx: Transaction, world: World, record: SnapshotRecord) -> PromotionRefused | None:
+    """Why a world cannot start from this snapshot; None if it can."""
+    if record.receipt_horizon_height is None:
+        return PromotionRefused(
+            f"An effect that a record below height {record.height} of {world.name} requests is pending; promote the "
+            "snapshot when all receipts below it have arrived"
+        )
     if record.receipt_horizon_height != record.height:
-        raise PromotionRefused(
+        return PromotionRefused(
             f"Promotion needs receipt_horizon_height={record.height} (the snapshot's height), not "
             f"{record.receipt_horizon_height}; wait until all receipts below it have arrived"
         )
-    if record.manifest_hash is None:
-        raise PromotionRefused(
-            "Promotion needs manifest_hash, and the snapshot has none; pass the world's manifest hash"
-        )
     current_hash = manifest_at(tx, world, record.height)
     if record.manifest_hash != current_hash:
-        raise PromotionRefused(
+        return PromotionRefused(
             f"The snapshot's manifest hash is {record.manifest_hash}, but the journal has {current_hash} at height "
             f"{record.height}; take a snapshot under that manifest"
         )
+    if not _has_bytes(tx, world, record):
+        return PromotionRefused(
+            f"The bytes of the snapshot at height {record.height} are not stored as blob {record.snapshot_ref}; "
+            "take the snapshot again"
+        )
+    return None
 
 
-def _time_of(tx: Transaction, world: World, record: SnapshotRecord) -> int:
-    """The current time, or the stored time of the same snapshot, so that a retry matches it."""
-    known = tx.get(_key(world, record.height))
-    if known is not None and (same := _decode(known)).snapshot_ref == record.snapshot_ref:
-        return same.logical_time_ns
-    return tx.now_ms * 1_000_000
+def _set_baseline(tx: Transaction, world: World, record: SnapshotRecord) -> list[bytes]:
+    """Make a snapshot the baseline; the journal record of it, unless it was the baseline already."""
+    if baseline(tx, world) == record:
+        return []
+    tx.put(subspace(world).key("baseline"), _encode(record))
+    return [journal_records.of(Kind.BASELINE, msgspec.structs.asdict(record))]
+
+
+def _has_bytes(tx: Transaction, world: World, record: SnapshotRecord) -> bool:
+    return blobs.find(tx, world.universe, blobs.digest_of(record.snapshot_ref)) is not None
+
+
+def _find(tx: Transaction, world: World, height: int) -> SnapshotRecord | None:
+    stored = tx.get(_key(world, height))
+    return None if stored is None else _decode(stored)
+
+
+def _first(value: Value | None, other: Value | None) -> Value | None:
+    return other if value is None else value
 
 
 def _key(world: World, height: int) -> bytes:

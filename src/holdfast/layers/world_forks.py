@@ -5,28 +5,44 @@ begin   the target exists, paused, and records its origin
 end     the target is active
 """
 
+from typing import NamedTuple
+
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import inboxes, journals, snapshots, worlds
-from holdfast.layers.worlds import World, WorldMeta, WorldState
+from holdfast.layers.worlds import Origin, World, WorldState
 
 
-def begin(tx: Transaction, source: World, target: World, height: int) -> None:
-    """Create the paused target, unless an earlier attempt did."""
-    worlds.require_readable(tx, source)
+class Incarnations(NamedTuple):
+    """The incarnations that a fork copies from and to."""
+
+    source: int
+    target: int
+
+
+def begin(tx: Transaction, source: World, target: World, height: int, incarnation: int | None = None) -> Incarnations:
+    """Create the paused target, unless an earlier attempt did; `incarnation` is the one to fork, if given."""
+    found = worlds.require_readable(tx, source, incarnation)
     if not 0 <= height <= journals.head(tx, source):
         raise InvalidArgument(f"Height {height} is beyond the head of {source.name}; fork at or below its head")
-    origin = (source.name, height)
-    known = worlds.origin(tx, target)
-    if known == origin:
-        return
-    worlds.create(tx, target)
+    origin = Origin(source.name, height, found)
+    if worlds.origin(tx, target) == origin:
+        return Incarnations(found, worlds.require_readable(tx, target))
+    created = worlds.create(tx, target)
     worlds.set_origin(tx, target, origin)
     worlds.change_state(tx, target, WorldState.PAUSED)
     snapshots.copy_below(tx, source, target, height)
     inboxes.start_at(tx, target, inboxes.next_sequence(tx, source))
+    return Incarnations(found, created.incarnation)
 
 
-def end(tx: Transaction, target: World) -> tuple[WorldMeta, int]:
-    """Activate the target; returns its lifecycle record and its head."""
-    return worlds.change_state(tx, target, WorldState.ACTIVE), journals.head(tx, target)
+def copy(tx: Transaction, target: World, incarnation: int, records: list[bytes], height: int) -> None:
+    """Write the source's records from `height` on into the target. Repeating it changes nothing."""
+    worlds.require_readable(tx, target, incarnation)
+    journals.write_at(tx, target, records, height)
+
+
+def end(tx: Transaction, target: World, incarnation: int) -> None:
+    """Activate the target."""
+    worlds.require_readable(tx, target, incarnation)
+    worlds.change_state(tx, target, WorldState.ACTIVE)

@@ -1,11 +1,15 @@
 """Worlds: event-sourced agents. A world has a journal, an inbox and snapshots; this module manages its lifecycle.
 
-    (u, universe, "w", world, "meta")  ->  state, and when it was created
+    (u, universe, "w", world, "meta")  ->  state, when it was created, and its incarnation
 
     active ──► pausing ──► paused ──► active
-       └─────────────────────┴──► archiving ──► archived ──► deleting ──► deleted
+       └─────────────────────┴──► archiving ──► archived ──► deleting ──► deleted ──► active, the next incarnation
 
 Only an active world accepts appends and drains. Its inbox also accepts items while it is paused, so that none are lost.
+
+A deleted world is not found, but its record stays: a world that is created under the same name is its next
+incarnation. Callers pass the incarnation that they know, and are refused in any other one, so that a reader or writer
+of a deleted world never continues in the world that replaced it.
 """
 
 from enum import StrEnum
@@ -41,10 +45,20 @@ class WorldMeta(msgspec.Struct, frozen=True, array_like=True):
 
     state: WorldState
     created_ms: int
+    incarnation: int = 1
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The world that a fork was made from: its name, the height and its incarnation."""
+
+    name: str
+    height: int
+    incarnation: int = 1
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorldMeta).decode
+_decode_origin = msgspec.msgpack.Decoder(Origin).decode
 _NEXT: dict[WorldState, frozenset[WorldState]] = {
     WorldState.ACTIVE: frozenset({WorldState.PAUSING, WorldState.PAUSED, WorldState.ARCHIVING, WorldState.ARCHIVED}),
     WorldState.PAUSING: frozenset({WorldState.PAUSED, WorldState.ACTIVE}),
@@ -58,18 +72,40 @@ _ACCEPTS_ITEMS = frozenset({WorldState.ACTIVE, WorldState.PAUSING, WorldState.PA
 
 
 def create(tx: Transaction, world: World) -> WorldMeta:
-    """Create an active, empty world.
+    """Create an active, empty world: the next incarnation, if a deleted world had this name.
 
     Raises:
-        WorldExists: a world has this name already.
+        WorldExists: a world has this name already, or it is not deleted completely.
     """
-    if tx.get(_meta_key(world)) is not None:
+    stored = tx.get(_meta_key(world))
+    before = None if stored is None else _decode(stored)
+    if before is not None and before.state is WorldState.DELETING:
+        raise WorldExists(f"World {world.name} is being deleted; finish that by deleting it again, then create it")
+    if before is not None and before.state is not WorldState.DELETED:
         raise WorldExists(f"World {world.name} exists already; open it, or choose another name")
-    return _write(tx, world, WorldMeta(WorldState.ACTIVE, tx.now_ms))
+    incarnation = 1 if before is None else before.incarnation + 1
+    return _write(tx, world, WorldMeta(WorldState.ACTIVE, tx.now_ms, incarnation))
 
 
-def describe(tx: Transaction, world: World) -> WorldMeta:
-    """The lifecycle record of a world.
+def describe(tx: Transaction, world: World, incarnation: int | None = None) -> WorldMeta:
+    """The lifecycle record of a world; with `incarnation`, only of that one.
+
+    Raises:
+        WorldNotFound: the world was never created, or was deleted, or it has another incarnation.
+    """
+    meta = last_meta(tx, world)
+    if meta.state is WorldState.DELETED:
+        raise WorldNotFound(f"World {world.name} was deleted; create it to use the name for a new world")
+    if incarnation is not None and incarnation != meta.incarnation:
+        raise WorldNotFound(
+            f"Incarnation {incarnation} of world {world.name} does not exist: the current one is {meta.incarnation}. "
+            "The world was deleted and created again; open it with a new handle, and read it from the start"
+        )
+    return meta
+
+
+def last_meta(tx: Transaction, world: World) -> WorldMeta:
+    """The lifecycle record of a world, even if it is deleted.
 
     Raises:
         WorldNotFound: the world was never created.
@@ -94,11 +130,17 @@ def require_reachable(tx: Transaction, world: World) -> None:
         raise WorldNotActive(f"World {world.name} is {meta.state}; its inbox accepts no items")
 
 
-def require_readable(tx: Transaction, world: World) -> None:
-    """Raise WorldNotActive if the world is deleted or being deleted."""
-    meta = describe(tx, world)
-    if meta.state in (WorldState.DELETING, WorldState.DELETED):
-        raise WorldNotActive(f"World {world.name} is {meta.state}; its history cannot be read")
+def require_readable(tx: Transaction, world: World, incarnation: int | None = None) -> int:
+    """The incarnation of a world whose history can be read; with `incarnation`, only that one.
+
+    Raises:
+        WorldNotActive: the world is being deleted.
+        WorldNotFound: the world does not exist, or has another incarnation.
+    """
+    meta = describe(tx, world, incarnation)
+    if meta.state is WorldState.DELETING:
+        raise WorldNotActive(f"World {world.name} is being deleted, and cannot be read; delete it again to finish that")
+    return meta.incarnation
 
 
 def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta:
@@ -113,19 +155,28 @@ def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta
     if target not in _NEXT[meta.state]:
         allowed = ", ".join(sorted(_NEXT[meta.state])) or "nothing else"
         raise WorldNotActive(f"World {world.name} is {meta.state} and cannot become {target}; it can become {allowed}")
-    return _write(tx, world, WorldMeta(target, meta.created_ms))
+    return _write(tx, world, msgspec.structs.replace(meta, state=target))
 
 
-def begin_delete(tx: Transaction, world: World) -> bool:
-    """Mark a world as being deleted; whether there is anything left to delete."""
-    if describe(tx, world).state is WorldState.DELETED:
-        return False
-    change_state(tx, world, WorldState.DELETING)
-    return True
+def begin_delete(tx: Transaction, world: World, incarnation: int | None = None) -> WorldMeta:
+    """Mark a world as being deleted; its record, which is unchanged if it is deleted already."""
+    meta = last_meta(tx, world)
+    if meta.state is WorldState.DELETED and incarnation in (None, meta.incarnation):
+        return meta
+    describe(tx, world, incarnation)
+    return change_state(tx, world, WorldState.DELETING)
 
 
-def clear(tx: Transaction, world: World, limit: int) -> bool:
+def is_deleting(tx: Transaction, world: World, incarnation: int) -> bool:
+    """Whether this incarnation is being deleted. If not, another caller has finished that."""
+    meta = last_meta(tx, world)
+    return meta.incarnation == incarnation and meta.state is WorldState.DELETING
+
+
+def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
     """Remove at most `limit` keys of a deleting world, except its lifecycle record; whether none are left."""
+    if not is_deleting(tx, world, incarnation):
+        return True
     begin, end = subspace(world).range()
     kept = _meta_key(world)
     keys = [
@@ -137,11 +188,21 @@ def clear(tx: Transaction, world: World, limit: int) -> bool:
     return len(keys) <= limit
 
 
+def end_delete(tx: Transaction, world: World, incarnation: int) -> None:
+    """Mark a world as deleted once everything else of it is removed."""
+    if is_deleting(tx, world, incarnation):
+        change_state(tx, world, WorldState.DELETED)
+
+
 def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> list[str]:
-    """At most `limit` names of worlds after `after`, in order."""
+    """At most `limit` names of worlds after `after`, in order, without deleted ones."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} names")
-    return first_elements(tx, Subspace("u", universe, "w"), after, limit)
+    found: list[str] = []
+    while len(found) < limit and (page := first_elements(tx, Subspace("u", universe, "w"), after, limit - len(found))):
+        found += [name for name in page if not _is_deleted(tx, World(universe, name))]
+        after = page[-1]
+    return found
 
 
 def universes(tx: Transaction, *, after: str = "", limit: int) -> list[str]:
@@ -171,21 +232,26 @@ def _first(parent: Subspace, key: bytes) -> str:
     return key[start : key.index(b"\x00", start)].decode()
 
 
-def set_origin(tx: Transaction, world: World, origin: tuple[str, int]) -> None:
-    """Record the world and the height that this world was forked from."""
-    tx.put(subspace(world).key("origin"), msgspec.msgpack.encode(origin))
+def set_origin(tx: Transaction, world: World, origin: Origin) -> None:
+    """Record what this world was forked from."""
+    tx.put(subspace(world).key("origin"), _encode(origin))
 
 
-def origin(tx: Transaction, world: World) -> tuple[str, int] | None:
-    """The world and the height that this world was forked from; None if it is not a fork."""
+def origin(tx: Transaction, world: World) -> Origin | None:
+    """What this world was forked from; None if it is not a fork."""
     stored = tx.get(subspace(world).key("origin"))
-    return None if stored is None else msgspec.msgpack.decode(stored, type=tuple[str, int])
+    return None if stored is None else _decode_origin(stored)
 
 
 @lru_cache(maxsize=4_096)
 def subspace(world: World) -> Subspace:
     """The subspace of a world."""
     return Subspace("u", world.universe, "w", world.name)
+
+
+def _is_deleted(tx: Transaction, world: World) -> bool:
+    stored = tx.get(_meta_key(world))
+    return stored is not None and _decode(stored).state is WorldState.DELETED
 
 
 def _write(tx: Transaction, world: World, meta: WorldMeta) -> WorldMeta:

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.errors import Corrupt, HoldfastError, ObjectNotFound
 from holdfast.layers.journal_records import Kind
-from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord, is_completion
 from holdfast.limits import FINDINGS_PER_WORLD_MAX, STATE_REPORTED_BYTES_MAX
 from holdfast.pipeline import codec, replays
 from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
@@ -253,7 +253,7 @@ class _WorldAuditor:
             self._add_finding(
                 recorded.height, "index", f"record {self._height} records a snapshot that is not in the index"
             )
-        elif known.record != recorded:
+        elif not is_completion(known.record, of=recorded):
             self._add_finding(
                 recorded.height,
                 "contradicts",

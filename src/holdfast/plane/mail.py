@@ -13,6 +13,7 @@ from holdfast.errors import (
     TransactionTooLarge,
     Validation,
     WorldNotActive,
+    WorldNotFound,
 )
 from holdfast.kv import Transaction
 from holdfast.layers import mailboxes
@@ -70,7 +71,7 @@ def _send_one(tx: Transaction, sender: Address, mail: NewMail, request: SendMail
         id, duplicate = mailboxes.send(tx, sender, to, mail)
     except TransactionTooLarge:  # It may occur after a write, and is caused by the whole batch.
         raise
-    except (Validation, Busy, NotAllowed, WorldNotActive) as error:
+    except (Validation, Busy, NotAllowed, WorldNotActive, WorldNotFound) as error:
         given = mail.id if isinstance(mail.id, str) else ""
         return SentMail(given, request.tier, code=error.code, detail=str(error))
     return SentMail(id, request.tier, duplicate)

@@ -19,6 +19,7 @@ from holdfast.wire.worlds import (
     AppendEntries,
     ChangeWorld,
     Checked,
+    CheckRestore,
     CheckWorld,
     CommitSnapshot,
     Compacted,
@@ -38,10 +39,12 @@ from holdfast.wire.worlds import (
     ListSnapshots,
     ListWorlds,
     Names,
+    PromoteSnapshot,
     PutItem,
     ReadInbox,
     ReadJournal,
     Records,
+    RestorePoint,
     Segment,
     Segments,
     Sequence,
@@ -61,6 +64,11 @@ class _OfWorld(Protocol):
     def universe(self) -> str: ...
 
 
+class _OfIncarnation(_OfWorld, Protocol):
+    @property
+    def incarnation(self) -> int | None: ...
+
+
 @transaction
 def create(tx: Transaction, request: CreateWorld) -> Described:
     world = _world(request)
@@ -70,7 +78,7 @@ def create(tx: Transaction, request: CreateWorld) -> Described:
 
 @transaction
 def describe(tx: Transaction, request: DescribeWorld) -> Described:
-    return segments.describe(tx, _world(request))
+    return segments.describe(tx, _world(request), request.incarnation)
 
 
 @transaction
@@ -103,7 +111,7 @@ def list_universes(tx: Transaction, request: ListUniverses) -> UniverseNames:
 
 @service
 def check(stores: AnyStores, request: CheckWorld) -> Served[Checked]:
-    return stores.worlds.check(_world(request), request.start, request.limit)
+    return stores.worlds.check(_world(request), request.start, request.limit, request.incarnation)
 
 
 def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list[str], int]:
@@ -112,82 +120,113 @@ def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list
     behind = 0
     for name in names:
         world = World(universe, name)
-        if worlds.describe(tx, world).state not in (WorldState.DELETING, WorldState.DELETED):
+        if worlds.describe(tx, world).state is not WorldState.DELETING:
             behind += segments.lag(tx, world)
     return names, behind
 
 
 @transaction
 def append(tx: Transaction, request: AppendEntries) -> Height:
+    world, incarnation = _current(tx, request)
     batch = [journal_records.entry(value) for value in request.entries]
-    return Height(journals.append(tx, _world(request), batch, expected_head=request.expected_head))
+    return Height(journals.append(tx, world, batch, expected_head=request.expected_head), incarnation)
 
 
 @service
 def read(stores: AnyStores, request: ReadJournal) -> Served[Records]:
-    return stores.worlds.read(_world(request), request.start, request.limit)
+    return stores.worlds.read(_world(request), request.start, request.limit, request.incarnation)
 
 
 @transaction
 def drain(tx: Transaction, request: DrainInbox) -> Drained:
-    return Drained(inboxes.drain(tx, _world(request), limit=request.limit))
+    world, incarnation = _current(tx, request)
+    return Drained(inboxes.drain(tx, world, limit=request.limit), incarnation)
 
 
 @transaction
 def put_item(tx: Transaction, request: PutItem) -> Sequence:
-    return Sequence(inboxes.enqueue(tx, _world(request), request.item))
+    world, _ = _current(tx, request)
+    return Sequence(inboxes.enqueue(tx, world, request.item))
 
 
 @transaction
 def read_inbox(tx: Transaction, request: ReadInbox) -> Items:
-    return Items(inboxes.read(tx, _world(request), after=request.after, limit=request.limit))
+    world, incarnation = _readable(tx, request)
+    return Items(inboxes.read(tx, world, after=request.after, limit=request.limit), incarnation)
 
 
 @transaction
 def cursor(tx: Transaction, request: GetCursor) -> Sequence:
-    return Sequence(inboxes.cursor(tx, _world(request)))
+    world, _ = _readable(tx, request)
+    return Sequence(inboxes.cursor(tx, world))
 
 
 @transaction
 def set_manifest(tx: Transaction, request: SetManifest) -> Height:
-    height = snapshots.set_manifest(tx, _world(request), request.manifest_hash, expected_head=request.expected_head)
-    return Height(height)
+    world, incarnation = _current(tx, request)
+    height = snapshots.set_manifest(tx, world, request.manifest_hash, expected_head=request.expected_head)
+    return Height(height, incarnation)
 
 
 @service
 def commit_snapshot(stores: AnyStores, request: CommitSnapshot, call: KeyedCall | None = None) -> Served[Snapshot]:
     time_ns = snapshots.NOW if request.logical_time_ns is None else request.logical_time_ns
     draft = SnapshotRecord("", request.height, time_ns, request.receipt_horizon_height, request.manifest_hash)
-    return stores.worlds.snapshot(_world(request), request.data, draft, promote=request.promote, call=call)
+    return stores.worlds.snapshot(
+        _world(request),
+        request.data,
+        draft,
+        promote=request.promote,
+        incarnation=request.incarnation,
+        call=call,
+    )
+
+
+@transaction
+def promote_snapshot(tx: Transaction, request: PromoteSnapshot) -> Snapshot:
+    world, _ = _current(tx, request)
+    return snapshots.describe(snapshots.promote(tx, world, request.height), is_baseline=True)
 
 
 @transaction
 def baseline(tx: Transaction, request: GetBaseline) -> Snapshot:
-    return Snapshot(*msgspec.structs.astuple(snapshots.baseline(tx, _world(request))))
+    world, _ = _readable(tx, request)
+    return snapshots.describe(snapshots.baseline(tx, world), is_baseline=True)
+
+
+@service
+def check_restore(stores: AnyStores, request: CheckRestore) -> Served[RestorePoint]:
+    return stores.worlds.check_restore(_world(request), request.incarnation)
 
 
 @transaction
 def list_snapshots(tx: Transaction, request: ListSnapshots) -> Snapshots:
-    page = snapshots.page(tx, _world(request), start=request.start, limit=request.limit)
-    return Snapshots([Snapshot(*msgspec.structs.astuple(record)) for record in page])
+    world, incarnation = _readable(tx, request)
+    current = snapshots.find_baseline(tx, world)
+    page = snapshots.page(tx, world, start=request.start, limit=request.limit)
+    found = [snapshots.describe(record, is_baseline=record == current) for record in page]
+    return Snapshots(found, incarnation)
 
 
 @service
 def compact(stores: AnyStores, request: CompactWorld) -> Served[Compacted]:
     if request.entries < 1 or request.margin < 0:
         raise InvalidArgument(f"entries is {request.entries} and margin is {request.margin}; give at least 1 and 0")
-    return stores.worlds.compact(_world(request), entries=request.entries, margin=request.margin)
+    return stores.worlds.compact(
+        _world(request), entries=request.entries, margin=request.margin, incarnation=request.incarnation
+    )
 
 
 @transaction
 def list_segments(tx: Transaction, request: ListSegments) -> Segments:
-    page = segments.page(tx, _world(request), after=request.after, limit=request.limit)
-    return Segments([Segment(*msgspec.structs.astuple(record)) for record in page])
+    world, incarnation = _readable(tx, request)
+    page = segments.page(tx, world, after=request.after, limit=request.limit)
+    return Segments([Segment(*msgspec.structs.astuple(record)) for record in page], incarnation)
 
 
 @transaction
 def change(tx: Transaction, request: ChangeWorld) -> Described:
-    world = _world(request)
+    world, _ = _current(tx, request)
     if request.state not in ("active", "paused", "archived"):
         raise InvalidArgument(f"state is {request.state!r}; choose active, paused or archived")
     worlds.change_state(tx, world, WorldState(request.state))
@@ -196,14 +235,26 @@ def change(tx: Transaction, request: ChangeWorld) -> Described:
 
 @service
 def delete(stores: AnyStores, request: DeleteWorld) -> Served[Described]:
-    return stores.worlds.delete(_world(request))
+    return stores.worlds.delete(_world(request), request.incarnation)
 
 
 @service
 def fork(stores: AnyStores, request: ForkWorld, call: KeyedCall | None = None) -> Served[Described]:
     source = _world(request)
     target = World(source.universe, checked_name("world", request.target))
-    return stores.worlds.fork(source, target, request.height, call)
+    return stores.worlds.fork(source, target, request.height, incarnation=request.incarnation, call=call)
+
+
+def _current(tx: Transaction, request: _OfIncarnation) -> tuple[World, int]:
+    """The world of a request and its incarnation, after checking that it is the one that the caller knows."""
+    world = _world(request)
+    return world, worlds.describe(tx, world, request.incarnation).incarnation
+
+
+def _readable(tx: Transaction, request: _OfIncarnation) -> tuple[World, int]:
+    """The same for a request that reads the world's history."""
+    world = _world(request)
+    return world, worlds.require_readable(tx, world, request.incarnation)
 
 
 def _world(request: _OfWorld) -> World:

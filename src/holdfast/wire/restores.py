@@ -14,10 +14,15 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """A world's state with every record below `height` applied."""
+    """A world's state with every record below `height` applied.
+
+    It was computed from the snapshot at `baseline_height`, by folding the `folded` records from there on.
+    """
 
     state: Any
     height: int
+    folded: int = 0
+    baseline_height: int = 0
 
 
 class Verdict(msgspec.Struct, frozen=True):

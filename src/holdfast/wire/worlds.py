@@ -1,4 +1,7 @@
-"""Worlds: their journals and inboxes."""
+"""Worlds: their journals and inboxes.
+
+A request with an `incarnation` is refused in any other incarnation of the world; None is the current one.
+"""
 
 import msgspec
 
@@ -10,7 +13,10 @@ from holdfast.wire.requests import Operation, Request, Route
 
 
 class Described(msgspec.Struct, frozen=True):
-    """The state of a world. Records from `hot` on are in the key space; a restore starts from `baseline`."""
+    """The state of a world. Records from `hot` on are in the key space; a restore starts from `baseline`.
+
+    `incarnation` counts the worlds that had this name: it grows when a deleted world is created again.
+    """
 
     name: str
     state: str
@@ -18,6 +24,7 @@ class Described(msgspec.Struct, frozen=True):
     head: int
     hot: int = 0
     baseline: int = 0
+    incarnation: int = 1
 
 
 class Names(msgspec.Struct, frozen=True):
@@ -34,9 +41,10 @@ class WorldSurvey(msgspec.Struct, frozen=True):
 
 
 class Height(msgspec.Struct, frozen=True):
-    """A height in a journal."""
+    """A height in a journal, and the incarnation of its world."""
 
     height: int
+    incarnation: int = 1
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -48,15 +56,17 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Records(msgspec.Struct, frozen=True):
-    """Journal records in order, without gaps."""
+    """Journal records in order, without gaps, and the incarnation of their world."""
 
     records: list[Record]
+    incarnation: int = 1
 
 
 class Drained(msgspec.Struct, frozen=True):
-    """The heights of the drained items."""
+    """The heights of the drained items, and the incarnation of their world."""
 
     heights: list[int]
+    incarnation: int = 1
 
 
 class Sequence(msgspec.Struct, frozen=True):
@@ -66,25 +76,36 @@ class Sequence(msgspec.Struct, frozen=True):
 
 
 class Items(msgspec.Struct, frozen=True):
-    """Inbox items with their sequences, in order."""
+    """Inbox items with their sequences, in order, and the incarnation of their world."""
 
     items: list[tuple[int, InboxItem]]
+    incarnation: int = 1
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a world: the blob that holds it, and what it covers."""
+    """A snapshot of a world: the blob that holds it, what it covers, and whether a restore starts from it now."""
 
     snapshot_ref: str
     height: int
     logical_time_ns: int
     receipt_horizon_height: int | None
     manifest_hash: str | None
+    is_baseline: bool = False
+
+
+class RestorePoint(msgspec.Struct, frozen=True):
+    """Where a restore starts: the baseline, from which all records up to `head` can be read."""
+
+    baseline: Snapshot
+    head: int
+    incarnation: int = 1
 
 
 class Snapshots(msgspec.Struct, frozen=True):
-    """Snapshots in the order of their heights."""
+    """Snapshots in the order of their heights, and the incarnation of their world."""
 
     snapshots: list[Snapshot]
+    incarnation: int = 1
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -98,9 +119,10 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Segments(msgspec.Struct, frozen=True):
-    """Segments in the order of their heights."""
+    """Segments in the order of their heights, and the incarnation of their world."""
 
     segments: list[Segment]
+    incarnation: int = 1
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -118,6 +140,7 @@ class Checked(msgspec.Struct, frozen=True):
     segments: int
     snapshots: int
     fault: str | None
+    incarnation: int = 1
 
 
 class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
@@ -140,6 +163,7 @@ class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
 
     world: str
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class ListWorlds(Request[Names], frozen=True, tag="worlds.list"):
@@ -179,6 +203,7 @@ class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
     entries: list[bytes]
     expected_head: int
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
     def check(self) -> None:
         for entry in self.entries:
@@ -197,6 +222,7 @@ class ReadJournal(Request[Records], frozen=True, tag="worlds.read"):
     start: int
     limit: int = 1_000
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class DrainInbox(Request[Drained], frozen=True, tag="worlds.drain"):
@@ -207,6 +233,7 @@ class DrainInbox(Request[Drained], frozen=True, tag="worlds.drain"):
     world: str
     limit: int = 256
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class PutItem(Request[Sequence], frozen=True, tag="worlds.inbox.put"):
@@ -217,6 +244,7 @@ class PutItem(Request[Sequence], frozen=True, tag="worlds.inbox.put"):
     world: str
     item: InboxItem
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
@@ -229,6 +257,7 @@ class ReadInbox(Request[Items], frozen=True, tag="worlds.inbox.read"):
     after: int | None = None
     limit: int = 1_000
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
@@ -239,6 +268,7 @@ class GetCursor(Request[Sequence], frozen=True, tag="worlds.inbox.cursor"):
 
     world: str
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
@@ -252,10 +282,15 @@ class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
     manifest_hash: str
     expected_head: int
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commit"):
-    """Store a snapshot that has applied every record below `height`; `promote` makes it the baseline."""
+    """Store a snapshot that has applied every record below `height`, and make it the baseline if it qualifies.
+
+    With `promote` true it must qualify; with false it is only stored. A horizon or manifest that is not given is
+    inferred from the journal.
+    """
 
     operation = Operation(
         http=(
@@ -266,11 +301,51 @@ class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commi
     world: str
     data: bytes
     height: int
-    promote: bool = False
+    promote: bool | None = None
     receipt_horizon_height: int | None = None
     manifest_hash: str | None = None
     logical_time_ns: int | None = None
     universe: str = UNIVERSE
+    incarnation: int | None = None
+
+
+class PromoteSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.promote"):
+    """Make the snapshot at `height` the baseline; what it does not state is inferred from the journal."""
+
+    operation = Operation(
+        http=(
+            Route(
+                "POST",
+                "/v1/worlds/{world}/snapshots/{height}/promote",
+                "Make a stored snapshot the baseline that restores start from.",
+            ),
+        )
+    )
+
+    world: str
+    height: int
+    universe: str = UNIVERSE
+    incarnation: int | None = None
+
+
+class CheckRestore(Request[RestorePoint], frozen=True, tag="worlds.restore"):
+    """Check that everything a restore needs is present, and return where it starts."""
+
+    operation = Operation(
+        reads=True,
+        permission="world:baseline",
+        http=(
+            Route(
+                "GET",
+                "/v1/worlds/{world}/restore",
+                "Check that a restore is possible, and return its baseline and the head.",
+            ),
+        ),
+    )
+
+    world: str
+    universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class GetBaseline(Request[Snapshot], frozen=True, tag="worlds.baseline"):
@@ -287,6 +362,7 @@ class GetBaseline(Request[Snapshot], frozen=True, tag="worlds.baseline"):
 
     world: str
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"):
@@ -299,6 +375,7 @@ class ListSnapshots(Request[Snapshots], frozen=True, tag="worlds.snapshots.list"
     start: int = 0
     limit: int = 100
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
@@ -313,6 +390,7 @@ class CompactWorld(Request[Compacted], frozen=True, tag="worlds.compact"):
     entries: int = SEGMENT_ENTRIES
     margin: int = SEGMENT_MARGIN
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
@@ -324,6 +402,7 @@ class ListSegments(Request[Segments], frozen=True, tag="worlds.segments"):
     after: int = -1
     limit: int = 100
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
@@ -347,6 +426,7 @@ class CheckWorld(Request[Checked], frozen=True, tag="worlds.check"):
     start: int = 0
     limit: int = 1_000
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
@@ -370,18 +450,20 @@ class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
     world: str
     state: str
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
-    """Delete an archived world. Its name stays reserved."""
+    """Delete an archived world. A world that is created under its name later is its next incarnation."""
 
     operation = Operation(
-        repeatable="a deleted world stays deleted, and its name stays reserved",
-        http=(Route("DELETE", "/v1/worlds/{world}", "Delete an archived world. Its name cannot be used again."),),
+        repeatable="a deleted world stays deleted, and a new world of its name is another incarnation",
+        http=(Route("DELETE", "/v1/worlds/{world}", "Delete an archived world, or finish its deletion."),),
     )
 
     world: str
     universe: str = UNIVERSE
+    incarnation: int | None = None
 
 
 class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
@@ -397,3 +479,4 @@ class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
     target: str
     height: int
     universe: str = UNIVERSE
+    incarnation: int | None = None

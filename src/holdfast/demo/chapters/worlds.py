@@ -7,7 +7,6 @@ from typing import Any, Final
 from holdfast.demo.chapters.mail import AGENTS
 from holdfast.demo.context import DemoContext
 from holdfast.handles.sync.worlds import World
-from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.restores import Entry
@@ -52,13 +51,13 @@ def run(context: DemoContext) -> None:
     )
     restored = [world.restore(fold) for world in worlds]
     replayed = [world.replay(fold) for world in worlds]
-    folded = sum(world.head() - world.snapshots.baseline().height for world in worlds)
     output.claim(
         "every restore equals a full replay, byte for byte",
         [canonical(each.state) for each in restored] == [canonical(each.state) for each in replayed]
         and all(world.verify(fold).agrees for world in worlds),
         checked="states as canonical bytes; every snapshot too",
-        figure=f"{folded:,} records folded, not {sum(each.height for each in replayed):,}",
+        figure=f"{sum(each.folded for each in restored):,} records folded, not "
+        f"{sum(each.folded for each in replayed):,}",
     )
 
 
@@ -101,9 +100,7 @@ def _append(context: DemoContext, worlds: list[World]) -> None:
 def _snapshot(world: World) -> None:
     """Store the current state as the baseline that restores start from."""
     now = world.restore(fold)
-    world.snapshots.commit(
-        now.state, height=now.height, promote=True, receipt_horizon_height=now.height, manifest_hash=NO_MANIFEST
-    )
+    world.snapshots.commit(now.state, height=now.height, promote=True)
 
 
 def _journal_hash(world: World) -> str:

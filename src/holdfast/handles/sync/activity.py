@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import InvalidValue
+from holdfast.handles.arguments import checked_items
 from holdfast.wire import Transport
 from holdfast.wire.activity import EndSession, ListLogs, LogFile, LoggedRecords, LogRecords, ReadLog
 
@@ -25,7 +26,8 @@ class Activity:
 
     def log_many(self, session: str, records: list[Mapping[str, Any]], *, kind: str = "activity") -> None:
         """Accept records, in order."""
-        self._transport.call(LogRecords(session, list(map(encode_record, records)), kind, self._universe))
+        encoded = list(map(encode_record, checked_items(records, "call log(session, record)")))
+        self._transport.call(LogRecords(session, encoded, kind, self._universe))
 
     def read(
         self, *, session: str | None = None, kind: str | None = None, after: str | None = None, limit: int = 1_000

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from holdfast.handles.arguments import checked_items
 from holdfast.tiers import Tier
 from holdfast.wire import Transport
 from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
@@ -20,7 +21,8 @@ class Blobs:
 
     def write(self, chunks: Iterable[bytes]) -> str:
         """Store a stream that may be larger than memory; its hash."""
-        return (self._transport.send(WriteBlob(self._universe), chunks)).hash
+        found = checked_items(chunks, "call put(data), or give an iterator of bytes")
+        return (self._transport.send(WriteBlob(self._universe), found)).hash
 
     def get(self, hash: str) -> bytes:
         """All bytes of a blob, in memory.

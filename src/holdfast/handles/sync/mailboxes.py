@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.encryption import SEALED, AgentKey
 from holdfast.errors import Closed, HoldfastError, InvalidArgument, Retry, rebuild
+from holdfast.handles.arguments import checked_items
 from holdfast.handles.sync.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
 from holdfast.names import checked_agent
@@ -92,7 +93,8 @@ class Mailbox:
 
     def send_many(self, mails: Iterable[NewMail], *, tier: Tier = Tier.CRITICAL) -> list[SentMail]:
         """Send up to 256 mails in one commit; the outcome of each. A refused mail does not affect the others."""
-        return (self._transport.call(SendMail(self.agent, list(mails), self._universe, tier=tier))).mails
+        found = list(checked_items(mails, "wrap it in a list: send_many([NewMail(…)])"))
+        return (self._transport.call(SendMail(self.agent, found, self._universe, tier=tier))).mails
 
     def read(
         self, *, after: int = -1, limit: int = 50, wait_seconds: float = 0.0, peek: bool = False
@@ -106,7 +108,7 @@ class Mailbox:
 
     def confirm(self, mails: Envelope | str | Iterable[Envelope | str], *, tier: Tier = Tier.CRITICAL) -> int:
         """Confirm and remove mails, given as envelopes or ids; how many of them still existed."""
-        some = [mails] if isinstance(mails, Envelope | str) else mails
+        some = [mails] if isinstance(mails, Envelope | str) else checked_items(mails, "give an id, or a list of them")
         ids = [mail.id if isinstance(mail, Envelope) else mail for mail in some]
         return (self._transport.call(ConfirmMail(self.agent, ids, self._universe, tier=tier))).count
 

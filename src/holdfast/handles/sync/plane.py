@@ -50,9 +50,13 @@ class Plane:
         """At most `limit` names of universes that contain data, in order, starting after `after`."""
         return (self._transport.call(ListUniverses(after, limit))).names
 
-    def world(self, name: str) -> World:
-        """The world of that name. Call `create` before its first use."""
-        return World(self._transport, self.universe, name)
+    def world(self, name: str, *, incarnation: int | None = None) -> World:
+        """The world of that name. Call `create` before its first use.
+
+        With `incarnation`, as `describe` returns it, only that one: calls raise WorldNotFound if the world was deleted
+        and created again since.
+        """
+        return World(self._transport, self.universe, name, incarnation=incarnation)
 
     def worlds(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of worlds, in order, starting after `after`."""

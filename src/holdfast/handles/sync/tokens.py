@@ -4,6 +4,7 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 
+from holdfast.handles.arguments import checked_items
 from holdfast.wire import Transport
 from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, TokenPage, split_token, token_text
 
@@ -63,4 +64,6 @@ class Tokens:
 
 
 def _listed(words: str | Iterable[str]) -> list[str]:
-    return [word.strip() for word in words.split(",")] if isinstance(words, str) else list(words)
+    if isinstance(words, str):
+        return [word.strip() for word in words.split(",")]
+    return list(checked_items(words, "give a list, or text with commas"))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from holdfast import limits
 from holdfast.clock import Clock
-from holdfast.errors import Busy, HoldfastError, MailboxFull, NotAllowed, Validation, WorldNotActive
+from holdfast.errors import Busy, HoldfastError, MailboxFull, NotAllowed, Validation, WorldNotActive, WorldNotFound
 from holdfast.kv import Database, Result, Transaction
 from holdfast.kv.batch import run_batch
 from holdfast.layers import dedupe, mailboxes
@@ -223,7 +223,7 @@ def _send(tx: Transaction, each: QueuedPush) -> SendOutcome:
     """Send one mail. A layer checks before it writes, so a rejected mail has written nothing but its event."""
     try:
         return mailboxes.send(tx, each.sender, each.to, each.mail)
-    except (Validation, Busy, NotAllowed, WorldNotActive) as error:
+    except (Validation, Busy, NotAllowed, WorldNotActive, WorldNotFound) as error:
         return error
 
 

@@ -121,7 +121,7 @@ def _world(database: Database, objects: ObjectStore | None, world: World) -> Che
 
 
 def _is_gone(database: Database, world: World) -> bool:
-    return database.read(worlds.describe, world).state in _GONE
+    return database.read(worlds.last_meta, world).state in _GONE
 
 
 def _journal(database: Database, _objects: ObjectStore | None, world: World) -> CheckResults:
