@@ -1,4 +1,7 @@
-"""With any interleaving of operations and crashes, a world keeps its history, and a restore equals a replay."""
+"""With any interleaving of operations and crashes, a world keeps its history, and a restore equals a replay.
+
+The model also knows where a restore starts: at the newest snapshot that qualified, in the current incarnation.
+"""
 
 import tempfile
 from collections.abc import Callable
@@ -21,13 +24,14 @@ from hypothesis.stateful import (
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import BaselineRegressed, PromotionRefused, WorldNotFound
 from holdfast.handles.sync.plane import Plane
-from holdfast.kv import Database
-from holdfast.layers.snapshots import NO_MANIFEST
+from holdfast.handles.sync.worlds import World
+from holdfast.kv import Database, Subspace, Transaction
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.plane.services import Services
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
-from holdfast.wire.inboxes import DomainEvent
+from holdfast.wire.inboxes import DomainEvent, Effect
 from holdfast.wire.restores import Entry
 
 
@@ -42,7 +46,7 @@ def fold(state: Any, entry: Entry) -> Any:
 
 
 class Lives(RuleBasedStateMachine):
-    """One world, and its expected history as a plain list."""
+    """One world: its expected history as a plain list, its snapshots, and the heights of pending effects."""
 
     make_database: Callable[[Path], Database]
 
@@ -53,10 +57,19 @@ class Lives(RuleBasedStateMachine):
         self.objects = open_objects(f"dir:{self.folder.name}/objects")
         self.plane = Plane(EmbeddedTransport(Services(self.database, self.objects)))
         self.world = self.plane.world("w")
-        self.world.create()
+        self.number = 0
+        self.incarnation = 0
+        self.earlier: list[World] = []
+        self.create()
+
+    def create(self) -> None:
+        self.incarnation += 1
+        assert self.world.create().incarnation == self.incarnation
         self.history: list[str] = []
         self.waiting: list[str] = []
-        self.number = 0
+        self.baseline = 0
+        self.snapshots = {0}
+        self.pending: set[int] = set()
 
     def teardown(self) -> None:
         if hasattr(self, "database"):
@@ -81,22 +94,34 @@ class Lives(RuleBasedStateMachine):
         self.world.append(values, expected_head=self.world.head())
         self.history += values
 
-    @rule()
-    def enqueue(self) -> None:
-        schema = self.fresh()
-        self.world.inbox.put(DomainEvent(schema=schema))
+    @rule(has_effect=st.booleans())
+    def enqueue(self, has_effect: bool) -> None:
+        schema = f"{self.fresh()}!" if has_effect else self.fresh()
+        effects = (Effect("mail", schema.encode()),) if has_effect else ()
+        self.world.inbox.put(DomainEvent(schema=schema, effects=effects))
         self.waiting.append(schema)
 
     @rule(limit=st.integers(1, 5))
     def drain(self, limit: int) -> None:
         heights = self.world.drain(limit=limit)
-        self.history += self.waiting[: len(heights)]
         assert len(heights) == min(limit, len(self.waiting))
-        del self.waiting[: len(heights)]
+        self.drained(self.world.head() - len(heights), len(heights))
+
+    def drained(self, start: int, count: int) -> None:
+        """The next `count` items are in the journal, from the height `start` on."""
+        moved, self.waiting = self.waiting[:count], self.waiting[count:]
+        self.history += moved
+        self.pending |= {height for height, schema in enumerate(moved, start) if schema.endswith("!")}
+
+    @rule()
+    def take_effects(self) -> None:
+        """An orchestrator executes the effects that are pending."""
+        self.database.transact(Transaction.delete_range, *Subspace("u", "main", "effects", "pending").range("w"))
+        self.pending = set()
 
     @rule(fail_at=st.integers(0, 3))
     def crash_while_draining(self, fail_at: int) -> None:
-        before = self.world.inbox.cursor()
+        before, head = self.world.inbox.cursor(), self.world.head()
         try:
             self.crashing(fail_at).drain(limit=2)
         except Crash:
@@ -104,28 +129,73 @@ class Lives(RuleBasedStateMachine):
             drained = 0 if after == before else after - (-1 if before is None else before)
         else:
             drained = min(2, len(self.waiting))
-        self.history += self.waiting[:drained]
-        del self.waiting[:drained]
+        self.drained(head, drained)
 
-    @rule(promote=st.booleans())
-    def snapshot(self, promote: bool) -> None:
+    def qualifies(self, height: int) -> bool:
+        return height >= self.baseline and not any(pending < height for pending in self.pending)
+
+    @rule(promote=st.sampled_from([None, True, False]))
+    def snapshot(self, promote: bool | None) -> None:
         restored = self.world.restore(fold)
-        self.world.snapshots.commit(
-            restored.state,
-            height=restored.height,
-            promote=promote,
-            receipt_horizon_height=restored.height,
-            manifest_hash=NO_MANIFEST,
-        )
+        height, qualifies = restored.height, self.qualifies(restored.height)
+        if promote and not qualifies:
+            with pytest.raises(PromotionRefused):
+                self.world.snapshots.commit(restored.state, height=height, promote=promote)
+            return
+        stored = self.world.snapshots.commit(restored.state, height=height, promote=promote)
+        self.snapshots.add(height)
+        if qualifies and promote is not False:
+            self.baseline = height
+        assert stored.is_baseline == (self.baseline == height)
+
+    @rule(data=st.data())
+    def promote(self, data: st.DataObject) -> None:
+        height = data.draw(st.sampled_from(sorted(self.snapshots)))
+        if self.qualifies(height):
+            assert self.world.snapshots.promote(height).is_baseline
+            self.baseline = height
+        else:
+            with pytest.raises((PromotionRefused, BaselineRegressed)):
+                self.world.snapshots.promote(height)
 
     @rule(fail_at=st.integers(0, 10))
     def crash_while_taking_a_snapshot(self, fail_at: int) -> None:
         restored = self.world.restore(fold)
-        options = {"promote": True, "receipt_horizon_height": restored.height, "manifest_hash": NO_MANIFEST}
         try:
-            self.crashing(fail_at).snapshots.commit(restored.state, height=restored.height, **options)
+            self.crashing(fail_at).snapshots.commit(restored.state, height=restored.height)
         except Crash:
-            self.world.snapshots.commit(restored.state, height=restored.height, **options)
+            self.world.snapshots.commit(restored.state, height=restored.height)
+        self.snapshots.add(restored.height)
+        if self.qualifies(restored.height):
+            self.baseline = restored.height
+
+    @rule(fail_at=st.integers(0, 30))
+    def delete_and_create(self, fail_at: int) -> None:
+        self.world.archive()
+        with suppress(Crash):
+            self.crashing(fail_at).delete()
+        assert self.world.delete().state == "deleted"
+        assert self.plane.worlds() == []
+        self.earlier.append(self.plane.world("w", incarnation=self.incarnation))
+        self.world = self.plane.world("w")
+        self.create()
+
+    @precondition(lambda self: self.earlier)
+    @rule(data=st.data())
+    def use_an_earlier_incarnation(self, data: st.DataObject) -> None:
+        world = data.draw(st.sampled_from(self.earlier))
+        head = self.world.head()
+        for use in (
+            world.read,
+            world.drain,
+            world.delete,
+            lambda: world.append(["late"], expected_head=head),
+            lambda: world.restore(fold),
+            lambda: world.compact(entries=1, margin=0),
+        ):
+            with pytest.raises(WorldNotFound):
+                use()
+        assert self.world.head() == head
 
     @rule(entries=st.integers(1, 6), margin=st.integers(0, 3))
     def compact(self, entries: int, margin: int) -> None:
@@ -143,6 +213,7 @@ class Lives(RuleBasedStateMachine):
         assert [record.height for record in records] == list(range(self.world.head()))
         restored, replayed = self.world.restore(fold), self.world.replay(fold)
         assert restored.height == replayed.height
+        assert (restored.baseline_height, restored.folded) == (self.baseline, restored.height - self.baseline)
         assert list(restored.state or ([], 0)) == list(replayed.state or ([], 0))
         assert (replayed.state or ([], 0))[0] == self.history
 

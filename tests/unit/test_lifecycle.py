@@ -213,8 +213,10 @@ def test_an_interrupted_deletion_is_finished_before_the_name_is_used_again(datab
         if database.read(worlds.last_meta, world).state is WorldState.DELETING:
             with pytest.raises(WorldExists, match="is being deleted; finish that"):
                 database.transact(snapshots.create_world, world)
-            for read in (lambda world=world: store(ChosenFault()).read(world, 0, 10), lambda world=world: store(
-                ChosenFault()).check_restore(world)):
+            for read in (
+                lambda world=world: store(ChosenFault()).read(world, 0, 10),
+                lambda world=world: store(ChosenFault()).check_restore(world),
+            ):
                 with pytest.raises(WorldNotActive, match="is being deleted, and cannot be read"):
                     read()
         assert store(ChosenFault()).delete(world).state == "deleted"

@@ -60,7 +60,7 @@ def test_the_lag_is_the_number_of_records_a_compaction_removes(
 
 def test_hot_records_in_segments_count_as_lag(database: Database, objects: ObjectStore) -> None:
     fill(database, 700, baseline=650)
-    store_of(database, objects)._export(ADA, 0, 99, 40)
+    store_of(database, objects)._export(ADA, 1, 0, 99, 40)
     assert database.read(segments.lag, ADA, entries=100, margin=40) == 600
     database.transact(segments.trim, ADA, 30)
     assert database.read(segments.lag, ADA, entries=100, margin=40) == 570

@@ -36,7 +36,6 @@ from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import DomainEvent, Effect
 from holdfast.wire.restores import Entry
 
-
 ADA = World("main", "ada")
 
 

@@ -197,5 +197,6 @@ def _rewound(world: WorldView, start: int) -> Quarantined:
         world.head,
         start - 1,
         REWOUND,
-        f"the plane has {world.head} records, the lake {start}: the plane was restored from an older backup",
+        f"the plane has {world.head} records, the lake {start}: the plane was restored from an older backup, "
+        "or the world was deleted and created again",
     )

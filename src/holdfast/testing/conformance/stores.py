@@ -11,11 +11,10 @@ from typing import Any, Final
 import cbor2
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import BaselineRegressed, BlobNotFound, PromotionRefused, SnapshotExists
+from holdfast.errors import BaselineRegressed, BlobNotFound, PromotionRefused, SnapshotExists, WorldNotFound
 from holdfast.handles.sync.plane import Plane
 from holdfast.kv import Database
 from holdfast.layers import journals
-from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.layers.worlds import World
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.plane.services import Services
@@ -47,11 +46,17 @@ def check_snapshots_are_immutable_and_the_baseline_never_regresses(database: Dat
     world = Plane(EmbeddedTransport(Services(database, objects)), "baselines").world("w")
     world.create()
     world.append([1, 2, 3], expected_head=0)
-    qualified: dict[str, Any] = {"promote": True, "manifest_hash": NO_MANIFEST}
-    world.snapshots.commit("two", height=2, receipt_horizon_height=2, **qualified)
+    assert world.snapshots.commit("two", height=2).is_baseline
     raises(SnapshotExists, lambda: world.snapshots.commit("other", height=2))
-    raises(BaselineRegressed, lambda: world.snapshots.commit("one", height=1, receipt_horizon_height=1, **qualified))
-    raises(PromotionRefused, lambda: world.snapshots.commit("three", height=3, receipt_horizon_height=2, **qualified))
+    raises(BaselineRegressed, lambda: world.snapshots.commit("one", height=1, promote=True))
+    raises(
+        PromotionRefused,
+        lambda: world.snapshots.commit("three", height=3, promote=True, receipt_horizon_height=2),
+    )
+    raises(
+        PromotionRefused,
+        lambda: world.snapshots.commit("three", height=3, promote=True, manifest_hash="f" * 64),
+    )
     assert world.snapshots.baseline().height == 2
     assert [snapshot.height for snapshot in world.snapshots.list()] == [0, 2]
 
@@ -62,9 +67,7 @@ def check_a_restore_from_segments_and_tail_equals_a_full_replay(database: Databa
     for number in range(6):
         world.append([{"n": number, "pad": "x" * 50}] * 50, expected_head=world.head())
         state, height = world.restore(_count), world.head()
-        world.snapshots.commit(
-            state.state, height=height, promote=True, receipt_horizon_height=height, manifest_hash=NO_MANIFEST
-        )
+        world.snapshots.commit(state.state, height=height)
     before = world.read(limit=1_000)
     whole = world.replay(_count)
     assert world.compact(entries=64, margin=10).segments == 4
@@ -73,6 +76,28 @@ def check_a_restore_from_segments_and_tail_equals_a_full_replay(database: Databa
     for found in (world.replay(_count), world.restore(_count)):
         assert cbor2.dumps(found.state, canonical=True) == cbor2.dumps(whole.state, canonical=True)
     assert world.verify(_count).agrees
+
+
+def check_a_world_that_is_created_again_has_nothing_of_the_deleted_one(
+    database: Database, objects: ObjectStore
+) -> None:
+    plane = Plane(EmbeddedTransport(Services(database, objects)), "incarnations")
+    for incarnation in (1, 2):
+        world = plane.world("w")
+        assert world.create().incarnation == incarnation
+        world.append([[incarnation, number] for number in range(20)], expected_head=0)
+        world.snapshots.commit(incarnation, height=20)
+        assert world.compact(entries=10, margin=0).segments == 2
+        values = [cbor2.loads(record.value) for record in world.read(limit=20)]
+        assert values == [[incarnation, number] for number in range(20)]
+        if incarnation == 1:
+            old = world
+            old.archive()
+            old.delete()
+            raises(WorldNotFound, old.read)
+    raises(WorldNotFound, old.read)
+    raises(WorldNotFound, lambda: old.append(["late"], expected_head=22))
+    assert (world.head(), world.check().fault) == (22, None)
 
 
 STORE_CHECKS: Final[tuple[StoreCheck, ...]] = tuple(
