@@ -13,6 +13,7 @@ import cbor2
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import BaselineRegressed, BlobNotFound, PromotionRefused, SnapshotExists, WorldNotFound
 from holdfast.handles.sync.plane import Plane
+from holdfast.handles.sync.worlds import World as WorldHandle
 from holdfast.kv import Database
 from holdfast.layers import journals
 from holdfast.layers.worlds import World
@@ -82,7 +83,8 @@ def check_a_world_that_is_created_again_has_nothing_of_the_deleted_one(
     database: Database, objects: ObjectStore
 ) -> None:
     plane = Plane(EmbeddedTransport(Services(database, objects)), "incarnations")
-    for incarnation in (1, 2):
+
+    def create_and_fill(incarnation: int) -> WorldHandle:
         world = plane.world("w")
         assert world.create().incarnation == incarnation
         world.append([[incarnation, number] for number in range(20)], expected_head=0)
@@ -90,14 +92,16 @@ def check_a_world_that_is_created_again_has_nothing_of_the_deleted_one(
         assert world.compact(entries=10, margin=0).segments == 2
         values = [cbor2.loads(record.value) for record in world.read(limit=20)]
         assert values == [[incarnation, number] for number in range(20)]
-        if incarnation == 1:
-            old = world
-            old.archive()
-            old.delete()
-            raises(WorldNotFound, old.read)
+        return world
+
+    old = create_and_fill(1)
+    old.archive()
+    old.delete()
+    raises(WorldNotFound, old.read)
+    new = create_and_fill(2)
     raises(WorldNotFound, old.read)
     raises(WorldNotFound, lambda: old.append(["late"], expected_head=22))
-    assert (world.head(), world.check().fault) == (22, None)
+    assert (new.head(), new.check().fault) == (22, None)
 
 
 STORE_CHECKS: Final[tuple[StoreCheck, ...]] = tuple(
