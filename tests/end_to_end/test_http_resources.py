@@ -306,6 +306,8 @@ class TestWorlds:
             ("POST", "/v1/worlds/w/inbox", {"item": {"schema": "s"}}, "missing_fields"),
             ("POST", "/v1/worlds/w/inbox", {"item": {"type": "control", "command": "c", "x": 1}}, "invalid_body"),
             ("POST", "/v1/worlds/w/snapshots", {"height": 0}, "missing_fields"),
+            ("POST", "/v1/worlds/w/snapshots/top/promote", None, "invalid_argument"),
+            ("GET", "/v1/worlds/w/entries?incarnation=first", None, "invalid_query"),
             ("POST", "/v1/worlds/w/fork", {"target": "t"}, "missing_fields"),
             ("GET", "/v1/worlds/w/entries?start=x", None, "invalid_query"),
         ],

@@ -113,6 +113,7 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("path", "kind"): _NAME,
     ("path", "id"): _NAME,
     ("path", "name"): _NAME,
+    ("path", "height"): _COUNT,
     ("path", "hash"): {"pattern": "^[0-9A-Fa-f]{64}$"},
     ("header", "X-Holdfast-Universe"): _NAME,
     ("header", "Idempotency-Key"): _text(IDEMPOTENCY_KEY_CHARACTERS_MAX),

@@ -121,7 +121,7 @@ def operation(
             given = {body_field: inner, **{name: given[name] for name in in_query if name in given}}
         _add_query(context, fields, given)
         given = {**defaults, **given, **fixed}
-        given.update(context.request.path_params)
+        _add_path(context, fields, given)
         if prepare is not None:
             prepare(context, given)
         answer = await context.call(json_codec.decode(request, given, universe=context.universe))
@@ -136,7 +136,7 @@ def operation(
         summary=summary,
         handle=handle,
         parameters=(
-            *(Parameter(name, "path", required=True) for name in from_path),
+            *(Parameter(name, "path", _path_type(fields, name), required=True) for name in from_path),
             *(
                 Parameter(name, "query", fields[name].type, fields[name].required and name not in optional_in_body)
                 for name in in_query
@@ -216,6 +216,20 @@ def _check_query(request: HttpRequest, names: Collection[str]) -> None:
         if name in seen:
             raise HttpError(400, "invalid_query", f"{name} is given twice; give it once")
         seen.add(name)
+
+
+def _add_path(context: RequestContext, fields: Mapping[str, Any], given: dict[str, Any]) -> None:
+    """Add the path parameters to `given`."""
+    for name, text in context.request.path_params.items():
+        try:
+            given[name] = msgspec.convert(text, int, strict=False) if _path_type(fields, name) is int else text
+        except msgspec.ValidationError:
+            raise HttpError(400, "invalid_argument", f"{name} is {text[:80]!r} in the path; use a number") from None
+
+
+def _path_type(fields: Mapping[str, Any], name: str) -> type:
+    """The type of a path parameter: int if its field is one, and otherwise str."""
+    return int if name in fields and fields[name].type is int else str
 
 
 def _add_query(context: RequestContext, fields: Mapping[str, Any], given: dict[str, Any]) -> None:
