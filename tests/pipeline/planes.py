@@ -167,15 +167,9 @@ def grow(
     _append(plane, name, max(entries - entries // 3 - 6, 0), dice)
     height = world.head() * 3 // 4
     state = replays.replay(_records(plane, name)[:height], replays.chain)
-    world.snapshots.commit(replays.replay(_records(plane, name)[: height // 2], replays.chain), height=height // 2)
-    manifest = plane.transact(snapshots.manifest_at, World(_universe(plane), name), height)
-    world.snapshots.commit(
-        state if baseline is None else baseline,
-        height=height,
-        promote=True,
-        receipt_horizon_height=height,
-        manifest_hash=manifest,
-    )
+    early = replays.replay(_records(plane, name)[: height // 2], replays.chain)
+    world.snapshots.commit(early, height=height // 2, promote=False)
+    world.snapshots.commit(state if baseline is None else baseline, height=height, promote=True)
     if segment:
         cut(plane, store, name, segment=segment, margin=margin)
 

@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import Unreachable
-from holdfast.kv import Transaction
+from holdfast.kv import Subspace, Transaction
 from holdfast.layers import blobs, snapshots, worlds
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World
@@ -22,6 +22,7 @@ from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import audit
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.views import open_view
+from holdfast.wire.inboxes import DomainEvent, Effect
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 CHAIN = planes.CHAIN
@@ -211,6 +212,20 @@ def test_snapshot_missing_from_the_index_is_found(data: Path) -> None:
     height = input_of(data).snapshots[1].record.height
     write(data, lambda tx: tx.delete(worlds.subspace(World("main", "world-0001")).key("snapshot", height)))
     assert found(audit_of(data)) == [(height, "index")]
+
+
+def test_snapshot_whose_promotion_waited_for_its_effects_has_no_findings(data: Path) -> None:
+    """The journal's record of the snapshot has no horizon, and the one of its promotion has it."""
+    with holdfast.open(f"dir:{data}") as plane:
+        world = plane.world("waiting")
+        world.create()
+        world.inbox.put(DomainEvent(schema="s", effects=(Effect("mail", b"1"),)))
+        world.drain()
+        state = replays.replay([b"\x82\x01" + world.read()[0].value], replays.chain)
+        assert world.snapshots.commit(state, height=1).receipt_horizon_height is None
+        plane.transact(Transaction.delete_range, *Subspace("u", "main", "effects", "pending").range("waiting"))
+        assert world.snapshots.promote(1).receipt_horizon_height == 1
+    assert audit_of(data, "waiting").findings == []
 
 
 def test_fork_without_its_parents_snapshot_records_has_no_findings(data: Path) -> None:
