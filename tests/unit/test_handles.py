@@ -248,3 +248,31 @@ async def test_an_opening_that_is_used_leaves_no_warning(url: str) -> None:
         await (await holdfast.open_async(url)).close()
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
+
+
+@pytest.mark.parametrize("one", [{"a": 1}, b"bytes", 5])
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda plane, one: plane.mailbox("ada").send_many(one), r"wrap it in a list: send_many\("),
+        (lambda plane, one: plane.mailbox("ada").confirm(one), "give an id, or a list of them"),
+        (lambda plane, one: plane.activity.log_many("s", one), r"call log\(session, record\)"),
+        (lambda plane, one: plane.blobs.write(one), r"call put\(data\)"),
+        (lambda plane, one: plane.tokens.create("t", universes="*", verbs=one), "give a list, or text with commas"),
+    ],
+    ids=["send_many", "confirm", "log_many", "write", "tokens"],
+)
+def test_one_item_in_place_of_a_list_is_refused(plane: Plane, call: Any, instead: str, one: Any) -> None:
+    before = plane.pairs.scan(b"", b"\xff")
+    with pytest.raises(InvalidArgument, match=instead):
+        call(plane, one)
+    assert plane.pairs.scan(b"", b"\xff") == before
+
+
+@pytest.mark.parametrize("one", [b"bytes", "text"])
+async def test_one_item_in_place_of_a_list_is_refused_asynchronously(url: str, one: Any) -> None:
+    async with holdfast.open_async(url) as plane:
+        with pytest.raises(InvalidArgument, match=r"call put\(data\)"):
+            await plane.blobs.write(one)
+        with pytest.raises(InvalidArgument, match=r"wrap it in a list: send_many\("):
+            await plane.mailbox("ada").send_many(one)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import cbor2
 import msgspec
@@ -49,6 +49,14 @@ from holdfast.wire.worlds import (
 Reducer = Callable[[Any, Entry], Any]
 
 
+class _OfIncarnation(Protocol):
+    @property
+    def incarnation(self) -> int: ...
+
+
+Answer = TypeVar("Answer", bound=_OfIncarnation)
+
+
 class AsyncWorld:
     """One world. Its journal is its history; input from outside arrives in its inbox.
 
@@ -87,7 +95,8 @@ class AsyncWorld:
         Raises:
             WorldNotFound: it does not exist, or was deleted.
         """
-        return self._described(await self._transport.call(DescribeWorld(self.name, self._universe, self.incarnation)))
+        request = DescribeWorld(self.name, self._universe, self.incarnation)
+        return self._current.learn(await self._transport.call(request))
 
     async def pause(self) -> Described:
         """Refuse appends and drains; the inbox still accepts items."""
@@ -106,7 +115,8 @@ class AsyncWorld:
 
         Its name can be used again: `create` makes the next incarnation.
         """
-        return self._described(await self._transport.call(DeleteWorld(self.name, self._universe, self.incarnation)))
+        request = DeleteWorld(self.name, self._universe, self.incarnation)
+        return self._current.learn(await self._transport.call(request))
 
     async def fork(self, target: str, *, height: int) -> "AsyncWorld":
         """A new world that shares this one's history below `height`, with an empty inbox and nothing pending."""
@@ -127,15 +137,12 @@ class AsyncWorld:
         """
         encoded = [canonical(entry) for entry in checked_items(entries, "wrap it in a list: append([entry], …)")]
         request = AppendEntries(self.name, encoded, expected_head, self._universe, self.incarnation, tier=tier)
-        answer = await self._transport.call(request)
-        self._current.learn(answer.incarnation)
-        return answer.height
+        return self._current.learn(await self._transport.call(request)).height
 
     async def read(self, start: int = 0, *, limit: int = 1_000) -> list[Record]:
         """At most `limit` records from the height `start` on; `cbor2.loads(record.value)` is what was appended."""
-        answer = await self._transport.call(ReadJournal(self.name, start, limit, self._universe, self.incarnation))
-        self._current.learn(answer.incarnation)
-        return answer.records
+        request = ReadJournal(self.name, start, limit, self._universe, self.incarnation)
+        return self._current.learn(await self._transport.call(request)).records
 
     async def check(self) -> Checked:
         """Read and check all records, segments and snapshots; counts, and the first fault if there is one.
@@ -146,8 +153,7 @@ class AsyncWorld:
         counts = (0, 0, 0)
         while True:
             request = CheckWorld(self.name, height or 0, universe=self._universe, incarnation=self.incarnation)
-            found = await self._transport.call(request)
-            self._current.learn(found.incarnation)
+            found = self._current.learn(await self._transport.call(request))
             counts = (counts[0] + found.records, counts[1] + found.segments, counts[2] + found.snapshots)
             height = found.next
             if height is None:
@@ -155,16 +161,13 @@ class AsyncWorld:
 
     async def drain(self, *, limit: int = 256) -> list[int]:
         """Move the next inbox items into the journal, each exactly once; their heights."""
-        answer = await self._transport.call(DrainInbox(self.name, limit, self._universe, self.incarnation))
-        self._current.learn(answer.incarnation)
-        return answer.heights
+        request = DrainInbox(self.name, limit, self._universe, self.incarnation)
+        return self._current.learn(await self._transport.call(request)).heights
 
     async def set_manifest(self, manifest_hash: str, *, expected_head: int) -> int:
         """Record that another manifest defines the world from here on; the height of the record."""
         request = SetManifest(self.name, manifest_hash, expected_head, self._universe, self.incarnation)
-        answer = await self._transport.call(request)
-        self._current.learn(answer.incarnation)
-        return answer.height
+        return self._current.learn(await self._transport.call(request)).height
 
     async def compact(self, *, entries: int = SEGMENT_ENTRIES, margin: int = SEGMENT_MARGIN) -> Compacted:
         """Move records well below the baseline into cold segments; reads are not affected."""
@@ -173,9 +176,7 @@ class AsyncWorld:
     async def segments(self, *, after: int = -1, limit: int = 100) -> list[Segment]:
         """At most `limit` cold segments that end after the height `after`, in order."""
         request = ListSegments(self.name, after, limit, self._universe, self.incarnation)
-        answer = await self._transport.call(request)
-        self._current.learn(answer.incarnation)
-        return answer.segments
+        return self._current.learn(await self._transport.call(request)).segments
 
     async def restore(self, reducer: Reducer) -> Restored:
         """The current state: the baseline, with every later record applied by `reducer(state, entry)`.
@@ -188,8 +189,7 @@ class AsyncWorld:
             Corrupt: something is missing or damaged; the message says what to do.
         """
         request = CheckRestore(self.name, self._universe, self.incarnation)
-        point = await self._transport.call(request)
-        self._current.learn(point.incarnation)
+        point = self._current.learn(await self._transport.call(request))
         baseline = point.baseline
         data = (await self._transport.call(GetBlob(baseline.snapshot_ref, self._universe))).data
         if hashlib.sha256(data).hexdigest() != baseline.snapshot_ref:
@@ -245,11 +245,7 @@ class AsyncWorld:
 
     async def _change(self, state: str) -> Described:
         request = ChangeWorld(self.name, state, self._universe, self.incarnation)
-        return self._described(await self._transport.call(request))
-
-    def _described(self, found: Described) -> Described:
-        self._current.learn(found.incarnation)
-        return found
+        return self._current.learn(await self._transport.call(request))
 
 
 class AsyncInbox:
@@ -275,9 +271,7 @@ class AsyncInbox:
     async def read(self, *, after: int | None = None, limit: int = 1_000) -> list[tuple[int, InboxItem]]:
         """At most `limit` items after the sequence `after`, including drained ones."""
         request = ReadInbox(self._world, after, limit, self._universe, self._current.number)
-        answer = await self._transport.call(request)
-        self._current.learn(answer.incarnation)
-        return answer.items
+        return self._current.learn(await self._transport.call(request)).items
 
     async def cursor(self) -> int | None:
         """The sequence of the last drained item, or None."""
@@ -349,9 +343,7 @@ class AsyncSnapshots:
     async def list(self, *, start: int = 0, limit: int = 100) -> list[Snapshot]:
         """At most `limit` snapshots from the height `start` on, in order."""
         request = ListSnapshots(self._world, start, limit, self._universe, self._current.number)
-        answer = await self._transport.call(request)
-        self._current.learn(answer.incarnation)
-        return answer.snapshots
+        return self._current.learn(await self._transport.call(request)).snapshots
 
 
 class Incarnation:
@@ -360,7 +352,8 @@ class Incarnation:
     def __init__(self, number: int | None = None) -> None:
         self.number = number
 
-    def learn(self, number: int) -> None:
-        """Remember the incarnation of the first answer."""
+    def learn(self, answer: Answer) -> Answer:
+        """The answer, unchanged; the incarnation of the first one is remembered."""
         if self.number is None:
-            self.number = number
+            self.number = answer.incarnation
+        return answer
