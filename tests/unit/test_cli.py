@@ -249,6 +249,7 @@ _NEEDS_PLANE: Final = {
     "world inbox read": ("ada",),
     "world drain": ("ada",),
     "world snapshot": ("ada", "1", "--height", "1"),
+    "world promote": ("ada", "1"),
     "world compact": ("ada",),
     "world fork": ("ada", "eve", "--height", "0"),
     "world pause": ("ada",),
@@ -623,7 +624,7 @@ def test_files_of_a_message_are_private_and_removed_when_it_is_settled(
     assert first.read_bytes() == b"work"
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, first)] == [0o700, 0o600]
     assert len(list(first.parent.iterdir())) == 2
-    hf("queue", "nack")
+    hf("queue", "nack", "--delay", "0")
     second = lease()
     assert first.exists()
     assert second != first
