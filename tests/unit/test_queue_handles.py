@@ -311,6 +311,15 @@ def test_a_with_block_whose_lease_ended_raises(jobs: Queue, clock: ManualClock) 
     second.ack()
 
 
+def test_the_error_of_a_with_block_is_not_hidden(jobs: Queue, clock: ManualClock) -> None:
+    jobs.put("a")
+    with pytest.raises(ZeroDivisionError), received(jobs):
+        clock.advance_ms(30_000)
+        second = received(jobs)
+        raise ZeroDivisionError
+    second.ack()
+
+
 def test_only_an_ack_may_be_repeated(jobs: Queue) -> None:
     jobs.put_many(["a", "b"])
     acked, given_back = jobs.receive_many(2, extend_for_seconds=0)

@@ -1,5 +1,6 @@
 """Generated from handles/messages.py by tools/make_twins.py; change that file instead."""
 
+import logging
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -28,6 +29,8 @@ from holdfast.wire.queues import (
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
 from holdfast.wire.transport import Renewal
+
+_log = logging.getLogger("holdfast.messages")
 
 Result = TypeVar("Result")
 
@@ -257,10 +260,14 @@ class Message:
             return
         if kind is None:
             self.ack()
-        elif issubclass(kind, Exception):
-            self.nack(error=error)
-        else:  # The consumer is being stopped; the message has not failed.
-            self.nack(intent="defer")
+            return
+        try:
+            if issubclass(kind, Exception):
+                self.nack(error=error)
+            else:  # The consumer is being stopped; the message has not failed.
+                self.nack(intent="defer")
+        except Exception as failure:  # The block's own error matters more, and the message's lease expires by itself.
+            _log.warning("message %s of %s was not returned to its queue: %s", self.id, self.queue, failure)
 
     def __repr__(self) -> str:
         return f"<message {self.id} of {self.queue}, attempt {self.attempts}, fence {self.fence}>"
