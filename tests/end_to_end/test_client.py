@@ -25,7 +25,9 @@ import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
 from holdfast.adaptive_batching import SINGLE_CALLER_TICKS_MIN
 from holdfast.client import connection as client_connection
+from holdfast.client import lease_renewal
 from holdfast.client.connection import Connection
+from holdfast.client.transport import RemoteTransport
 from holdfast.client.websocket import Socket
 from holdfast.errors import (
     BlobNotFound,
@@ -42,6 +44,7 @@ from holdfast.errors import (
 )
 from holdfast.wire.frames import decode_calls
 from holdfast.wire.inboxes import Control
+from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import NewMessage, Receipts
 from holdfast.wire.worlds import ListWorlds
 
@@ -731,6 +734,16 @@ def test_a_lease_is_lost_when_it_expires_and_the_server_does_not_answer(server: 
         proxy.swallows = False
         proxy.cut_all()
         assert plane.lease(name).acquire("bob", wait_seconds=PATIENCE_SECONDS).fence == 2
+
+
+def test_an_unanswered_renewal_of_a_lease_leaves_time_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_renewal, "_TIMEOUT_SECONDS", 3_600.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        transport = RemoteTransport(f"http://127.0.0.1:{silent.getsockname()[1]}", patience_seconds=3_600.0)
+        for _ in range(2):
+            with pytest.raises(Unreachable):
+                transport.lease_renewer.keep(LeaseProof("deploy", "l", 1), 0.3)
+        transport.close()
 
 
 def test_closing_does_not_wait_for_a_renewal_without_an_answer(server: Any, name: str) -> None:

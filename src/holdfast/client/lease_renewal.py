@@ -16,6 +16,7 @@ from holdfast.wire.problems import Problem, error_of
 from holdfast.wire.queues import ExtendMessages, MessageLease, Outcomes
 
 _TIMEOUT_SECONDS: Final = 10.0  # One renewal that hangs must not make all other leases expire.
+_TIMEOUT_SECONDS_MIN: Final = 0.1
 _MSGPACK: Final = "application/msgpack"
 
 
@@ -47,17 +48,22 @@ class RemoteLeaseRenewer(LeaseRenewer):
         return outcome.expires_ms
 
     def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
-        request = KeepLease(proof, seconds)
-        return msgspec.msgpack.decode(self._post(msgspec.msgpack.encode(request)), type=Granted).expires_ms
+        body = msgspec.msgpack.encode(KeepLease(proof, seconds))
+        # A renewal without an answer must leave time to try again before the lease expires.
+        answer = self._post(body, min(_TIMEOUT_SECONDS, max(seconds / 3, _TIMEOUT_SECONDS_MIN)))
+        return msgspec.msgpack.decode(answer, type=Granted).expires_ms
 
-    def _post(self, body: bytes) -> bytes:
+    def _post(self, body: bytes, timeout_seconds: float = _TIMEOUT_SECONDS) -> bytes:
         with self._connection_lock:
             if self._connection is not None:
+                self._connection.timeout = timeout_seconds
+                if self._connection.sock is not None:
+                    self._connection.sock.settimeout(timeout_seconds)
                 with suppress(Unreachable):  # The server closes idle connections.
                     return self._request(self._connection, body)
             if self._is_closed:
                 raise Closed("The plane was closed; connect again")
-            self._connection = connect(self._server, timeout_seconds=_TIMEOUT_SECONDS)
+            self._connection = connect(self._server, timeout_seconds=timeout_seconds)
             return self._request(self._connection, body)
 
     def _request(self, connection: http.client.HTTPConnection, body: bytes) -> bytes:
