@@ -140,7 +140,7 @@ class AsyncLease:
         return released
 
     async def __aenter__(self) -> Self:
-        """Start to renew it.
+        """Start renewing it.
 
         Raises:
             Fenced: it was acquired a while ago, and has ended since.
@@ -157,7 +157,7 @@ class AsyncLease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop to renew it, and release it.
+        """Stop renewing it, and release it.
 
         Raises:
             Fenced: it was lost before the block ended, and the block raised nothing.
