@@ -50,8 +50,13 @@ def append(tx: Transaction, world: World, records: Sequence[bytes], *, expected_
         EmptyBatch, BatchTooLarge: there are no records, or more than one batch allows.
         WorldNotActive: the world is not active.
     """
-    _check_batch(records)
     require_active(tx, world)
+    return append_to_active(tx, world, records, expected_head=expected_head)
+
+
+def append_to_active(tx: Transaction, world: World, records: Sequence[bytes], *, expected_head: int) -> int:
+    """The same for a world that the caller has checked to be active."""
+    _check_batch(records)
     actual = head(tx, world)
     if actual != expected_head:
         raise HeadAdvanced(expected_head, actual)

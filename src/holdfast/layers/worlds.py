@@ -116,11 +116,17 @@ def last_meta(tx: Transaction, world: World) -> WorldMeta:
     return _decode(stored)
 
 
-def require_active(tx: Transaction, world: World) -> None:
-    """Raise WorldNotActive unless the world accepts appends."""
-    meta = describe(tx, world)
+def require_active(tx: Transaction, world: World, incarnation: int | None = None) -> int:
+    """The incarnation of a world that accepts appends; with `incarnation`, only that one.
+
+    Raises:
+        WorldNotActive: the world does not accept appends.
+        WorldNotFound: the world does not exist, or has another incarnation.
+    """
+    meta = describe(tx, world, incarnation)
     if meta.state is not WorldState.ACTIVE:
         raise WorldNotActive(f"World {world.name} is {meta.state}; resume it before appending to it")
+    return meta.incarnation
 
 
 def require_reachable(tx: Transaction, world: World) -> None:
@@ -259,5 +265,6 @@ def _write(tx: Transaction, world: World, meta: WorldMeta) -> WorldMeta:
     return meta
 
 
+@lru_cache(maxsize=4_096)
 def _meta_key(world: World) -> bytes:
     return subspace(world).key("meta")

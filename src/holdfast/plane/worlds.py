@@ -127,9 +127,10 @@ def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list
 
 @transaction
 def append(tx: Transaction, request: AppendEntries) -> Height:
-    world, incarnation = _current(tx, request)
+    world = _world(request)
+    incarnation = worlds.require_active(tx, world, request.incarnation)
     batch = [journal_records.entry(value) for value in request.entries]
-    return Height(journals.append(tx, world, batch, expected_head=request.expected_head), incarnation)
+    return Height(journals.append_to_active(tx, world, batch, expected_head=request.expected_head), incarnation)
 
 
 @service
@@ -145,7 +146,9 @@ def drain(tx: Transaction, request: DrainInbox) -> Drained:
 
 @transaction
 def put_item(tx: Transaction, request: PutItem) -> Sequence:
-    world, _ = _current(tx, request)
+    world = _world(request)
+    if request.incarnation is not None:
+        worlds.describe(tx, world, request.incarnation)
     return Sequence(inboxes.enqueue(tx, world, request.item))
 
 
