@@ -34,6 +34,7 @@ from holdfast.errors import (
     NotAllowed,
     PathUnusable,
     PayloadTooLarge,
+    QueueBusy,
     Unreachable,
 )
 from holdfast.limits import FRAME_BYTES_MAX
@@ -184,6 +185,27 @@ def test_waiting_consumers_do_not_delay_shutdown(start: Callable[..., Any]) -> N
         assert server.stop() == 0
         waiting.join(SECONDS_MAX)
         assert isinstance(outcomes[0], HoldfastError)
+
+
+def test_waiting_consumers_are_bounded_over_all_queues_and_measured(start: Callable[..., Any]) -> None:
+    server = start(queue_max_consumers=2)
+    with server.plane() as plane:
+        waiting = [
+            threading.Thread(target=lambda name=name: plane.queue(name).receive(wait_seconds=60)) for name in ("a", "b")
+        ]
+        for each in waiting:
+            each.start()
+        while b"holdfast_consumers_waiting 2.0" not in server.get("/metrics")[2]:
+            time.sleep(0.02)
+        with pytest.raises(QueueBusy, match="queue_max_consumers"):
+            plane.queue("c").receive(wait_seconds=60)
+        metrics = server.get("/metrics")[2]
+        assert b"holdfast_consumers_waiting_max 2.0" in metrics
+        assert b"holdfast_consumers_refused_total 1.0" in metrics
+        for name, each in zip(("a", "b"), waiting, strict=True):
+            plane.queue(name).put(b"1")
+            each.join(SECONDS_MAX)
+        assert b"holdfast_consumers_waiting 0.0" in server.get("/metrics")[2]
 
 
 def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., Any]) -> None:

@@ -17,14 +17,17 @@ from typing import Any
 
 import msgspec
 
-import holdfast
+from holdfast import Plane
 from holdfast.errors import HoldfastError, Retry
 from holdfast.kv import Transaction, pages
 from holdfast.layers import queues
 from holdfast.layers.queues import QueueKey
+from holdfast.plane import Options, open_plane
+from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.testing.histories import History, Operation
 
 QUEUE = "jobs"
+POLL_SECONDS = 300.0  # Waiting consumers are woken by notifications.
 
 
 _pipe = threading.Lock()
@@ -111,7 +114,8 @@ kept: list[Any] = []  # Messages received on request stay leased, and their leas
 def main() -> None:
     url, name, producers, puts, consumers = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
     visibility_seconds = float(sys.argv[6])
-    plane, stopping = holdfast.open(url), threading.Event()
+    stopping, rarely = threading.Event(), ConsumerOptions(poll_seconds=POLL_SECONDS)
+    plane = Plane(open_plane(url, Options(consumers=rarely)))
     threads = [
         threading.Thread(target=produce, args=(plane.queue(QUEUE), f"{name}-producer-{number}", puts), daemon=True)
         for number in range(producers)

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import runpy
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 import holdfast
 from holdfast import AsyncPlane, Plane
+from holdfast.backends.postgres import PostgresDatabase
 from holdfast.errors import (
     HeadAdvanced,
     HoldfastError,
@@ -21,8 +22,9 @@ from holdfast.errors import (
 )
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
+from holdfast.kv import Database
 from holdfast.plane import Options, open_plane
-from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import QueuePolicy
 
@@ -166,23 +168,31 @@ def test_waiting_for_one_queue_does_not_block_another(plane: Plane, threads: Thr
     assert served(waiter) == "a"
 
 
-def test_too_many_waiting_consumers_are_refused(url: str, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
-    with Plane(open_plane(url, Options(clock=clock, consumers=ConsumerOptions(consumers_max=2)))) as plane:
-        jobs, waiters = plane.queue("jobs"), list[Future[Message | None]]()
-        with pytest.raises(QueueBusy, match="2 consumers already wait") as busy:
-            while True:  # The first in line may or may not count as waiting.
-                assert len(waiters) <= 3
-                ahead = len(waiters)
-                waiter = threads.submit(jobs.receive, wait_seconds=LONG, extend_for_seconds=0)
-                until(lambda ahead=ahead, waiter=waiter: waiter.done() or jobs.stats().waiting_consumers > ahead)
-                if waiter.done():
-                    waiter.result()
-                waiters.append(waiter)
-        assert busy.value.retry == "later"
-        assert 2 <= len(waiters) <= 3
-        jobs.put_many(range(len(waiters)))
-        assert [served(waiter) for waiter in waiters] == list(range(len(waiters)))
-        assert jobs.receive() is None
+@pytest.mark.parametrize("names", [["jobs"] * 3, ["jobs", "mail", "logs"]], ids=["one queue", "three queues"])
+def test_too_many_waiting_consumers_are_refused(
+    url: str, clock: ManualClock, threads: ThreadPoolExecutor, names: list[str]
+) -> None:
+    """The limit is that of all queues together, and the first in line counts too."""
+    transport = open_plane(url, Options(clock=clock, consumers=ConsumerOptions(consumers_max=2)))
+    waiting_consumers = transport.services.waiting_consumers
+    with Plane(transport) as plane:
+        waiters = []
+        for number, name in enumerate(names[:2]):
+            waiters.append(threads.submit(plane.queue(name).receive, wait_seconds=LONG, extend_for_seconds=0))
+            until(lambda number=number: waiting_consumers.count == number + 1)
+        with pytest.raises(QueueBusy, match="2 consumers already wait, over all queues") as busy:
+            plane.queue(names[2]).receive(wait_seconds=LONG)
+        assert (busy.value.retry, waiting_consumers.refused) == ("later", 1)
+        plane.queue("other").put("ready")
+        assert received(plane.queue("other"), wait_seconds=LONG).json() == "ready", "it need not wait"
+        assert plane.queue(names[2]).receive() is None, "it does not wait"
+        for number, (name, waiter) in enumerate(zip(names, waiters, strict=False)):
+            until(lambda name=name: plane.queue(name).stats().waiting_consumers > 0)
+            plane.queue(name).put(number)
+            assert served(waiter) == number
+        assert waiting_consumers.count == 0
+        waiting(threads, plane.queue(names[2]))
+        plane.queue(names[2]).put("again")
 
 
 def test_closing_a_plane_ends_waits(url: str, threads: ThreadPoolExecutor) -> None:
@@ -410,6 +420,47 @@ def test_a_consumer_is_woken_by_a_commit_of_another_node(
     there.resume()
     assert served(waiter) == "a"
     assert (there.stats().waiting_consumers, counts(there.stats())) == (0, {"leased": 1})
+
+
+@pytest.fixture
+def without_notifications(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Plane, Plane]]:
+    """Two nodes that lose each other's notifications, and poll often."""
+    monkeypatch.setattr("holdfast.backends.postgres.listener.notified_ranges", lambda payload: [])
+    consumers = ConsumerOptions(poll_seconds=0.02, poll_jitter_seconds=0.01)
+    options = Options(consumers=consumers, activity=str(tmp_path / "activity"))
+    with Plane(open_plane(postgres_url, options)) as one, Plane(open_plane(postgres_url, options)) as other:
+        yield one, other
+
+
+def test_a_lost_notification_delays_a_waiting_caller_by_the_poll_interval(
+    without_notifications: tuple[Plane, Plane], threads: ThreadPoolExecutor
+) -> None:
+    here, there = without_notifications
+    consumer = waiting(threads, here.queue("jobs"))
+    there.queue("jobs").put("a")
+    assert served(consumer) == "a"
+
+    reader = threads.submit(here.mailbox("ada").read, wait_seconds=20)
+    until(lambda: bool(here._transport.services.database._watches.count))
+    there.mailbox("bob").send("ada", "hello")
+    assert [mail.body for mail in reader.result(PATIENCE_SECONDS)] == [b'"hello"']
+
+    held = there.lease("deploy").acquire("bob", ttl_seconds=LONG)
+    acquirer = threads.submit(here.lease("deploy").acquire, "ada", ttl_seconds=LONG, wait_seconds=LONG)
+    until(lambda: here.lease("deploy").describe().waiting == 1)
+    held.release()
+    acquirer.result(PATIENCE_SECONDS).release()
+
+
+def test_only_a_shared_store_is_polled(database: Database) -> None:
+    pauses = {
+        Polling(database, ConsumerOptions(poll_jitter_seconds=0, **options)).pause_ms(600_000)
+        for options in ({}, {"resilient_poll_seconds": 0}, {"poll_seconds": 5, "resilient_poll_seconds": 3})
+    }
+    assert pauses == ({3_000} if isinstance(database, PostgresDatabase) else {600_000})
+    assert Polling(database, ConsumerOptions()).pause_ms(10) == 10
 
 
 def test_a_large_payload_is_readable_on_another_node(nodes: tuple[Plane, Plane]) -> None:

@@ -3,14 +3,26 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 import holdfast
 from holdfast import AsyncWorker, Delivery, Plane, QueuePolicy, Worker
-from holdfast.errors import InvalidArgument, Unreachable
+from holdfast.errors import (
+    Closed,
+    DamagedDatabase,
+    HoldfastError,
+    InvalidArgument,
+    InvalidName,
+    NotAllowed,
+    Unreachable,
+    rebuild,
+)
 from holdfast.handles.messages import AsyncMessage
+from holdfast.handles.queues import AsyncQueue
 from holdfast.handles.sync.messages import Message
+from holdfast.handles.sync.queues import Queue
 from holdfast.handles.workers import RestartPolicy
 
 
@@ -212,10 +224,65 @@ def test_a_consumer_retries_after_an_error_of_the_plane(plane: Plane, monkeypatc
     assert worker.stats.restarts == 5
 
 
-def test_a_consumer_ends_when_a_retry_cannot_succeed(plane: Plane) -> None:
-    worker = Worker(plane, {"no such name!": lambda message: None})
-    worker.run()
-    assert worker.stats.failed == 1
+@pytest.mark.parametrize("error", [NotAllowed("no"), InvalidName("no"), Closed("no"), DamagedDatabase("no")], ids=repr)
+async def test_a_worker_ends_with_an_error_that_no_retry_can_pass(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, error: HoldfastError
+) -> None:
+    """The consumers of its other queues end too, and their running handlers finish."""
+    plane.queue("fine").put("x")
+    begun, refused = threading.Event(), threading.Event()
+
+    def work(message: Message) -> None:
+        begun.set()
+        refused.wait(60)
+
+    receive_many = type(plane.queue("jobs")).receive_many
+
+    def refuse(self: Queue, count: int, **options: Any) -> list[Message]:
+        if self.name == "fine":
+            return receive_many(self, count, **options)
+        assert begun.wait(60)
+        refused.set()
+        raise error
+
+    monkeypatch.setattr(type(plane.queue("jobs")), "receive_many", refuse)
+    worker = Worker(plane, {"jobs": lambda message: None, "fine": work}, concurrency=2)
+    with pytest.raises(type(error)) as raised:
+        worker.run()
+    assert raised.value is worker.error is error
+    assert (worker.stats.handled, worker.stats.restarts, plane.queue("fine").stats().acked_total) == (1, 0, 1)
+
+    async with holdfast.open_async("memory:") as async_plane:
+
+        async def refuse_async(self: AsyncQueue, count: int, **options: Any) -> list[AsyncMessage]:
+            if self.name == "fine":
+                await asyncio.sleep(60)
+            raise error
+
+        async def ignore(message: AsyncMessage) -> None: ...
+
+        monkeypatch.setattr(type(async_plane.queue("jobs")), "receive_many", refuse_async)
+        async_worker = AsyncWorker(async_plane, {"jobs": ignore, "fine": ignore})
+        with pytest.raises(type(error)) as raised:
+            await async_worker.run()
+    assert raised.value is async_worker.error is error
+
+
+def test_an_unexpected_error_of_a_server_is_retried(plane: Plane) -> None:
+    """It arrives as the base class, and so does an error that a newer server has and this client does not know."""
+    assert not Worker(plane, {"jobs": print})._is_final(rebuild("error", "Unexpected error in the server"))
+    assert not Worker(plane, {"jobs": print})._is_final(rebuild("of_a_newer_server", "?"))
+
+
+def test_a_stopped_worker_does_not_raise_when_its_plane_closes(plane: Plane) -> None:
+    worker = Worker(plane, {"jobs": lambda message: None})
+    running = threading.Thread(target=worker.run)
+    running.start()
+    eventually(lambda: plane.queue("jobs").stats().waiting_consumers)
+    worker._stopping.set()
+    plane.close()
+    running.join(60)
+    assert worker.error is None
 
 
 def test_restarts_back_off_after_three_immediate_retries() -> None:

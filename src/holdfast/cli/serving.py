@@ -54,21 +54,30 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     type=SECONDS,
     help="How long to wait for calls in progress after SIGTERM.",
 )
-@click.option("--queue-max-consumers", type=int, help="The maximum number of waiting consumers.")
 @click.option(
-    "--queue-poll-interval", "queue_poll_interval_seconds", type=SECONDS, help="The interval between polls of a queue."
+    "--queue-max-consumers",
+    type=int,
+    help="The maximum number of waiting consumers, over all queues; more are refused. 0: 64 per CPU, 128 to 4,096.",
+)
+@click.option(
+    "--queue-poll-interval",
+    "queue_poll_interval_seconds",
+    type=SECONDS,
+    help="How often waiting consumers and the sweeper read PostgreSQL, in case a notification is lost. "
+    "An embedded store is never polled.",
 )
 @click.option(
     "--queue-poll-jitter",
     "queue_poll_jitter_seconds",
     type=SECONDS,
-    help="Random variation of the poll interval, so nodes poll at different times.",
+    help="A random time that is added to the poll interval, so nodes poll at different times.",
 )
 @click.option(
     "--queue-resilient-poll-interval",
     "queue_resilient_poll_interval_seconds",
     type=SECONDS,
-    help="The poll interval on backends that also send notifications.",
+    help="A shorter poll interval for waiting consumers only; without effect if it is 0, or longer than "
+    "--queue-poll-interval.",
 )
 @click.option("--relay-host", help="The host name that agents sign when they log in to the relay.")
 @click.option(

@@ -28,6 +28,7 @@ from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.runtime.repeat_detector import RepeatDetector
+from holdfast.runtime.waiting_consumers import WaitingConsumers
 from holdfast.tiers import TierPolicy
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import MessageLease
@@ -67,6 +68,7 @@ class Services:
         self.session = uuid.uuid4().hex[:12]  # The default session of this process's log records.
         self.compaction: CompactionLoop | None = None
         self.consumers = consumers or ConsumerOptions()
+        self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)
         self.pushes_per_minute = pushes_per_minute
         # Guards operations on several resources of an agent.
         self.resources = LockTable(RESOURCE_LEVELS, nested=False, later=lambda: list(self._locks.values()))

@@ -44,9 +44,11 @@ class Stores:
         self.services = services
         self.blobs = BlobStore(services.database, services.objects, verify=verify)
         self.worlds = WorldStore(services.database, services.objects, self.blobs)
-        self.leases = LeaseWaiter(services.database, services.clock, services.publish)
+        self.leases = LeaseWaiter(services.database, services.clock, services.consumers, services.publish)
         self.entities = EntityStore(services.database, services.locks, services.log, services.policy, services.session)
-        dispatcher = Dispatcher(services.database, services.clock, services.consumers, services.publish)
+        dispatcher = Dispatcher(
+            services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
+        )
         self.queues = QueueStore(services.database, dispatcher, self.blobs, services.publish)
         self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
@@ -71,11 +73,13 @@ class AsyncStores:
         self.services = services
         self.blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
         self.worlds = AsyncWorldStore(services.database, services.objects, self.blobs)
-        self.leases = AsyncLeaseWaiter(services.database, services.clock, services.publish)
+        self.leases = AsyncLeaseWaiter(services.database, services.clock, services.consumers, services.publish)
         self.entities = AsyncEntityStore(
             services.database, services.locks, services.log, services.policy, services.session
         )
-        dispatcher = AsyncDispatcher(services.database, services.clock, services.consumers, services.publish)
+        dispatcher = AsyncDispatcher(
+            services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
+        )
         self.queues = AsyncQueueStore(services.database, dispatcher, self.blobs, services.publish)
         self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.ingress = Ingress(

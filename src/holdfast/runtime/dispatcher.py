@@ -9,27 +9,27 @@ Only the consumer at the front reads the queue; when it has received messages it
 immediately. On an embedded store with more ready messages, the next consumer reads as soon as the delivery is
 committed: consecutive deliveries share a sync, and do not wait for each other's. A queue without waiting consumers
 costs nothing, an embedded store is never polled, and queues do not wait for each other. Where several nodes share a
-PostgreSQL database, notifications of the other nodes' commits wake the front consumer, and a poll every few minutes
-covers lost notifications.
+PostgreSQL database, notifications of the other nodes' commits wake the front consumer, and a poll every few seconds
+covers lost notifications. The consumers of all queues together are bounded.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import Any, Final, Required, TypedDict, Unpack
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.errors import Busy, LockTimeout, QueueBusy
+from holdfast.errors import LockTimeout
 from holdfast.kv import Database, Transaction
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import Leased, Prefetched, QueueKey
 from holdfast.runtime.cancellation import finish_or_undo_async
-from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Publish, discard
+from holdfast.runtime.waiting_consumers import WaitingConsumers
 from holdfast.tiers import Tier
 
 _PREFETCHED_QUEUES_MAX: Final = 1_024  # Queues with prefetched messages; others pay a scan for each delivery.
@@ -49,15 +49,20 @@ class AsyncDispatcher:
     """Leases messages to consumers, immediately or after a wait."""
 
     def __init__(
-        self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish | None = None
+        self,
+        database: Database,
+        clock: Clock | None,
+        options: ConsumerOptions,
+        publish: Publish | None = None,
+        waiting: WaitingConsumers | None = None,
     ) -> None:
         self._database = database
         self._publish = publish or discard
         self._clock = clock or SystemClock()
-        self._options = options
-        self._jitter = Random()
+        self._polling = Polling(database, options)
         self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
-        self._lines = LockTable(("queue",), nested=False, waiters_max=options.consumers_max)
+        self._waiting = waiting or WaitingConsumers(options.consumers_max)
+        self._lines = LockTable(("queue",), nested=False, waiters_max=self._waiting.limit)
         self._prefetched: OrderedDict[QueueKey, Prefetched] = OrderedDict()
 
     async def receive(
@@ -72,7 +77,7 @@ class AsyncDispatcher:
         """At least one message, unless `wait_ms` pass without any; or what `call` has already leased.
 
         Raises:
-            QueueBusy: `consumers_max` consumers are already waiting.
+            QueueBusy: `consumers_max` consumers are already waiting, for this queue or others.
         """
         if not wait_ms:
             return await self._lease(queue, tier, call, options)
@@ -89,16 +94,13 @@ class AsyncDispatcher:
             if before is not None:
                 return before
         until_ms = self._clock.now_ms() + wait_ms
-        try:
-            front = await self._lines.acquire_async(line, timeout_seconds=wait_ms / 1_000)
-        except LockTimeout:
-            return Leased([], queues.NEVER_MS, [], [])
-        except Busy as busy:
-            raise QueueBusy(
-                f"{self._options.consumers_max} consumers already wait; raise queue_max_consumers, or try again later"
-            ) from busy
-        with front:
-            return await self._wait_at_front(queue, until_ms, tier, call, options, leave_line=front.release)
+        with self._waiting.one_more():
+            try:
+                front = await self._lines.acquire_async(line, timeout_seconds=wait_ms / 1_000)
+            except LockTimeout:
+                return Leased([], queues.NEVER_MS, [], [])
+            with front:
+                return await self._wait_at_front(queue, until_ms, tier, call, options, leave_line=front.release)
 
     def waiting(self, queue: QueueKey) -> int:
         """The number of consumers of this process that wait for messages of a queue."""
@@ -122,7 +124,7 @@ class AsyncDispatcher:
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.messages or leased.repeated or left_ms <= 0:
                         return leased
-                    pause_ms = min(left_ms, max(leased.retry_in_ms, 1), self._options.resilient_poll_ms(self._jitter))
+                    pause_ms = self._polling.pause_ms(min(left_ms, max(leased.retry_in_ms, 1)))
                     await watch.wait_async(pause_ms / 1_000)
             finally:
                 stop_listening()

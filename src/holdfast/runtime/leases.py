@@ -2,7 +2,8 @@
 
 The caller at the front of the line tries to acquire the lease; while another owner holds it, that caller waits until
 the lease changes or expires. The other callers wait for the front of the line. A line exists in the memory of one
-process. Where several nodes share a PostgreSQL database, the fronts of their lines compete for a released lease.
+process. Where several nodes share a PostgreSQL database, the fronts of their lines compete for a released lease, and
+poll every few seconds in case a notification is lost.
 
 For every caller that does not get a lease immediately, an event in the session log states how long it waited and with
 what outcome.
@@ -19,6 +20,7 @@ from holdfast.layers import leases
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
 from holdfast.runtime.cancellation import finish_or_undo_async
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import HolderInfo, LockTable
 from holdfast.runtime.publishing import Publish, discard
 from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
@@ -27,9 +29,12 @@ from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, Lock
 class AsyncLeaseWaiter:
     """Grants leases, immediately or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None = None, publish: Publish | None = None) -> None:
+    def __init__(
+        self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish | None = None
+    ) -> None:
         self._database = database
         self._clock = clock or SystemClock()
+        self._polling = Polling(database, options)
         self._publish = publish or discard
         self._lines = LockTable(("lease",), nested=False)
 
@@ -135,7 +140,8 @@ class AsyncLeaseWaiter:
                         left_ms = until_ms - self._clock.now_ms()
                         if left_ms <= 0:
                             raise
-                        await watch.wait_async(min(left_ms, held.expires_ms - held.now_ms) / 1_000)
+                        pause_ms = self._polling.pause_ms(min(left_ms, held.expires_ms - held.now_ms))
+                        await watch.wait_async(pause_ms / 1_000)
             finally:
                 stop_listening()
 

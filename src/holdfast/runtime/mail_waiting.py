@@ -5,18 +5,18 @@
       └────────────────────────────────────────────────────────┘
 
 The watch is opened before the read, so what is stored between the read and the wait is not missed. Where several nodes
-share a PostgreSQL database, the watch fires for the commits of all of them.
+share a PostgreSQL database, the watch fires for the commits of all of them, and a poll every few seconds covers lost
+notifications.
 """
 
 from collections.abc import Awaitable, Callable
-from random import Random
 from typing import TypeVar
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.kv import Database, Transaction
 from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address
-from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 from holdfast.wire.mail import Envelope, MailReceipts, Mails
@@ -30,9 +30,8 @@ class AsyncMailWaiter:
     def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._options = options
+        self._polling = Polling(database, options)
         self._publish = publish
-        self._jitter = Random()
 
     async def read(
         self,
@@ -89,7 +88,7 @@ class AsyncMailWaiter:
                     left_ms = until_ms - self._clock.now_ms()
                     if _has_items(found) or left_ms <= 0:
                         return found
-                    await watch.wait_async(min(left_ms, self._options.resilient_poll_ms(self._jitter)) / 1_000)
+                    await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
             finally:
                 stop_listening()
 

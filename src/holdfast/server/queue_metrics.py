@@ -1,10 +1,14 @@
-"""Metrics that are read from the key space: queue depths, and the compaction lag of journals."""
+"""Metrics that are read from the key space: queue depths, and the compaction lag of journals; and waiting consumers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from holdfast.plane import worlds
+from holdfast.runtime.waiting_consumers import WaitingConsumers
 from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
 from holdfast.wire.queues import GetQueueStats, ListQueues, QueueStats
@@ -12,6 +16,22 @@ from holdfast.wire.universes import ListUniverses
 
 _PAGE: Final = 100
 _WORLDS_PAGE: Final = 20  # A world takes several reads, and a page blocks the event loop.
+
+
+class ConsumerMetrics(Collector):
+    """Collects how many consumers wait at a server; register it with the server's registry."""
+
+    def __init__(self, waiting: WaitingConsumers) -> None:
+        self._waiting = waiting
+
+    def collect(self) -> Iterator[Metric]:
+        waiting = self._waiting
+        yield GaugeMetricFamily("holdfast_consumers_waiting", "Consumers that wait, over all queues.", waiting.count)
+        yield GaugeMetricFamily(
+            "holdfast_consumers_waiting_max", "Consumers that may wait (queue_max_consumers).", waiting.limit
+        )
+        refused = "Consumers that were refused because the maximum number was waiting."
+        yield CounterMetricFamily("holdfast_consumers_refused", refused, value=waiting.refused)
 
 
 async def read_queues(transport: ServerTransport, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:

@@ -35,6 +35,7 @@ from holdfast.server.http_protocol import BoundedHttp
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.logs import RateLimitFilter
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
+from holdfast.server.queue_metrics import ConsumerMetrics
 from holdfast.server.relay import RelayOptions
 from holdfast.server.settings import Settings
 from holdfast.server.sockets import BoundedSocket
@@ -113,6 +114,7 @@ class Serving:
             rejected=self.metrics.count_reject,
         )
         self.metrics.registry.register(IngressMetrics(transport.ingress))
+        self.metrics.registry.register(ConsumerMetrics(transport.services.waiting_consumers))
         app = make_app(self.context, settings.http_limits)
         app.router.routes[:0] = [
             *self.health.routes(),

@@ -67,10 +67,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes_max: Annotated[int, Meta(ge=65_536)] = HttpLimits().stream_bytes_max  # Body streamed into a blob.
     keep_alive_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 75  # How long an idle connection stays open.
 
-    queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: derived from the number of CPUs.
+    queue_max_consumers: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     queue_poll_interval_seconds: _Seconds = 3.0
     queue_poll_jitter_seconds: _SecondsOrZero = 0.5
-    queue_resilient_poll_interval_seconds: _SecondsOrZero = 300.0  # 0: never.
+    queue_resilient_poll_interval_seconds: _SecondsOrZero = 300.0
 
     relay_host: str | None = None  # Host that agents sign; default: the address that they connected to.
     relay_registration: Literal["open", "closed"] | None = None  # Default: open on loopback without tokens.

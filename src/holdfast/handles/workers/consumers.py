@@ -6,7 +6,7 @@ from typing import Any, Final, Generic, TypedDict, TypeVar
 
 import msgspec
 
-from holdfast.errors import Closed, InvalidArgument, Validation
+from holdfast.errors import HoldfastError, InvalidArgument, Retry
 
 Handler = TypeVar("Handler", bound=Callable[[Any], object])
 
@@ -99,6 +99,7 @@ class Consumers(Generic[Handler]):
                 f"concurrency is {concurrency} and drain_seconds is {drain_seconds}; give at least 1 and 0"
             )
         self.stats = WorkerStats()
+        self.error: Exception | None = None  # What ended the worker, if no retry could succeed.
         self._handlers = dict(handlers)
         self._concurrency = concurrency
         self._receive_options: ReceiveOptions = {
@@ -145,5 +146,8 @@ class Consumers(Generic[Handler]):
 
     @staticmethod
     def _is_final(error: Exception) -> bool:
-        """Whether a retry cannot succeed."""
-        return isinstance(error, Validation | Closed)
+        """Whether a retry cannot succeed.
+
+        The base class does not tell: unexpected errors of a server arrive as that, and may pass.
+        """
+        return isinstance(error, HoldfastError) and type(error) is not HoldfastError and error.retry is Retry.NEVER

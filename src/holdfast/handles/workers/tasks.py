@@ -27,8 +27,13 @@ class AsyncWorker(Consumers[AsyncHandler]):
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Handle messages until `stop`, SIGTERM or SIGINT; then drain."""
+        """Handle messages until `stop`, SIGTERM or SIGINT; then drain.
+
+        Raises:
+            HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
+        """
         loop = asyncio.get_running_loop()
+        self.error = None
         signals = []
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Only the main thread can handle signals.
@@ -52,6 +57,8 @@ class AsyncWorker(Consumers[AsyncHandler]):
             for number in signals:
                 loop.remove_signal_handler(number)
             self._stopping = asyncio.Event()  # It may run again, on another loop.
+        if self.error is not None:
+            raise self.error
 
     def stop(self) -> None:
         """Make `run` receive no more messages and return; also if it has not started yet."""
@@ -69,6 +76,9 @@ class AsyncWorker(Consumers[AsyncHandler]):
             except Exception as error:
                 self._report(error, name)
                 if self._is_final(error):
+                    if not self._stopping.is_set():
+                        self.error = error
+                        self._stopping.set()
                     return
                 failures += 1
                 self.stats.restarts += 1

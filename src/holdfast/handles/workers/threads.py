@@ -41,7 +41,11 @@ class Worker(Consumers[ThreadHandler]):
                 thread.start()
 
     def run(self) -> None:
-        """Handle messages until `stop`, SIGTERM or SIGINT (in the main thread); then drain."""
+        """Handle messages until `stop`, SIGTERM or SIGINT (in the main thread); then drain.
+
+        Raises:
+            HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
+        """
         before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -54,6 +58,8 @@ class Worker(Consumers[ThreadHandler]):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+        if self.error is not None:
+            raise self.error
 
     def stop(self) -> None:
         """Receive no more messages, wait `drain_seconds` for handlers, and return the rest uncounted."""
@@ -81,11 +87,19 @@ class Worker(Consumers[ThreadHandler]):
                     self._handle(name, handler, message)
             except Exception as error:
                 self._report(error, name)
-                if message is None and self._is_final(error):  # An error of one message does not end the consumer.
+                if message is None and self._is_final(error):  # An error of one message does not end the worker.
+                    self._end(error)
                     return
                 failures += 1
                 self.stats.restarts += 1
                 self._stopping.wait(self._restarts.pause_seconds(failures))
+
+    def _end(self, error: Exception) -> None:
+        """Stop all consumers because of `error`, unless they are stopping already."""
+        with self._lock:
+            if not self._stopping.is_set():
+                self.error = error
+                self._stopping.set()
 
     def _handle(self, queue: str, handler: ThreadHandler, message: Message) -> None:
         if self._stopping.is_set():

@@ -3,20 +3,20 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from random import Random
 from typing import Any, Final, Required, TypedDict, Unpack
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.errors import Busy, LockTimeout, QueueBusy
+from holdfast.errors import LockTimeout
 from holdfast.kv import Database, Transaction
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import Leased, Prefetched, QueueKey
 from holdfast.runtime.cancellation import finish_or_undo
-from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Publish, discard
+from holdfast.runtime.sync.waiting_consumers import WaitingConsumers
 from holdfast.tiers import Tier
 
 _PREFETCHED_QUEUES_MAX: Final = 1_024  # Queues with prefetched messages; others pay a scan for each delivery.
@@ -36,15 +36,20 @@ class Dispatcher:
     """Leases messages to consumers, immediately or after a wait."""
 
     def __init__(
-        self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish | None = None
+        self,
+        database: Database,
+        clock: Clock | None,
+        options: ConsumerOptions,
+        publish: Publish | None = None,
+        waiting: WaitingConsumers | None = None,
     ) -> None:
         self._database = database
         self._publish = publish or discard
         self._clock = clock or SystemClock()
-        self._options = options
-        self._jitter = Random()
+        self._polling = Polling(database, options)
         self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
-        self._lines = LockTable(("queue",), nested=False, waiters_max=options.consumers_max)
+        self._waiting = waiting or WaitingConsumers(options.consumers_max)
+        self._lines = LockTable(("queue",), nested=False, waiters_max=self._waiting.limit)
         self._prefetched: OrderedDict[QueueKey, Prefetched] = OrderedDict()
 
     def receive(
@@ -59,7 +64,7 @@ class Dispatcher:
         """At least one message, unless `wait_ms` pass without any; or what `call` has already leased.
 
         Raises:
-            QueueBusy: `consumers_max` consumers are already waiting.
+            QueueBusy: `consumers_max` consumers are already waiting, for this queue or others.
         """
         if not wait_ms:
             return self._lease(queue, tier, call, options)
@@ -76,16 +81,13 @@ class Dispatcher:
             if before is not None:
                 return before
         until_ms = self._clock.now_ms() + wait_ms
-        try:
-            front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
-        except LockTimeout:
-            return Leased([], queues.NEVER_MS, [], [])
-        except Busy as busy:
-            raise QueueBusy(
-                f"{self._options.consumers_max} consumers already wait; raise queue_max_consumers, or try again later"
-            ) from busy
-        with front:
-            return self._wait_at_front(queue, until_ms, tier, call, options, leave_line=front.release)
+        with self._waiting.one_more():
+            try:
+                front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
+            except LockTimeout:
+                return Leased([], queues.NEVER_MS, [], [])
+            with front:
+                return self._wait_at_front(queue, until_ms, tier, call, options, leave_line=front.release)
 
     def waiting(self, queue: QueueKey) -> int:
         """The number of consumers of this process that wait for messages of a queue."""
@@ -109,7 +111,7 @@ class Dispatcher:
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.messages or leased.repeated or left_ms <= 0:
                         return leased
-                    pause_ms = min(left_ms, max(leased.retry_in_ms, 1), self._options.resilient_poll_ms(self._jitter))
+                    pause_ms = self._polling.pause_ms(min(left_ms, max(leased.retry_in_ms, 1)))
                     watch.wait(pause_ms / 1_000)
             finally:
                 stop_listening()

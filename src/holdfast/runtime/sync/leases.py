@@ -11,6 +11,7 @@ from holdfast.layers import leases
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
 from holdfast.runtime.cancellation import finish_or_undo
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import HolderInfo, LockTable
 from holdfast.runtime.publishing import Publish, discard
 from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
@@ -19,9 +20,12 @@ from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, Lock
 class LeaseWaiter:
     """Grants leases, immediately or after a wait."""
 
-    def __init__(self, database: Database, clock: Clock | None = None, publish: Publish | None = None) -> None:
+    def __init__(
+        self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish | None = None
+    ) -> None:
         self._database = database
         self._clock = clock or SystemClock()
+        self._polling = Polling(database, options)
         self._publish = publish or discard
         self._lines = LockTable(("lease",), nested=False)
 
@@ -125,7 +129,8 @@ class LeaseWaiter:
                         left_ms = until_ms - self._clock.now_ms()
                         if left_ms <= 0:
                             raise
-                        watch.wait(min(left_ms, held.expires_ms - held.now_ms) / 1_000)
+                        pause_ms = self._polling.pause_ms(min(left_ms, held.expires_ms - held.now_ms))
+                        watch.wait(pause_ms / 1_000)
             finally:
                 stop_listening()
 

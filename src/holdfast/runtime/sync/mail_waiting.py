@@ -1,14 +1,13 @@
 """Generated from runtime/mail_waiting.py by tools/make_twins.py; change that file instead."""
 
 from collections.abc import Callable
-from random import Random
 from typing import TypeVar
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.kv import Database, Transaction
 from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address
-from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 from holdfast.wire.mail import Envelope, MailReceipts, Mails
@@ -22,9 +21,8 @@ class MailWaiter:
     def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions, publish: Publish) -> None:
         self._database = database
         self._clock = clock or SystemClock()
-        self._options = options
+        self._polling = Polling(database, options)
         self._publish = publish
-        self._jitter = Random()
 
     def read(
         self,
@@ -79,7 +77,7 @@ class MailWaiter:
                     left_ms = until_ms - self._clock.now_ms()
                     if _has_items(found) or left_ms <= 0:
                         return found
-                    watch.wait(min(left_ms, self._options.resilient_poll_ms(self._jitter)) / 1_000)
+                    watch.wait(self._polling.pause_ms(left_ms) / 1_000)
             finally:
                 stop_listening()
 
