@@ -23,6 +23,7 @@ NOT_TWINNED = {  # These serve both threads and event loops, or only one of the 
         "rate_limits",
         "repeat_detector",
         "timers",
+        "waiting_consumers",
     ),
 }
 

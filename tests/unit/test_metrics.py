@@ -33,6 +33,7 @@ from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
+from holdfast.server.queue_metrics import ConsumerMetrics
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
@@ -243,7 +244,8 @@ async def test_worlds_are_read_less_often_than_queues(server: Server) -> None:
 
 async def test_every_metric_is_documented(server: Server) -> None:
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-    collectors = (server.metrics, IngressMetrics(server.transport.ingress))
+    waiting = ConsumerMetrics(server.transport.services.waiting_consumers)
+    collectors = (server.metrics, waiting, IngressMetrics(server.transport.ingress))
     collected = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_\w+)` \| (\w+)", document, re.MULTILINE))
     assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in collected.items()}

@@ -180,7 +180,7 @@ def test_too_many_waiting_consumers_are_refused(
         for number, name in enumerate(names[:2]):
             waiters.append(threads.submit(plane.queue(name).receive, wait_seconds=LONG, extend_for_seconds=0))
             until(lambda number=number: waiting_consumers.count == number + 1)
-        with pytest.raises(QueueBusy, match="2 consumers already wait, over all queues") as busy:
+        with pytest.raises(QueueBusy, match="2 consumers of all queues already wait") as busy:
             plane.queue(names[2]).receive(wait_seconds=LONG)
         assert (busy.value.retry, waiting_consumers.refused) == ("later", 1)
         plane.queue("other").put("ready")

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.limits import WAITING_CONSUMERS_MAX
 from holdfast.server.settings import Settings
 
 
@@ -126,6 +127,7 @@ def test_settings_become_options_of_the_plane() -> None:
     assert (options.objects, options.compact_every_seconds) == ("memory:", 5.0)
     assert options.consumers is not None
     assert (options.consumers.consumers_max, options.consumers.poll_seconds) == (9, 1.0)
+    assert Settings().options.consumers.consumers_max == WAITING_CONSUMERS_MAX
     assert (options.consumers.poll_jitter_seconds, options.consumers.resilient_poll_seconds) == (0.0, 60.0)
 
 

@@ -57,7 +57,7 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 @click.option(
     "--queue-max-consumers",
     type=int,
-    help="The maximum number of waiting consumers, over all queues; more are refused. 0: 64 per CPU, 128 to 4,096.",
+    help="The maximum number of waiting consumers, over all queues; more are refused. 0: 4,096.",
 )
 @click.option(
     "--queue-poll-interval",

@@ -1,6 +1,5 @@
 """Limits on waiting consumers, and how often they poll."""
 
-import os
 from random import Random
 
 import msgspec
@@ -8,19 +7,20 @@ import msgspec
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Database
 from holdfast.kv.serial_database import SerialDatabase
+from holdfast.limits import WAITING_CONSUMERS_MAX
 
 
 class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of everything that waits for a commit."""
 
-    consumers_max: int = 0  # Consumers that may wait at once. 0: 64 per CPU, at least 128 and at most 4,096.
+    consumers_max: int = 0  # Consumers that may wait at once, over all queues. 0: `WAITING_CONSUMERS_MAX`.
     poll_seconds: float = 3.0  # Poll interval where several processes share a store.
     poll_jitter_seconds: float = 0.5  # Random addition that spreads the polls of several nodes.
     resilient_poll_seconds: float = 300.0  # Applies to waiting callers if it is shorter than `poll_seconds`. 0: never.
 
     def __post_init__(self) -> None:
         if not self.consumers_max:
-            msgspec.structs.force_setattr(self, "consumers_max", min(max(64 * (os.cpu_count() or 1), 128), 4_096))
+            msgspec.structs.force_setattr(self, "consumers_max", WAITING_CONSUMERS_MAX)
         if (
             self.consumers_max < 1
             or self.poll_seconds <= 0

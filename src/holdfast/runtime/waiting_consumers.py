@@ -27,7 +27,7 @@ class WaitingConsumers:
             if self.count >= self.limit:
                 self.refused += 1
                 raise QueueBusy(
-                    f"{self.limit} consumers already wait, over all queues; raise queue_max_consumers, or try again later"
+                    f"{self.limit} consumers of all queues already wait; raise queue_max_consumers, or try again later"
                 )
             self.count += 1
         try:

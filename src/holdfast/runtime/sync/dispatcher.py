@@ -16,7 +16,7 @@ from holdfast.runtime.cancellation import finish_or_undo
 from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Publish, discard
-from holdfast.runtime.sync.waiting_consumers import WaitingConsumers
+from holdfast.runtime.waiting_consumers import WaitingConsumers
 from holdfast.tiers import Tier
 
 _PREFETCHED_QUEUES_MAX: Final = 1_024  # Queues with prefetched messages; others pay a scan for each delivery.
