@@ -74,6 +74,24 @@ def test_missed_times_of_a_schedule_fire_once(database: Database, clock: ManualC
     assert [each.next_ms for each in database.read(queues.schedules_of, JOBS)] == [ms("2023-11-15T10:00")]
 
 
+def test_a_scheduled_message_names_its_schedule_and_its_due_time(database: Database, clock: ManualClock) -> None:
+    """Of several missed times, it is the first. Attributes of the caller are kept, except under these two names."""
+    attributes = {"kind": "report", "holdfast-due": "never"}
+    schedule(database, "*/5 * * * *", "nightly", attributes=attributes)
+    clock.jump_to_ms(ms("2023-11-14T22:22") + 7)
+    message = lease_one(database)
+    ack(database, message)
+    assert message.attributes == {
+        "kind": "report",
+        "holdfast-schedule": "nightly",
+        "holdfast-due": "2023-11-14T22:15:00.000Z",
+    }
+    clock.jump_to_ms(ms("2023-11-14T22:25"))
+    assert lease_one(database).attributes["holdfast-due"] == "2023-11-14T22:25:00.000Z"
+    (stored,) = database.read(queues.schedules_of, JOBS)
+    assert stored.message.attributes == attributes
+
+
 def test_a_schedule_follows_daylight_saving_of_its_time_zone(database: Database, clock: ManualClock) -> None:
     """Half past nine in Berlin is an hour earlier in UTC in summer."""
     clock.jump_to_ms(ms("2024-03-29T12:00"))

@@ -35,6 +35,8 @@ _NUMBERS = (float, int)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 TTL_EXPIRED = b"T"  # The kind of a due entry. The ends of leases and delays have an empty value.
 SCHEDULE_DUE = b"S"
+SCHEDULE_ATTRIBUTE = "holdfast-schedule"  # The name of the schedule that has put a message.
+DUE_ATTRIBUTE = "holdfast-due"  # When the schedule was due; the message may have been put later.
 
 
 def put(
@@ -274,7 +276,8 @@ def check(new: NewMessage) -> None:
 # Schedules: messages that a queue enqueues by itself, at the times of a cron expression.
 #
 # A schedule has an entry in the due index. When it is due, one commit enqueues the message and adds the next entry, so
-# it fires once per time, with any number of processes. Times missed while no process was running count as one.
+# it fires once per time, with any number of processes. Times missed while no process was running count as one, whose
+# due time is the first of them.
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -323,9 +326,21 @@ def fire_schedule(queue_tx: QueueTransaction, name: str) -> None:
     if stored is None:
         return
     schedule = _decode(stored)
-    put_one(queue_tx, policy_of(queue_tx.tx, queue_tx.queue), schedule.message, queue_tx.new_id(), Tier.CRITICAL)
+    message = msgspec.structs.replace(
+        schedule.message,
+        attributes={
+            **schedule.message.attributes,
+            SCHEDULE_ATTRIBUTE: schedule.name,
+            DUE_ATTRIBUTE: _rfc3339(schedule.next_ms),
+        },
+    )
+    put_one(queue_tx, policy_of(queue_tx.tx, queue_tx.queue), message, queue_tx.new_id(), Tier.CRITICAL)
     next_ms = _next_run_ms(schedule.cron, schedule.timezone, queue_tx.tx.now_ms)
     _store_schedule(queue_tx, msgspec.structs.replace(schedule, next_ms=next_ms))
+
+
+def _rfc3339(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _next_run_ms(cron: str, timezone: str, now_ms: int) -> int:
