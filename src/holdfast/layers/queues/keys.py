@@ -11,7 +11,7 @@
       "w", group | id            blocked messages, waiting behind another message of their group
       "h", group                 the group's head (ready, parked or leased), and where the scan for the next one starts
       "i", period, key           idempotency keys
-      "a", minute | id           fences of the messages acknowledged in that minute
+      "a", minute | id           fences and correlation ids of the messages acknowledged in that minute
       "s", name                  schedules
 
 The parts after `|` are plain bytes. They sort like the values they encode and cost less than packed tuples. A message

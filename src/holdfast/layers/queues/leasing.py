@@ -49,6 +49,7 @@ from holdfast.limits import ACK_MEMORY_SECONDS, DELAY_SECONDS_MAX, MESSAGES_MAX
 from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
 
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
+_FENCE_BYTES = 8  # At the start of an ack record; the correlation id follows.
 
 
 class Prefetched:
@@ -165,7 +166,9 @@ def deliveries_of(leased: Leased) -> list[Delivery]:
 
 
 def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
-    """Remove a leased message for good; returns its correlation id, or None if this lease acknowledged it before.
+    """Remove a leased message for good, unless this lease acknowledged it before; returns its correlation id.
+
+    The correlation id is None if the record of an earlier ack has none: it was written by an older version.
 
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
@@ -173,13 +176,15 @@ def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
     keys = keys_of(queue)
     message = _leased_message(tx, keys, proof)
     if message is None:
-        if _was_acked(tx, keys, proof):
-            return None
-        raise _mismatch(proof)
+        record = _ack_record(tx, keys, proof)
+        if record is None:
+            raise _mismatch(proof)
+        return record[_FENCE_BYTES:].decode() or None
     queue_tx = QueueTransaction(tx, queue)
     queue_tx.unpark(message)
     queue_tx.counters.acked += 1
-    tx.put(keys.ack_key(tx.now_ms // 60_000, message.id), message.fence.to_bytes(8, "big"))
+    record = message.fence.to_bytes(_FENCE_BYTES, "big") + message.correlation_id.encode()
+    tx.put(keys.ack_key(tx.now_ms // 60_000, message.id), record)
     dead_letters.remove(queue_tx, message)
     queue_tx.save()
     queue_tx.emit("acked", message)
@@ -365,13 +370,15 @@ def _require_leased(tx: Transaction, queue: QueueKey, proof: MessageLease) -> St
     return message
 
 
-def _was_acked(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> bool:
+def _ack_record(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> bytes | None:
+    """The record of an earlier ack under the same lease, if it is still remembered."""
     id, minute = parse_id(proof.id), tx.now_ms // 60_000
     for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
-        fence = tx.get(keys.acks.key(minute - ago) + id)
-        if fence is not None:
-            return int.from_bytes(fence, "big") == proof.fence and proof.lease_id == f"{id.hex()}-{proof.fence}"
-    return False
+        record = tx.get(keys.acks.key(minute - ago) + id)
+        if record is not None:
+            fence = int.from_bytes(record[:_FENCE_BYTES], "big")
+            return record if (fence, f"{id.hex()}-{fence}") == (proof.fence, proof.lease_id) else None
+    return None
 
 
 def _retry_in_ms(queue_tx: QueueTransaction, policy: QueuePolicy) -> int:
