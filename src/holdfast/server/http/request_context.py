@@ -61,6 +61,12 @@ class RequestContext:
         return answer
 
     @property
+    def given_correlation_id(self) -> str | None:
+        """The correlation id that the caller sent; None if the server made one for the request."""
+        given = self.request.headers.get("x-correlation-id")
+        return given if given == self.correlation_id else None
+
+    @property
     def has_idempotency_key(self) -> bool:
         """Whether the caller can repeat this request safely if the response is lost."""
         return "idempotency-key" in self.request.headers

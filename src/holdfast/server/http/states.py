@@ -76,7 +76,8 @@ async def _put(context: RequestContext) -> Response:
         universe=context.universe,
         lease=None if lease is None else decode(LeaseProof, lease, universe=context.universe),
     )
-    known = msgspec.structs.replace(request, correlation_id=context.correlation_id)
+    # A document keeps the correlation id that it has, for example that of a message, unless the caller sends another.
+    known = msgspec.structs.replace(request, correlation_id=context.given_correlation_id)
     return _updated(context, await context.call(known, as_sent=request))
 
 
