@@ -644,6 +644,19 @@ async def test_agent_pushes_by_json_rpc(join: Any) -> None:
     assert mail["from"] == f"ada@{join.universe}"
 
 
+@pytest.mark.parametrize("value", [float("nan"), b"bytes \xff"], ids=["NaN", "a map key"])
+async def test_a_json_rpc_call_with_a_value_that_json_lacks_is_refused(join: Any, value: Any) -> None:
+    """MessagePack has such values."""
+    ada = await join("ada", format="msgpack")
+    params = {"n": value} if isinstance(value, float) else {(1, 2): value}
+    await ada.send_frames(
+        {"type": "rpc", "body": {"jsonrpc": "2.0", "id": 1, "method": "agent.ping", "params": {"deep": [params]}}}
+    )
+    await ada.until(lambda: any(frame["type"] == "error" for frame in ada.frames))
+    [error] = [frame for frame in ada.frames if frame["type"] == "error"]
+    assert (error["code"], "cannot be JSON" in error["detail"]) == ("invalid_argument", True)
+
+
 async def test_json_rpc_of_a_token_without_send_permission_is_answered(start: Start, tmp_path: Path) -> None:
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
         reader = plane.tokens.create(

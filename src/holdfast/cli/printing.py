@@ -13,12 +13,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any, Final
 
 import click
 import msgspec
 
 from holdfast.cli.given_options import wants_json
+from holdfast.wire.json_values import non_finite_text
 
 _GAP: Final = 2  # Spaces between two columns.
 _FOLDED_WIDTH_MIN: Final = 10
@@ -110,13 +112,15 @@ def excerpt(data: bytes | None, size: int, characters: int = 60) -> str:
 
 
 def jsonable(value: Any) -> Any:
-    """A CBOR value with JSON types. Bytes become base64."""
+    """A CBOR value with JSON types. Bytes become base64, numbers that are not finite become text."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else str(key): jsonable(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [jsonable(part) for part in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
+    if isinstance(value, float) and not isfinite(value):
+        return non_finite_text(value)
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 

@@ -17,7 +17,15 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import BatchTooLarge, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge, Retry
+from holdfast.errors import (
+    BatchTooLarge,
+    HoldfastError,
+    InvalidArgument,
+    InvalidValue,
+    NotAllowed,
+    PayloadTooLarge,
+    Retry,
+)
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
 from holdfast.runtime.relay.hub import Commit, RelayHub
 from holdfast.runtime.relay.session import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Authorize, Session
@@ -26,6 +34,7 @@ from holdfast.server.relay_auth import AuthenticatedAgent, RelayAuthenticator
 from holdfast.server.sockets import BoundedSocket
 from holdfast.server.transport import ServerTransport
 from holdfast.server.websocket_reader import WebsocketReader
+from holdfast.wire.json_values import encode_json
 from holdfast.wire.relay import (
     NONCE_BYTES,
     PROTOCOL,
@@ -212,11 +221,14 @@ class Connection:
     async def answer(self, session: Session, call: Rpc) -> None:
         """Execute a JSON-RPC request and send its response."""
         try:
-            answer = await self._relay.handle_rpc(session.name, msgspec.json.encode(call.body), session.authorize)
+            body = encode_json(call.body)
+        except InvalidValue as error:  # MessagePack has values that JSON lacks.
+            session.refuse(InvalidArgument(f"The call is not JSON-RPC. {error}"))
+            return
+        try:
+            answer = await self._relay.handle_rpc(session.name, body, session.authorize)
         except HoldfastError as error:
             session.refuse(error)
-        except (TypeError, ValueError, RecursionError) as error:  # MessagePack has values that JSON lacks.
-            session.refuse(InvalidArgument(f"The call is not JSON-RPC ({error}); send values that JSON has"))
         else:
             if answer is not None:
                 session.push(Rpc(msgspec.json.decode(answer)))

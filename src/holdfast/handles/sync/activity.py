@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from holdfast.errors import InvalidValue
 from holdfast.handles.arguments import checked_items
 from holdfast.wire import Transport
 from holdfast.wire.activity import EndSession, ListLogs, LogFile, LoggedRecords, LogRecords, ReadLog
-
-_encode = msgspec.json.Encoder().encode
+from holdfast.wire.json_values import encode_json
 
 
 class Activity:
@@ -50,10 +47,7 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
     Raises:
         InvalidValue: it is not a map, or cannot be encoded as JSON.
     """
-    try:
-        line = _encode(record)
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidValue(f"This record cannot be JSON ({error}); use text, numbers, lists and maps") from error
+    line = encode_json(record)
     if line[:1] != b"{":
         raise InvalidValue(f"A record is a map, not {type(record).__name__}; give a dictionary")
     return line

@@ -4,21 +4,26 @@ from base64 import b64encode
 from collections.abc import Mapping
 from datetime import date, datetime
 from decimal import Decimal
+from math import isfinite
 from typing import Any, Final
 from uuid import UUID
 
 import cbor2
 
+from holdfast.wire.json_values import non_finite_text
+
 _UNCHANGED_TYPES: Final = (str, int, float, bool, type(None), datetime, date, UUID, Decimal)
 
 
 def from_cbor(data: bytes) -> Any:
-    """A CBOR value as JSON types: bytes become base64, map keys become text."""
+    """A CBOR value as JSON types: bytes become base64, map keys and numbers that are not finite become text."""
     return jsonable(cbor2.loads(data))
 
 
 def jsonable(value: Any) -> Any:
     """A decoded CBOR value as the nearest JSON type."""
+    if isinstance(value, float) and not isfinite(value):
+        return non_finite_text(value)
     if isinstance(value, _UNCHANGED_TYPES):
         return value
     if isinstance(value, bytes):

@@ -1,0 +1,51 @@
+"""JSON of a caller's values, which has no NaN and no infinite numbers.
+
+The encoder writes both as `null`. So a value whose JSON contains `null` is searched for them; any other costs only the
+search for these four bytes, 0.14 µs for a small map. (`in` takes twice as long as `find` on bytes of Python 3.11.)
+"""
+
+from math import isfinite, isnan
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import InvalidValue
+
+_encode = msgspec.json.Encoder().encode
+_SCALARS = (str, int, type(None))
+
+
+def encode_json(value: Any) -> bytes:
+    """A value as JSON.
+
+    Raises:
+        InvalidValue: JSON has no form for it.
+    """
+    try:
+        encoded = _encode(value)
+        if encoded.find(b"null") >= 0 and _has_non_finite_number(value):
+            raise ValueError("it has no NaN and no infinite numbers")
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidValue(
+            f"This value cannot be JSON ({error}); use bytes, text, finite numbers, lists and maps"
+        ) from error
+    return encoded
+
+
+def non_finite_text(number: float) -> str:
+    """How a stored number that JSON lacks is shown: NaN, Infinity or -Infinity. CBOR has these numbers."""
+    if isnan(number):
+        return "NaN"
+    return "Infinity" if number > 0 else "-Infinity"
+
+
+def _has_non_finite_number(value: Any) -> bool:
+    if isinstance(value, float):
+        return not isfinite(value)
+    if isinstance(value, _SCALARS):
+        return False
+    if isinstance(value, dict):
+        return any(map(_has_non_finite_number, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_non_finite_number, value))
+    return _has_non_finite_number(msgspec.to_builtins(value, str_keys=True))  # A struct, dataclass, set, date, …
