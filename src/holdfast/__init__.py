@@ -72,7 +72,16 @@ if TYPE_CHECKING:
         TimerFired,
     )
     from holdfast.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
-    from holdfast.wire.queues import Delivery, Failure, NewMessage, QueuePolicy, QueueStats, Receipt, Schedule
+    from holdfast.wire.queues import (
+        Delivery,
+        Failure,
+        LeasedMessage,
+        NewMessage,
+        QueuePolicy,
+        QueueStats,
+        Receipt,
+        Schedule,
+    )
     from holdfast.wire.restores import Entry, Restored, Verdict
     from holdfast.wire.states import UpdatedState
     from holdfast.wire.tokens import NewToken, TokenInfo
@@ -129,6 +138,7 @@ __all__ = [
     "InboxItem",
     "Lease",
     "LeaseKey",
+    "LeasedMessage",
     "LockStats",
     "Locks",
     "MailCount",
@@ -230,6 +240,7 @@ _MODULES: Final = {
     "InboxItem": "holdfast.wire.inboxes",
     "Lease": "holdfast.handles.sync.leases",
     "LeaseKey": "holdfast.handles.sync.leases",
+    "LeasedMessage": "holdfast.wire.queues",
     "LockStats": "holdfast.wire.transport",
     "Locks": "holdfast.handles.sync.locks",
     "MailCount": "holdfast.wire.mail",

@@ -15,7 +15,7 @@ HoldfastError
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   ├── LeaseHeld, CasMismatch, VersionConflict
-│   └── MailboxTaken, AgentExists
+│   └── MailboxTaken, AgentExists, QueueInUse
 ├── Fenced                the lease given with a write does not permit it
 │   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
 │   └── QueueMessageLeaseMismatch
@@ -93,6 +93,7 @@ __all__ = [
     "PlaneInUse",
     "PromotionRefused",
     "QueueBusy",
+    "QueueInUse",
     "QueueMessageLeaseMismatch",
     "RateLimited",
     "ReadOnlyTransaction",
@@ -477,6 +478,13 @@ class AgentExists(Conflict):
 
     code = "agent_exists"
     retry = Retry.NEVER
+
+
+class QueueInUse(Conflict):
+    """Messages of the queue are leased, so it was not deleted. Wait until they are settled, or delete it with force."""
+
+    code = "queue_in_use"
+    retry = Retry.LATER
 
 
 # Fenced: the lease that came with a write.

@@ -245,6 +245,19 @@ def test_a_dead_letter_shows_its_failed_attempts(page: Page, server: Any) -> Non
         expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
 
 
+def test_leased_messages_are_shown_with_their_owners(page: Page, server: Any) -> None:
+    with server.plane() as plane:
+        plane.queue("leases").put(b"x")
+        open_page(page, server, "queues/leases")
+        expect(page.get_by_text("No messages are leased.")).to_be_visible()
+        message = plane.queue("leases").receive(owner="ada-7", visibility_seconds=600)
+        leased = page.get_by_role("region", name="Leased messages")
+        expect(leased).to_contain_text("ada-7")
+        expect(leased).to_contain_text(message.id)
+        message.ack()
+        expect(page.get_by_text("No messages are leased.")).to_be_visible()
+
+
 def test_a_queue_is_paused_and_resumed(page: Page, server: Any) -> None:
     with server.plane() as plane:
         plane.queue("pausing").put(b"x")

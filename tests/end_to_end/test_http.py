@@ -292,7 +292,8 @@ class TestMiddleware:
         assert answer.headers["x-correlation-id"] == "req 7"
         message = answer.json()["messages"][0]
         assert message["correlation_id"] == "req 7"
-        assert server.post("/v1/queue/ack", lease(message)).json()["correlation_id"] == "req 7"
+        for _ in range(2):  # Repeating an ack is safe, and answered like the first one.
+            assert server.post("/v1/queue/ack", lease(message)).json()["correlation_id"] == "req 7"
 
     @pytest.mark.parametrize("given", ["", "x" * 129, "tab\there", "\xe9"])
     def test_an_invalid_correlation_id_is_replaced(self, server: Any, given: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast.server.http.routes import ENDPOINTS
 
 
@@ -58,6 +59,32 @@ class TestQueues:
         assert policy["max_attempts"] == 7
         assert server.get(f"/v1/queues/{name}/policy").json() == policy
         assert server.post(f"/v1/queues/{name}/purge").json() == {"count": 1}
+
+    def test_leased_messages_are_listed_in_pages(self, server: Any, name: str) -> None:
+        server.post("/v1/queue/enqueue", {"queue": name, "messages": [{"payload": n} for n in range(3)]})
+        body = {"queue": name, "owner": "ada", "wait_seconds": -1, "page_size": 3, "txn_id": "t"}
+        messages = server.post("/v1/queue/dequeue", body).json()["messages"]
+        page = server.get(f"/v1/queues/{name}/leased?limit=2").json()
+        names = ("message_id", "attempts", "lease_expires_at_unix", "lease_id", "fencing_token", "txn_id")
+        assert [[each[field] for field in names] for each in page["messages"]] == [
+            [each[field] for field in names] for each in messages[:2]
+        ]
+        assert (page["messages"][0]["owner"], page["next"]) == ("ada", messages[1]["message_id"])
+        rest = server.get(f"/v1/queues/{name}/leased?after={page['next']}").json()
+        assert ([each["message_id"] for each in rest["messages"]], rest["next"]) == ([messages[2]["message_id"]], None)
+        assert server.get(f"/v1/queues/{name}/leased?limit=0").code == "invalid_argument"
+        assert server.get(f"/v1/queues/{name}/leased?after=nonsense").code == "invalid_argument"
+
+    def test_a_queue_is_deleted(self, server: Any, name: str) -> None:
+        server.post("/v1/queue/enqueue", {"queue": name, "messages": [{"payload": n} for n in range(3)]})
+        server.post("/v1/queue/dequeue", {"queue": name, "owner": "ada", "wait_seconds": -1})
+        refused = server.ask("DELETE", f"/v1/queues/{name}")
+        assert (refused.status, refused.code) == (409, "queue_in_use")
+        for _ in range(2):
+            deleted = server.ask("DELETE", f"/v1/queues/{name}?force=true", Idempotency_Key="once")
+            assert (deleted.status, deleted.json()) == (200, {"count": 3})
+        assert name not in server.get("/v1/queues?limit=10000").json()["names"]
+        assert server.ask("DELETE", f"/v1/queues/{name}").json() == {"count": 0}
 
     def test_schedules_are_created_listed_and_removed(self, server: Any, name: str) -> None:
         body = {"cron": "0 4 * * *", "message": {"payload": {"job": "backup"}}}
@@ -152,6 +179,27 @@ class TestStates:
         assert server.ask("PUT", path, [3], If_Match=got.headers["etag"]).status == 412
         assert server.ask("DELETE", path, If_Match=got.headers["etag"]).status == 412
         assert server.ask("DELETE", path, If_Match=changed.headers["etag"]).json() == {"removed": True}
+
+    def test_a_document_keeps_its_correlation_id_unless_one_is_sent(self, server: Any, name: str) -> None:
+        def correlation_id() -> Any:
+            return server.post("/v1/state/get", {"key": name}).json()["state"]["correlation_id"]
+
+        server.post("/v1/state/update", {"key": name, "value": 1, "correlation_id": "inherited"})
+        assert server.ask("PUT", f"/v1/state/{name}", 2).headers["x-correlation-id"] != "inherited"
+        assert correlation_id() == "inherited"
+        server.ask("PUT", f"/v1/state/{name}", 3, X_Correlation_Id="sent")
+        assert correlation_id() == "sent"
+        server.ask("PUT", f"/v1/state/{name}", 4, X_Correlation_Id="")
+        assert correlation_id() == "sent"
+
+    def test_numbers_that_json_lacks_are_text(self, server: Any, name: str) -> None:
+        """Other clients can store them, because CBOR has them. JSON would show them as null."""
+        with holdfast.connect(server.url) as plane:
+            plane.state(name).update({"high": [float("inf"), float("-inf")], "none": float("nan")})
+            plane.entities.write("measure", name, {"value": float("nan")})
+        assert server.get(f"/v1/state/{name}").json() == {"high": ["Infinity", "-Infinity"], "none": "NaN"}
+        assert server.get(f"/v1/entities/measure/{name}").json()["fields"] == {"value": "NaN"}
+        assert server.ask("PUT", f"/v1/state/{name}", b"NaN", content_type="application/json").code == "invalid_body"
 
     def test_a_leased_key_rejects_writes_of_others(self, server: Any, name: str) -> None:
         granted = server.post("/v1/lock/acquire", {"key": name, "owner": "ada"}).json()

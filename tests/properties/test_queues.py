@@ -26,8 +26,8 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import IdSource
-from holdfast.errors import QueueMessageLeaseMismatch
-from holdfast.kv import Database, Transaction
+from holdfast.errors import QueueInUse, QueueMessageLeaseMismatch
+from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import queues
 from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
 from holdfast.layers.queues import keys as queue_keys
@@ -79,7 +79,7 @@ class ModelQueue:
     name: str
     messages: dict[str, ModelMessage] = field(default_factory=dict)
     group_heads: dict[str, str] = field(default_factory=dict)
-    acked: dict[str, tuple[int, int]] = field(default_factory=dict)  # Id to fence and time.
+    acked: dict[str, tuple[int, int, str]] = field(default_factory=dict)  # Id to fence, time and correlation id.
     put: int = 0
     delivered: int = 0
     failed: int = 0
@@ -444,7 +444,7 @@ class Queues(RuleBasedStateMachine):
             return
         assert answer == message.correlation_id
         if outcome == "ack":
-            model_queue.acked[message.id] = (message.fence, self.model.now_ms)
+            model_queue.acked[message.id] = (message.fence, self.model.now_ms, message.correlation_id)
             self.model.remove(model_queue, message)
         elif outcome == "reject":
             model_queue.failed += 1
@@ -485,12 +485,12 @@ class Queues(RuleBasedStateMachine):
         if not forged and self.holder(queue, shown):
             return
         settle = partial(queues.extend, by_ms=1_000) if how == "extend" else getattr(queues, how)
-        fence, at_ms = self.model_queue(queue).acked.get(shown.id, (0, 0))
+        fence, at_ms, correlation_id = self.model_queue(queue).acked.get(shown.id, (0, 0, ""))
         ago_ms = self.model.now_ms - at_ms
         if how == "ack" and forged != 2 and fence == shown.fence and ago_ms < ACK_MEMORY_MS + 60_000:
             # A second ack with the same lease succeeds for at least five and at most six minutes.
             if ago_ms < ACK_MEMORY_MS:
-                assert self.database.transact(queues.ack, queue, shown) is None
+                assert self.database.transact(queues.ack, queue, shown) == correlation_id
         else:
             with pytest.raises(QueueMessageLeaseMismatch):
                 self.database.transact(settle, queue, shown)
@@ -555,6 +555,23 @@ class Queues(RuleBasedStateMachine):
             for message in sorted(expected, key=lambda each: each.state != "blocked"):
                 self.model.remove(self.model_queue(queue), message)
 
+    @rule(deleted=rarely, dead=rarely, force=st.booleans())
+    def the_queue_is_deleted(self, deleted: bool, dead: bool, force: bool) -> None:
+        """The dead letters are a queue of their own, and stay."""
+        if not deleted:
+            return
+        queue, name = (self.dlq, "dead") if dead else (self.queue, "jobs")
+        model_queue = self.model_queue(queue)
+        if model_queue.at("leased") and not force:
+            with pytest.raises(QueueInUse):
+                delete(self.database, queue, force=force)
+            return
+        assert delete(self.database, queue, force=force) == len(model_queue.messages)
+        setattr(self.model, name, ModelQueue(model_queue.name))
+        if not dead:
+            self.model.policy, self.model.keys = QueuePolicy(), {}
+            self.ids = set()  # The newest id is forgotten, too.
+
     @precondition(lambda self: self.current())
     @rule(some=st.lists(news, min_size=1, max_size=2), owner=owners)
     def a_failed_commit_writes_nothing(self, some: list[NewMessage], owner: str) -> None:
@@ -616,6 +633,11 @@ class Queues(RuleBasedStateMachine):
                 len(model_queue.at(state)) for state in ("ready", "delayed", "leased", "blocked")
             )
             assert stats.dead == (len(self.model.dead.messages) if queue == self.queue else 0)
+            listed = self.database.read(queues.leased, queue, after="", limit=MESSAGES_MAX).messages
+            assert [(each.id, each.owner, each.attempts, each.fence, each.expires_ms) for each in listed] == [
+                (each.id, each.owner, each.attempts, each.fence, each.expires_ms)
+                for each in sorted(model_queue.at("leased"), key=lambda each: each.id)
+            ]
             counts = (stats.put_total, stats.delivered_total, stats.acked_total, stats.failed_total)
             assert counts == (model_queue.put, model_queue.delivered, len(model_queue.acked), model_queue.failed)
             assert (stats.expired_total, stats.dead_total) == (model_queue.expired, model_queue.dead_lettered)
@@ -669,6 +691,14 @@ def purge(database: Database, queue: QueueKey, limit: int = 256) -> int:
         if following is None:
             return removed
         after = following
+
+
+def delete(database: Database, queue: QueueKey, *, force: bool) -> int:
+    progress = queues.DeleteProgress()
+    while not progress.is_done:
+        progress, _ = database.transact(queues.delete_step, queue, progress, None, force=force)
+    assert database.read(lambda tx: tx.scan(*Subspace("u", queue.universe, "q", queue.name).range(), limit=1)) == []
+    return progress.count
 
 
 def contents(

@@ -5,7 +5,7 @@ from typing import Any
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.queues import Leased, QueueKey, StoredMessage
-from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy, QueueStats, Receipt
+from holdfast.wire.queues import LeasedMessages, MessageLease, NewMessage, QueuePolicy, QueueStats, Receipt
 
 JOBS = QueueKey("main", "jobs")
 DEAD = QueueKey("main", "jobs.dlq")
@@ -73,6 +73,10 @@ def stats(database: Database, queue: QueueKey = JOBS) -> QueueStats:
 
 def peek(database: Database, queue: QueueKey = JOBS, limit: int = 100) -> list[StoredMessage]:
     return database.read(queues.peek, queue, limit=limit)
+
+
+def leased(database: Database, *, after: str = "", limit: int = 100) -> LeasedMessages:
+    return database.read(queues.leased, JOBS, after=after, limit=limit)
 
 
 def counts(database: Database, queue: QueueKey = JOBS) -> dict[str, int]:

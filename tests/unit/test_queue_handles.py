@@ -3,6 +3,7 @@
 import asyncio
 import runpy
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from holdfast.errors import (
     InvalidName,
     InvalidValue,
     PayloadTooLarge,
+    QueueInUse,
     QueueMessageLeaseMismatch,
 )
 from holdfast.handles.sync.queues import Queue
+from holdfast.handles.workers import RestartPolicy
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.queues import NewMessage, QueuePolicy
 
@@ -37,7 +40,10 @@ STREAMED = _shared["STREAMED"]
 url = _shared["url"]
 plane = _shared["plane"]
 jobs = _shared["jobs"]
+threads = _shared["threads"]
 received = _shared["received"]
+waiting = _shared["waiting"]
+served = _shared["served"]
 counts = _shared["counts"]
 everything = _shared["everything"]
 mark = _shared["mark"]
@@ -63,13 +69,155 @@ def test_bytes_are_received_unchanged(jobs: Queue, body: Any) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [object(), {"a": object()}, "\ud800", float],
-    ids=["an object", "an object inside", "half a character", "a class"],
+    [
+        object(),
+        {"a": object()},
+        "\ud800",
+        float,
+        float("nan"),
+        {"a": [None, {"b": float("-inf")}]},
+        (1, float("inf")),
+        RestartPolicy(first_seconds=float("nan")),
+    ],
+    ids=[
+        "an object",
+        "an object inside",
+        "half a character",
+        "a class",
+        "NaN",
+        "minus infinity inside",
+        "infinity in a tuple",
+        "NaN in a struct",
+    ],
 )
 def test_a_body_that_cannot_be_json_is_refused(plane: Plane, jobs: Queue, body: Any) -> None:
-    with pytest.raises(InvalidValue, match="cannot be JSON"):
-        jobs.put(body)
+    ada = plane.mailbox("ada")
+    for call in (
+        lambda: jobs.put(body),
+        lambda: jobs.put_many([1, body]),
+        lambda: jobs.schedule("s", "* * * * *", body),
+        lambda: ada.send("bob", body),
+        lambda: plane.atomic().put(jobs, body),
+        lambda: plane.atomic().send(ada, "bob", body),
+        lambda: plane.activity.log("session", {"value": body}),
+    ):
+        with pytest.raises(InvalidValue, match="cannot be JSON"):
+            call()
     assert everything(plane) == []
+
+
+@pytest.mark.parametrize("bodies", [{"a": 1}, "text", b"bytes", bytearray(b"bytes")], ids=repr)
+def test_put_many_refuses_a_single_body(plane: Plane, jobs: Queue, bodies: Any) -> None:
+    """Its keys, characters or numbers would become messages."""
+    with pytest.raises(InvalidArgument, match=r"put_many\(\[body, …\]\), or put\(body\)"):
+        jobs.put_many(bodies)
+    assert everything(plane) == []
+
+
+# Settling many.
+
+
+def test_many_messages_are_settled_in_one_commit(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+    commits = []
+    jobs.put_many(range(8))
+    stop = plane._transport.services.database.subscribe(lambda keys, ranges: commits.append(len(keys)))
+    first, second, third, fourth = (jobs.receive_many(2, extend_for_seconds=0) for _ in range(4))
+    commits.clear()
+    jobs.extend_many(first, 90)
+    assert {message.expires_ms for message in first} == {START_MS + 90_000}
+    assert not any(message.settled for message in first)
+    jobs.ack_many(iter(first))
+    jobs.nack_many(second, delay_seconds=5, intent="defer", error="ignored")
+    jobs.nack_many(third, error="boom")
+    jobs.reject_many(fourth, "bad")
+    stop()
+    assert len(commits) == 5
+    assert all(message.settled and not message.lost for message in (*first, *second, *third, *fourth))
+    assert counts(jobs.stats()) == {"ready": 2, "delayed": 2, "dead": 2}
+    assert {each.last_error for each in jobs.peek()} == {"boom"}
+    jobs.ack_many(first)  # Acknowledging twice is fine.
+
+
+def test_messages_that_were_lost_do_not_keep_the_others_from_being_settled(jobs: Queue, clock: ManualClock) -> None:
+    jobs.put_many(range(4))
+    short = jobs.receive_many(2, visibility_seconds=1, extend_for_seconds=0)
+    clock.advance_ms(1_000)
+    kept = jobs.receive_many(4, visibility_seconds=90, extend_for_seconds=0)  # The same two again, and the others.
+    with pytest.raises(QueueMessageLeaseMismatch, match="2 of 5 messages") as lost:
+        jobs.ack_many([short[0], *kept[:3], short[1]])
+    assert all(message.id in str(lost.value) for message in short)
+    assert kept[1].id in str(lost.value), "it is one of the short ones, delivered again"
+    assert [(message.settled, message.lost) for message in short] == [(False, True)] * 2
+    assert [(message.settled, message.lost) for message in kept] == [(True, False)] * 3 + [(False, False)]
+    for settle in (jobs.nack_many, jobs.reject_many, lambda messages: jobs.extend_many(messages, 5)):
+        with pytest.raises(QueueMessageLeaseMismatch, match="not leased"):
+            settle([kept[0], kept[3]])
+        with pytest.raises(QueueMessageLeaseMismatch):
+            settle([kept[0]])
+    assert (kept[0].settled, kept[0].lost) == (True, False)
+
+
+def test_a_message_of_another_queue_or_too_many_settle_nothing(plane: Plane, jobs: Queue) -> None:
+    other, elsewhere = plane.queue("other"), Plane(plane._transport, "elsewhere").queue("jobs")
+    for queue in (jobs, other, elsewhere):
+        queue.put("a")
+    mine, theirs, far = (received(queue) for queue in (jobs, other, elsewhere))
+    before = everything(plane)
+    for wrong in ([mine, theirs], [mine, far], [mine, "a message"], mine):
+        with pytest.raises(InvalidArgument):
+            jobs.ack_many(wrong)
+    many = [jobs.held(str(uuid.UUID(int=n)), lease_id=f"{n:032x}-1", fence=1) for n in range(256)]
+    with pytest.raises(BatchTooLarge, match="256"):
+        jobs.ack_many([mine, *many])
+    with pytest.raises(EmptyBatch):
+        jobs.ack_many([])
+    with pytest.raises(InvalidArgument, match="delay_seconds"):
+        jobs.nack_many([mine], delay_seconds=-1)
+    assert (everything(plane), mine.settled, mine.lost) == (before, False, False)
+
+
+async def test_tasks_settle_many_messages(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(3))
+        messages = await jobs.receive_many(3, extend_for_seconds=0)
+        await jobs.extend_many(messages, 60)
+        await jobs.ack_many(messages[:2])
+        await jobs.nack_many(messages[2:])
+        assert (counts(await jobs.stats()), [message.settled for message in messages]) == ({"ready": 1}, [True] * 3)
+
+
+# Leased messages and deletion.
+
+
+def test_leased_messages_are_listed(jobs: Queue) -> None:
+    jobs.put_many(range(5))
+    held = jobs.receive_many(4, owner="ada", extend_for_seconds=0)
+    found = jobs.leased()
+    assert [(each.id, each.lease_id, each.fence, each.expires_ms) for each in found] == [
+        (each.id, each.lease.lease_id, each.fence, each.expires_ms) for each in held
+    ]
+    assert {(each.owner, each.attempts) for each in found} == {("ada", 1)}
+    assert jobs.leased(2) + jobs.leased(100, after=jobs.leased(2)[-1].id) == found
+
+
+def test_a_queue_is_deleted_and_created_again_by_the_next_put(
+    plane: Plane, jobs: Queue, threads: ThreadPoolExecutor
+) -> None:
+    waiter = waiting(threads, jobs)
+    plane.queue("busy").put_many(range(3))
+    message = received(plane.queue("busy"))
+    with pytest.raises(QueueInUse, match="force") as refused:
+        plane.queue("busy").delete()
+    assert refused.value.retry == "later"
+    assert (plane.queue("busy").delete(force=True), plane.queues()) == (3, [])
+    with pytest.raises(QueueMessageLeaseMismatch):
+        message.ack()
+    jobs.set_policy(QueuePolicy(max_attempts=2))
+    assert (jobs.delete(), jobs.policy(), plane.queues()) == (0, QueuePolicy(), [])
+    assert jobs.stats().waiting_consumers == 1
+    jobs.put("again")
+    assert served(waiter) == "again"
 
 
 def test_a_message_has_its_properties(jobs: Queue) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.errors import (
     InvalidArgument,
+    QueueInUse,
     QueueMessageLeaseMismatch,
 )
 from holdfast.kv import Database, Transaction
@@ -21,7 +22,15 @@ from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
 from holdfast.layers.queues.deliveries import delivery_of, plain_delivery_of
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Failure, MessageLease, NewMessage, SidecarState
+from holdfast.wire.queues import (
+    Failure,
+    LeasedMessage,
+    LeasedMessages,
+    MessageLease,
+    NewMessage,
+    QueuePolicy,
+    SidecarState,
+)
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -43,6 +52,8 @@ stats = _calls["stats"]
 peek = _calls["peek"]
 counts = _calls["counts"]
 purge = _calls["purge"]
+leased = _calls["leased"]
+OTHER = QueueKey("main", "other")
 everything = _calls["everything"]
 remaining_keys = _calls["remaining_keys"]
 
@@ -384,7 +395,7 @@ def test_a_repeated_ack_succeeds_for_five_minutes(database: Database, clock: Man
     for _ in range(5):
         clock.advance_ms(60_000)
         put(database, b"other")  # A put deletes expired ack records.
-        assert ack(database, message) is None
+        assert ack(database, message) == queues.format_id(message.id)
     clock.advance_ms(60_000)
     with pytest.raises(QueueMessageLeaseMismatch):
         ack(database, message)
@@ -527,13 +538,164 @@ def test_a_repeated_ack_succeeds_and_one_of_an_older_lease_does_not(database: Da
     with pytest.raises(QueueMessageLeaseMismatch):
         ack(database, first)
     ack(database, second)
-    assert (ack(database, second), ack(database, second)) == (None, None)
+    assert (ack(database, second), ack(database, second)) == (second.correlation_id, second.correlation_id)
     with pytest.raises(QueueMessageLeaseMismatch):
         ack(database, first)
     for settle in (nack, reject):
         with pytest.raises(QueueMessageLeaseMismatch):
             settle(database, second)
     assert stats(database).acked_total == 1
+
+
+def test_a_repeated_ack_has_the_correlation_id_unless_an_older_version_has_forgotten_it(database: Database) -> None:
+    put(database, b"a", correlation_id="because of 7")
+    message = lease_one(database)
+    assert [ack(database, message) for _ in range(3)] == ["because of 7"] * 3
+    ((key, record),) = database.read(lambda tx: tx.scan(*queues.keys_of(JOBS).acks.range(), limit=10))
+    database.transact(lambda tx: tx.put(key, record[:8]))
+    assert ack(database, message) is None
+
+
+# Leased messages.
+
+
+def test_leased_messages_are_listed_with_owner_attempt_and_expiry(database: Database, clock: ManualClock) -> None:
+    assert leased(database) == LeasedMessages([], None)
+    put(database, b"a", b"b", correlation_id="why")
+    put(database, b"later", delay_seconds=60)
+    nack(database, lease_one(database))
+    clock.advance_ms(7)
+    lease(database, 2, owner="bob", visibility_ms=5_000, txn_id="t-1")
+    first, second = leased(database).messages
+    assert msgspec.structs.replace(first, id="", lease_id="") == LeasedMessage(
+        id="",
+        owner="bob",
+        attempts=2,
+        failure_attempts=1,
+        max_attempts=5,
+        expires_ms=START_MS + 5_007,
+        created_ms=START_MS,
+        lease_id="",
+        fence=2,
+        priority=5,
+        group=None,
+        correlation_id="why",
+        txn_id="t-1",
+    )
+    assert (second.attempts, second.failure_attempts, second.fence) == (1, 0, 1)
+    assert database.transact(queues.ack, JOBS, MessageLease(first.id, first.lease_id, first.fence)) == "why"
+    clock.advance_ms(5_000)
+    assert [each.id for each in leased(database).messages] == [second.id], "until its expiry is processed"
+    process_due(database)
+    assert leased(database).messages == []
+
+
+def test_leased_messages_are_listed_in_pages(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page reads a bounded number of parked messages, most of which may be delayed."""
+    monkeypatch.setattr("holdfast.layers.queues.admin.PARKED_SCAN_MAX", 4)
+    for number in range(12):
+        put(database, b"x", delay_seconds=0 if number % 5 == 0 else 60)
+    held = [queues.format_id(message.id) for message in lease(database, 12)]
+    for limit in (1, 2, 12):
+        found, pages, after = list[str](), 0, ""
+        while after is not None:
+            page = leased(database, after=after, limit=limit)
+            found += [each.id for each in page.messages]
+            after, pages = page.next, pages + 1
+        assert (found, pages <= 6) == (held, True)
+    for wrong in ({"limit": 0}, {"limit": 1_001}, {"after": "nonsense"}):
+        with pytest.raises(InvalidArgument):
+            leased(database, **wrong)
+
+
+# Deletion.
+
+
+def delete(database: Database, queue: QueueKey = JOBS, *, force: bool = False, steps: int = 1_000) -> int:
+    """Delete a queue, or stop after some steps."""
+    progress = queues.DeleteProgress()
+    while not progress.is_done and steps:
+        progress, _ = database.transact(queues.delete_step, queue, progress, None, force=force)
+        steps -= 1
+    return progress.count
+
+
+def populate(database: Database) -> None:
+    """A queue with messages in every state, a policy and a schedule."""
+    set_policy(database, max_attempts=3)
+    for _ in range(2):
+        put(database, *[b"x"] * 150)
+    put(database, bytes(2_000), bytes(2_000), group="g", ttl_seconds=600)
+    put(database, b"delayed", delay_seconds=60)
+    put(database, b"keyed", idempotency_key="k")
+    ack(database, lease_one(database))
+    database.transact(
+        queues.set_schedule, JOBS, "nightly", cron="0 3 * * *", timezone="UTC", message=NewMessage(payload=b"x")
+    )
+
+
+def test_a_deleted_queue_leaves_nothing_but_its_dead_letters(database: Database) -> None:
+    put(database, b"other", queue=OTHER)
+    before = everything(database)
+    populate(database)
+    reject(database, lease_one(database))
+    assert delete(database) == 302
+    assert [key for key, _ in everything(database) if key.startswith(queues.keys_of(JOBS).prefix)] == []
+    assert (counts(database), stats(database).put_total) == ({"dead": 1}, 0)
+    assert delete(database) == 0, "deleting it again is fine"
+    assert delete(database, DEAD) == 1
+    assert everything(database) == before
+    assert database.transact(queues.policy_of, JOBS) == QueuePolicy()
+    assert put(database, b"new", idempotency_key="k")[0].duplicate is False
+    assert payloads(lease(database, 2)) == [b"new"]
+
+
+def test_a_queue_with_leased_messages_is_deleted_only_by_force(database: Database) -> None:
+    populate(database)
+    held = lease(database, 2, with_state=True)
+    before = everything(database)
+    with pytest.raises(QueueInUse, match="2 messages of jobs are leased"):
+        delete(database)
+    assert everything(database) == before
+    assert delete(database, force=True) == 303
+    assert everything(database) == []
+    for message in held:
+        with pytest.raises(QueueMessageLeaseMismatch):
+            ack(database, message)
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_an_interrupted_deletion_leaves_a_valid_queue_and_can_be_repeated(database: Database, steps: int) -> None:
+    populate(database)
+    first = lease_one(database)
+    removed = delete(database, force=True, steps=steps)
+    assert sum(counts(database).values()) == 303 - removed
+    if steps == 1:
+        nack(database, first)
+        assert lease_one(database).id == first.id
+    put(database, b"meanwhile")
+    assert removed + delete(database, force=True) == 304
+    assert everything(database) == []
+
+
+@pytest.mark.parametrize("backend", ["rocksdb"], indirect=True)
+def test_no_message_is_hidden_by_dead_letters_that_return_to_a_deleted_queue(
+    open_database: Callable[..., Database], clock: ManualClock
+) -> None:
+    """The newest id is forgotten with the queue. If the clock was set back, a new id could be between the others."""
+    with open_database(clock=clock) as database:
+        for name in (b"first", b"last"):
+            put(database, name)
+            reject(database, lease_one(database))
+            clock.advance_ms(2_000)
+        delete(database)
+    clock.jump_to_ms(clock.now_ms() - 3_000)
+    with open_database(clock=clock) as database:
+        database.transact(queues.redrive, JOBS)
+        prefetched = Prefetched()
+        assert payloads(lease(database, prefetched=prefetched)) == [b"first"]
+        put(database, b"new")
+        assert [lease_one(database, prefetched=prefetched).payload for _ in range(2)] == [b"last", b"new"]
 
 
 def test_an_empty_lease_returns_when_something_will_be_due(database: Database, clock: ManualClock) -> None:

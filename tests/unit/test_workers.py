@@ -392,7 +392,7 @@ def test_free_threads_share_one_receive(plane: Plane) -> None:
         at_once.wait(60)
         everybody_works.set()
 
-    worker = Worker(plane, {"jobs": handle}, concurrency=200)  # More than may wait in one queue's line.
+    worker = Worker(plane, {"jobs": handle}, concurrency=200)
     worker.start()
     eventually(lambda: jobs.stats().waiting_consumers == 1)
     jobs.put_many(range(200))

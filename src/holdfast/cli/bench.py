@@ -17,6 +17,7 @@ from holdfast.handles.plane import AsyncPlane
 from holdfast.handles.queues import AsyncQueue
 from holdfast.plane import Options, open_plane_async
 from holdfast.tiers import Tier
+from holdfast.wire.queues import QueuePolicy
 
 _ACKS_AT_ONCE: Final = 256
 _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_ms")
@@ -53,7 +54,7 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
 def bench(*, messages: int, callers: int, size: int, name: str, tier: str) -> None:
     """Measure puts, receives and acks: one call per message, from concurrent callers.
 
-    The messages are removed afterwards, also after an interrupt or an error.
+    The queue is deleted afterwards, also after an interrupt or an error. If it existed before, only the messages are.
     """
     target = connect.current_target()
     steps = asyncio.run(_bench(target, name, messages=messages, callers=callers, size=size, tier=Tier(tier)))
@@ -71,6 +72,7 @@ async def _bench(
             raise Conflict(
                 f"Queue {name} is not empty, and the benchmark would consume its messages; choose another --queue"
             )
+        is_new = not stats.put_total and await queue.policy() == QueuePolicy() and not await queue.schedules()
         leased: list[AsyncMessage] = []
 
         async def put() -> None:
@@ -93,9 +95,20 @@ async def _bench(
         try:
             return [await _measure(step, messages, callers) for step in (put, receive, ack)]
         finally:
-            await _remove_messages(queue, leased)
+            await (_delete(queue) if is_new else _remove_messages(queue, leased))
     finally:
         await plane.close()
+
+
+async def _delete(queue: AsyncQueue) -> None:
+    """Delete the queue that the measurement created."""
+    try:
+        await queue.delete(force=True)
+    except HoldfastError as error:
+        click.echo(
+            f"holdfast: cannot delete {queue.name} ({error}); delete it with: holdfast queue delete {queue.name} --force",
+            err=True,
+        )
 
 
 async def _remove_messages(queue: AsyncQueue, leased: list[AsyncMessage]) -> None:

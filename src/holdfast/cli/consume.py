@@ -1,10 +1,12 @@
 """Consuming from a shell: `get` leases a message and exports its lease; `ack`, `nack` and the others read that."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
+from uuid import UUID
 
 import click
 
@@ -15,8 +17,10 @@ from holdfast.cli.exit_codes import NOTHING_RECEIVED
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
+from holdfast.handles.sync.queues import Queue
 from holdfast.wire.queues import Delivery, Failure
 
+_LEASE_ID: Final = re.compile(r"([0-9a-f]{32})-([0-9]{1,18})")
 _VARIABLES: Final = tuple(
     f"HOLDFAST_QUEUE_{name}"
     for name in (
@@ -91,33 +95,57 @@ def get(
 
 
 def _delivery_options(command: Any) -> Any:
-    """The options that name a message, which default to what `get` exported."""
+    """The options that name a message, which default to what `get` exported; or the lease ids of several messages."""
     for option in (
         click.option(
             "--fence", type=int, envvar="HOLDFAST_QUEUE_FENCING_TOKEN", help="The fence of the delivery's lease."
         ),
         click.option("--lease-id", envvar="HOLDFAST_QUEUE_LEASE_ID", help="The id of the delivery's lease."),
         click.option("--id", "id", envvar="HOLDFAST_QUEUE_MESSAGE_ID", help="The message id."),
+        click.argument("lease_ids", metavar="[LEASE_ID]…", nargs=-1),
         click.argument("name", metavar="[QUEUE]", envvar="HOLDFAST_QUEUE_NAME", required=False),
     ):
         command = option(command)
     return command
 
 
+class Delivered(TypedDict):
+    """The arguments that name messages."""
+
+    name: str | None
+    id: str | None
+    lease_id: str | None
+    fence: int | None
+    lease_ids: tuple[str, ...]
+
+
 @click.command(
-    "ack", cls=LeafCommand, examples=["holdfast queue ack", "holdfast queue ack jobs --id … --lease-id … --fence 1"]
+    "ack",
+    cls=LeafCommand,
+    examples=[
+        "holdfast queue ack",
+        "holdfast queue ack jobs --id … --lease-id … --fence 1",
+        "holdfast queue ack jobs 0198f…-1 0198f…-3",
+    ],
 )
 @_delivery_options
-def ack(name: str | None, id: str | None, lease_id: str | None, fence: int | None) -> None:
-    """Acknowledge a message as done. Repeating this is safe."""
+def ack(**delivered: Unpack[Delivered]) -> None:
+    """Acknowledge a message as done, or several by their lease ids, in one commit. Repeating this is safe."""
     with connect.open_plane() as plane:
-        message = _held_message(plane, name, id, lease_id, fence)
-        message.ack()
-    payload_files.remove(message.queue, message.id)
-    printing.result(f"Acknowledged {message.id}", _outcome_fields(message, "acked"))
+        queue, messages = _held_messages(plane, delivered)
+        with _files_removed(messages):
+            queue.ack_many(messages)
+    _print_outcome("Acknowledged {}", messages, "acked")
 
 
-@click.command("nack", cls=LeafCommand, examples=["holdfast queue nack --delay 30s --error 'the API was down'"])
+@click.command(
+    "nack",
+    cls=LeafCommand,
+    examples=[
+        "holdfast queue nack --delay 30s --error 'the API was down'",
+        "holdfast queue nack jobs 0198f…-1 --defer",
+    ],
+)
 @_delivery_options
 @click.option(
     "--delay",
@@ -126,46 +154,36 @@ def ack(name: str | None, id: str | None, lease_id: str | None, fence: int | Non
 )
 @click.option("--defer", is_flag=True, help="Do not count this as a failed attempt.")
 @click.option("--error", help="The error to record with the message.")
-def nack(
-    *,
-    name: str | None,
-    id: str | None,
-    lease_id: str | None,
-    fence: int | None,
-    delay: float | None,
-    defer: bool,
-    error: str | None,
-) -> None:
-    """Release a message, so it is delivered again."""
+def nack(*, delay: float | None, defer: bool, error: str | None, **delivered: Unpack[Delivered]) -> None:
+    """Release a message, or several by their lease ids, so they are delivered again."""
     with connect.open_plane() as plane:
-        message = _held_message(plane, name, id, lease_id, fence)
-        message.nack(delay_seconds=delay, intent="defer" if defer else "failure", error=error)
-    printing.result(f"Released {message.id}", _outcome_fields(message, "nacked"))
+        queue, messages = _held_messages(plane, delivered)
+        queue.nack_many(messages, delay_seconds=delay, intent="defer" if defer else "failure", error=error)
+    _print_outcome("Released {}", messages, "nacked")
 
 
 @click.command("reject", cls=LeafCommand, examples=["holdfast queue reject --error 'no such customer'"])
 @_delivery_options
 @click.option("--error", help="The error to record with the dead letter.")
-def reject(name: str | None, id: str | None, lease_id: str | None, fence: int | None, error: str | None) -> None:
-    """Move a message to the dead letters at once."""
+def reject(*, error: str | None, **delivered: Unpack[Delivered]) -> None:
+    """Move a message, or several by their lease ids, to the dead letters at once."""
     with connect.open_plane() as plane:
-        message = _held_message(plane, name, id, lease_id, fence)
-        message.reject(error)
-    payload_files.remove(message.queue, message.id)
-    printing.result(f"Moved {message.id} to the dead letters", _outcome_fields(message, "rejected"))
+        queue, messages = _held_messages(plane, delivered)
+        with _files_removed(messages):
+            queue.reject_many(messages, error)
+    _print_outcome("Moved {} to the dead letters", messages, "rejected")
 
 
 @click.command("extend", cls=LeafCommand, examples=["holdfast queue extend --by 5m"])
 @_delivery_options
 @click.option("--by", "seconds", type=SECONDS, default=30.0, help="The minimum lease time from now.  [default: 30]")
-def extend(name: str | None, id: str | None, lease_id: str | None, fence: int | None, seconds: float) -> None:
-    """Extend the lease of a message. Extending never shortens a lease."""
+def extend(*, seconds: float, **delivered: Unpack[Delivered]) -> None:
+    """Extend the lease of a message, or of several by their lease ids. Extending never shortens a lease."""
     with connect.open_plane() as plane:
-        message = _held_message(plane, name, id, lease_id, fence)
-        until = printing.timestamp(message.extend(seconds))
-    printing.result(
-        f"{message.id} is leased until {until}", {**_outcome_fields(message, "extended"), "expires_at": until}
-    )
+        queue, messages = _held_messages(plane, delivered)
+        queue.extend_many(messages, seconds)
+    until = printing.timestamp(min(message.expires_ms for message in messages))
+    _print_outcome("Extended {} until " + str(until), messages, "extended", expires_at=until)
 
 
 def delivery_fields(delivery: Delivery) -> dict[str, Any]:
@@ -296,15 +314,44 @@ def _checked_writing() -> Iterator[None]:
         ) from error
 
 
-def _held_message(plane: Plane, name: str | None, id: str | None, lease_id: str | None, fence: int | None) -> Message:
-    """A handle for a message that another process has leased."""
+def _held_messages(plane: Plane, delivered: Delivered) -> tuple[Queue, list[Message]]:
+    """Handles for messages that another process has leased, and their queue."""
+    name, id, lease_id, fence = delivered["name"], delivered["id"], delivered["lease_id"], delivered["fence"]
+    if name is not None and delivered["lease_ids"]:
+        queue = plane.queue(name)
+        return queue, [_held_message(queue, each) for each in delivered["lease_ids"]]
     if name is None or id is None or lease_id is None or fence is None:
         raise InvalidArgument(
             'No message given; run eval "$(holdfast queue get QUEUE)" first, '
-            "or give QUEUE, --id, --lease-id and --fence"
+            "or give QUEUE and lease ids, or QUEUE, --id, --lease-id and --fence"
         )
-    return plane.queue(name).held(id, lease_id=lease_id, fence=fence)
+    queue = plane.queue(name)
+    return queue, [queue.held(id, lease_id=lease_id, fence=fence)]
 
 
-def _outcome_fields(message: Message, outcome: str) -> dict[str, Any]:
-    return {"queue": message.queue, "id": message.id, "outcome": outcome}
+def _held_message(queue: Queue, lease_id: str) -> Message:
+    """A message by its lease id, which has the message id and the fence."""
+    match = _LEASE_ID.fullmatch(lease_id)
+    if match is None:
+        raise InvalidArgument(f"{lease_id[:80]!r} is not a lease id; `holdfast queue leased {queue.name}` shows them")
+    return queue.held(str(UUID(match[1])), lease_id=lease_id, fence=int(match[2]))
+
+
+@contextmanager
+def _files_removed(messages: list[Message]) -> Iterator[None]:
+    """Remove the files of the messages that the block settles; if it fails, it may have settled some."""
+    try:
+        yield
+    finally:
+        for message in messages:
+            if message.settled:
+                payload_files.remove(message.queue, message.id)
+
+
+def _print_outcome(text: str, messages: list[Message], outcome: str, **more: Any) -> None:
+    fields: dict[str, Any] = {"queue": messages[0].queue}
+    if len(messages) == 1:
+        fields["id"] = subject = messages[0].id
+    else:
+        fields["ids"], subject = [message.id for message in messages], f"{len(messages):,} messages"
+    printing.result(text.format(subject), {**fields, "outcome": outcome, **more})

@@ -5,6 +5,7 @@ import re
 from typing import Any, Final
 
 import click
+import msgspec
 
 _UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d|)\Z")
@@ -30,5 +31,17 @@ class Seconds(click.ParamType[float]):
         return float(match[1]) * _UNITS[match[2]]
 
 
+class OrNone(click.ParamType[Any]):
+    """A value of another type, or the word none, which removes the current value."""
+
+    def __init__(self, kind: "click.ParamType[Any]") -> None:
+        self._kind = kind
+        self.name = f"{kind.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return NONE if value in ("none", NONE) else self._kind.convert(value, param, ctx)
+
+
+NONE: Final = msgspec.UNSET  # The word none on the command line. An option that is not given is None.
 SECONDS: Final = Seconds()
 WAIT: Final = Seconds(forever=True)

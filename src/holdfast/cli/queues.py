@@ -1,4 +1,4 @@
-"""`holdfast queue`: put, inspect, purge, pause and redrive. `consume` has the commands that lease and settle."""
+"""`holdfast queue`: put, inspect, purge, delete, pause, redrive. `consume` has the commands that lease and settle."""
 
 import itertools
 import time
@@ -7,16 +7,17 @@ from typing import IO, Any, Final, TypedDict, TypeVar, Unpack
 
 import click
 import msgspec
+from msgspec import UnsetType
 
 from holdfast.cli import completion, connect, consume, printing, schedules, values
 from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.consume import delivery_fields
-from holdfast.cli.durations import SECONDS
+from holdfast.cli.durations import NONE, SECONDS, OrNone
 from holdfast.cli.messages import MessageOptions, inline_message, message_options, read_message
 from holdfast.handles.sync.plane import Plane
 from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Delivery, QueuePolicy, QueueStats
+from holdfast.wire.queues import Delivery, LeasedMessage, QueuePolicy, QueueStats
 
 _STATS_COLUMNS: Final = (
     "queue",
@@ -30,6 +31,7 @@ _STATS_COLUMNS: Final = (
     "acked_total",
 )
 _MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "last_failure", "payload")
+_LEASED_COLUMNS: Final = ("id", "owner", "attempts", "max_attempts", "expires_at", "lease_id")
 _DEAD_LETTER_COLUMNS: Final = ("id", "attempts", "died_at", "last_failure", "payload")
 _FAILURES: Final = click.option(
     "--failures", is_flag=True, help="Also show every failed attempt that is kept, with its traceback."
@@ -38,14 +40,14 @@ Item = TypeVar("Item")
 
 
 class PolicyChanges(TypedDict):
-    """The options of `queue policy`; None for those that were not given."""
+    """The options of `queue policy`; None for those that were not given, and NONE for the word none."""
 
     visibility_seconds: float | None
     max_attempts: int | None
-    dead_letter_queue: str | None
-    retention_seconds: float | None
+    dead_letter_queue: str | UnsetType | None
+    retention_seconds: float | UnsetType | None
     dead_letter_retention_seconds: float | None
-    rate_per_second: float | None
+    rate_per_second: float | UnsetType | None
     failures_kept: int | None
     retry_delay_seconds: float | None
     retry_factor: float | None
@@ -167,6 +169,34 @@ def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
     printing.result(f"Moved {count:,} dead letters back to {name}", {"queue": name, "count": count})
 
 
+@queue.command(examples=["holdfast queue leased jobs", "holdfast queue leased jobs --json | jq -r '.[].lease_id'"])
+@click.argument("name", metavar="QUEUE")
+@click.option(
+    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+)
+@click.option("--after", default="", metavar="ID", help="Start after this message id.")
+def leased(name: str, count: int, after: str) -> None:
+    """Show the leased messages of a queue, with their owners, attempts and expiries."""
+    with connect.open_plane() as plane:
+        found = plane.queue(name).leased(count, after=after)
+    printing.rows([_leased_fields(each) for each in found], _LEASED_COLUMNS, empty="No leased messages.")
+
+
+@queue.command()
+@click.argument("name", metavar="QUEUE")
+@click.option("--force", is_flag=True, help="Delete it although messages are leased; their consumers lose them.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def delete(name: str, force: bool, yes: bool) -> None:
+    """Permanently remove a queue with its messages, policy, schedules and counters.
+
+    Its dead letters are a queue of their own, QUEUE.dlq, and stay. The next put creates the queue again.
+    """
+    values.confirm(f"Permanently remove queue {name} and all of its messages?", yes=yes)
+    with connect.open_plane() as plane:
+        count = plane.queue(name).delete(force=force)
+    printing.result(f"Deleted {name} with {count:,} messages", {"queue": name, "count": count})
+
+
 @queue.command()
 @click.argument("name", metavar="QUEUE")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -196,16 +226,37 @@ def resume(name: str) -> None:
     printing.result(f"{name} is resumed", {"queue": name, "paused": False})
 
 
-@queue.command(examples=["holdfast queue policy jobs", "holdfast queue policy jobs --max-attempts 3 --visibility 5m"])
+@queue.command(
+    examples=[
+        "holdfast queue policy jobs",
+        "holdfast queue policy jobs --max-attempts 3 --visibility 5m",
+        "holdfast queue policy jobs --rate none",
+    ]
+)
 @click.argument("name", metavar="QUEUE")
 @click.option("--visibility", "visibility_seconds", type=SECONDS, help="The default lease time of a delivery.")
 @click.option("--max-attempts", type=int, help="After this many failed attempts, a message becomes a dead letter.")
-@click.option("--dead-letter-queue", metavar="QUEUE", help="The queue that receives dead letters.")
-@click.option("--retention", "retention_seconds", type=SECONDS, help="How long to keep messages without a TTL.")
+@click.option(
+    "--dead-letter-queue",
+    metavar="QUEUE|none",
+    type=OrNone(click.STRING),
+    help="The queue that receives dead letters; none is QUEUE.dlq.",
+)
+@click.option(
+    "--retention",
+    "retention_seconds",
+    type=OrNone(SECONDS),
+    help="How long to keep messages without a TTL; none is for ever.",
+)
 @click.option(
     "--dead-letter-retention", "dead_letter_retention_seconds", type=SECONDS, help="How long to keep dead letters."
 )
-@click.option("--rate", "rate_per_second", type=float, help="The maximum number of deliveries per second.")
+@click.option(
+    "--rate",
+    "rate_per_second",
+    type=OrNone(click.FLOAT),
+    help="The maximum number of deliveries per second; none is no limit.",
+)
 @click.option("--failures-kept", type=int, help="How many failed attempts to keep with each message.")
 @click.option("--retry-delay", "retry_delay_seconds", type=SECONDS, help="The back-off after the first failed attempt.")
 @click.option("--retry-factor", type=float, help="The factor by which the back-off grows with each failed attempt.")
@@ -213,7 +264,7 @@ def resume(name: str) -> None:
 @click.option("--retry-jitter", type=float, help="The fraction by which back-offs vary, 0 to 1.")
 def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
-    changed = {field: value for field, value in changes.items() if value is not None}
+    changed = {field: None if value is NONE else value for field, value in changes.items() if value is not None}
     with connect.open_plane(create=bool(changed)) as plane:
         found: QueuePolicy = plane.queue(name).policy()
         if changed:
@@ -278,6 +329,23 @@ def _print_failures(delivery: Delivery) -> None:
         )
         error = ": ".join(part for part in (failure.error_type, failure.message) if part)
         click.echo(printing.escape_control((failure.traceback or error or "no error was given").rstrip()))
+
+
+def _leased_fields(message: LeasedMessage) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "owner": message.owner,
+        "attempts": message.attempts,
+        "failure_attempts": message.failure_attempts,
+        "max_attempts": message.max_attempts,
+        "expires_at": printing.timestamp(message.expires_ms),
+        "created_at": printing.timestamp(message.created_ms),
+        "lease_id": message.lease_id,
+        "fencing_token": message.fence,
+        "priority": message.priority,
+        "group": message.group,
+        "correlation_id": message.correlation_id,
+    }
 
 
 def _stats_fields(found: QueueStats) -> dict[str, Any]:

@@ -18,10 +18,13 @@ from holdfast.plane.stores import AnyStores, Served
 from holdfast.wire.queues import (
     AckMessages,
     CheckMessages,
+    DeleteQueue,
     Deliveries,
     ExtendMessages,
     GetQueuePolicy,
     GetQueueStats,
+    LeasedMessages,
+    ListLeasedMessages,
     ListQueues,
     ListSchedules,
     MessageLease,
@@ -149,6 +152,11 @@ def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
     return Deliveries([queues.delivery_of(message, failures=failures.get(message.id)) for message in messages])
 
 
+@transaction
+def leased(tx: Transaction, request: ListLeasedMessages) -> LeasedMessages:
+    return queues.leased(tx, _queue(request), after=request.after, limit=request.limit)
+
+
 @service
 def stats(stores: AnyStores, request: GetQueueStats) -> Served[QueueStats]:
     return stores.queues.stats(_queue(request), request.tier)
@@ -171,6 +179,11 @@ def survey(stores: AnyStores, request: SurveyQueues) -> Served[QueueSurvey]:
 @service
 def purge(stores: AnyStores, request: PurgeQueue, call: KeyedCall | None = None) -> Served[Moved]:
     return stores.queues.purge(_queue(request), call)
+
+
+@service
+def delete(stores: AnyStores, request: DeleteQueue, call: KeyedCall | None = None) -> Served[Moved]:
+    return stores.queues.delete(_queue(request), force=request.force, call=call)
 
 
 @service

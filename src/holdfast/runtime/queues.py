@@ -10,7 +10,7 @@ from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import PurgeProgress, QueueKey, RedriveProgress
+from holdfast.layers.queues import DeleteProgress, PurgeProgress, QueueKey, RedriveProgress
 from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.dispatcher import AsyncDispatcher, LeaseOptions
@@ -20,7 +20,7 @@ from holdfast.wire.queues import Deliveries, Moved, QueueStats, QueueSurvey
 
 
 class AsyncQueueStore:
-    """Receives from queues, and counts, purges and redrives them."""
+    """Receives from queues, and counts, purges, deletes and redrives them."""
 
     def __init__(
         self, database: Database, dispatcher: AsyncDispatcher, blobs: AsyncBlobStore, publish: Publish
@@ -75,6 +75,14 @@ class AsyncQueueStore:
         so_far = PurgeProgress()
         while so_far.after is not None:
             so_far, events = await self._database.transact_async(queues.purge_step, queue, so_far, call)
+            self._publish(events)
+        return Moved(so_far.count)
+
+    async def delete(self, queue: QueueKey, *, force: bool, call: KeyedCall | None = None) -> Moved:
+        """Remove a queue and its messages, a bounded number per transaction; once per `call`."""
+        so_far = DeleteProgress()
+        while not so_far.is_done:
+            so_far, events = await self._database.transact_async(queues.delete_step, queue, so_far, call, force=force)
             self._publish(events)
         return Moved(so_far.count)
 

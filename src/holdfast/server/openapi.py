@@ -14,14 +14,15 @@ from starlette.routing import Route
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from holdfast.server.http.events import SSE
-from holdfast.server.http.message_schemas import MessageView
+from holdfast.server.http.message_schemas import LeasedMessageView, MessageView
 from holdfast.server.openapi_bounds import with_bounds
 from holdfast.server.problems import JSON, MSGPACK, PROBLEM
 from holdfast.wire.problems import Problem
-from holdfast.wire.queues import Delivery
+from holdfast.wire.queues import Delivery, LeasedMessage
 
 _REFS: Final = "#/components/schemas/{name}"
 _PATH_TYPE: Final = re.compile(r"{(\w+):\w+}")
+_VIEWS: Final[dict[type, type]] = {Delivery: MessageView, LeasedMessage: LeasedMessageView}
 _ANY_JSON: Final = {"description": "Any JSON value."}
 _TAGS: Final = {
     "calls": "Any request, and atomic lists of operations.",
@@ -125,8 +126,8 @@ def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
 
 def _types_of(endpoints: Sequence[Endpoint]) -> list[Any]:
     """The types of all bodies, responses and parameters, without duplicates."""
-    found: dict[int, Any] = {id(Problem): Problem, id(MessageView): MessageView}
-    for body_type in json_codec.BODY_TYPES.values():
+    found: dict[int, Any] = {id(Problem): Problem}
+    for body_type in (*_VIEWS.values(), *json_codec.BODY_TYPES.values()):
         found[id(body_type)] = body_type
     for endpoint in endpoints:
         kinds = [
@@ -253,7 +254,7 @@ def _use_json_schemas(components: dict[str, Any]) -> None:
         for (kind, name), shape in fields.items():
             if (component := _name_of(kind, components)) is not None:
                 components[component]["properties"][name] = _shape_schema(shape, value)
-    for kind, json_type in {**json_codec.BODY_TYPES, Delivery: MessageView}.items():
+    for kind, json_type in {**json_codec.BODY_TYPES, **_VIEWS}.items():
         if (component := _name_of(kind, components)) is not None:
             components[component] = {"$ref": _REFS.format(name=json_type.__name__)}
 

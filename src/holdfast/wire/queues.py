@@ -99,6 +99,31 @@ class Deliveries(msgspec.Struct, frozen=True):
     messages: list[Delivery]
 
 
+class LeasedMessage(msgspec.Struct, frozen=True, rename=_FENCE):
+    """A message that a consumer holds, as an operator sees it: without its payload."""
+
+    id: str
+    owner: str
+    attempts: int  # Deliveries, including this one.
+    failure_attempts: int
+    max_attempts: int
+    expires_ms: int
+    created_ms: int
+    lease_id: str
+    fence: int
+    priority: int
+    group: str | None
+    correlation_id: str
+    txn_id: str | None
+
+
+class LeasedMessages(msgspec.Struct, frozen=True):
+    """Leased messages, the oldest first; `next` is where the next page starts, if there may be one."""
+
+    messages: list[LeasedMessage]
+    next: str | None
+
+
 class MessageLease(msgspec.Struct, frozen=True, rename=_FENCE):
     """What a consumer sends to settle a message."""
 
@@ -289,6 +314,20 @@ class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
     universe: str = UNIVERSE
 
 
+class ListLeasedMessages(Request[LeasedMessages], frozen=True, tag="queues.leased"):
+    """List the messages that consumers hold, after the id `after`. A page may be short although there are more."""
+
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/queues/{queue}/leased", "List the leased messages, with their owners and expiries."),),
+    )
+
+    queue: str
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
 class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
     operation = Operation(
         reads=True, http=(Route("GET", "/v1/queues/{queue}", "Read the number of messages in each state."),)
@@ -322,6 +361,19 @@ class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
     operation = Operation(http=(Route("POST", "/v1/queues/{queue}/purge", "Remove all messages that are not leased."),))
 
     queue: str
+    universe: str = UNIVERSE
+
+
+class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
+    """Remove a queue: its messages, policy, schedules and counters. Its dead letters are a queue of their own.
+
+    While messages are leased it is refused, unless `force` is set. A deletion that was interrupted can be repeated.
+    """
+
+    operation = Operation(http=(Route("DELETE", "/v1/queues/{queue}", "Remove a queue and its messages."),))
+
+    queue: str
+    force: bool = False
     universe: str = UNIVERSE
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 import cbor2
 import msgspec
 
-from holdfast.errors import rebuild
+from holdfast.errors import QueueMessageLeaseMismatch, rebuild
 from holdfast.handles.attempt_errors import attempt_error
 from holdfast.limits import EXTEND_FOR_SECONDS
 from holdfast.tiers import Tier
@@ -69,6 +69,11 @@ class Message:
             self._renewal = transport.lease_renewer.start(
                 self, universe, queue, self.lease, seconds=self._visibility_seconds, cap_seconds=cap
             )
+
+    @property
+    def universe(self) -> str:
+        """The universe of its queue."""
+        return self._universe
 
     @property
     def payload(self) -> bytes | None:
@@ -242,12 +247,21 @@ class Message:
         if self._renewal is not None:
             self._renewal.stop()
 
+    def mark_lost(self) -> None:
+        """Stop extending its lease, which has ended. Another consumer may have the message, unless it was settled."""
+        self.lost = not self.settled
+        if self._renewal is not None:
+            self._renewal.stop()
+
     def _check_received_here(self) -> None:
         if not self.delivery.attempts:
             raise rebuild("invalid_argument", "The message was received by another process, which has its payload")
 
     def _settle(self, request: Request[Outcomes]) -> None:
-        _checked((self._transport.call(request)).outcomes[0])
+        outcome = (self._transport.call(request)).outcomes[0]
+        if outcome.code == QueueMessageLeaseMismatch.code:
+            self.mark_lost()
+        _checked(outcome)
         self.mark_settled()
 
     def __enter__(self) -> Self:

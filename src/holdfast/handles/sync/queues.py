@@ -7,20 +7,31 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from holdfast.errors import InvalidValue
+from holdfast.errors import HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, rebuild
+from holdfast.handles.arguments import checked_items
+from holdfast.handles.attempt_errors import attempt_error
 from holdfast.handles.sync.messages import Message, received_elsewhere
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
+from holdfast.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Transport
 from holdfast.wire.blobs import PutBlob
+from holdfast.wire.json_values import encode_json
 from holdfast.wire.queues import (
+    AckMessages,
     CheckMessages,
+    DeleteQueue,
     Delivery,
+    ExtendMessages,
     GetQueuePolicy,
     GetQueueStats,
+    LeasedMessage,
+    ListLeasedMessages,
     ListSchedules,
+    MessageLease,
+    NackMessages,
     NewMessage,
+    Outcomes,
     PauseQueue,
     PeekMessages,
     PurgeQueue,
@@ -30,13 +41,14 @@ from holdfast.wire.queues import (
     Receipt,
     ReceiveMessages,
     RedriveMessages,
+    RejectMessages,
     RemoveSchedule,
     Schedule,
     SetQueuePolicy,
     SetSchedule,
 )
+from holdfast.wire.requests import Request
 
-_encode = msgspec.json.Encoder().encode
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
 _CREDIT_POLL_SECONDS = 0.005  # How often a subscription without credit checks whether a message was settled.
@@ -125,7 +137,7 @@ class Queue:
     def put_many(self, bodies: Iterable[Any], *, tier: Tier = Tier.CRITICAL) -> list[Receipt]:
         """Put up to 256 messages in one commit; each is a body, or a `NewMessage` with its own options."""
         messages = []
-        for body in bodies:
+        for body in checked_items(bodies, "write put_many([body, …]), or put(body)"):
             if isinstance(body, NewMessage):
                 messages.append(body)
             else:
@@ -212,6 +224,68 @@ class Queue:
             for delivery in deliveries
         ]
 
+    def ack_many(self, messages: Iterable[Message], *, tier: Tier = Tier.CRITICAL) -> None:
+        """Acknowledge up to 256 messages of this queue in one commit.
+
+        All that are still leased are settled, also if the leases of others have ended; those are marked `lost`.
+
+        Raises:
+            QueueMessageLeaseMismatch: leases had ended; the error names the messages.
+            BatchTooLarge, EmptyBatch: there are too many messages, or none; nothing was written.
+        """
+        some = self._checked_messages(messages)
+        self._settle_many(some, AckMessages(self.name, _leases(some), self._universe, tier=tier))
+
+    def nack_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        delay_seconds: float | None = None,
+        intent: str = "failure",
+        error: str | BaseException | None = None,
+        tier: Tier = Tier.CRITICAL,
+    ) -> None:
+        """Return up to 256 messages in one commit, like `Message.nack`. Raises what `ack_many` raises."""
+        some = self._checked_messages(messages)
+        text, error_type, traceback = attempt_error(error)
+        request = NackMessages(
+            self.name,
+            _leases(some),
+            delay_seconds,
+            intent,
+            text,
+            self._universe,
+            error_type=error_type,
+            traceback=traceback,
+            tier=tier,
+        )
+        self._settle_many(some, request)
+
+    def reject_many(
+        self, messages: Iterable[Message], error: str | BaseException | None = None, *, tier: Tier = Tier.CRITICAL
+    ) -> None:
+        """Send up to 256 messages to the dead letters in one commit. Raises what `ack_many` raises."""
+        some = self._checked_messages(messages)
+        text, error_type, traceback = attempt_error(error)
+        request = RejectMessages(
+            self.name,
+            _leases(some),
+            text,
+            self._universe,
+            error_type=error_type,
+            traceback=traceback,
+            tier=tier,
+        )
+        self._settle_many(some, request)
+
+    def extend_many(self, messages: Iterable[Message], seconds: float) -> None:
+        """Extend the leases of up to 256 messages to at least `seconds` from now, in one commit.
+
+        Sets `expires_ms` of each. Raises what `ack_many` raises.
+        """
+        some = self._checked_messages(messages)
+        self._settle_many(some, ExtendMessages(self.name, _leases(some), seconds, self._universe))
+
     def held(
         self,
         id: str,
@@ -291,6 +365,32 @@ class Queue:
         """At most `n` ready messages, in delivery order, with their failed attempts. Nothing is consumed."""
         return (self._transport.call(PeekMessages(self.name, n, self._universe))).messages
 
+    def leased(self, n: int = 100, *, after: str = "") -> list[LeasedMessage]:
+        """At most `n` leased messages with their owners, attempts and expiries, by id, after the id `after`.
+
+        A lease that has expired is listed until a consumer or the sweeper has processed its expiry.
+        """
+        found: list[LeasedMessage] = []
+        at: str | None = after
+        while at is not None and len(found) < n:
+            limit = min(n - len(found), LEASED_LIST_MAX)
+            page = self._transport.call(ListLeasedMessages(self.name, at, limit, self._universe))
+            found += page.messages
+            at = page.next
+        return found
+
+    def delete(self, *, force: bool = False) -> int:
+        """Remove the queue: its messages, policy, schedules and counters. Returns how many messages it had.
+
+        Waiting consumers keep waiting: the next put creates the queue again. Its dead letters are a queue of their own
+        and stay. A deletion that was interrupted can be repeated. With `force`, leased messages are removed too, and
+        their consumers cannot settle them.
+
+        Raises:
+            QueueInUse: messages are leased, and `force` is not set.
+        """
+        return (self._transport.call(DeleteQueue(self.name, force, self._universe))).count
+
     def purge(self) -> int:
         """Remove every message that is not leased; how many there were."""
         return (self._transport.call(PurgeQueue(self.name, self._universe))).count
@@ -336,6 +436,47 @@ class Queue:
         """The schedules of this queue, with the next time of each."""
         return (self._transport.call(ListSchedules(self.name, self._universe))).schedules
 
+    def _checked_messages(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages, if all of them were received from this queue."""
+        if isinstance(messages, Message):
+            raise InvalidArgument("This is one message, not a list; pass a list, or call its own method")
+        some = list(messages)
+        for message in some:
+            if not isinstance(message, Message):
+                raise InvalidArgument(f"{message!r} is not a received message; pass what receive_many returned")
+            if (message.queue, message.universe) != (self.name, self._universe):
+                raise InvalidArgument(
+                    f"Message {message.id} is from queue {message.queue} of {message.universe}, not from "
+                    f"{self.name} of {self._universe}; settle it with its own queue"
+                )
+        return some
+
+    def _settle_many(self, messages: list[Message], request: Request[Outcomes]) -> None:
+        """Mark each message by its outcome, then raise if there was an error."""
+        outcomes = (self._transport.call(request)).outcomes
+        by_lease = dict(zip(_leases(messages), outcomes, strict=True))
+        lost, errors = list[str](), list[HoldfastError]()
+        for message in messages:
+            outcome = by_lease[message.lease]
+            if outcome.expires_ms:
+                message.expires_ms = outcome.expires_ms
+            elif outcome.code is None:
+                message.mark_settled()
+            elif outcome.code == QueueMessageLeaseMismatch.code:
+                message.mark_lost()
+                lost.append(message.id)
+            else:
+                errors.append(rebuild(outcome.code, outcome.detail or outcome.code))
+        if lost and len(messages) == 1:
+            errors.append(rebuild(QueueMessageLeaseMismatch.code, outcomes[0].detail or ""))
+        if errors:
+            raise errors[0]
+        if lost:
+            raise QueueMessageLeaseMismatch(
+                f"{len(lost)} of {len(messages)} messages are not leased any more; stop working on them, because they "
+                f"were settled, or are delivered again: {', '.join(lost)}"
+            )
+
     def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
         for index, message in enumerate(messages):
             if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
@@ -346,13 +487,19 @@ class Queue:
         return (self._transport.call(PutMessages(self.name, messages, self._universe, tier=tier))).receipts
 
 
+def _leases(messages: list[Message]) -> list[MessageLease]:
+    """The leases of messages, each once."""
+    return list(dict.fromkeys(message.lease for message in messages))
+
+
 def payload_of(body: Any) -> tuple[bytes, str]:
-    """A body as bytes, and their content type."""
+    """A body as bytes, and their content type.
+
+    Raises:
+        InvalidValue: it is neither bytes nor a value that JSON has.
+    """
     if body.__class__ is bytes:
         return body, _BYTES
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body), _BYTES
-    try:
-        return _encode(body), _JSON
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidValue(f"This body cannot be JSON ({error}); give bytes, text, numbers, lists or maps") from error
+    return encode_json(body), _JSON

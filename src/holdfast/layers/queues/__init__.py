@@ -3,7 +3,18 @@
 `keys` draws the key layout, and `leasing` the states of a message.
 """
 
-from holdfast.layers.queues.admin import PurgeProgress, names, peek, purge, purge_step, stats, survey
+from holdfast.layers.queues.admin import (
+    DeleteProgress,
+    PurgeProgress,
+    delete_step,
+    leased,
+    names,
+    peek,
+    purge,
+    purge_step,
+    stats,
+    survey,
+)
 from holdfast.layers.queues.counters import DUE, NEVER_MS
 from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
 from holdfast.layers.queues.deliveries import delivery_of
@@ -31,7 +42,10 @@ from holdfast.layers.queues.leasing import (
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
 
 __all__ = [
+    "DeleteProgress",
     "PurgeProgress",
+    "delete_step",
+    "leased",
     "names",
     "peek",
     "purge",

@@ -1,19 +1,29 @@
-"""Administration of queues: peek, statistics, names, and purge."""
+"""Administration of queues: peek, leased messages, statistics, names, purge, and deletion."""
 
 from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidArgument, QueueInUse
 from holdfast.kv import Transaction
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import dead_letters
 from holdfast.layers.queues.counters import QueueTransaction, total_counters
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, decode, format_id, keys_of, queues
+from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
+from holdfast.layers.queues.keys import (
+    ID_BYTES,
+    QueueKey,
+    StoredMessage,
+    decode,
+    format_id,
+    keys_of,
+    parse_id,
+    queues,
+)
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of
 from holdfast.layers.worlds import first_elements
-from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
-from holdfast.wire.queues import QueueStats
+from holdfast.limits import LEASED_LIST_MAX, MESSAGES_MAX, PARKED_SCAN_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
+from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueueStats
 
 
 def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:
@@ -26,6 +36,50 @@ def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]
         if message.has_body:
             message.payload = tx.get(queue_tx.keys.body_key(message.id))
     return found
+
+
+def leased(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> LeasedMessages:
+    """At most `limit` leased messages after the id `after`, in the order of their ids.
+
+    One call reads a bounded number of parked messages, of which only some are leased: a page may be short, or empty,
+    and still have a `next`.
+
+    Raises:
+        InvalidArgument: `limit` is out of range, or `after` is not a message id.
+    """
+    if not 0 < limit <= LEASED_LIST_MAX:
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {LEASED_LIST_MAX} messages")
+    parked = keys_of(queue).parked
+    begin = parked if not after else parked + parse_id(after) + b"\x00"
+    if not total_counters(tx, keys_of(queue)).leased:
+        return LeasedMessages([], None)
+    pairs = tx.scan(begin, parked + b"\xff" * (ID_BYTES + 1), limit=PARKED_SCAN_MAX)
+    found: list[LeasedMessage] = []
+    for key, value in pairs:
+        message = decode(value)
+        if message.owner is not None:
+            found.append(_leased_message(message, message.owner))
+            if len(found) == limit:
+                return LeasedMessages(found, format_id(key[-ID_BYTES:]))
+    return LeasedMessages(found, format_id(pairs[-1][0][-ID_BYTES:]) if len(pairs) == PARKED_SCAN_MAX else None)
+
+
+def _leased_message(message: StoredMessage, owner: str) -> LeasedMessage:
+    return LeasedMessage(
+        id=format_id(message.id),
+        owner=owner,
+        attempts=message.attempts,
+        failure_attempts=message.failures,
+        max_attempts=message.max_attempts,
+        expires_ms=message.due_ms,
+        created_ms=message.created_ms,
+        lease_id=message.lease_id,
+        fence=message.fence,
+        priority=message.priority,
+        group=message.group,
+        correlation_id=message.correlation_id,
+        txn_id=message.txn_id,
+    )
 
 
 def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
@@ -129,6 +183,67 @@ def purge_step(
     if call is not None:
         store_result(tx, call, progress)
     return progress, tx.events
+
+
+class DeleteProgress(msgspec.Struct, frozen=True, array_like=True):
+    """How far a deletion of several transactions has come."""
+
+    count: int = 0  # Messages removed.
+    after: bytes | None = b""  # Where `purge` continues; None when it has removed everything that is not leased.
+    is_done: bool = False
+
+
+_decode_deletion = msgspec.msgpack.Decoder(DeleteProgress).decode
+
+
+def delete_step(
+    tx: Transaction, queue: QueueKey, progress: DeleteProgress, call: KeyedCall | None, *, force: bool
+) -> tuple[DeleteProgress, list[tuple[Any, ...]]]:
+    """Delete one batch of a queue; returns the new progress, and the events to publish.
+
+    The first step removes the schedules, which would put messages, and the last one whatever is left: policy, counters,
+    idempotency keys and ack records. An interrupted deletion leaves a valid queue with fewer messages. A repeated
+    `call` resumes at the progress that is stored under its key.
+
+    Raises:
+        QueueInUse: messages are leased, and `force` is not set.
+    """
+    before = None if call is None else stored_result(tx, call)
+    progress = progress if before is None else _decode_deletion(before)
+    if progress.is_done:
+        return progress, []
+    if not force and (held := total_counters(tx, keys_of(queue)).leased) > 0:
+        raise QueueInUse(
+            f"{held} messages of {queue.name} are leased; wait until they are settled, or delete it with force. "
+            f"{progress.count} others were removed"
+        )
+    if progress == DeleteProgress():
+        for schedule in schedules_of(tx, queue):
+            remove_schedule(tx, queue, schedule.name)
+    progress = _delete_batch(tx, queue, progress)
+    if call is not None:
+        store_result(tx, call, progress)
+    return progress, tx.events
+
+
+def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) -> DeleteProgress:
+    if progress.after is not None:
+        count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX)
+        return DeleteProgress(progress.count + count, after)
+    keys = keys_of(queue)
+    held = tx.scan(keys.parked, keys.parked + b"\xff" * (ID_BYTES + 1), limit=MESSAGES_MAX)
+    if held:
+        queue_tx = QueueTransaction(tx, queue)
+        for _, value in held:
+            message = decode(value)
+            queue_tx.unpark(message)
+            dead_letters.purge_message(queue_tx, message)
+        queue_tx.save()
+        return DeleteProgress(progress.count + len(held), None)
+    if tx.scan(*keys.ready_range(), limit=1) or tx.scan(*keys.waiting.range(), limit=1):
+        return DeleteProgress(progress.count)  # Put, or returned by consumers, since the purge.
+    tx.delete_range(*queues(queue.universe).at(queue.name).range())
+    return DeleteProgress(progress.count, None, is_done=True)
 
 
 def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:

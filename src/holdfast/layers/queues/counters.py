@@ -116,6 +116,8 @@ class QueueTransaction:
         ready[priority] = ready.get(priority, 0) + 1
         if message.id < counters.fronts.get(priority, b""):
             counters.fronts[priority] = message.id
+        if not newest:  # It may be a dead letter that returns to a queue that was deleted meanwhile.
+            counters.last_id = max(counters.last_id, message.id)
         if not newest or (len(ready) > 1 and any(ready.get(lower) for lower in range(priority))):
             counters.order_version += 1
 

@@ -10,7 +10,7 @@ from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import PurgeProgress, QueueKey, RedriveProgress
+from holdfast.layers.queues import DeleteProgress, PurgeProgress, QueueKey, RedriveProgress
 from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
 from holdfast.runtime.publishing import Publish
 from holdfast.runtime.sync.blobs import BlobStore
@@ -20,7 +20,7 @@ from holdfast.wire.queues import Deliveries, Moved, QueueStats, QueueSurvey
 
 
 class QueueStore:
-    """Receives from queues, and counts, purges and redrives them."""
+    """Receives from queues, and counts, purges, deletes and redrives them."""
 
     def __init__(self, database: Database, dispatcher: Dispatcher, blobs: BlobStore, publish: Publish) -> None:
         self._database = database
@@ -73,6 +73,14 @@ class QueueStore:
         so_far = PurgeProgress()
         while so_far.after is not None:
             so_far, events = self._database.transact(queues.purge_step, queue, so_far, call)
+            self._publish(events)
+        return Moved(so_far.count)
+
+    def delete(self, queue: QueueKey, *, force: bool, call: KeyedCall | None = None) -> Moved:
+        """Remove a queue and its messages, a bounded number per transaction; once per `call`."""
+        so_far = DeleteProgress()
+        while not so_far.is_done:
+            so_far, events = self._database.transact(queues.delete_step, queue, so_far, call, force=force)
             self._publish(events)
         return Moved(so_far.count)
 

@@ -23,6 +23,7 @@ from holdfast.server.http.message_schemas import (
     MessageBody,
     MessageLeaseBody,
     lease_of,
+    leased_message_view,
     message_body,
     message_view,
     new_message,
@@ -32,7 +33,7 @@ from holdfast.server.problems import HttpError
 from holdfast.wire.activity import LoggedRecord, LogRecords
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import Change, EntityRecord, EntityWrite, PutEntity
-from holdfast.wire.queues import Delivery, MessageLease, NewMessage, SidecarState
+from holdfast.wire.queues import Delivery, LeasedMessage, MessageLease, NewMessage, SidecarState
 from holdfast.wire.states import StateDocument, UpdateState
 from holdfast.wire.worlds import AppendEntries, CommitSnapshot, Record
 
@@ -114,6 +115,8 @@ def to_json(value: Any) -> Any:
     """An answer as JSON types, with encoded values decoded."""
     if isinstance(value, Delivery):
         return message_view(value)
+    if isinstance(value, LeasedMessage):
+        return leased_message_view(value)
     if isinstance(value, NewMessage):
         return message_body(value)
     if isinstance(value, msgspec.Struct):

@@ -11,7 +11,15 @@ from holdfast.errors import InvalidArgument
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
 from holdfast.server.http.values import from_cbor
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Delivery, Failure, MessageLease, NewMessage, ReceiveMessages, SidecarState
+from holdfast.wire.queues import (
+    Delivery,
+    Failure,
+    LeasedMessage,
+    MessageLease,
+    NewMessage,
+    ReceiveMessages,
+    SidecarState,
+)
 
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
@@ -99,6 +107,24 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     state_lease_expires_at_unix: float | UnsetType = UNSET
     state_fencing_token: int | UnsetType = UNSET
     state_txn_id: str | UnsetType | None = UNSET
+
+
+class LeasedMessageView(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a consumer holds, without its payload. Times are seconds since 1970."""
+
+    message_id: str
+    owner: str
+    attempts: int
+    failure_attempts: int
+    max_attempts: int
+    lease_expires_at_unix: float
+    created_at_unix: float
+    lease_id: str
+    fencing_token: int
+    priority: int
+    group: str | None
+    correlation_id: str
+    txn_id: str | None
 
 
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,6 +254,25 @@ def _failure_view(failure: Failure) -> FailureView:
         error_type=failure.error_type,
         message=failure.message,
         traceback=failure.traceback,
+    )
+
+
+def leased_message_view(message: LeasedMessage) -> LeasedMessageView:
+    """The JSON view of a message in a list of leased ones."""
+    return LeasedMessageView(
+        message_id=message.id,
+        owner=message.owner,
+        attempts=message.attempts,
+        failure_attempts=message.failure_attempts,
+        max_attempts=message.max_attempts,
+        lease_expires_at_unix=message.expires_ms / 1_000,
+        created_at_unix=message.created_ms / 1_000,
+        lease_id=message.lease_id,
+        fencing_token=message.fence,
+        priority=message.priority,
+        group=message.group,
+        correlation_id=message.correlation_id,
+        txn_id=message.txn_id,
     )
 
 

@@ -1,4 +1,4 @@
-// Queues: depth, next messages and dead letters.
+// Queues: depth, next messages, leased messages and dead letters.
 
 import { Table, ago, brief, button, bytes, card, clock, count, countHeading, fold, h, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
 
@@ -6,6 +6,7 @@ const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
 const TILES = { ready: "ready", leased: "leased", delayed: "delayed", blocked: "blocked", dead: "dead", oldest: "oldest", consumers: "consumers" };
 const PEEK = 25;
 const LETTERS = 100;
+const LEASED = 100;
 
 export const title = "Queues";
 export const sections = ["queues"];
@@ -76,6 +77,9 @@ function openOne({ api, act }, name) {
     },
   ]);
   const policy = h("div", {});
+  const leased = leasedMessages();
+  const leasedCard = card("Leased messages", `the first ${LEASED}, by age`, leased.element);
+  let held = null;
   return {
     heading: [h("a", { href: "#/queues", text: "Queues" }), name, state],
     actions: [pause],
@@ -85,13 +89,16 @@ function openOne({ api, act }, name) {
       totals.element,
       card("Dead letters", redriveAll, dead.element),
       h("div", { class: "columns wide-first" }, card("Next messages", `the first ${PEEK}; peeking leases nothing`, ready.element), card("Policy and totals", "", policy)),
+      leasedCard,
     ),
+    tick: () => held && leased.show(held),
     load: async () => {
-      const [stats, peeked, letters, rules] = await Promise.all([
+      const [stats, peeked, letters, rules, leases] = await Promise.all([
         api.get(path, { tier: "important" }),
         api.get(`${path}/peek`, { limit: PEEK, tier: "important" }),
         api.get(`${path}/dead-letters`, { limit: LETTERS }),
         api.get(`${path}/policy`, { tier: "important" }),
+        api.get(`${path}/leased`, { limit: LEASED, tier: "important" }).catch(orNullIfRefused),
       ]);
       paused = stats.paused;
       setText(pause, paused ? "Resume" : "Pause");
@@ -101,6 +108,9 @@ function openOne({ api, act }, name) {
       totals.show("oldest", stats.ready ? seconds(stats.head_age_seconds) : "–");
       ready.show(peeked.messages);
       dead.show(letters.messages);
+      leasedCard.hidden = leases === null;
+      held = leases?.messages ?? [];
+      leased.show(held);
       toggle(redriveAll, "disabled", letters.messages.length === 0);
       policy.replaceChildren(policyOf(rules, stats));
     },
@@ -119,6 +129,28 @@ function messages(caption, empty, before = [], after = []) {
       ...after,
     ],
     { empty, key: (row) => row.message_id, inside },
+  );
+}
+
+// A token without queue:leased sees the rest of the page.
+function orNullIfRefused(problem) {
+  if (problem.status === 403) return null;
+  throw problem;
+}
+
+function leasedMessages() {
+  const left = (row) => row.lease_expires_at_unix - Date.now() / 1000;
+  return new Table(
+    "Leased messages",
+    [
+      text("Message", (row) => row.message_id, { head: true, class: "mono" }),
+      text("Owner", (row) => row.owner),
+      text("Attempt", (row) => `${row.attempts} (${row.failure_attempts} of ${row.max_attempts} failed)`, { class: "number" }),
+      text("Expires in", (row) => (left(row) > 0 ? seconds(left(row)) : "expired"), { class: "number" }),
+      number("Fence", (row) => row.fencing_token),
+      text("Put", (row) => ago(row.created_at_unix * 1000)),
+    ],
+    { empty: "No messages are leased.", key: (row) => row.lease_id },
   );
 }
 
