@@ -214,6 +214,8 @@ _NEEDS_PLANE: Final = {
     "queue stats": (),
     "queue peek": ("jobs",),
     "queue dead": ("jobs",),
+    "queue leased": ("jobs",),
+    "queue delete": ("jobs", "--yes"),
     "queue policy": ("jobs",),
     "queue watch": ("jobs", "-n", "1"),
     "queue ack": ("jobs", "--id", "x", "--lease-id", "x", "--fence", "1"),
