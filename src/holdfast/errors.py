@@ -312,7 +312,7 @@ class BlobNotFound(NotFound):
 
 
 class WorldNotFound(NotFound):
-    """No world of that name exists."""
+    """No world of that name exists: it was never created, or deleted, or it has another incarnation."""
 
     code = "world_not_found"
 
@@ -371,13 +371,13 @@ class TargetNotEmpty(Conflict):
 
 
 class WorldExists(Conflict):
-    """A world of that name already exists."""
+    """A world of that name already exists, or its deletion is not finished."""
 
     code = "world_exists"
 
 
 class WorldNotActive(Conflict):
-    """The world is paused, archived or deleted, and accepts no writes."""
+    """The world is paused, archived or being deleted, and does not accept this call."""
 
     code = "world_not_active"
 
