@@ -753,6 +753,19 @@ def test_a_command_killed_by_a_signal_exits_with_128_plus_the_signal(hf: Hf) -> 
     hf("lock", "run", "deploy", "--", "sh", "-c", "kill -KILL $$", code=128 + signal.SIGKILL)
 
 
+def test_a_signal_while_the_command_starts_is_forwarded_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    popen = subprocess.Popen
+
+    def interrupted(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        process = popen(*words, **options)
+        signal.raise_signal(signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    renewer = lock_run.LockRenewer(lambda: None, 600)
+    assert lock_run.run(["sleep", "60"], os.environ, renewer, grace_seconds=5) == 128 + signal.SIGINT
+
+
 def test_a_held_lock_runs_no_command(hf: Hf, tmp_path: Path) -> None:
     hf("lock", "acquire", "deploy", "--owner", "ada")
     hf("lock", "run", "deploy", "--wait", "0.2", "--", "touch", str(tmp_path / "ran"), code=5)

@@ -14,10 +14,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import click
 
@@ -88,10 +88,12 @@ def run(command: Sequence[str], environment: Mapping[str, str], renewer: LockRen
         # Started from a script, the command gets its own process group, so its children are stopped with it. Started
         # from a terminal, it stays in the foreground group, which receives the terminal's signals itself.
         has_terminal = sys.stdin.isatty()
-        process = _start(command, environment, has_terminal)
-        if isinstance(process, int):
-            return process
-        return _supervise(process, renewer, grace_seconds, has_terminal=has_terminal)
+        with _SignalForwarder(has_terminal=has_terminal) as forwarder:
+            process = _start(command, environment, has_terminal)
+            if isinstance(process, int):
+                return process
+            forwarder.attach(process)
+            return _supervise(process, renewer, grace_seconds, has_terminal=has_terminal)
     finally:
         renewer.stop()
 
@@ -120,17 +122,16 @@ def _supervise(
         ended.set()
 
     threading.Thread(target=wait, name="holdfast-command", daemon=True).start()
-    with _forwarding_signals(process, has_terminal):
-        while not ended.wait(_CHECK_SECONDS):
-            if renewer.lost is not None:
-                _stop(process, ended, time.monotonic() + grace_seconds, has_terminal)
-                raise LeaseExpired(f"The lock was lost and the command was stopped: {renewer.lost}") from renewer.lost
-            if time.monotonic() >= renewer.held_until - grace_seconds:
-                _stop(process, ended, renewer.held_until - renewer.ttl_seconds / _KILL_MARGIN_DIVISOR, has_terminal)
-                why = renewer.last_error or "a renewal received no answer in time"
-                raise LeaseExpired(
-                    f"The lock could not be renewed and the command was stopped: {why}"
-                ) from renewer.last_error
+    while not ended.wait(_CHECK_SECONDS):
+        if renewer.lost is not None:
+            _stop(process, ended, time.monotonic() + grace_seconds, has_terminal)
+            raise LeaseExpired(f"The lock was lost and the command was stopped: {renewer.lost}") from renewer.lost
+        if time.monotonic() >= renewer.held_until - grace_seconds:
+            _stop(process, ended, renewer.held_until - renewer.ttl_seconds / _KILL_MARGIN_DIVISOR, has_terminal)
+            why = renewer.last_error or "a renewal received no answer in time"
+            raise LeaseExpired(
+                f"The lock could not be renewed and the command was stopped: {why}"
+            ) from renewer.last_error
     code = process.returncode
     return code if code >= 0 else _SIGNAL_EXIT_BASE - code
 
@@ -150,17 +151,32 @@ def _send(process: "subprocess.Popen[bytes]", number: int, has_terminal: bool) -
             os.killpg(process.pid, number)
 
 
-@contextmanager
-def _forwarding_signals(process: "subprocess.Popen[bytes]", has_terminal: bool) -> Iterator[None]:
-    """Forward signals to the command."""
+class _SignalForwarder:
+    """Forwards signals to the command. Those that arrive before it has started are sent to it then."""
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        if not (has_terminal and number in _BY_TERMINAL):
-            _send(process, number, has_terminal)
+    def __init__(self, *, has_terminal: bool) -> None:
+        self._has_terminal = has_terminal
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
 
-    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
+    def attach(self, process: "subprocess.Popen[bytes]") -> None:
+        """Forward to this process from now on."""
+        self._process = process
+        for number in self._early:
+            _send(process, number, self._has_terminal)
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        if self._has_terminal and number in _BY_TERMINAL:
+            return
+        if self._process is None:
+            self._early.append(number)
+        else:
+            _send(self._process, number, self._has_terminal)
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._forward) for number in _FORWARDED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
