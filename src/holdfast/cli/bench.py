@@ -106,7 +106,8 @@ async def _delete(queue: AsyncQueue) -> None:
         await queue.delete(force=True)
     except HoldfastError as error:
         click.echo(
-            f"holdfast: cannot delete {queue.name} ({error}); delete it with: holdfast queue delete {queue.name} --force",
+            f"holdfast: cannot delete {queue.name} ({error}); delete it with: "
+            f"holdfast queue delete {queue.name} --force",
             err=True,
         )
 
