@@ -258,9 +258,10 @@ async def test_an_opening_that_is_used_leaves_no_warning(url: str) -> None:
         (lambda plane, one: plane.mailbox("ada").confirm(one), "give an id, or a list of them"),
         (lambda plane, one: plane.activity.log_many("s", one), r"call log\(session, record\)"),
         (lambda plane, one: plane.blobs.write(one), r"call put\(data\)"),
+        (lambda plane, one: plane.queue("jobs").redrive(one), r"wrap it in a list: redrive\("),
         (lambda plane, one: plane.tokens.create("t", universes="*", verbs=one), "give a list, or text with commas"),
     ],
-    ids=["send_many", "confirm", "log_many", "write", "tokens"],
+    ids=["send_many", "confirm", "log_many", "write", "redrive", "tokens"],
 )
 def test_one_item_in_place_of_a_list_is_refused(plane: Plane, call: Any, instead: str, one: Any) -> None:
     before = plane.pairs.scan(b"", b"\xff")

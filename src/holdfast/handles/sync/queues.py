@@ -417,9 +417,10 @@ class Queue:
         peek = PeekMessages(policy.dead_letter_queue or f"{self.name}.dlq", n, self._universe)
         return [letter for letter in (self._transport.call(peek)).messages if letter.origin == self.name]
 
-    def redrive(self, ids: list[str] | None = None, *, limit: int = 1_000) -> int:
+    def redrive(self, ids: Iterable[str] | None = None, *, limit: int = 1_000) -> int:
         """Put dead letters back into this queue, the given ones or up to `limit`; how many there were."""
-        return (self._transport.call(RedriveMessages(self.name, ids, limit, self._universe))).count
+        some = None if ids is None else list(checked_items(ids, "wrap it in a list: redrive([id])"))
+        return (self._transport.call(RedriveMessages(self.name, some, limit, self._universe))).count
 
     def schedule(
         self, name: str, cron: str, body: Any, *, timezone: str = "UTC", **options: Unpack[MessageOptions]
