@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 READY := .venv/.ready
 SEEDS ?= 1000
-WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 )))
+WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 2 )))
 
 .PHONY: setup lint format twins reference test nightly simulate crash bench bench-peers bench-pipeline demo screenshots lock clean
 
@@ -34,7 +34,7 @@ twins: $(READY)
 reference: $(READY)
 	$(BIN)/python tools/make_reference.py
 
-# One process more than cores, because many tests wait; WORKERS=0 runs all tests in a single process.
+# Two processes per core, because many tests wait; WORKERS=0 runs all tests in a single process.
 test: $(READY)
 	$(BIN)/pytest -n $(WORKERS) --maxprocesses 5 --dist worksteal
 

@@ -113,7 +113,7 @@ def test_running_server_is_read(spark, built, cache):
 def test_invalid_options_are_reported(spark, built, tmp_path):
     with pytest.raises(PySparkException, match="nonsense"):
         table(spark, built.url, "nonsense")
-    with pytest.raises(PySparkException, match="not a Holdfast data directory"):
+    with pytest.raises(PySparkException, match="There is no plane in"):
         table(spark, f"dir:{tmp_path / 'nowhere'}").count()
     with pytest.raises(PySparkException, match="inboxes cannot be read"):
         spark.read.format("holdfast").schema("world string").options(url=built.url, table="inboxes").load().count()

@@ -217,7 +217,7 @@ def test_directory_in_use_is_rejected_with_advice(data):
 
 
 def test_invalid_plane_is_rejected_without_side_effects(data, tmp_path):
-    with pytest.raises(NotFound, match="not a Holdfast data directory"):
+    with pytest.raises(NotFound, match="There is no plane in"):
         open_view(config(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
     planes.build(data, worlds=1, entries=10)

@@ -50,7 +50,7 @@ def test_puts_succeed_when_no_thread_can_start(
     assert (jobs.stats().ready, jobs.stats().delayed, jobs.stats().leased) == (4, 2, 1)
     assert plane.mailbox("bob").count() == 2
     assert plane.entities.get("task", "t1").fields == {"state": "done"}
-    assert caplog.text.count("leases are not extended") == 1
+    assert caplog.text.count("leases are not renewed") == 1
     assert caplog.text.count("Starting to sweep fails") <= 1, (
         "logged once at the start; a folder is swept from its opening"
     )

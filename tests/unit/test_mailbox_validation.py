@@ -71,7 +71,7 @@ def test_a_box_of_an_older_version_is_checked_for_blocks(database: Database, has
         tx.put(keys.block_key(ADA), bytes(8))
         stored = tx.get(keys.box)
         if stored is not None:
-            tx.put(keys.box, mailbox_keys.encode(msgspec.msgpack.decode(stored)[:-1]))
+            tx.put(keys.box, mailbox_keys.encode(msgspec.msgpack.decode(stored)[:-2]))
 
     database.transact(write_as_before)
     with pytest.raises(SenderBlocked):

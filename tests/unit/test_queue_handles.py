@@ -128,13 +128,14 @@ def test_many_messages_are_settled_in_one_commit(plane: Plane, jobs: Queue, cloc
     assert not any(message.settled for message in first)
     jobs.ack_many(iter(first))
     jobs.nack_many(second, delay_seconds=5, intent="defer", error="ignored")
-    jobs.nack_many(third, error="boom")
+    jobs.nack_many(third, delay_seconds=0, error=ValueError("boom"))
     jobs.reject_many(fourth, "bad")
     stop()
     assert len(commits) == 5
     assert all(message.settled and not message.lost for message in (*first, *second, *third, *fourth))
     assert counts(jobs.stats()) == {"ready": 2, "delayed": 2, "dead": 2}
-    assert {each.last_error for each in jobs.peek()} == {"boom"}
+    assert {each.last_error for each in jobs.peek()} == {"ValueError: boom"}
+    assert {each.failures[-1].error_type for each in jobs.peek()} == {"ValueError"}
     jobs.ack_many(first)  # Acknowledging twice is fine.
 
 
@@ -183,7 +184,7 @@ async def test_tasks_settle_many_messages(url: str, clock: ManualClock) -> None:
         messages = await jobs.receive_many(3, extend_for_seconds=0)
         await jobs.extend_many(messages, 60)
         await jobs.ack_many(messages[:2])
-        await jobs.nack_many(messages[2:])
+        await jobs.nack_many(messages[2:], delay_seconds=0)
         assert (counts(await jobs.stats()), [message.settled for message in messages]) == ({"ready": 1}, [True] * 3)
 
 

@@ -563,7 +563,7 @@ def test_leased_messages_are_listed_with_owner_attempt_and_expiry(database: Data
     assert leased(database) == LeasedMessages([], None)
     put(database, b"a", b"b", correlation_id="why")
     put(database, b"later", delay_seconds=60)
-    nack(database, lease_one(database))
+    nack(database, lease_one(database), delay_seconds=0)
     clock.advance_ms(7)
     lease(database, 2, owner="bob", visibility_ms=5_000, txn_id="t-1")
     first, second = leased(database).messages
@@ -671,7 +671,7 @@ def test_an_interrupted_deletion_leaves_a_valid_queue_and_can_be_repeated(databa
     removed = delete(database, force=True, steps=steps)
     assert sum(counts(database).values()) == 303 - removed
     if steps == 1:
-        nack(database, first)
+        nack(database, first, delay_seconds=0)
         assert lease_one(database).id == first.id
     put(database, b"meanwhile")
     assert removed + delete(database, force=True) == 304

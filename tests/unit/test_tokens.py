@@ -33,6 +33,7 @@ from holdfast.wire.queues import AckMessages, GetQueueStats, NewMessage, PutMess
 from holdfast.wire.requests import Request, permission_of
 from holdfast.wire.states import UpdateState
 from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, split_token, token_text
+from holdfast.wire.worlds import CheckRestore, GetBaseline
 
 HASH = hashlib.sha256(b"secret").digest()
 PUT = PutMessages("jobs", [NewMessage(b"1")])
@@ -127,7 +128,8 @@ def test_number_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_request_has_a_verb() -> None:
-    verbs = [permission_of(kind) for kind in OPERATIONS]
+    verbs = [permission_of(kind) for kind in OPERATIONS if kind is not CheckRestore]
+    assert permission_of(CheckRestore) == permission_of(GetBaseline)  # A restore began with the baseline before.
     assert len(set(verbs)) == len(verbs)
     assert all(verb.partition(":")[0] and verb.partition(":")[2] for verb in verbs)
     assert permission_of(PutMessages) == "queue:put"

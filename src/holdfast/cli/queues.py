@@ -57,7 +57,7 @@ class PolicyChanges(TypedDict):
 
 @click.group(
     cls=CommandGroup,
-    completions={"name": completion.queues, "names": completion.queues, "dead_letter_queue": completion.queues},
+    completions={"name": completion.queues, "names": completion.queues},
 )
 def queue() -> None:
     """Put, consume and manage the messages of queues."""
@@ -239,7 +239,7 @@ def resume(name: str) -> None:
 @click.option(
     "--dead-letter-queue",
     metavar="QUEUE|none",
-    type=OrNone(click.STRING),
+    type=OrNone(completion.Names(completion.queues)),
     help="The queue that receives dead letters; none is QUEUE.dlq.",
 )
 @click.option(
