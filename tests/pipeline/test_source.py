@@ -164,6 +164,7 @@ def test_journal_stream_resumes(spark, growing):
     assert offset["main/new"] == 1
 
 
+@pytest.mark.nightly
 def test_session_log_stream_reads_appended_lines(spark, growing):
     columns = ["session", "file", "n"]
     file = planes.leave_log(growing, 5, torn=True)
@@ -180,6 +181,7 @@ def test_session_log_stream_reads_appended_lines(spark, growing):
     assert Counter(row[0] for row in rows)["whole"] == 8
 
 
+@pytest.mark.nightly
 def test_stream_can_start_at_the_latest_offset(spark, growing):
     assert streamed(spark, growing, "journal", ["world", "height"], startingOffsets="latest") == []
     planes.extend(growing, ["world-0001"], 5)
@@ -190,10 +192,11 @@ def test_stream_can_start_at_the_latest_offset(spark, growing):
     ("damaged", "expected_message"),
     [
         ('{"main/world-0001":"7"}', "checkpoint of the stream"),
-        pytest.param("[]", "checkpoint of the stream", marks=pytest.mark.nightly),
-        pytest.param("{", "JSONDecode", marks=pytest.mark.nightly),
+        ("[]", "checkpoint of the stream"),
+        ("{", "JSONDecode"),
     ],
 )
+@pytest.mark.nightly
 def test_edited_checkpoint_is_reported(spark, growing, damaged, expected_message):
     streamed(spark, growing, "journal", ["height"])
     folder = growing.parent / "journal-checkpoint" / "offsets"
