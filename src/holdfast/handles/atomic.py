@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.handles.arguments import checked_items
-from holdfast.handles.attempt_errors import attempt_error
+from holdfast.handles.failed_attempts import nack_request, reject_request
 from holdfast.handles.leases import AsyncLease
 from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
@@ -22,7 +22,7 @@ from holdfast.wire.entities import EntityWrite, WriteEntities
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
 from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
-from holdfast.wire.queues import AckMessages, NackMessages, PutMessages, RejectMessages
+from holdfast.wire.queues import AckMessages, PutMessages
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
 
@@ -57,27 +57,14 @@ class AsyncAtomic:
     ) -> Self:
         """Nack a message: it is delivered again after the delay, by default the back-off of the queue's policy."""
         self._messages.append(message)
-        text, error_type, traceback = attempt_error(error)
-        request = NackMessages(
-            message.queue,
-            [message.lease],
-            delay_seconds,
-            "failure",
-            text,
-            self._universe,
-            error_type=error_type,
-            traceback=traceback,
+        return self._add(
+            nack_request(message.queue, [message.lease], self._universe, error, delay_seconds=delay_seconds)
         )
-        return self._add(request)
 
     def reject(self, message: AsyncMessage, error: str | BaseException | None = None) -> Self:
         """Send a message to the dead letters."""
         self._messages.append(message)
-        text, error_type, traceback = attempt_error(error)
-        request = RejectMessages(
-            message.queue, [message.lease], text, self._universe, error_type=error_type, traceback=traceback
-        )
-        return self._add(request)
+        return self._add(reject_request(message.queue, [message.lease], self._universe, error))
 
     def send(
         self,

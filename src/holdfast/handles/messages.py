@@ -9,7 +9,7 @@ import cbor2
 import msgspec
 
 from holdfast.errors import QueueMessageLeaseMismatch, rebuild
-from holdfast.handles.attempt_errors import attempt_error
+from holdfast.handles.failed_attempts import nack_request, reject_request
 from holdfast.limits import EXTEND_FOR_SECONDS
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
@@ -21,10 +21,8 @@ from holdfast.wire.queues import (
     ExtendMessages,
     Failure,
     MessageLease,
-    NackMessages,
     Outcome,
     Outcomes,
-    RejectMessages,
 )
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
@@ -179,17 +177,8 @@ class AsyncMessage:
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
-        text, error_type, traceback = attempt_error(error)
-        request = NackMessages(
-            self.queue,
-            [self.lease],
-            delay_seconds,
-            intent,
-            text,
-            self._universe,
-            error_type=error_type,
-            traceback=traceback,
-            tier=tier,
+        request = nack_request(
+            self.queue, [self.lease], self._universe, error, delay_seconds=delay_seconds, intent=intent, tier=tier
         )
         await self._settle(request)
 
@@ -199,17 +188,7 @@ class AsyncMessage:
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
-        text, error_type, traceback = attempt_error(error)
-        request = RejectMessages(
-            self.queue,
-            [self.lease],
-            text,
-            self._universe,
-            error_type=error_type,
-            traceback=traceback,
-            tier=tier,
-        )
-        await self._settle(request)
+        await self._settle(reject_request(self.queue, [self.lease], self._universe, error, tier=tier))
 
     async def extend(self, seconds: float | None = None) -> int:
         """Extend the lease to at least `seconds` from now; its expiry in milliseconds since 1970.

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, rebuild
 from holdfast.handles.arguments import checked_items
-from holdfast.handles.attempt_errors import attempt_error
+from holdfast.handles.failed_attempts import nack_request, reject_request
 from holdfast.handles.messages import AsyncMessage, received_elsewhere
 from holdfast.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
@@ -29,7 +29,6 @@ from holdfast.wire.queues import (
     ListLeasedMessages,
     ListSchedules,
     MessageLease,
-    NackMessages,
     NewMessage,
     Outcomes,
     PauseQueue,
@@ -41,7 +40,6 @@ from holdfast.wire.queues import (
     Receipt,
     ReceiveMessages,
     RedriveMessages,
-    RejectMessages,
     RemoveSchedule,
     Schedule,
     SetQueuePolicy,
@@ -247,17 +245,8 @@ class AsyncQueue:
     ) -> None:
         """Return up to 256 messages in one commit, like `Message.nack`. Raises what `ack_many` raises."""
         some = self._checked_messages(messages)
-        text, error_type, traceback = attempt_error(error)
-        request = NackMessages(
-            self.name,
-            _leases(some),
-            delay_seconds,
-            intent,
-            text,
-            self._universe,
-            error_type=error_type,
-            traceback=traceback,
-            tier=tier,
+        request = nack_request(
+            self.name, _leases(some), self._universe, error, delay_seconds=delay_seconds, intent=intent, tier=tier
         )
         await self._settle_many(some, request)
 
@@ -266,17 +255,7 @@ class AsyncQueue:
     ) -> None:
         """Send up to 256 messages to the dead letters in one commit. Raises what `ack_many` raises."""
         some = self._checked_messages(messages)
-        text, error_type, traceback = attempt_error(error)
-        request = RejectMessages(
-            self.name,
-            _leases(some),
-            text,
-            self._universe,
-            error_type=error_type,
-            traceback=traceback,
-            tier=tier,
-        )
-        await self._settle_many(some, request)
+        await self._settle_many(some, reject_request(self.name, _leases(some), self._universe, error, tier=tier))
 
     async def extend_many(self, messages: Iterable[AsyncMessage], seconds: float) -> None:
         """Extend the leases of up to 256 messages to at least `seconds` from now, in one commit.

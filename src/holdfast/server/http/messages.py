@@ -1,21 +1,20 @@
-"""Messages over HTTP: enqueue, dequeue, settle.
+"""Messages over HTTP: enqueue and dequeue. Settling them is in `settlements.py`.
 
     enqueue   JSON, or multipart with a payload of any size, which is streamed and never held in memory
     dequeue   lease messages, waiting for the first; as JSON, or as multipart/related with streamed payloads
-    settle    ack, nack, reject or extend leased messages, one or a batch
 
 A message with a payload over `PAYLOAD_INLINE_BYTES_MAX` refers to a blob, which is stored before the message.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.errors import BlobNotFound, HoldfastError, rebuild
+from holdfast.errors import BlobNotFound
 from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import BYTES, Endpoint, Handler, json_response
@@ -23,11 +22,9 @@ from holdfast.server.http.limits import META_BYTES_MAX, PAGE_SIZE_MAX
 from holdfast.server.http.media import media_type_of
 from holdfast.server.http.message_schemas import (
     MessageBody,
-    MessageLeaseBody,
     MessageView,
     ReceiptView,
     checked_content_type,
-    lease_of,
     message_view,
     new_message,
     safe_content_type,
@@ -38,16 +35,12 @@ from holdfast.server.problems import JSON, HttpError, draining_error
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import FindBlob, OpenBlob, PutBlob, WriteBlob
 from holdfast.wire.queues import (
-    AckMessages,
     Delivery,
-    ExtendMessages,
     MessageLease,
     NackMessages,
     NewMessage,
-    Outcome,
     PutMessages,
     ReceiveMessages,
-    RejectMessages,
 )
 
 RELATED: Final = "multipart/related"
@@ -273,7 +266,7 @@ def receive_request(
     Raises:
         HttpError: the owner or the queue is empty.
     """
-    _check_queue(body.queue)
+    check_queue(body.queue)
     if not body.owner:
         raise HttpError(400, "missing_owner", "owner is empty; send the name of the consumer")
     return ReceiveMessages(
@@ -377,177 +370,8 @@ async def _multipart_chunks(
     yield writer.end()
 
 
-# Settle
-
-
-class SettleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The lease of one message, or those of up to 256 as `messages`."""
-
-    queue: str
-    message_id: str | None = None
-    lease_id: str | None = None
-    fencing_token: int | None = None
-    meta_etag: str | None = None
-    messages: list[MessageLeaseBody] | None = None
-    namespace: str | None = None
-    universe: str | None = None
-    tier: Tier = Tier.CRITICAL
-
-
-class NackBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`intent`: "failure" counts against max_attempts and may have an error; "defer" does neither.
-
-    Without `delay_seconds`, a failure is delivered again after the back-off of the queue's policy, and a deferred
-    message at once.
-    """
-
-    delay_seconds: float | None = None
-    intent: str = "failure"
-    last_error: str | None = None
-    error_type: str | None = None
-    traceback: str | None = None
-
-
-class RejectBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message to dead-letter at once, and the reason."""
-
-    last_error: str | None = None
-    error_type: str | None = None
-    traceback: str | None = None
-
-
-class ExtendBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The leases to extend, and their new duration from now on."""
-
-    extend_by_seconds: float
-
-
-class SettleResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The result for one message: settled, or an error's code and detail."""
-
-    message_id: str
-    settled: bool
-    correlation_id: str | None = None
-    meta_etag: str | None = None
-    lease_expires_at_unix: float | None = None
-    code: str | None = None
-    detail: str | None = None
-
-
-class SettleResults(msgspec.Struct, frozen=True):
-    """The result for each message of a batch, in order."""
-
-    messages: list[SettleResult]
-
-
-_SettleRequest = AckMessages | NackMessages | RejectMessages | ExtendMessages
-
-
-_Body = TypeVar("_Body", bound=SettleBody)
-
-
-def _settle(kind: type[_Body], make_request: Callable[[_Body, str], _SettleRequest]) -> Handler:
-    async def handle(context: RequestContext) -> Response:
-        body: _Body = json_codec.convert(await context.json(), kind)
-        _check_queue(body.queue)
-        request = make_request(body, universe_of(context, body))
-        outcomes = (await context.call(request)).outcomes
-        results = [_settle_result(lease, outcome) for lease, outcome in zip(request.leases, outcomes, strict=True)]
-        if body.messages is not None:
-            return json_response(SettleResults(results))
-        if results[0].code is not None:
-            raise _error_of(outcomes[0])
-        headers = {"X-Correlation-Id": results[0].correlation_id} if results[0].correlation_id else None
-        return json_response(results[0], headers=headers)
-
-    return handle
-
-
-def _ack_request(body: SettleBody, universe: str) -> AckMessages:
-    return AckMessages(body.queue, _leases_of(body), universe, tier=body.tier)
-
-
-def _nack_request(body: NackBody, universe: str) -> NackMessages:
-    if body.intent not in ("failure", "defer"):
-        raise HttpError(400, "invalid_nack_intent", f"intent is {body.intent[:80]!r}; use failure or defer")
-    if body.intent == "defer":
-        for name in ("last_error", "error_type", "traceback"):
-            if getattr(body, name) is not None:
-                raise HttpError(
-                    400, "invalid_nack_intent", f"{name} needs the intent failure; remove it or change intent"
-                )
-    return NackMessages(
-        body.queue,
-        _leases_of(body),
-        body.delay_seconds,
-        body.intent,
-        body.last_error,
-        universe,
-        error_type=body.error_type,
-        traceback=body.traceback,
-        tier=body.tier,
-    )
-
-
-def _reject_request(body: RejectBody, universe: str) -> RejectMessages:
-    return RejectMessages(
-        body.queue,
-        _leases_of(body),
-        body.last_error,
-        universe,
-        error_type=body.error_type,
-        traceback=body.traceback,
-        tier=body.tier,
-    )
-
-
-def _extend_request(body: ExtendBody, universe: str) -> ExtendMessages:
-    return ExtendMessages(body.queue, _leases_of(body), body.extend_by_seconds, universe, tier=body.tier)
-
-
-def _leases_of(body: SettleBody) -> list[MessageLease]:
-    if body.messages is not None:
-        if body.message_id is not None or body.lease_id is not None:
-            raise HttpError(400, "invalid_body", "Send either message_id and lease_id, or messages, not both")
-        leases = body.messages
-    else:
-        if not body.message_id or not body.lease_id:
-            raise HttpError(400, "missing_fields", "message_id and lease_id identify the message; send both")
-        leases = [
-            MessageLeaseBody(
-                message_id=body.message_id,
-                lease_id=body.lease_id,
-                fencing_token=body.fencing_token,
-                meta_etag=body.meta_etag,
-            )
-        ]
-    for lease in leases:
-        if lease.meta_etag is not None and lease.meta_etag != lease.lease_id:
-            raise HttpError(
-                409,
-                "cas_mismatch",
-                f"Message {lease.message_id} was delivered again after its meta_etag was read; stop working on it",
-            )
-    return [lease_of(lease) for lease in leases]
-
-
-def _settle_result(lease: MessageLease, outcome: Outcome) -> SettleResult:
-    return SettleResult(
-        message_id=lease.id,
-        settled=outcome.code is None,
-        correlation_id=outcome.correlation_id,
-        meta_etag=lease.lease_id if outcome.expires_ms else None,
-        lease_expires_at_unix=outcome.expires_ms / 1_000 if outcome.expires_ms else None,
-        code=outcome.code,
-        detail=outcome.detail,
-    )
-
-
-def _error_of(outcome: Outcome) -> HoldfastError:
-    return rebuild(outcome.code or "", outcome.detail or "")
-
-
-def _check_queue(queue: str) -> None:
+def check_queue(queue: str) -> None:
+    """Raise HttpError if no queue is named."""
     if not queue:
         raise HttpError(400, "missing_queue", "queue is empty; send the name of a queue")
 
@@ -569,19 +393,6 @@ def _dequeue_endpoint(path: str, summary: str, *, with_state: bool) -> Endpoint:
     )
 
 
-def _settle_endpoint(path: str, summary: str, kind: type[SettleBody], handle: Handler) -> Endpoint:
-    return Endpoint(
-        method="POST",
-        path=path,
-        tag="messages",
-        summary=summary,
-        handle=handle,
-        accepts={JSON: kind},
-        response_types={JSON: (SettleResult, SettleResults)},
-        keyed=True,
-    )
-
-
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     Endpoint(
         method="POST",
@@ -598,23 +409,5 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         "/v1/queue/dequeueWithState",
         "Lease messages and their workflow states, waiting for the first.",
         with_state=True,
-    ),
-    _settle_endpoint(
-        "/v1/queue/ack",
-        "Acknowledge messages as done. Repeating this is safe.",
-        SettleBody,
-        _settle(SettleBody, _ack_request),
-    ),
-    _settle_endpoint(
-        "/v1/queue/nack",
-        "Release messages for another delivery, as failed or deferred.",
-        NackBody,
-        _settle(NackBody, _nack_request),
-    ),
-    _settle_endpoint(
-        "/v1/queue/reject", "Dead-letter messages at once.", RejectBody, _settle(RejectBody, _reject_request)
-    ),
-    _settle_endpoint(
-        "/v1/queue/extend", "Extend the leases of messages.", ExtendBody, _settle(ExtendBody, _extend_request)
     ),
 )
