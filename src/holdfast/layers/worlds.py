@@ -1,15 +1,16 @@
 """Worlds: event-sourced agents. A world has a journal, an inbox and snapshots; this module manages its lifecycle.
 
     (u, universe, "w", world, "meta")  ->  state, when it was created, and its incarnation
+    (u, universe, "w-deleted", world)  ->  the same of a deleted world
 
     active ──► pausing ──► paused ──► active
        └─────────────────────┴──► archiving ──► archived ──► deleting ──► deleted ──► active, the next incarnation
 
 Only an active world accepts appends and drains. Its inbox also accepts items while it is paused, so that none are lost.
 
-A deleted world is not found, but its record stays: a world that is created under the same name is its next
-incarnation. Callers pass the incarnation that they know, and are refused in any other one, so that a reader or writer
-of a deleted world never continues in the world that replaced it.
+A deleted world is not found, but its record stays, apart from the others so that lists do not read it. A world that
+is created under the same name is its next incarnation. Callers pass the incarnation that they know, and are refused in
+any other one, so that a reader or writer of a deleted world never continues in the world that replaced it.
 """
 
 from enum import StrEnum
@@ -77,13 +78,13 @@ def create(tx: Transaction, world: World) -> WorldMeta:
     Raises:
         WorldExists: a world has this name already, or it is not deleted completely.
     """
-    stored = tx.get(_meta_key(world))
-    before = None if stored is None else _decode(stored)
+    before = _stored(tx, world)
     if before is not None and before.state is WorldState.DELETING:
         raise WorldExists(f"World {world.name} is being deleted; finish that by deleting it again, then create it")
     if before is not None and before.state is not WorldState.DELETED:
         raise WorldExists(f"World {world.name} exists already; open it, or choose another name")
     incarnation = 1 if before is None else before.incarnation + 1
+    tx.delete(_deleted_key(world))
     return _write(tx, world, WorldMeta(WorldState.ACTIVE, tx.now_ms, incarnation))
 
 
@@ -110,10 +111,10 @@ def last_meta(tx: Transaction, world: World) -> WorldMeta:
     Raises:
         WorldNotFound: the world was never created.
     """
-    stored = tx.get(_meta_key(world))
+    stored = _stored(tx, world)
     if stored is None:
         raise WorldNotFound(f"There is no world {world.name} in {world.universe}; create it first")
-    return _decode(stored)
+    return stored
 
 
 def require_active(tx: Transaction, world: World, incarnation: int | None = None) -> int:
@@ -197,7 +198,9 @@ def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
 def end_delete(tx: Transaction, world: World, incarnation: int) -> None:
     """Mark a world as deleted once everything else of it is removed."""
     if is_deleting(tx, world, incarnation):
-        change_state(tx, world, WorldState.DELETED)
+        meta = last_meta(tx, world)
+        tx.delete(_meta_key(world))
+        tx.put(_deleted_key(world), _encode(msgspec.structs.replace(meta, state=WorldState.DELETED)))
 
 
 def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> list[str]:
@@ -256,8 +259,14 @@ def subspace(world: World) -> Subspace:
 
 
 def _is_deleted(tx: Transaction, world: World) -> bool:
+    """Whether an earlier version deleted the world: it left the record among those of the others."""
     stored = tx.get(_meta_key(world))
     return stored is not None and _decode(stored).state is WorldState.DELETED
+
+
+def _stored(tx: Transaction, world: World) -> WorldMeta | None:
+    stored = tx.get(_meta_key(world)) or tx.get(_deleted_key(world))
+    return None if stored is None else _decode(stored)
 
 
 def _write(tx: Transaction, world: World, meta: WorldMeta) -> WorldMeta:
@@ -268,3 +277,7 @@ def _write(tx: Transaction, world: World, meta: WorldMeta) -> WorldMeta:
 @lru_cache(maxsize=4_096)
 def _meta_key(world: World) -> bytes:
     return subspace(world).key("meta")
+
+
+def _deleted_key(world: World) -> bytes:
+    return Subspace("u", world.universe, "w-deleted").key(world.name)

@@ -88,7 +88,7 @@ class View:
                 yield found
 
     def world_names(self, universe: str) -> Iterator[str]:
-        """The sorted names of all worlds, including deleted ones."""
+        """The sorted names of all worlds, including those that are being deleted."""
         return scan.names(self.database, Subspace("u", universe, "w"))
 
     def head(self, universe: str, name: str) -> int:
