@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from holdfast.errors import InvalidArgument, SealBroken, Unsupported
+from holdfast.folders import sync_folder
 
 if TYPE_CHECKING:
     from nacl.public import Box
@@ -71,6 +72,7 @@ class AgentKey:
             file.write(self._secret.hex() + "\n")
             file.flush()
             os.fsync(file.fileno())
+        sync_folder(Path(path).absolute().parent)
 
     def sign(self, data: bytes) -> bytes:
         """The signature of `data`, 64 bytes."""

@@ -266,3 +266,29 @@ def test_a_wrong_object_store_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(InvalidUrl):
         holdfast.open(f"dir:{tmp_path}", objects="nonsense://x")
     holdfast.open(f"dir:{tmp_path}").close()
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["new", "created by a process that ended"])
+def test_every_new_name_is_synced_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    data = tmp_path / "machine" / "planes" / "data"
+    if interrupted:
+        (data / "kv").mkdir(parents=True)
+    synced: set[Path] = set()
+    fsync = os.fsync
+
+    def recorded_fsync(descriptor: int) -> None:
+        folder = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+        if folder.is_dir():
+            synced.update(folder.iterdir())
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    with holdfast.open(f"dir:{data}") as plane:
+        plane.blobs.put(os.urandom(100_000))
+        plane.activity.log("ada", {"step": 1})
+        assert plane.activity.read(session="ada").records
+        found = {data, *(path for path in data.rglob("*") if path.is_dir() or "objects" in path.parts)}
+        found |= {data / "holdfast.json"} | ({data.parent, data.parent.parent} if not interrupted else set())
+        assert found <= synced | {path for path in found if ".staging" in path.parts and path.is_file()}

@@ -24,6 +24,7 @@ import click
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidArgument, NotFound, PathUnusable
+from holdfast.folders import make_folder, sync_folder
 
 DEFAULT_URL: Final = "http://127.0.0.1:9440"
 
@@ -100,13 +101,14 @@ def load() -> Contexts:
 def save(contexts: Contexts) -> None:
     """Replace the file atomically."""
     try:
-        path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path().parent, mode=0o700)
         descriptor, temporary = tempfile.mkstemp(dir=path().parent, prefix=".contexts-")  # Only its user can read it.
         with os.fdopen(descriptor, "w") as file:
             file.write(_toml(contexts))
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path())
+        sync_folder(path().parent)
     except OSError as error:
         raise PathUnusable(f"Cannot write {path()} ({error.strerror}); make its folder writable") from error
 

@@ -5,7 +5,6 @@ files that exist already are hashed again instead of copied.
 """
 
 import hashlib
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from holdfast.cli import connect, printing
 from holdfast.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, BackupSummary, ManifestEntry
 from holdfast.cli.commands import LeafCommand
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
+from holdfast.folders import sync_folder
 from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
 
@@ -88,7 +88,7 @@ def _read_summary(store: ObjectStore, source: str) -> BackupSummary:
             f"{source} is not a complete backup ({FINISHED} is missing); complete it with: "
             f"holdfast --url URL backup {source}"
         ) from None
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise HashMismatch(f"{FINISHED} in {source} is damaged ({error}); use another backup") from None
     if summary.format != BACKUP_FORMAT or summary.data_format != FORMAT:
         raise SchemaMismatch(
@@ -148,8 +148,4 @@ def _publish(draft: Path, folder: Path) -> None:
     if folder.exists():
         folder.rmdir()
     draft.rename(folder)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder.parent)

@@ -18,6 +18,7 @@ from holdfast.backends.objects import open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
+from holdfast.folders import make_folder, sync_folder
 from holdfast.kv import Database
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers.blobs import Verify
@@ -204,14 +205,16 @@ def _check_format(directory: Path) -> None:
     """Write the format of a new data directory, or refuse a directory in another format."""
     marker = directory / MARKER
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         if not marker.exists():
+            sync_folder(directory.parent)  # A process may have ended between creating the directory and syncing it.
             draft = directory / f".{MARKER}.{os.getpid()}"
             with draft.open("wb") as file:
                 file.write(msgspec.json.encode(_Marker(FORMAT)))
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(marker)
+            sync_folder(directory)
         found = msgspec.json.decode(marker.read_bytes(), type=_Marker).format
     except OSError as error:
         raise PathUnusable(f"{directory} cannot be used ({error.strerror}); choose a folder you can write") from error

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import itertools
 import os
 import secrets
 import threading
@@ -20,6 +19,7 @@ from holdfast.backends.objects.failures import headline, object_error, translate
 from holdfast.backends.objects.paths import check_path
 from holdfast.backends.objects.store import ObjectMeta, ObjectStore, put_mode
 from holdfast.errors import ObjectChanged, ObjectNotFound, PathUnusable
+from holdfast.folders import make_folder, sync_folder
 from holdfast.limits import OBJECT_LOCAL_READ_BYTES, OBJECT_STAGED_SECONDS_MAX
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class FolderStore(ObjectStore):
         self._root = root.absolute()
         self._staging = self._root / ".staging"
         try:
-            _make_folder(self._staging)
+            make_folder(self._staging)
             _remove_stale_files(self._staging)
             _discard(_new_file(self._staging))  # Fails now, not at the first write, if the folder is not writable.
             super().__init__(LocalStore(self._root))
@@ -73,7 +73,7 @@ class FolderStore(ObjectStore):
             with _PUBLISH_LOCK, suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 target.unlink()
             if target.parent.is_dir():
-                _sync_folder(target.parent)
+                sync_folder(target.parent)
 
     async def delete_async(self, path: str) -> None:
         await asyncio.to_thread(self.delete, path)
@@ -114,7 +114,7 @@ class FolderStore(ObjectStore):
                         raise object_error(ObjectChanged, path)
                     _move_into_place(staged.name, target, create_only=mode == "create")
                     meta = self.head(path)
-                _sync_folder(target.parent)
+                sync_folder(target.parent)
                 return meta
         finally:
             _discard(staged)
@@ -157,7 +157,7 @@ def _append(staged: IO[bytes], path: str, chunk: bytes) -> None:
 
 
 def _move_into_place(staged: str, target: Path, *, create_only: bool) -> None:
-    _make_folder(target.parent)
+    make_folder(target.parent)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder has this path")
     if not create_only:
@@ -167,7 +167,7 @@ def _move_into_place(staged: str, target: Path, *, create_only: bool) -> None:
         os.link(staged, target)
     except FileExistsError:
         # The caller may rely on the existing object, so it must be durable.
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
         raise
 
 
@@ -182,23 +182,3 @@ def _remove_stale_files(staging: Path) -> None:
         with suppress(FileNotFoundError):
             if leftover.stat().st_mtime < time.time() - OBJECT_STAGED_SECONDS_MAX:
                 leftover.unlink()
-
-
-def _make_folder(folder: Path) -> None:
-    """Create the folder and its missing parents, each made durable before the next is created."""
-    missing = list(itertools.takewhile(lambda each: not each.is_dir(), (folder, *folder.parents)))
-    for each in reversed(missing):
-        try:
-            each.mkdir()
-        except FileExistsError:
-            if not each.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, "an object has the path of a folder", str(each)) from None
-        _sync_folder(each.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -29,6 +29,7 @@ from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
 from holdfast.backends.rocksdb.views import CachedPairs, ConcurrentCommit, CurrentPairs, OptimisticPairs, PinnedPairs
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
+from holdfast.folders import make_folder, sync_folder
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.execution import run
 from holdfast.kv.serial_database import SerialDatabase
@@ -189,7 +190,8 @@ class RocksDatabase(SerialDatabase):
 
 def _open(path: Path) -> Rdict:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
+        sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
         if gap := find_gap(path):
             raise DamagedDatabase(f"The log in {path} is missing commits ({gap}); restore it from a backup")
         return Rdict(str(path), table_options())

@@ -24,6 +24,7 @@ import msgspec
 
 from holdfast import limits
 from holdfast.clock import IdSource
+from holdfast.folders import make_folder
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Header, encode_record
 from holdfast.runtime.activity.rotation import FailureTracker, Rotation, lock
@@ -217,7 +218,7 @@ class Appender:
 
     def __init__(self, folder: Path, header: Header) -> None:
         """Create the file, lock it and write its header; after an OSError no file remains."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         self.day = header.opened_ms // _DAY_MS
         self.is_damaged = False
         self.records = self.size = 0
