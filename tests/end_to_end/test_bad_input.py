@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import random
+import re
 import runpy
 import socket
 import threading
@@ -281,6 +282,28 @@ def test_an_invalid_websocket_handshake_gets_an_error_response(server: Any, data
     until = time.monotonic() + SECONDS_MAX  # The stream of an earlier test may still be closing.
     while b"holdfast_open_streams 0.0" not in server.get("/metrics")[2]:
         assert time.monotonic() < until
+
+
+def responses(connection: socket.socket) -> list[bytes]:
+    """The status lines of all responses, until the server closes the connection."""
+    received = b""
+    while part := connection.recv(65_536):
+        received += part
+    return re.findall(rb"HTTP/1\.1 (\d+)", received)
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 290, b"429"), (b"nonsense\r\n\r\n", b"400")],
+    ids=["too many", "malformed"],
+)
+def test_pipelined_requests_before_a_refused_one_are_answered(server: Any, behind: bytes, status: bytes) -> None:
+    with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 10 + behind)
+        *answered, last = responses(connection)
+    assert len(answered) >= 10
+    assert set(answered) == {b"200"}
+    assert last == status
 
 
 def test_the_number_of_pipelined_requests_is_bounded(server: Any) -> None:

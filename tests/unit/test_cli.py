@@ -1031,6 +1031,13 @@ def test_a_newer_format_is_rejected(hf: Hf, data: Path) -> None:
     assert "upgrade" in hf("doctor", code=9).stderr
 
 
+@pytest.mark.parametrize("marker", ["[" * 100_000, '{"format":' * 100_000, "\udcff"], ids=["list", "map", "bytes"])
+def test_doctor_reports_a_damaged_marker(hf: Hf, data: Path, marker: str) -> None:
+    (data / "holdfast.json").write_bytes(marker.encode(errors="surrogateescape"))
+    [found] = parsed(hf("doctor", "--json", code=exit_codes.DAMAGED))["findings"]
+    assert "holdfast.json cannot be read" in found["what"]
+
+
 def test_doctor_finds_damaged_truncated_and_missing_blobs(hf: Hf, data: Path) -> None:
     body = large_blob(data)
     body.write_bytes(body.read_bytes()[:-1] + b"X")

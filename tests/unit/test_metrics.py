@@ -488,7 +488,22 @@ def test_text_line_escapes_line_breaks(lines: Any) -> None:
     stream = lines("text")
     log.error("one\nline\r", extra={"client": "a\nb"})
     [line] = stream.getvalue().splitlines()
-    assert line.endswith("error holdfast.test one\\nline\\r client=a\\nb")
+    assert line.endswith('error holdfast.test one\\nline\\r client="a\\nb"')
+
+
+def test_text_line_has_no_forged_fields_or_lines(lines: Any) -> None:
+    stream = lines("text")
+    with logs.correlation_scope('c-1 token=root "quoted\\" \x1b[31m'):
+        try:
+            raise ValueError("one\n2026-11-15T06:00:00.000Z info holdfast.tokens forged")
+        except ValueError:
+            log.exception("refused", extra={"count": 3, "key": "a=b", "agent": "ada@main"})
+    first, *rest = stream.getvalue().splitlines()
+    found = first.partition(" refused ")[2]
+    assert found.startswith(
+        'correlation_id="c-1 token=root \\"quoted\\\\\\" \\u001b[31m" count=3 key="a=b" agent=ada@main'
+    )
+    assert all(line.startswith("  ") for line in rest)
 
 
 @pytest.mark.parametrize("format", ["json", "text"])

@@ -117,7 +117,7 @@ def test_a_folder_of_another_format_is_refused(tmp_path: Path, found: Any) -> No
     assert not (tmp_path / "kv").exists()
 
 
-BROKEN = [b"", b"{", b"{}", b"[]", b"null", b"7", b"\x80", b'{"format"']
+BROKEN = [b"", b"{", b"{}", b"[]", b"null", b"7", b"\x80", b'{"format"', b"[" * 100_000, b'{"format":' * 100_000]
 
 
 @pytest.mark.parametrize("body", BROKEN)
@@ -292,3 +292,27 @@ def test_every_new_name_is_synced_with_its_folder(
         found = {data, *(path for path in data.rglob("*") if path.is_dir() or "objects" in path.parts)}
         found |= {data / "holdfast.json"} | ({data.parent, data.parent.parent} if not interrupted else set())
         assert found <= synced | {path for path in found if ".staging" in path.parts and path.is_file()}
+
+
+FEW_FILES = """
+import resource, sys
+import holdfast
+from holdfast.errors import HoldfastError
+import holdfast.plane, holdfast.handles.sync.plane
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
+try:
+    with holdfast.open(f"dir:{sys.argv[1]}") as plane:
+        plane.queue("jobs").put({"n": 1})
+except HoldfastError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("files", [6, 9, 12, 15, 18])
+def test_too_few_open_files_are_a_typed_error(tmp_path: Path, files: int) -> None:
+    holdfast.open(f"dir:{tmp_path / 'data'}").close()
+    command = [sys.executable, "-c", FEW_FILES, str(tmp_path / "data"), str(files)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    assert "open files" in child.stdout or (files > 9 and not child.stdout)

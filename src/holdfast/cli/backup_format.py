@@ -84,7 +84,10 @@ def find_started(target: ObjectStore, source: str) -> BackupStart | None:
     if exists(target, FINISHED):
         raise Conflict("The target holds a complete backup, which is never overwritten; choose another target")
     if exists(target, STARTED):
-        found = msgspec.json.decode(target.get(STARTED), type=BackupStart)
+        try:
+            found = msgspec.json.decode(target.get(STARTED), type=BackupStart)
+        except (ValueError, RecursionError) as error:
+            raise HashMismatch(f"{STARTED} in the target is damaged ({error}); choose another target") from None
         if found.source != source:
             raise Conflict(f"The target holds an incomplete backup of {found.source}; choose another target")
         return found

@@ -33,7 +33,7 @@ def check_marker(path: Path) -> None:
     try:
         found: Any = msgspec.json.decode((path / MARKER).read_bytes())
         format = found["format"]
-    except (OSError, msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise PathUnusable(f"{path / MARKER} cannot be read ({error}); restore it from a backup") from error
     if format != FORMAT:
         raise SchemaMismatch(f"{path} has format {format} and this version supports {FORMAT}; upgrade Holdfast")

@@ -6,6 +6,9 @@ unread body    after the response, the rest within `seconds`         closed
 response       a client that reads nothing for a minute              closed
 pipelining     pipelined_max requests behind an unfinished one       429
 connections    connections_max, streams included                     503
+
+A refusal behind unanswered pipelined requests is sent in its turn: after their responses, if these are complete within
+`seconds`. Nothing more is read from the connection.
 """
 
 import asyncio
@@ -52,6 +55,7 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
     _active_cycle: RequestResponseCycle | None = None
     _status = 400  # Of the response to a request that is refused while it is parsed.
     _timer: asyncio.TimerHandle | None = None
+    _refusal: tuple[int, str] | None = None  # Status and detail, to send after the responses before it.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -69,6 +73,8 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
         self._non_body_bytes += len(data)
         super().data_received(data)
         if self._non_body_bytes > self.bytes_max and (self._in_head or self._in_message):
@@ -122,6 +128,11 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._refusal is not None:
+            if not self.transport.is_closing() and not self._is_answering():
+                self._stop_timer()
+                self._refuse(*self._refusal)
+            return
         if self._in_message and self._timer is None and not self.transport.is_closing():
             self._timer = self.loop.call_later(self.seconds, self.transport.close)
         self.start_write_timer()
@@ -137,7 +148,7 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         del msg
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return
         details = {
             400: "This is not a valid HTTP/1.1 request",
@@ -145,12 +156,32 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
             429: f"{self.pipelined_max} pipelined requests wait behind an unfinished one; wait for a response",
             503: f"{self.connections_max} connections are open, the most that this server allows; try again later",
         }
-        self._refuse(self._status, details[self._status])
+        self._refuse_in_turn(self._status, details[self._status])
 
     def _on_head_timeout(self) -> None:
         self._timer = None
         if not self.transport.is_closing():
-            self._refuse(408, f"The request head did not arrive within {self.seconds:g} s")
+            self._refuse_in_turn(408, f"The request head did not arrive within {self.seconds:g} s")
+
+    def _refuse_in_turn(self, status: int, detail: str) -> None:
+        """Refuse a request now, or after the responses to those before it."""
+        if not self._in_head and self.pipeline:  # Its own head was accepted, and it waits behind others.
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._active_cycle  # type: ignore[assignment]
+            self._in_head = True
+        active = self._active_cycle
+        # A response that is already being sent may be an endless stream.
+        if not self._in_head or not self._is_answering() or (active is not None and active.response_started):
+            self._refuse(status, detail)
+            return
+        self._refusal = status, detail
+        self.flow.pause_reading()
+        self._stop_timer()
+        self._timer = self.loop.call_later(self.seconds, self.transport.close)
+
+    def _is_answering(self) -> bool:
+        """Whether a request waits for the rest of its response."""
+        return bool(self.pipeline) or (self._active_cycle is not None and not self._active_cycle.response_complete)
 
     def _refuse(self, status: int, detail: str) -> None:
         code, title = _TITLES[status]

@@ -28,6 +28,7 @@ from holdfast.limits import CORRELATION_ID_CHARACTERS_MAX
 correlation_id: ContextVar[str | None] = ContextVar("holdfast_correlation_id", default=None)
 
 _SECRETS: Final = re.compile(r"(hft_[0-9a-f]{1,32}_|[Bb]earer\s+(?!hft_))[^\s\"',]+|(://[^/\s:@]+:)[^@\s/]+(?=@)")
+_NEEDS_QUOTES: Final = re.compile(r'[\s"\\=]')
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _QUIET: Final = ("uvicorn", "websockets", "asyncio", "botocore", "urllib3")  # Logged at WARNING and above only.
 
@@ -98,15 +99,32 @@ class JsonFormatter(LineFormatter):
 
 
 class TextFormatter(LineFormatter):
-    """Time, level, logger and message, then the other fields. Line breaks are escaped, against log injection."""
+    """Time, level, logger and message, then the other fields.
+
+    No value can imitate another line or field: unprintable characters are escaped, values with a space, a quote, a
+    backslash or an equals sign are JSON strings, and the lines of a traceback are indented.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         fields = self.fields(record)
         error = fields.pop("error", None)
-        head = " ".join(str(fields.pop(name)) for name in ("at", "level", "logger", "message"))
-        line = " ".join([head, *(f"{name}={value}" for name, value in fields.items())])
-        line = line.replace("\r", "\\r").replace("\n", "\\n")
-        return line if error is None else f"{line}\n{error}"
+        head = " ".join(_escape(str(fields.pop(name))) for name in ("at", "level", "logger", "message"))
+        line = " ".join([head, *(f"{name}={_quote(str(value))}" for name, value in fields.items())])
+        if error is not None:
+            line += "".join(f"\n  {_escape(each)}" for each in error.splitlines())
+        return line
+
+
+def _escape(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def _quote(value: str) -> str:
+    if value and value.isprintable() and not _NEEDS_QUOTES.search(value):
+        return value
+    return _escape(msgspec.json.encode(value).decode())
 
 
 class RateLimitFilter(logging.Filter):

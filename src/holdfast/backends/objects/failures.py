@@ -21,14 +21,16 @@ from holdfast.errors import (
     Unreachable,
     Unsupported,
 )
+from holdfast.panics import Panic, panics_as_errors
 
 
 @contextmanager
 def translate_errors(path: str, *, writes: bool = False) -> Iterator[None]:
     """Translate errors raised inside to Holdfast errors about `path`. A write whose answer is lost is CommitUnknown."""
     try:
-        yield
-    except (exceptions.BaseError, OSError, NotImplementedError) as error:
+        with panics_as_errors():
+            yield
+    except (exceptions.BaseError, OSError, NotImplementedError, Panic) as error:
         raise object_error(_kind(error, writes=writes), path, cause=headline(error)) from error
 
 

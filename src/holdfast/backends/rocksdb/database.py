@@ -23,7 +23,7 @@ from rocksdict import (
     WriteBatch,
 )
 
-from holdfast.backends.rocksdb.failures import translate_error
+from holdfast.backends.rocksdb.failures import is_file_limit, translate_error
 from holdfast.backends.rocksdb.log_gaps import find_gap
 from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
 from holdfast.backends.rocksdb.views import CachedPairs, ConcurrentCommit, CurrentPairs, OptimisticPairs, PinnedPairs
@@ -33,6 +33,7 @@ from holdfast.folders import make_folder, sync_folder
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.execution import run
 from holdfast.kv.serial_database import SerialDatabase
+from holdfast.panics import panics_as_errors
 from holdfast.tiers import Tier
 
 _MIB: Final = 1 << 20
@@ -194,10 +195,13 @@ def _open(path: Path) -> Rdict:
         sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
         if gap := find_gap(path):
             raise DamagedDatabase(f"The log in {path} is missing commits ({gap}); restore it from a backup")
-        return Rdict(str(path), table_options())
+        with panics_as_errors():
+            return Rdict(str(path), table_options())
     except DamagedDatabase:
         raise
     except OSError as error:
+        if is_file_limit(error):
+            raise translate_error(error, path) from error
         raise PathUnusable(
             f"{path} cannot be used ({error.strerror}); choose a folder that this user can write"
         ) from error

@@ -1,9 +1,15 @@
-"""Translates RocksDB's error texts to Holdfast errors."""
+"""Translates RocksDB's errors to Holdfast errors."""
 
+import errno
 from pathlib import Path
 
 from holdfast.backends.rocksdb.lock_holder import describe_holder
 from holdfast.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
+
+
+def is_file_limit(error: Exception) -> bool:
+    """Whether the process or the system has too many open files."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def translate_error(error: Exception, path: Path) -> Backend | Corrupt:
@@ -17,6 +23,11 @@ def translate_error(error: Exception, path: Path) -> Backend | Corrupt:
         )
     if any(cause in text for cause in ("No space left on device", "Disk quota exceeded", "File too large")):
         return DiskFull(f"The device of {path} is full; nothing was written. Free some space and open it again")
+    if is_file_limit(error) or "Too many open files" in text:
+        return DatabaseFailed(
+            f"{path} cannot be used: this process has too many open files. Raise the limit (ulimit -n), then open it "
+            "again"
+        )
     if text.startswith("Corruption"):
         return DamagedDatabase(f"The database in {path} is damaged ({text}); restore it from a backup")
     if any(

@@ -18,13 +18,14 @@ from typing import Final
 from rocksdict import AccessType, Rdict
 
 from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.failures import translate_error
+from holdfast.backends.rocksdb.failures import is_file_limit, translate_error
 from holdfast.backends.rocksdb.log_gaps import find_gap
 from holdfast.backends.rocksdb.views import CurrentPairs
 from holdfast.clock import IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DirectoryInUse, PathUnusable, ReadOnlyTransaction
 from holdfast.kv import Transaction
 from holdfast.kv.serial_database import SerialDatabase
+from holdfast.panics import panics_as_errors
 from holdfast.tiers import Tier
 
 _SETTINGS: Final = "rocksdict-config.json"
@@ -135,8 +136,11 @@ def _open(path: Path, links: Path) -> Rdict:
                 shutil.copyfile(file, links / file.name)
             elif file.name != "LOCK":
                 (links / file.name).symlink_to(file.absolute())
-        return Rdict(str(links), table_options(), access_type=AccessType.read_only(False))
+        with panics_as_errors():
+            return Rdict(str(links), table_options(), access_type=AccessType.read_only(False))
     except OSError as error:
+        if is_file_limit(error):
+            raise translate_error(error, path) from error
         raise PathUnusable(f"{path} cannot be read ({error.strerror}); let this user read it") from error
     except Exception as error:
         raise translate_error(error, path) from error

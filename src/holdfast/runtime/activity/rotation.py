@@ -263,7 +263,7 @@ def _rotated(
 def _rotated_file(objects: ObjectStore, path: str, name: FileName) -> LogFile | None:
     try:
         found = msgspec.json.decode(objects.get(path), type=Manifest)
-    except (ValueError, ObjectNotFound) as error:
+    except (ValueError, RecursionError, ObjectNotFound) as error:
         _log.warning("the manifest entry %s cannot be read and is skipped: %s", path, error)
         return None
     return _log_file(name, found, found.path, found.bytes, is_rotated=True)
