@@ -316,3 +316,43 @@ def test_too_few_open_files_are_a_typed_error(tmp_path: Path, files: int) -> Non
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     assert "open files" in child.stdout or (files > 9 and not child.stdout)
+
+
+LEFT_OPEN = """
+import asyncio, os, sys
+import holdfast
+
+url = f"dir:{sys.argv[1]}"
+
+async def use():
+    plane = await holdfast.open_async(url)
+    await plane.queue("jobs").put({"n": 1}, tier=holdfast.Tier.IMPORTANT)
+    await plane.activity.log("ada", {"step": 1})
+    return plane
+
+if sys.argv[2] == "async":
+    plane = asyncio.run(use())
+else:
+    plane = holdfast.open(url)
+    plane.queue("jobs").put({"n": 1}, tier=holdfast.Tier.IMPORTANT)
+    plane.activity.log("ada", {"step": 1})
+if sys.argv[2] == "forked":
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # It must not close what its parent uses.
+    assert os.waitpid(child, 0)[1] == 0
+    plane.activity.log("ada", {"step": 2})
+"""
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "forked"])
+def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path, kind: str) -> None:
+    command = [sys.executable, "-c", LEFT_OPEN, str(tmp_path), kind]
+    for _ in range(3):
+        child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert (child.returncode, child.stderr) == (0, "")
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        steps = [json.loads(each.record)["step"] for each in plane.activity.read(session="ada").records]
+        assert steps == ([1, 2] if kind == "forked" else [1]) * 3
+        events = plane.activity.read(kind="queues").records
+        assert len(events) == 3

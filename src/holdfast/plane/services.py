@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
 from holdfast.kv import Database
+from holdfast.kv.closing_at_exit import close_at_exit
 from holdfast.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
 from holdfast.layers.leases import keepalive
 from holdfast.layers.mailboxes.keys import MAIL_EVENTS
@@ -85,6 +86,7 @@ class Services:
         self._stopped = False
         self._locks: dict[str, LockTable] = {}
         self._activity: ActivityLog | None = None
+        close_at_exit(self)
         if self._logs.is_dir():  # Rotate the files that an earlier process left there.
             self.log()
 
@@ -116,7 +118,9 @@ class Services:
         if self._activity is None:
             with self._lock:
                 if self._activity is None:
-                    self._activity = ActivityLog(self._logs, self.objects, clock=self.clock)
+                    # Once the plane stops, no thread is needed, and none can be started at the end of a program.
+                    flusher = not self._stopped
+                    self._activity = ActivityLog(self._logs, self.objects, clock=self.clock, start_flusher=flusher)
         return self._activity
 
     def flush_logs(self) -> None:
@@ -192,6 +196,11 @@ class Services:
 
     def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
         return self.database.transact(keepalive, proof, ttl_ms=round(seconds * 1_000)).expires_ms
+
+    def close_at_exit(self) -> None:
+        """Stop, unless it was stopped."""
+        if not self._stopped:
+            self.stop()
 
     def stop(self) -> None:
         """Stop everything that runs, write buffered records, and close the key space."""

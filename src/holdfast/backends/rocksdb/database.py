@@ -31,6 +31,7 @@ from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.folders import make_folder, sync_folder
 from holdfast.kv import Result, Transaction, Work
+from holdfast.kv.closing_at_exit import close_at_exit
 from holdfast.kv.execution import run
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.panics import panics_as_errors
@@ -61,6 +62,7 @@ class RocksDatabase(SerialDatabase):
         self._failure: HoldfastError | None = None
         self._loops_lock = threading.Lock()
         self._loop_syncs: dict[asyncio.AbstractEventLoop, LoopSync] = {}
+        close_at_exit(self)
         self._recent_loop_sync: LoopSync | None = None  # A fast path: there is rarely more than one event loop.
 
     def checkpoint(self, path: Path) -> None:
@@ -172,6 +174,11 @@ class RocksDatabase(SerialDatabase):
         libc = ctypes.CDLL(None)
         if hasattr(libc, "on_exit"):
             libc.on_exit(libc._exit, None)
+
+    def close_at_exit(self) -> None:
+        """Close, unless it was closed."""
+        if not self._closed:
+            self.close()
 
     def _flush_log(self) -> None:
         self._rocks.flush_wal(True)
