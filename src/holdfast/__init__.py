@@ -311,6 +311,7 @@ def open(
     tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
+    disk_reserve_bytes: int | None = None,
     clock: "Clock | None" = None,
 ) -> "Plane":
     """Open the plane at `url` in this process: `memory:`, `dir:PATH` or `postgresql://...`.
@@ -322,6 +323,7 @@ def open(
         tiers: the tier of each entity field, as a policy or the path of a TOML file.
         verify_blobs: whether blobs are verified when they are read: always, sampled or never.
         compact_every_seconds: compact journals into `objects` in the background at this interval; off by default.
+        disk_reserve_bytes: refuse new data with DiskFull while less of the disk is free; 64 MiB by default, 0 is never.
         clock: replaces the wall clock, for tests.
     """
     from holdfast.handles.sync.plane import Plane
@@ -334,6 +336,7 @@ def open(
         tiers=tiers,
         verify_blobs=verify_blobs,
         compact_every_seconds=compact_every_seconds,
+        disk_reserve_bytes=disk_reserve_bytes,
         clock=clock,
     )
     return Plane(open_plane(url, options), universe)
@@ -348,6 +351,7 @@ def open_async(
     tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
+    disk_reserve_bytes: int | None = None,
     clock: "Clock | None" = None,
 ) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
@@ -362,6 +366,7 @@ def open_async(
         tiers=tiers,
         verify_blobs=verify_blobs,
         compact_every_seconds=compact_every_seconds,
+        disk_reserve_bytes=disk_reserve_bytes,
         clock=clock,
     )
 

@@ -677,7 +677,11 @@ class Unreachable(Backend):
 
 
 class DiskFull(Backend):
-    """The device has no space left. Free some and open the database again; acknowledged writes are intact."""
+    """The device has no space left, or only its reserve. Free some; acknowledged writes are intact.
+
+    While the reserve is left, reads, acks and deletes still work. A server reopens a key space that failed by itself;
+    an embedded plane has `reopen`.
+    """
 
     code = "disk_full"
 

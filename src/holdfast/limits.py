@@ -210,6 +210,15 @@ BLOCKS_MAX: Final = 1_000  # Senders that one mailbox blocks.
 AGENT_KEY_BYTES: Final = 32
 CONTENT_TYPE_CHARACTERS_MAX: Final = 256
 
+# Disk space and failed databases.
+DISK_RESERVE_BYTES: Final = 67_108_864  # Free bytes below which new data is refused, by default;
+DISK_RESERVE_SHARE_MAX: Final = 0.25  # but never more than this share of the file system.
+DISK_CHECK_SECONDS_MIN: Final = 0.05  # The space is checked sooner, the less there is above the reserve,
+DISK_CHECK_SECONDS_MAX: Final = 5.0  # and at least this often.
+DISK_FILL_BYTES_PER_SECOND: Final = 1_073_741_824  # How fast a disk is assumed to fill between two checks.
+REOPEN_SECONDS_MIN: Final = 0.5  # A server's back-off between attempts to reopen a failed key space doubles from this
+REOPEN_SECONDS_MAX: Final = 30.0  # up to this.
+
 # Ingress.
 INGRESS_QUEUE_MAX: Final = 4_096  # Accepted pushes that wait for the writer.
 INGRESS_QUEUE_BYTES_MAX: Final = 67_108_864  # And the total size of their bodies.

@@ -1,14 +1,20 @@
 """A full disk raises a typed error, and the database can be reopened intact once there is space."""
 
+import json
 import os
+import resource
+import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
 from holdfast.kv import Transaction
@@ -38,12 +44,13 @@ def test_a_file_size_limit_is_reported_and_nothing_acknowledged_is_lost(tmp_path
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 MiB."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of 64 MiB, or of as many as the test's parameter says."""
     folder = tmp_path / "small"
     folder.mkdir()
+    size = f"size={getattr(request, 'param', 64)}m"
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"mounting a small file system is not permitted here: {mounted.stderr.decode().strip()}")
@@ -86,3 +93,126 @@ def check_nothing_acknowledged_is_lost(path: Path, acknowledged: int) -> None:
         assert {b"%06d" % number for number in range(acknowledged)} <= whole
         assert len(keys) == 2 * len(whole)
         reopened.transact(put, 3_000)
+
+
+REOPENING = """
+import resource, sys
+import holdfast
+from holdfast.errors import Backend, DatabaseFailed, DiskFull
+
+def limit(bytes):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
+
+plane = holdfast.open(f"dir:{sys.argv[1]}")
+queue = plane.queue("jobs")
+for number in range(4):
+    queue.put({"n": number, "text": "x" * 10_000})
+limit(0)
+errors = []
+for number in range(3):
+    try:
+        queue.put({"n": "refused"})
+    except Backend as error:
+        errors.append(error.code)
+assert errors[0] in ("disk_full", "commit_unknown") and errors[1:] == ["database_failed"] * 2, errors
+try:
+    plane.reopen()
+    raise AssertionError("reopened without space")
+except Backend:
+    pass
+for call in (lambda: queue.put({"n": "refused"}), queue.stats):
+    try:
+        call()
+        raise AssertionError("worked while closed")
+    except DatabaseFailed:
+        pass
+limit(resource.RLIM_INFINITY)
+plane.reopen()
+plane.reopen()
+queue.put({"n": 4})
+print(*sorted(message.json()["n"] for message in queue.receive_many(100) if message.json()["n"] != "refused"))
+plane.close()
+"""
+
+
+def test_a_failed_plane_can_be_reopened(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", REOPENING, str(tmp_path / "data")]
+    child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split() == ["0", "1", "2", "3", "4"]
+
+
+Server = runpy.run_path(str(Path(__file__).parent.parent / "end_to_end" / "processes.py"))["Server"]
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def put_http(server: Any, number: int) -> tuple[int, bytes]:
+    payload = {"n": number, "text": os.urandom(5_000).hex()}
+    body = json.dumps({"queue": "jobs", "messages": [{"payload": payload}]}).encode()
+    status, _, answer = server.get("/v1/queue/enqueue", body=body)
+    return status, answer
+
+
+def set_file_limit(server: Any, bytes: int) -> None:
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
+
+
+def test_a_server_reopens_its_key_space_when_there_is_space_again(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        for number in range(4):
+            assert put_http(server, number)[0] < 300
+        set_file_limit(server, 16_384)  # Less than the log has, and more than the server logs.
+        assert put_http(server, 4)[0] == 503
+        assert server.get("/readyz")[0] == 503
+        until(lambda: b"holdfast_database_failed 1.0" in server.get("/metrics")[2])
+        assert server.logged('"level":"error"', "the key space has failed", "full")
+        set_file_limit(server, resource.RLIM_INFINITY)
+        until(lambda: server.get("/readyz")[0] == 200)
+        assert put_http(server, 5)[0] < 300
+        assert b"holdfast_database_failed 0.0" in server.get("/metrics")[2]
+        assert server.log().count("the key space has failed") == 1
+        with server.plane() as plane:
+            found = {message.json()["n"] for message in plane.queue("jobs").receive_many(100)}
+        assert {0, 1, 2, 3, 5} <= found
+    finally:
+        code = server.stop()
+        server.kill()
+    assert code == 0
+
+
+def test_a_server_exits_with_its_own_code_if_told_so(tmp_path: Path) -> None:
+    server = Server(tmp_path, on_database_failure="exit", drain_seconds=0.1)
+    for number in range(4):
+        assert put_http(server, number)[0] < 300
+    set_file_limit(server, 16_384)
+    assert put_http(server, 4)[0] == 503
+    try:
+        assert server.process.wait(60) == 12
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("small_disk", [256], indirect=True)
+def test_a_nearly_full_disk_can_be_drained(small_disk: Path) -> None:
+    with (small_disk / "ballast").open("wb") as ballast:
+        os.posix_fallocate(ballast.fileno(), 0, 144 << 20)
+    with holdfast.open(f"dir:{small_disk / 'data'}") as plane:
+        queue = plane.queue("jobs")
+        put = 0
+        with pytest.raises(DiskFull, match="nearly full"):
+            while True:
+                queue.put({"n": put, "text": os.urandom(6_000).hex()})
+                put += 1
+        while messages := queue.receive_many(100):
+            for message in messages:
+                message.ack()
+                put -= 1
+        assert put == 0
+        assert queue.stats().ready == 0

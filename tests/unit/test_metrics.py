@@ -27,6 +27,7 @@ from holdfast.handles.plane import AsyncPlane
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.services import Services
+from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.server import logs, tracing
 from holdfast.server.authorization import NoAuthentication
 from holdfast.server.health import Health
@@ -34,6 +35,7 @@ from holdfast.server.histograms import Histogram
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.server.queue_metrics import ConsumerMetrics
+from holdfast.server.recovery import Recovery
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
@@ -242,10 +244,12 @@ async def test_worlds_are_read_less_often_than_queues(server: Server) -> None:
     assert server.metrics._lag_at == read_at
 
 
-async def test_every_metric_is_documented(server: Server) -> None:
+async def test_every_metric_is_documented(server: Server, tmp_path: Path) -> None:
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     waiting = ConsumerMetrics(server.transport.services.waiting_consumers)
-    collectors = (server.metrics, waiting, IngressMetrics(server.transport.ingress))
+    services = server.transport.services
+    services.disk_space = DiskSpaceMonitor(services.database, tmp_path)
+    collectors = (server.metrics, waiting, IngressMetrics(server.transport.ingress), Recovery(services))
     collected = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_\w+)` \| (\w+)", document, re.MULTILINE))
     assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in collected.items()}

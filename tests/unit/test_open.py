@@ -7,13 +7,15 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast.errors import Closed, DirectoryInUse, InvalidUrl, PathUnusable, SchemaMismatch
+from holdfast import limits
+from holdfast.errors import Closed, DirectoryInUse, DiskFull, InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch
 from holdfast.kv import Database, Transaction
 from holdfast.plane import open as opening
 from holdfast.testing.clock import ManualClock
@@ -356,3 +358,40 @@ def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path, kind: s
         assert steps == ([1, 2] if kind == "forked" else [1]) * 3
         events = plane.activity.read(kind="queues").records
         assert len(events) == 3
+
+
+def test_a_nearly_full_disk_refuses_new_data_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DISK_RESERVE_SHARE_MAX", 2.0)
+    url = f"dir:{tmp_path}"
+    with holdfast.open(url) as plane:
+        plane.queue("jobs").put({"n": 1})
+        plane.queue("jobs").put({"n": 2})
+        plane.state("s").update({"a": 1})
+    with holdfast.open(url, disk_reserve_bytes=1 << 60) as plane:
+        queue = plane.queue("jobs")
+        refused: list[Callable[[], object]] = [
+            lambda: queue.put({"n": 3}),
+            lambda: plane.blobs.put(b"x"),
+            lambda: plane.mailbox("ada").send("bob", b"hi"),
+            lambda: plane.state("s").update({"a": 2}),
+            lambda: plane.world("w").create(),
+            lambda: plane.transact(lambda tx: tx.put(b"key", b"value")),
+            lambda: plane.atomic().put(queue, {"n": 3}).commit(),
+        ]
+        for write in refused:
+            with pytest.raises(DiskFull, match="nearly full"):
+                write()
+        assert queue.stats().ready == 2
+        message = queue.receive()
+        assert message is not None
+        message.extend(60)
+        message.ack()
+        assert queue.purge() == 1
+        plane.transact(lambda tx: (tx.put(b"key", b"value"), tx.delete(b"other")))
+        with plane.lease("l").acquire(owner="ada"):
+            pass
+
+
+def test_a_disk_reserve_is_a_number_of_bytes(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="disk_reserve_bytes"):
+        holdfast.open(f"dir:{tmp_path}", disk_reserve_bytes=-1)

@@ -24,6 +24,7 @@ from holdfast.wire.problems import Problem, problem_of
 
 NOTHING_RECEIVED: Final = 3
 DAMAGED: Final = 10
+SERVER_FAILED: Final = 12
 INTERRUPTED: Final = 130
 _INTERNAL: Final = 1
 _USAGE: Final = 2
@@ -56,6 +57,7 @@ MEANINGS: Final = {
     _BACKEND: "unreachable, or the storage backend failed",
     DAMAGED: "corrupt: stored data is damaged",
     11: "unknown: the answer was lost; check the outcome before repeating the command",
+    SERVER_FAILED: "`serve`: the key space failed, and on_database_failure is exit",
     INTERRUPTED: "interrupted",
 }
 

@@ -80,6 +80,9 @@ class AsyncRemoteTransport:
         del work, args, tier, kwargs
         raise _not_embedded()
 
+    async def reopen(self) -> None:
+        raise _reopened_by_server()
+
     def execute(self, tx: Any, request: Request[Any]) -> Any:
         del tx, request
         raise _not_embedded()
@@ -142,6 +145,9 @@ class RemoteTransport:
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
         raise _not_embedded()
+
+    def reopen(self) -> None:
+        raise _reopened_by_server()
 
     def close(self) -> None:
         with self._lock:
@@ -246,6 +252,10 @@ def _download(server: streaming.Server, request: Request[Any]) -> streaming.Part
 
 def _closed() -> Closed:
     return Closed("The plane was closed, or this process was forked after it was opened; connect again")
+
+
+def _reopened_by_server() -> NotEmbedded:
+    return NotEmbedded("The plane is in another process; its server reopens it by itself")
 
 
 def _not_embedded() -> NotEmbedded:

@@ -135,6 +135,17 @@ class AsyncPlane:
         """
         return await self._transport.transact(work, *args, tier=tier, **kwargs)
 
+    async def reopen(self) -> None:
+        """Open the key space again after a failure, such as a full disk. Does nothing if it works.
+
+        Acknowledged writes are intact. Handles, watches and leases stay valid.
+
+        Raises:
+            DiskFull, PathUnusable, DamagedDatabase, DatabaseFailed: it cannot be opened yet; try again later.
+            NotEmbedded: the plane is in another process, which reopens it by itself.
+        """
+        await self._transport.reopen()
+
     async def close(self) -> None:
         """Make everything durable and close the plane. Closing twice is fine."""
         await self._transport.close()

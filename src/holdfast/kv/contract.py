@@ -34,6 +34,20 @@ Work = Callable[..., Result]  # Called with the transaction first. `Concatenate`
 class Database(ABC):
     """An open key space. Safe to use from many threads and from event loops at once."""
 
+    low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
+
+    @property
+    def failure(self) -> HoldfastError | None:
+        """Why writes fail until `reopen` succeeds; None while they work."""
+        return None
+
+    def reopen(self) -> None:  # noqa: B027
+        """Open the key space again after a failure; acknowledged writes are intact. Does nothing if it works.
+
+        Raises:
+            DiskFull, PathUnusable, DamagedDatabase, DatabaseFailed: it cannot be opened yet; try again later.
+        """
+
     @abstractmethod
     def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)`, commit its writes and return its result.

@@ -171,6 +171,7 @@ class SerialDatabase(Database):
                 raise _closed_error()
             self._running_thread = threading.get_ident()
             tx = Transaction(self._current, clock=self._clock, ids=self._ids)
+            tx.low_space = self.low_space
             result = run(tx, work, args, kwargs)
             if tx.has_writes:
                 self._commit(tx)

@@ -42,6 +42,7 @@ class Transaction:
         "_writable",
         "cleared",
         "events",
+        "low_space",
         "size_bytes",
         "view",
         "writer",
@@ -61,6 +62,7 @@ class Transaction:
         self.size_bytes = 0  # Bytes of keys and values, plus `limits.WRITE_COST_BYTES` for each write.
         self.writer = writer  # Names the process among several that write; empty where there is only one.
         self.events: list[tuple[Any, ...]] = []  # Published after the commit.
+        self.low_space = False  # Only work that frees space should write: the disk is nearly full.
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
@@ -188,7 +190,9 @@ class Transaction:
         Skipping `merge` discards the nested writes, so functions that share a commit fail independently.
         """
         view = _NestedView(self)
-        return Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
+        nested = Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
+        nested.low_space = self.low_space
+        return nested
 
     def discard_writes(self) -> None:
         """Discard all writes and events."""

@@ -59,6 +59,10 @@ class EmbeddedTransport(Stores):
         stream: Iterator[bytes] = _served(handler_of(request))(self, request)
         return stream
 
+    def reopen(self) -> None:
+        """Open the key space again after a failure."""
+        self.services.database.reopen()
+
     def close(self) -> None:
         """Stop what runs beside the key space, and close it."""
         self.services.stop()
@@ -114,6 +118,10 @@ class AsyncEmbeddedTransport(AsyncStores):
         """The body of the answer, as a stream."""
         stream: AsyncIterator[bytes] = await _served(handler_of(request))(self, request)
         return stream
+
+    async def reopen(self) -> None:
+        """Open the key space again after a failure."""
+        await asyncio.to_thread(self.services.database.reopen)
 
     async def close(self) -> None:
         """Store what the ingress has accepted, stop what runs beside the key space, and close it."""

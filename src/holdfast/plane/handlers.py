@@ -9,11 +9,13 @@ transaction the key is handled by the transport.
 """
 
 from collections.abc import Callable
+from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.errors import DiskFull
 from holdfast.kv import Transaction
 from holdfast.wire.requests import Request
 
@@ -66,4 +68,44 @@ def _request_of(function: Callable[..., object]) -> type[Request[Any]]:
 def _register(kind: type[Request[Any]], handler: Handler) -> None:
     if kind in HANDLERS:
         raise ValueError(f"{kind.__name__} has a handler already")
-    HANDLERS[kind] = handler
+    HANDLERS[kind] = _guarded(handler) if kind.operation.stores else handler
+
+
+def _guarded(handler: Handler) -> Handler:
+    """The handler of a request that adds data: it raises DiskFull while the disk is nearly full."""
+    run, serve, immediate = handler.run, handler.serve, handler.immediate
+    assert handler.run_without_waiting is None, "no request that adds data can wait"
+    return msgspec.structs.replace(
+        handler,
+        run=run and _guarded_run(run),
+        serve=serve and _guarded_serve(serve),
+        immediate=immediate and _guarded_serve(immediate),
+    )
+
+
+def _guarded_run(run: Run) -> Run:
+    @wraps(run)
+    def guarded(tx: Transaction, request: Any) -> Any:
+        if tx.low_space:
+            raise low_space_error()
+        return run(tx, request)
+
+    return guarded
+
+
+def _guarded_serve(serve: Serve) -> Serve:
+    @wraps(serve)
+    def guarded(stores: Any, *args: Any) -> Any:
+        if stores.services.database.low_space:
+            raise low_space_error()
+        return serve(stores, *args)
+
+    return guarded
+
+
+def low_space_error() -> DiskFull:
+    """The error of a write while the disk is nearly full."""
+    return DiskFull(
+        "The disk is nearly full (disk_reserve_bytes); nothing was written. Reads, acks and deletes still work: "
+        "free some space, then try again"
+    )

@@ -23,13 +23,14 @@ from holdfast.kv import Database
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
-from holdfast.limits import PUSHES_PER_MINUTE
+from holdfast.limits import DISK_RESERVE_BYTES, PUSHES_PER_MINUTE
 from holdfast.names import folder_at
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.formats import FORMAT, MARKER, check_exists
 from holdfast.plane.services import Services
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
+from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.tiers import TierPolicy
@@ -55,6 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock | None = None
     ids: IdSource | None = None
     consumers: ConsumerOptions | None = None  # How long and how many consumers may wait.
+    disk_reserve_bytes: int | None = None  # New data is refused while less is free; None: 64 MiB; 0: never.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
 
 
@@ -144,6 +146,10 @@ def _open(url: str, options: Options) -> Services:
     every_seconds = options.compact_every_seconds
     if every_seconds is not None and not every_seconds > 0:
         raise InvalidArgument(f"compact_every_seconds is {every_seconds}; give a positive number, or None for never")
+    if (options.disk_reserve_bytes or 0) < 0:
+        raise InvalidArgument(
+            f"disk_reserve_bytes is {options.disk_reserve_bytes}; give a number of bytes, or 0 for none"
+        )
     policy = _policy(options.tiers)
     database = open_database(url, clock=options.clock, ids=options.ids, create=options.create)
     try:
@@ -165,6 +171,10 @@ def _open(url: str, options: Options) -> Services:
     if url != "memory:":  # Queues and mailboxes may have due entries from before.
         services.start_sweeping()
         services.start_sweeping_mail()
+    reserve_bytes = DISK_RESERVE_BYTES if options.disk_reserve_bytes is None else options.disk_reserve_bytes
+    if url.startswith("dir:") and reserve_bytes:
+        folder = folder_at(url.removeprefix("dir:"))
+        services.disk_space = DiskSpaceMonitor(database, folder, reserve_bytes=reserve_bytes)
     if every_seconds is not None:
         store = WorldStore(database, services.objects, BlobStore(database, services.objects))
         services.compaction = CompactionLoop(database, store, every_seconds)

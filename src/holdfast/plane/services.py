@@ -26,6 +26,7 @@ from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.locks.table import RESOURCE_LEVELS, HolderInfo, LockTable
 from holdfast.runtime.locks.universe_locks import UniverseLocks
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
+from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.runtime.repeat_detector import RepeatDetector
@@ -68,6 +69,7 @@ class Services:
         self.policy = policy or TierPolicy()
         self.session = uuid.uuid4().hex[:12]  # The default session of this process's log records.
         self.compaction: CompactionLoop | None = None
+        self.disk_space: DiskSpaceMonitor | None = None
         self.consumers = consumers or ConsumerOptions()
         self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)
         self.pushes_per_minute = pushes_per_minute
@@ -214,6 +216,8 @@ class Services:
             self._mail_sweeper.stop()
         if self.compaction is not None:
             self.compaction.stop()
+        if self.disk_space is not None:
+            self.disk_space.stop()
         self.events.close()
         if self._activity is not None:
             self._activity.close()

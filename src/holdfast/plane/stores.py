@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, Union
 from holdfast.kv import Result, Transaction
 from holdfast.layers.blobs import Verify
 from holdfast.plane.formats import FORMAT
+from holdfast.plane.handlers import low_space_error
 from holdfast.plane.services import Services
 from holdfast.runtime.backups import AsyncBackupStore
 from holdfast.runtime.blobs import AsyncBlobStore
@@ -56,7 +57,7 @@ class Stores:
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
         result: Result
-        result, events = self.services.database.transact(run_and_collect, work, args, kwargs, tier=tier)
+        result, events = self.services.database.transact(_run_with_space, work, args, kwargs, tier=tier)
         if events:
             self.services.publish(events)
         return result
@@ -95,7 +96,7 @@ class AsyncStores:
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit, then publish its events."""
         result: Result
-        result, events = await self.services.database.transact_async(run_and_collect, work, args, kwargs, tier=tier)
+        result, events = await self.services.database.transact_async(_run_with_space, work, args, kwargs, tier=tier)
         if events:
             self.services.publish(events)
         return result
@@ -113,6 +114,16 @@ def run_and_collect(
 ) -> tuple[Result, list[tuple[Any, ...]]]:
     """The result of `work`, and the events to publish once it is committed."""
     return work(tx, *args, **kwargs), tx.events
+
+
+def _run_with_space(
+    tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Result, list[tuple[Any, ...]]]:
+    """`run_and_collect`; while the disk is nearly full, a transaction that writes must also delete something."""
+    result = work(tx, *args, **kwargs)
+    if tx.low_space and tx.writes and not tx.cleared and None not in tx.writes.values():
+        raise low_space_error()
+    return result, tx.events
 
 
 def _checkpoints(services: Services) -> Checkpoints:

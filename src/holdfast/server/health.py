@@ -1,7 +1,7 @@
 """Liveness, readiness and draining of a server.
 
 /healthz   the process answers
-/readyz    the key space answers too, and the server is not shutting down
+/readyz    the key space answers and has not failed, and the server is not shutting down
 
 serving ── signal ──► draining: /readyz is 503, no new calls start, calls in flight are answered ──► closed
 """
@@ -74,6 +74,8 @@ class Health:
         """Why the server is not ready; None if it is."""
         if self.draining:
             return "the server is shutting down"
+        if (failure := self._transport.services.database.failure) is not None:
+            return f"the key space has failed: {failure.code}"
         try:
             async with asyncio.timeout(_READ_SECONDS_MAX):
                 await self._transport.call(GetPair(b"\x00ready", tier=Tier.IMPORTANT))

@@ -22,7 +22,7 @@ from typing import Any, Final
 import uvicorn
 import uvloop
 
-from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.errors import HoldfastError, InvalidArgument, PathUnusable
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_RATE_PER_SECOND
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.open import open_plane_async
@@ -36,6 +36,7 @@ from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.logs import RateLimitFilter
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.server.queue_metrics import ConsumerMetrics
+from holdfast.server.recovery import EXIT_FAILED, Recovery
 from holdfast.server.relay import RelayOptions
 from holdfast.server.settings import Settings
 from holdfast.server.sockets import BoundedSocket
@@ -71,12 +72,14 @@ def run(settings: Settings) -> int:
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
     sys.setswitchinterval(_SWITCH_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings))
-    return 0
+        return runner.run(serve(settings))
 
 
-async def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Serve on this event loop until a signal stops the server. `ready` gets the URL, which is printed by default."""
+async def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> int:
+    """Serve on this event loop until a signal stops the server; return the exit code.
+
+    `ready` gets the URL, which is printed by default.
+    """
     check_bind(settings.host, tokens_on=settings.tokens, tls=settings.tls, insecure=settings.insecure)
     tls = _tls_context(settings) if settings.tls else None
     with _bound_socket(settings.host, settings.port) as listening:
@@ -85,8 +88,18 @@ async def serve(settings: Settings, *, ready: Callable[[str], None] | None = Non
             serving = Serving(settings, transport)
             await serving.run(listening, tls, ready or _announce)
         finally:
-            await transport.close()
+            await _close(transport)
     _log.info("stopped")
+    return EXIT_FAILED if serving.recovery.has_stopped else 0
+
+
+async def _close(transport: AsyncEmbeddedTransport) -> None:
+    """Close the plane. A key space that has failed cannot be synced, which was logged when it failed."""
+    try:
+        await transport.close()
+    except HoldfastError:
+        if transport.services.database.failure is None:
+            raise
 
 
 class Serving:
@@ -122,6 +135,9 @@ class Serving:
             *console_routes(self.context, self.metrics, transport, reports=settings.pipeline_reports),
         ]
         self.app = self.health.wrap(app)
+        exits = settings.on_database_failure == "exit"
+        self.recovery = Recovery(transport.services, stop=self.stop if exits else None)
+        self.metrics.registry.register(self.recovery)
         database: Any = transport.services.database
         if hasattr(database, "on_sync"):
             database.on_sync = self.metrics.observe_sync
@@ -140,9 +156,11 @@ class Serving:
         if isinstance(self.authenticator, TokenAuthenticator):
             await self.authenticator.start()
         await self.context.transport.ingress.start()
+        self.recovery.start()
         try:
             await self._server.serve(sockets=[listening])
         finally:
+            await self.recovery.end()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             await self.context.relay.close()

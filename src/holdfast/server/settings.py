@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.limits import (
+    DISK_RESERVE_BYTES,
     PUSHES_PER_MINUTE,
     PUSHES_PER_MINUTE_MAX,
     RELAY_AUTHENTICATE_SECONDS,
@@ -38,6 +39,7 @@ _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
 
 _Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 _Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Reserve = Annotated[int, Meta(ge=0, le=1 << 40)]
 _SecondsOrZero = Annotated[float, Meta(ge=0, le=31_536_000)]
 
 
@@ -50,6 +52,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tiers: str | None = None  # The TOML file with the tier of each entity field.
     verify_blobs: Literal["always", "sampled", "never"] = "always"
     compact_every_seconds: _Seconds | None = None  # How often journals are compacted; default: never.
+
+    disk_reserve_bytes: _Reserve = DISK_RESERVE_BYTES  # New data is refused while less of the disk is free; 0: never.
+    on_database_failure: Literal["reopen", "exit"] = "reopen"  # exit: with code 12, for a supervisor to restart it.
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65_535)] = 9440  # 0: any free port.
@@ -107,6 +112,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 poll_jitter_seconds=self.queue_poll_jitter_seconds,
                 resilient_poll_seconds=self.queue_resilient_poll_interval_seconds,
             ),
+            disk_reserve_bytes=self.disk_reserve_bytes,
             pushes_per_minute=self.ingress_pushes_per_minute,
         )
 

@@ -44,7 +44,9 @@ class LogFiles(msgspec.Struct, frozen=True):
 class LogRecords(Request[Committed], frozen=True, tag="activity.log"):
     """Add records, each one JSON object, to the log of a session. Always BEST_EFFORT; `tier` is ignored."""
 
-    operation = Operation(http=(Route("POST", "/v1/activity", "Append records to the log of a session.", status=202),))
+    operation = Operation(
+        stores=True, http=(Route("POST", "/v1/activity", "Append records to the log of a session.", status=202),)
+    )
 
     session: str
     records: list[bytes]

@@ -31,7 +31,8 @@ class RegisterAgent(Request[Agent], frozen=True, tag="agents.register"):
     """Register an agent. A registered key is kept unless `replace` is set."""
 
     operation = Operation(
-        http=(Route("PUT", "/v1/agents/{name}", "Register an agent.", wrapper="agent", read_only=("registered_ms",)),)
+        stores=True,
+        http=(Route("PUT", "/v1/agents/{name}", "Register an agent.", wrapper="agent", read_only=("registered_ms",)),),
     )
 
     name: str

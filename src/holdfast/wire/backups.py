@@ -49,6 +49,7 @@ class BeginBackup(Request[BackupBegun], frozen=True, tag="backups.begin"):
     """Create a checkpoint."""
 
     operation = Operation(
+        stores=True,
         repeatable="a checkpoint that is not used is removed after an hour",
         http=(Route("POST", "/v1/backups", "Create a checkpoint of all data, for a backup.", status=201),),
     )

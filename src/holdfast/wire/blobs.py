@@ -28,7 +28,7 @@ class Known(msgspec.Struct, frozen=True):
 class PutBlob(Request[Stored], frozen=True, tag="blobs.put"):
     """Store these bytes; the server computes their hash."""
 
-    operation = Operation(repeatable="the same bytes are stored once, under the same hash")
+    operation = Operation(stores=True, repeatable="the same bytes are stored once, under the same hash")
 
     data: bytes
     universe: str = UNIVERSE
@@ -51,7 +51,7 @@ class FindBlob(Request[Known], frozen=True, tag="blobs.find"):
 class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
     """Store the bytes that are streamed with this request."""
 
-    operation = Operation(repeatable="the same bytes are stored once, under the same hash", network=False)
+    operation = Operation(stores=True, repeatable="the same bytes are stored once, under the same hash", network=False)
 
     universe: str = UNIVERSE
 

@@ -143,7 +143,9 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
     """
 
     operation = Operation(
-        atomic=True, http=(Route("POST", "/v1/entities/transaction", "Change several entities in one commit."),)
+        stores=True,
+        atomic=True,
+        http=(Route("POST", "/v1/entities/transaction", "Change several entities in one commit."),),
     )
 
     writes: list[EntityWrite]
@@ -159,6 +161,8 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
 
 class PutEntity(Request[Written], frozen=True, tag="entities.put"):
     """Replace all durable fields of an entity if its version is `expected_version`."""
+
+    operation = Operation(stores=True)
 
     kind: str
     id: str

@@ -146,7 +146,9 @@ class SendMail(Request[SentMails], frozen=True, tag="mail.send"):
     """Store mails of `sender`. A refused mail does not affect the others."""
 
     operation = Operation(
-        atomic=True, http=(Route("POST", "/v1/mail/send", "Send mails of one sender; each has a result of its own."),)
+        stores=True,
+        atomic=True,
+        http=(Route("POST", "/v1/mail/send", "Send mails of one sender; each has a result of its own."),),
     )
 
     sender: str

@@ -33,7 +33,7 @@ class ScanPairs(Request[Pairs], frozen=True, tag="pairs.scan"):
 
 
 class PutPair(Request[Committed], frozen=True, tag="pairs.put"):
-    operation = Operation(network=False)
+    operation = Operation(stores=True, network=False)
 
     key: bytes
     value: bytes

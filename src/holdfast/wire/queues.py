@@ -221,7 +221,7 @@ class Schedules(msgspec.Struct, frozen=True):
 
 
 class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
-    operation = Operation(atomic=True)
+    operation = Operation(stores=True, atomic=True)
 
     queue: str
     messages: list[NewMessage]
@@ -426,6 +426,7 @@ class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
 
 class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
     operation = Operation(
+        stores=True,
         http=(
             Route(
                 "PUT",
@@ -433,7 +434,7 @@ class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
                 "Create or replace a schedule, which enqueues a message by a cron expression.",
                 read_only=("next_ms",),
             ),
-        )
+        ),
     )
 
     queue: str

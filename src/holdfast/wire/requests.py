@@ -48,6 +48,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     repeatable: str = ""  # Why executing it twice does no harm; empty if it needs an idempotency key.
     network: bool = True  # The stream carries it. Raw writes to the key space stay local: they could break any layer.
     atomic: bool = False  # It can be one of several operations in one commit.
+    stores: bool = False  # It adds data: it is refused while the disk is nearly full.
     permission: str = ""  # The verb that a token must allow; empty if it follows from the tag.
     http: tuple[Route, ...] = ()
 

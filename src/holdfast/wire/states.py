@@ -50,7 +50,9 @@ class UpdateState(Request[UpdatedState], frozen=True, tag="states.update"):
     """Write a document. `if_match`: its current ETag ("*": any); `if_absent`: it must not exist."""
 
     operation = Operation(
-        atomic=True, http=(Route("POST", "/v1/state/update", "Write a state document, guarded by a lease or an ETag."),)
+        stores=True,
+        atomic=True,
+        http=(Route("POST", "/v1/state/update", "Write a state document, guarded by a lease or an ETag."),),
     )
 
     key: str

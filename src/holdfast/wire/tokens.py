@@ -61,6 +61,8 @@ class Revoked(msgspec.Struct, frozen=True):
 class CreateToken(Request[TokenInfo], frozen=True, tag="tokens.create"):
     """Create a token whose secret has this SHA-256. `universes=["*"]` is every universe."""
 
+    operation = Operation(stores=True)
+
     name: str
     universes: list[str]
     verbs: list[str]

@@ -181,6 +181,14 @@ class Transport(Protocol):
         """
         ...
 
+    def reopen(self) -> None:
+        """Open the key space again after a failure.
+
+        Raises:
+            NotEmbedded: the plane is in another process, which reopens it by itself.
+        """
+        ...
+
     @property
     def lease_renewer(self) -> LeaseRenewer:
         """Renews the leases of received messages, and those in `with` blocks."""
@@ -209,6 +217,8 @@ class AsyncTransport(Protocol):
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]: ...
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
+
+    async def reopen(self) -> None: ...
 
     @property
     def lease_renewer(self) -> LeaseRenewer: ...

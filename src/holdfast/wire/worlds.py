@@ -145,10 +145,11 @@ class Checked(msgspec.Struct, frozen=True):
 
 class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
     operation = Operation(
+        stores=True,
         http=(
             Route("POST", "/v1/worlds", "Create a world.", status=201),
             Route("PUT", "/v1/worlds/{world}", "Create a world with this name.", status=201),
-        )
+        ),
     )
 
     world: str
@@ -188,6 +189,7 @@ class AppendEntries(Request[Height], frozen=True, tag="worlds.append"):
     """Append values, each canonical CBOR; answered with the height of the first."""
 
     operation = Operation(
+        stores=True,
         atomic=True,
         http=(
             Route(
@@ -238,7 +240,9 @@ class DrainInbox(Request[Drained], frozen=True, tag="worlds.drain"):
 
 class PutItem(Request[Sequence], frozen=True, tag="worlds.inbox.put"):
     operation = Operation(
-        atomic=True, http=(Route("POST", "/v1/worlds/{world}/inbox", "Put an item into the inbox.", status=201),)
+        stores=True,
+        atomic=True,
+        http=(Route("POST", "/v1/worlds/{world}/inbox", "Put an item into the inbox.", status=201),),
     )
 
     world: str
@@ -275,7 +279,8 @@ class SetManifest(Request[Height], frozen=True, tag="worlds.manifest"):
     """Record that another manifest defines the world from here on; the answer is the height of the record."""
 
     operation = Operation(
-        http=(Route("POST", "/v1/worlds/{world}/manifest", "Set the manifest that defines the world.", status=201),)
+        stores=True,
+        http=(Route("POST", "/v1/worlds/{world}/manifest", "Set the manifest that defines the world.", status=201),),
     )
 
     world: str
@@ -293,9 +298,10 @@ class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commi
     """
 
     operation = Operation(
+        stores=True,
         http=(
             Route("POST", "/v1/worlds/{world}/snapshots", "Store a snapshot; `data` is the state as JSON.", status=201),
-        )
+        ),
     )
 
     world: str
@@ -470,9 +476,10 @@ class ForkWorld(Request[Described], frozen=True, tag="worlds.fork"):
     """Create a world with the records of this one below `height`."""
 
     operation = Operation(
+        stores=True,
         http=(
             Route("POST", "/v1/worlds/{world}/fork", "Create a new world with the records below `height`.", status=201),
-        )
+        ),
     )
 
     world: str

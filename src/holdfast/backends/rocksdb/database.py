@@ -9,6 +9,7 @@ import asyncio
 import ctypes
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,9 +27,17 @@ from rocksdict import (
 from holdfast.backends.rocksdb.failures import is_file_limit, translate_error
 from holdfast.backends.rocksdb.log_gaps import find_gap
 from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
-from holdfast.backends.rocksdb.views import CachedPairs, ConcurrentCommit, CurrentPairs, OptimisticPairs, PinnedPairs
+from holdfast.backends.rocksdb.views import (
+    CachedPairs,
+    ConcurrentCommit,
+    CurrentPairs,
+    FailedPairs,
+    OptimisticPairs,
+    PinnedPairs,
+    failed_error,
+)
 from holdfast.clock import Clock, IdSource, SystemClock
-from holdfast.errors import DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
+from holdfast.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.folders import make_folder, sync_folder
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.closing_at_exit import close_at_exit
@@ -53,17 +62,68 @@ class RocksDatabase(SerialDatabase):
             DamagedDatabase: its contents are damaged.
         """
         super().__init__(clock or SystemClock(), ids or IdSource())
-        self._rocks = _open(path)
         self._path = path
-        self._pairs = CurrentPairs(self._rocks, path)
-        self._current: CachedPairs = CachedPairs(self._pairs)
-        self._log = LogSync(last_commit=self._rocks.latest_sequence_number, sync=self._flush_log)
-        self._syncer = Syncer(self._log, self._rocks.latest_sequence_number)
+        self._on_sync: Callable[[float], None] | None = None
         self._failure: HoldfastError | None = None
+        self._is_attached = False
         self._loops_lock = threading.Lock()
-        self._loop_syncs: dict[asyncio.AbstractEventLoop, LoopSync] = {}
+        self._first_commit = 0  # Added to RocksDB's numbers, so that they increase across `reopen`.
+        self._doubtful = (0, 0)  # Commits after the first and up to the second may have been lost in a failure.
+        self._attach(_open(path))
         close_at_exit(self)
-        self._recent_loop_sync: LoopSync | None = None  # A fast path: there is rarely more than one event loop.
+
+    def _attach(self, rocks: Rdict) -> None:
+        self._rocks = rocks
+        self._sequence: Callable[[], int] = rocks.latest_sequence_number
+        self._pairs: CurrentPairs | FailedPairs = CurrentPairs(rocks, self._path)
+        self._current: CachedPairs = CachedPairs(self._pairs)
+        self._log = LogSync(last_commit=self._last_commit, sync=lambda: rocks.flush_wal(True))
+        self._log.on_sync = self._on_sync
+        self._syncer = Syncer(self._log, self._last_commit)
+        with self._loops_lock:
+            self._loop_syncs: dict[asyncio.AbstractEventLoop, LoopSync] = {}
+            self._recent_loop_sync: LoopSync | None = None  # A fast path: there is rarely more than one event loop.
+        self._is_attached = True
+
+    @property
+    def failure(self) -> HoldfastError | None:
+        return self._failure or self._log.failure
+
+    def reopen(self) -> None:
+        self._acquire_write_lock()
+        try:
+            if self._closed:
+                raise Closed("The database was closed; open it again")
+            failure = self.failure
+            if failure is None:
+                return
+            self._failure = failure
+            if self._is_attached:
+                self._detach(failure)
+            last = self._first_commit
+            rocks = _open(self._path)
+            self._first_commit = last + 1 - rocks.latest_sequence_number()
+            self._attach(rocks)
+            self._failure = None
+        finally:
+            self._write_lock.release()
+        self._watches.fire_all()  # Commits that were never acknowledged may be gone.
+
+    def _detach(self, failure: HoldfastError) -> None:
+        """Close the failed RocksDB. Until another is attached, every read and write raises DatabaseFailed."""
+        last = self._last_commit()
+        self._pairs = FailedPairs(failure)
+        self._current = CachedPairs(self._pairs)
+        with suppress(HoldfastError):
+            self._log.close()
+        self._syncer.stop()
+        if self._log.durable < last:
+            earlier, _ = self._doubtful if self._doubtful[1] else (last, 0)
+            self._doubtful = (min(earlier, self._log.durable), last)
+        self._is_attached = False
+        self._first_commit, self._sequence = last, lambda: 0
+        with suppress(Exception):  # It is closed nonetheless, and its failure is known.
+            self._rocks.close()
 
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to the new folder `path`, with hard links where the file system supports them."""
@@ -88,7 +148,7 @@ class RocksDatabase(SerialDatabase):
 
     @on_sync.setter
     def on_sync(self, on_sync: Callable[[float], None] | None) -> None:
-        self._log.on_sync = on_sync
+        self._on_sync = self._log.on_sync = on_sync
 
     @property
     def has_unsynced(self) -> bool:
@@ -100,21 +160,24 @@ class RocksDatabase(SerialDatabase):
         self._rocks.flush(wait=True)
 
     def _snapshot(self) -> "OptimisticPairs":
-        return OptimisticPairs(self._pairs, self._rocks.latest_sequence_number)
+        return OptimisticPairs(self._pairs, self._sequence)
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
         try:
-            return super()._read(work, args, kwargs)
-        except ConcurrentCommit:
-            tx = Transaction(PinnedPairs(self._rocks, self._path), clock=self._clock, ids=self._ids, writable=False)
-            commit = self._last_commit()
-            return run(tx, work, args, kwargs), commit
+            try:
+                return super()._read(work, args, kwargs)
+            except ConcurrentCommit:
+                tx = Transaction(PinnedPairs(self._rocks, self._path), clock=self._clock, ids=self._ids, writable=False)
+                commit = self._last_commit()
+                return run(tx, work, args, kwargs), commit
+        except Closed:
+            if self._closed:
+                raise
+            raise DatabaseFailed("The database was reopened during this read; try again") from self._failure
 
     def _commit(self, tx: Transaction) -> None:
         if self._failure is not None:
-            raise DatabaseFailed(
-                f"An earlier write failed ({self._failure}); nothing was written. Open the database again"
-            ) from self._failure
+            raise failed_error(self._failure)
         if self._log.failed:
             self._log.check_healthy()
         batch = WriteBatch(raw_mode=True)
@@ -135,10 +198,18 @@ class RocksDatabase(SerialDatabase):
             raise self._failure from error
 
     def _last_commit(self) -> int:
-        return self._rocks.latest_sequence_number()
+        return self._first_commit + self._sequence()
+
+    def _check_kept(self, commit: int) -> None:
+        """Raise CommitUnknown for a commit from before a failure that was not durable then."""
+        if self._doubtful[0] < commit <= self._doubtful[1]:
+            raise CommitUnknown(
+                "The database failed before the log was synced, and was reopened; check whether the write was stored"
+            )
 
     def _wait_durable(self, commit: int, tier: Tier) -> None:
         if commit <= self._log.durable:
+            self._check_kept(commit)
             return
         if tier is _CRITICAL:
             self._log.wait(commit)
@@ -147,6 +218,7 @@ class RocksDatabase(SerialDatabase):
 
     def _wait_durable_async(self, commit: int, tier: Tier) -> Awaitable[None] | None:
         if commit <= self._log.durable:
+            self._check_kept(commit)
             return None
         if tier is _CRITICAL:
             return self._loop_sync().wait(commit, single=not self._woke_waiter)
@@ -180,10 +252,9 @@ class RocksDatabase(SerialDatabase):
         if not self._closed:
             self.close()
 
-    def _flush_log(self) -> None:
-        self._rocks.flush_wal(True)
-
     def _release(self) -> None:
+        if not self._is_attached:
+            return
         try:
             self._log.close()
         finally:

@@ -147,13 +147,22 @@ class LogSync:
         if self._closed:
             raise CommitUnknown("The database was closed before the log was synced; check whether the write was stored")
 
+    @property
+    def failure(self) -> DatabaseFailed | None:
+        """The error of every later commit, if a sync has failed."""
+        if self._failure is None:
+            return None
+        error = DatabaseFailed(
+            f"An earlier sync failed ({self._failure}); nothing was written. "
+            "Check the device, then open the database again"
+        )
+        error.__cause__ = self._failure
+        return error
+
     def check_healthy(self) -> None:
         """Raise DatabaseFailed if a sync has failed before."""
-        if self._failure is not None:
-            raise DatabaseFailed(
-                f"An earlier sync failed ({self._failure}); nothing was written. "
-                "Check the device, then open the database again"
-            ) from self._failure
+        if (failure := self.failure) is not None:
+            raise failure
 
 
 class LoopSync:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rocksdict import DbClosedError, Rdict, RdictIter, ReadOptions
 
 from holdfast.backends.rocksdb.failures import translate_error
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, DatabaseFailed, HoldfastError
 from holdfast.kv import Pair, Transaction
 from holdfast.limits import PAIR_CACHE_BYTES, PAIR_CACHE_VALUE_BYTES_MAX, WRITE_COST_BYTES
 
@@ -45,6 +45,30 @@ class CurrentPairs:
             raise _read_error(error, self._path) from error
 
 
+class FailedPairs:
+    """The pairs of a database that failed and is closed until it is reopened: reading raises DatabaseFailed."""
+
+    __slots__ = ("_failure",)
+
+    def __init__(self, failure: HoldfastError) -> None:
+        self._failure = failure
+
+    def get(self, key: bytes) -> bytes | None:
+        del key
+        raise failed_error(self._failure)
+
+    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        del begin, end, limit, reverse
+        raise failed_error(self._failure)
+
+
+def failed_error(failure: HoldfastError) -> DatabaseFailed:
+    """The error of a call after an earlier failure."""
+    error = DatabaseFailed(f"An earlier write failed ({failure}); nothing was written. Open the database again")
+    error.__cause__ = failure
+    return error
+
+
 class CachedPairs:
     """The latest committed pairs, with a cache of recently read and written ones. Used with the write lock held.
 
@@ -58,7 +82,7 @@ class CachedPairs:
 
     __slots__ = ("_bytes", "_get_stored", "_old", "_young", "scan")
 
-    def __init__(self, pairs: CurrentPairs) -> None:
+    def __init__(self, pairs: CurrentPairs | FailedPairs) -> None:
         self._get_stored = pairs.get
         self.scan = pairs.scan
         self._young: dict[bytes, bytes | None] = {}
@@ -116,7 +140,7 @@ class OptimisticPairs:
 
     __slots__ = ("_commit", "_last_commit", "_pairs")
 
-    def __init__(self, pairs: CurrentPairs, last_commit: Callable[[], int]) -> None:
+    def __init__(self, pairs: CurrentPairs | FailedPairs, last_commit: Callable[[], int]) -> None:
         self._pairs = pairs
         self._last_commit = last_commit
         self._commit: int | None = None  # The commit that all reads saw; -1 if unknown.

@@ -133,6 +133,17 @@ class Plane:
         """
         return self._transport.transact(work, *args, tier=tier, **kwargs)
 
+    def reopen(self) -> None:
+        """Open the key space again after a failure, such as a full disk. Does nothing if it works.
+
+        Acknowledged writes are intact. Handles, watches and leases stay valid.
+
+        Raises:
+            DiskFull, PathUnusable, DamagedDatabase, DatabaseFailed: it cannot be opened yet; try again later.
+            NotEmbedded: the plane is in another process, which reopens it by itself.
+        """
+        self._transport.reopen()
+
     def close(self) -> None:
         """Make everything durable and close the plane. Closing twice is fine."""
         self._transport.close()

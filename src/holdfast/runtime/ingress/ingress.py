@@ -149,6 +149,8 @@ class Ingress:
         if self._closed or not self._tasks or self._loop is not asyncio.get_running_loop():
             await self.start()
         try:
+            if self._database.low_space:
+                raise Busy("The disk is nearly full (disk_reserve_bytes); free some space, then push it again")
             return await self._push(sender, to, new)
         except HoldfastError as error:
             self.counters.rejects[error.code] += 1
