@@ -18,6 +18,7 @@ import holdfast
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
 from holdfast.kv import Transaction
+from holdfast.tiers import Tier
 
 FILLING = """
 import resource, signal, sys
@@ -216,3 +217,28 @@ def test_a_nearly_full_disk_can_be_drained(small_disk: Path) -> None:
                 put -= 1
         assert put == 0
         assert queue.stats().ready == 0
+
+
+def test_a_commit_from_before_a_failure_is_not_reported_as_durable_after_it(tmp_path: Path) -> None:
+    """A caller may commit, lose the processor, and wait for its sync only after another thread has reopened."""
+
+    def fail() -> None:
+        raise OSError("the device is gone")
+
+    with RocksDatabase(tmp_path / "kv") as database:
+        database.transact(put, 1)
+        kept = database._last_commit()
+        database._log._sync = fail
+        with pytest.raises(CommitUnknown, match="the device is gone"):
+            database.transact(put, 2)
+        lost = database._last_commit()
+        assert isinstance(database.failure, DatabaseFailed)
+        with database.watch(b"0") as watch:
+            database.reopen()
+            assert watch.wait(10)
+        assert database.failure is None
+        database.transact(put, 3)
+        assert database._last_commit() > lost > kept
+        database._wait_durable(kept, Tier.CRITICAL)
+        with pytest.raises(CommitUnknown, match="was reopened"):
+            database._wait_durable(lost, Tier.CRITICAL)
