@@ -11,6 +11,7 @@ from holdfast.cli import connect, directories, printing
 from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.exit_codes import DAMAGED
 from holdfast.errors import Corrupt, PathUnusable
+from holdfast.names import folder_at
 from holdfast.plane.formats import check_marker
 from holdfast.wire.health_checks import Finding, Seen
 
@@ -29,23 +30,31 @@ class HealthCheck(msgspec.Struct):
         "holdfast doctor ./data",
         "holdfast --url dir:./data doctor --deep --json",
         "holdfast --url http://127.0.0.1:9440 doctor",
+        "holdfast doctor ./data --salvage ./salvaged",
     ],
 )
 @click.argument("path", required=False)
 @click.option("--deep", is_flag=True, help="Hash every blob, instead of a sample of the large ones.")
-def doctor(path: str | None, deep: bool) -> None:
+@click.option("--salvage", metavar="TARGET", help="Copy what can be read to the new data directory TARGET.")
+def doctor(path: str | None, deep: bool, salvage: str | None) -> None:
     """Check that the data of a directory or a server is complete, undamaged and consistent.
 
     Checks the format, reads the whole key space, and compares blobs with their hashes, journals with their heads,
     segments with their checksums, and the counters of queues with their messages. A server checks a snapshot of its key
     space and keeps serving; the token must allow doctor:run in every universe. A data directory must not be open in
     another process. Nothing is repaired. Exit code 10 means that data is damaged.
+
+    With --salvage, what can be read of a damaged data directory is copied to a new one, and what is lost is listed. The
+    damaged directory is not changed. Run doctor on the copy afterwards. Exit code 10 means that something is lost.
     """
     target = connect.current_target()
     if path is not None:
         target = msgspec.structs.replace(
             target, url=path if "://" in path or path.startswith("dir:") else f"dir:{path}"
         )
+    if salvage is not None:
+        _salvage(directories.data_directory(target, purpose="salvage"), folder_at(salvage).absolute())
+        return
     if target.is_server:
         location, leftovers = target.url, []
         with connect.open_plane(target) as plane:
@@ -66,6 +75,23 @@ def doctor(path: str | None, deep: bool) -> None:
     else:
         _print(location, checks, findings, leftovers)
     click.get_current_context().exit(DAMAGED if findings else 0)
+
+
+def _salvage(source: Path, target: Path) -> None:
+    """Copy what can be read of a data directory, and list what is lost."""
+    from holdfast.cli.salvage import salvage_directory
+
+    salvaged = salvage_directory(source, target)
+    if wants_json():
+        printing.record({"path": str(source), "target": str(target), **salvaged._asdict()})
+    else:
+        for what in salvaged.lost:
+            click.echo(printing.escape_control(f"✗ lost: {what}"))
+        click.echo(
+            f"Copied {salvaged.pairs:,} pairs and {salvaged.files:,} files to {target}; {len(salvaged.lost):,} losses. "
+            f"Check the copy with: holdfast doctor --deep {target}"
+        )
+    click.get_current_context().exit(DAMAGED if salvaged.lost else 0)
 
 
 def _check_directory(folder: Path, target: connect.Target, *, deep: bool) -> Iterator[Seen]:

@@ -6,14 +6,33 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import NotFound, PathUnusable, SchemaMismatch
+from holdfast.errors import DamagedDatabase, NotFound, PathUnusable, SchemaMismatch
 
 FORMAT: Final = 1  # The format of a data directory.
 MARKER: Final = "holdfast.json"  # The file that records it.
 
 
+def check_used(path: Path) -> None:
+    """Raise DamagedDatabase if the folder was a data directory and has lost its key space.
+
+    The marker is written after the key space, so a folder with the marker had one.
+    """
+    kv = path / "kv"
+    if (path / MARKER).is_file() and not (kv / "CURRENT").exists():
+        what = "has lost files (CURRENT is missing)" if kv.is_dir() and any(kv.iterdir()) else "is missing"
+        raise DamagedDatabase(
+            f"{path} has been used and its key space {kv} {what}; restore it from a backup, or remove {path} to start anew"
+        )
+
+
 def check_exists(path: Path) -> None:
-    """Raise NotFound if the folder is not a data directory."""
+    """Raise unless the folder is a data directory with a key space.
+
+    Raises:
+        NotFound: it is not a data directory.
+        DamagedDatabase: its key space is missing.
+    """
+    check_used(path)
     if not (path / "kv" / "CURRENT").exists():
         url = shlex.quote(f"dir:{path}")
         raise NotFound(
@@ -27,6 +46,7 @@ def check_marker(path: Path) -> None:
 
     Raises:
         NotFound: it is not a data directory.
+        DamagedDatabase: its key space is missing.
         SchemaMismatch: a newer Holdfast wrote it.
     """
     check_exists(path)

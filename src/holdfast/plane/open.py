@@ -26,7 +26,7 @@ from holdfast.layers.migrations import check_complete
 from holdfast.limits import DISK_RESERVE_BYTES, PUSHES_PER_MINUTE
 from holdfast.names import folder_at
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.formats import FORMAT, MARKER, check_exists
+from holdfast.plane.formats import FORMAT, MARKER, check_exists, check_used
 from holdfast.plane.services import Services
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
@@ -114,8 +114,7 @@ def open_database(
         directory = folder_at(rest)
         if not create:
             check_exists(directory)
-        _check_format(directory)
-        return RocksDatabase(directory / "kv", clock=clock, ids=ids)
+        return _open_directory(directory, clock, ids)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
         return _open_postgres(url, clock, ids, create=create)
     if scheme in ("http", "https"):
@@ -211,23 +210,44 @@ def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None, *, creat
     return PostgresDatabase(url, clock=clock, ids=ids, create=create)
 
 
-def _check_format(directory: Path) -> None:
-    """Write the format of a new data directory, or refuse a directory in another format."""
+def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) -> Database:
+    """Open or create the key space of a data directory. The marker is written last: a folder with it has been used."""
     marker = directory / MARKER
     try:
         make_folder(directory)
-        if not marker.exists():
+        is_new = not marker.exists()
+        if is_new:
             sync_folder(directory.parent)  # A process may have ended between creating the directory and syncing it.
-            draft = directory / f".{MARKER}.{os.getpid()}"
-            with draft.open("wb") as file:
-                file.write(msgspec.json.encode(_Marker(FORMAT)))
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(marker)
-            sync_folder(directory)
-        found = msgspec.json.decode(marker.read_bytes(), type=_Marker).format
+        else:
+            _check_format(directory, marker)
+            check_used(directory)
+        database = RocksDatabase(directory / "kv", clock=clock, ids=ids)
+        if is_new:
+            try:
+                sync_folder(directory)  # The marker must not outlive the key space in a power loss.
+                _write_marker(directory, marker)
+            except BaseException:
+                database.close()
+                raise
+        return database
     except OSError as error:
         raise PathUnusable(f"{directory} cannot be used ({error.strerror}); choose a folder you can write") from error
+
+
+def _write_marker(directory: Path, marker: Path) -> None:
+    draft = directory / f".{MARKER}.{os.getpid()}"
+    with draft.open("wb") as file:
+        file.write(msgspec.json.encode(_Marker(FORMAT)))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(marker)
+    sync_folder(directory)
+
+
+def _check_format(directory: Path, marker: Path) -> None:
+    """Refuse a directory in another format."""
+    try:
+        found = msgspec.json.decode(marker.read_bytes(), type=_Marker).format
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise PathUnusable(
             f"{marker} is not a Holdfast file ({error}); choose another folder, or restore it"

@@ -1,8 +1,8 @@
 """The key space in a RocksDB directory.
 
 A commit is one WriteBatch, written to the log and the memtable on the caller's thread without a sync. RocksDB's
-sequence number is the commit number. `log_sync.py` makes commits durable in groups. A crash may truncate the last log
-record, which is then dropped; any other damage is reported, never skipped.
+sequence number is the commit number. `log_sync.py` makes commits durable in groups. What a crash leaves incomplete at
+the end of the log is cut off before RocksDB opens it; any other damage is reported, never skipped (`log_check.py`).
 """
 
 import asyncio
@@ -24,8 +24,9 @@ from rocksdict import (
     WriteBatch,
 )
 
+from holdfast.backends.rocksdb.directory_lock import directory_lock, mark_closed, mark_open
 from holdfast.backends.rocksdb.failures import is_file_limit, translate_error
-from holdfast.backends.rocksdb.log_gaps import find_gap
+from holdfast.backends.rocksdb.log_check import check_durable, check_files, cut_logs
 from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
 from holdfast.backends.rocksdb.views import (
     CachedPairs,
@@ -36,6 +37,7 @@ from holdfast.backends.rocksdb.views import (
     PinnedPairs,
     failed_error,
 )
+from holdfast.backends.rocksdb.watermark import Watermark
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.folders import make_folder, sync_folder
@@ -69,15 +71,22 @@ class RocksDatabase(SerialDatabase):
         self._loops_lock = threading.Lock()
         self._first_commit = 0  # Added to RocksDB's numbers, so that they increase across `reopen`.
         self._doubtful = (0, 0)  # Commits after the first and up to the second may have been lost in a failure.
-        self._attach(_open(path))
+        self._attach(*_open(path))
         close_at_exit(self)
 
-    def _attach(self, rocks: Rdict) -> None:
+    def _attach(self, rocks: Rdict, watermark: Watermark) -> None:
         self._rocks = rocks
+        self._watermark = watermark
+        self._identity = mark_open(self._path)
         self._sequence: Callable[[], int] = rocks.latest_sequence_number
         self._pairs: CurrentPairs | FailedPairs = CurrentPairs(rocks, self._path)
         self._current: CachedPairs = CachedPairs(self._pairs)
-        self._log = LogSync(last_commit=self._last_commit, sync=lambda: rocks.flush_wal(True))
+        first = self._first_commit
+        self._log = LogSync(
+            last_commit=self._last_commit,
+            sync=lambda: rocks.flush_wal(True),
+            on_durable=lambda commit: watermark.advance(commit - first),
+        )
         self._log.on_sync = self._on_sync
         self._syncer = Syncer(self._log, self._last_commit)
         with self._loops_lock:
@@ -101,9 +110,9 @@ class RocksDatabase(SerialDatabase):
             if self._is_attached:
                 self._detach(failure)
             last = self._first_commit
-            rocks = _open(self._path)
+            rocks, watermark = _open(self._path)
             self._first_commit = last + 1 - rocks.latest_sequence_number()
-            self._attach(rocks)
+            self._attach(rocks, watermark)
             self._failure = None
         finally:
             self._write_lock.release()
@@ -122,8 +131,10 @@ class RocksDatabase(SerialDatabase):
             self._doubtful = (min(earlier, self._log.durable), last)
         self._is_attached = False
         self._first_commit, self._sequence = last, lambda: 0
+        self._watermark.close()
         with suppress(Exception):  # It is closed nonetheless, and its failure is known.
             self._rocks.close()
+        mark_closed(self._identity)
 
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to the new folder `path`, with hard links where the file system supports them."""
@@ -259,22 +270,32 @@ class RocksDatabase(SerialDatabase):
             self._log.close()
         finally:
             self._syncer.stop()
+            self._watermark.close()
             try:
                 self._rocks.close()
             except Exception as error:
                 # It is closed nonetheless. A write failure was already reported when it first happened.
                 if self._failure is None:
                     raise translate_error(error, self._path) from error
+            finally:
+                mark_closed(self._identity)
 
 
-def _open(path: Path) -> Rdict:
+def _open(path: Path) -> tuple[Rdict, Watermark]:
     try:
         make_folder(path)
         sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
-        if gap := find_gap(path):
-            raise DamagedDatabase(f"The log in {path} is missing commits ({gap}); restore it from a backup")
+        with directory_lock(path) as is_free:
+            if is_free:  # Otherwise RocksDB will say who has it open.
+                cut_logs(check_files(path))
         with panics_as_errors():
-            return Rdict(str(path), table_options())
+            rocks = Rdict(str(path), table_options())
+        try:
+            check_durable(path, rocks.latest_sequence_number())
+            return rocks, Watermark(path, rocks.latest_sequence_number())
+        except BaseException:
+            rocks.close()
+            raise
     except DamagedDatabase:
         raise
     except OSError as error:
@@ -294,7 +315,8 @@ def table_options() -> Options:
     tables.set_bloom_filter(10, False)  # A get of a missing key then rarely reads from disk.
     options = Options(raw_mode=True)
     options.create_if_missing(True)
-    # The default mode silently drops everything after damage in the log. This one accepts only a truncated end.
+    # The default mode silently drops everything after damage in the log. This one accepts only a truncated end, which
+    # a reader may see while another process writes.
     options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
     options.set_block_based_table_factory(tables)
     options.set_compression_type(DBCompressionType.lz4())

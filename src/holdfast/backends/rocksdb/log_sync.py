@@ -31,9 +31,12 @@ _log = logging.getLogger("holdfast.log_sync")
 class LogSync:
     """Tracks up to which commit the log is durable, and syncs it."""
 
-    def __init__(self, *, last_commit: Callable[[], int], sync: Callable[[], None]) -> None:
+    def __init__(
+        self, *, last_commit: Callable[[], int], sync: Callable[[], None], on_durable: Callable[[int], None]
+    ) -> None:
         self._last_commit = last_commit
         self._sync = sync
+        self._on_durable = on_durable  # Called by the leader with the last commit that a sync has made durable.
         self._mutex = threading.Lock()
         self._has_leader = False
         self._followers: deque[tuple[int, threading.Lock]] = deque()
@@ -94,6 +97,7 @@ class LogSync:
             target = self._last_commit()
             self._sync()
             durable = target
+            self._on_durable(target)
         except Exception as error:
             self._failure, self.failed = error, True
         finally:  # Also after Ctrl-C, which most likely arrives during a sync: pass the lead on.

@@ -18,11 +18,12 @@ from typing import Final
 from rocksdict import AccessType, Rdict
 
 from holdfast.backends.rocksdb.database import table_options
+from holdfast.backends.rocksdb.directory_lock import FLOCK
 from holdfast.backends.rocksdb.failures import is_file_limit, translate_error
-from holdfast.backends.rocksdb.log_gaps import find_gap
+from holdfast.backends.rocksdb.log_check import Cut, check_durable, check_files
 from holdfast.backends.rocksdb.views import CurrentPairs
 from holdfast.clock import IdSource, SystemClock
-from holdfast.errors import DamagedDatabase, DirectoryInUse, PathUnusable, ReadOnlyTransaction
+from holdfast.errors import DirectoryInUse, PathUnusable, ReadOnlyTransaction
 from holdfast.kv import Transaction
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.panics import panics_as_errors
@@ -31,7 +32,6 @@ from holdfast.tiers import Tier
 _SETTINGS: Final = "rocksdict-config.json"
 _PREFIX: Final = "holdfast-reader-"
 _STALE_SECONDS: Final = 60.0
-_FLOCK: Final = "hhqqi"  # C's struct flock: type, whence, start, length, pid.
 
 
 class RocksReader(SerialDatabase):
@@ -55,9 +55,9 @@ class RocksReader(SerialDatabase):
         self._links_lock = os.open(self._links.name, os.O_RDONLY)
         try:
             fcntl.flock(self._links_lock, fcntl.LOCK_SH)
-            if lock and (gap := find_gap(path)):
-                raise DamagedDatabase(f"The log in {path} is missing commits ({gap}); restore it from a backup")
-            self._rocks = _open(path, Path(self._links.name))
+            self._rocks = _open(path, Path(self._links.name), check_files(path) if lock else [])
+            if lock:
+                check_durable(path, self._rocks.latest_sequence_number())
         except BaseException:
             self._close_files()
             raise
@@ -103,11 +103,11 @@ def _lock_directory(path: Path) -> int:
             f"{path} cannot be locked ({error.strerror}); choose a data directory that this user can read"
         ) from error
     # An open file description lock: unlike a process lock, it also conflicts with a lock of this process.
-    wanted = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    wanted = struct.pack(FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
     except OSError as error:
-        holder = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[4]
+        holder = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, wanted))[4]
         if holder != os.getpid():  # Closing any descriptor of a file releases this process's locks on it.
             os.close(descriptor)
         owner = f"process {holder}" if holder > 0 else "another process"
@@ -129,11 +129,15 @@ def _remove_stale_links() -> None:
                 os.close(descriptor)
 
 
-def _open(path: Path, links: Path) -> Rdict:
+def _open(path: Path, links: Path, cuts: list[Cut]) -> Rdict:
+    kept = {cut.log.name: cut.offset for cut in cuts}
     try:
         for file in path.iterdir():
             if file.name == _SETTINGS:
                 shutil.copyfile(file, links / file.name)
+            elif file.name in kept:
+                with file.open("rb") as log:
+                    (links / file.name).write_bytes(log.read(kept[file.name]))
             elif file.name != "LOCK":
                 (links / file.name).symlink_to(file.absolute())
         with panics_as_errors():

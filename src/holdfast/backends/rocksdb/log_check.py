@@ -1,0 +1,217 @@
+"""Checks the files of a RocksDB directory before RocksDB opens them.
+
+RocksDB by itself drops records silently where a damaged length looks like a truncated end, refuses logs in which only
+unsynced writes are missing, and loops forever on some record types. So this finds the first bad place of the logs and
+decides what it is:
+
+    torn     Nothing up to the watermark is missing, and the place looks unwritten: the file ends there, or it has zeros.
+             That is what a crash or a power loss leaves. The log is cut there.
+    damage   Anything else. Above all a valid record of a later commit behind the place: commits between are missing.
+
+Every record carries the sequence number of its first write and its number of writes, so the sequence numbers of all
+logs must be contiguous.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from holdfast.backends.rocksdb.log_records import (
+    BLOCK,
+    FRAGMENT,
+    CheckBudget,
+    LogWalk,
+    Record,
+    find_batch,
+    find_fragment,
+    has_zeros,
+    is_unwritten,
+    masked_checksum,
+    record_is_valid,
+)
+from holdfast.backends.rocksdb.watermark import read_watermark
+from holdfast.errors import DamagedDatabase
+
+_BUDGET_BYTES: Final = 16 << 20  # About one second.
+_CURRENT: Final = re.compile(rb"MANIFEST-[0-9]{6,20}\n")
+_ADVICE: Final = "restore it from a backup, or copy what can be read with `holdfast doctor --salvage NEW_FOLDER`"
+
+
+class Cut(NamedTuple):
+    """A log whose bytes from an offset on are torn."""
+
+    log: Path
+    offset: int
+
+
+def check_files(directory: Path) -> list[Cut]:
+    """Where to cut logs before RocksDB opens the directory; no process may write to it meanwhile.
+
+    Raises:
+        DamagedDatabase: commits that were durable are missing or damaged.
+    """
+    durable = read_watermark(directory)
+    if not (directory / "CURRENT").exists():
+        if durable or any(directory.glob("*.sst")):
+            raise damaged(directory / "CURRENT", "it is missing, but the directory has been used")
+        return []
+    check_manifest(directory)
+    return _LogCheck(directory, durable).run()
+
+
+def cut_logs(cuts: list[Cut]) -> None:
+    """Remove what is torn, durably."""
+    for cut in cuts:
+        with cut.log.open("rb+") as file:
+            file.truncate(cut.offset)
+            os.fsync(file.fileno())
+
+
+def damaged(file: Path, what: str) -> DamagedDatabase:
+    """The error for a damaged file of a database."""
+    return DamagedDatabase(f"{file} is damaged: {what}; {_ADVICE}")
+
+
+def log_files(directory: Path) -> list[Path]:
+    """The logs of a directory, oldest first."""
+    return sorted((log for log in directory.glob("*.log") if log.stem.isdigit()), key=lambda log: int(log.stem))
+
+
+def check_durable(directory: Path, last: int) -> None:
+    """Raise DamagedDatabase if the commits of an opened database end before its watermark."""
+    durable = read_watermark(directory)
+    if durable is not None and last < durable:
+        raise damaged(directory, f"its last commit is {last}, but {durable} was on disk")
+
+
+def check_manifest(directory: Path) -> None:
+    """Check the list of tables.
+
+    Raises:
+        DamagedDatabase: it is damaged.
+    """
+    current = (directory / "CURRENT").read_bytes()
+    if not _CURRENT.fullmatch(current):
+        raise damaged(directory / "CURRENT", "it does not name a manifest")
+    manifest = directory / current.decode().strip()
+    try:
+        data = manifest.read_bytes()
+    except FileNotFoundError as error:
+        raise damaged(manifest, "it is missing") from error
+    budget = CheckBudget(_BUDGET_BYTES)
+    walk = LogWalk(data, batches=False)
+    for record in walk:
+        if budget.spend(record.end - record.offset) and not record_is_valid(data, record):
+            raise damaged(manifest, f"the checksum of the record at byte {record.offset:,} does not match")
+    if walk.bad is None:
+        return
+    behind = find_fragment(data, walk.bad + 1, budget)
+    if behind is not None or not _looks_torn(data, walk, len(data)):
+        raise damaged(manifest, f"the record at byte {walk.bad:,} cannot be read ({walk.reason})")
+
+
+def _looks_torn(data: bytes, walk: LogWalk, end: int) -> bool:
+    """Whether the bad place that ends at `end` is what a crash leaves."""
+    assert walk.bad is not None
+    if is_unwritten(data, walk.bad, end):
+        return True
+    if not walk.missing_end or end < len(data):
+        return False
+    # A complete record whose length was changed also seems to extend over the end.
+    begin = walk.bad + FRAGMENT.size
+    if begin > len(data) or len(data) - begin > BLOCK:
+        return True
+    return FRAGMENT.unpack_from(data, walk.bad)[0] != masked_checksum(data[begin - 1 :])
+
+
+class _LogCheck:
+    """The check of all logs of a directory."""
+
+    def __init__(self, directory: Path, durable: int | None) -> None:
+        self._logs = log_files(directory)
+        self._durable = durable
+        self._expected: int | None = None  # The sequence number that the next record must have.
+        self._budget = CheckBudget(_BUDGET_BYTES)
+
+    def run(self) -> list[Cut]:
+        cuts = []
+        torn: Cut | None = None  # The last log that ends in a torn record.
+        has_records = False
+        for index, log in enumerate(self._logs):
+            data = log.read_bytes()
+            walk = LogWalk(data)
+            has_records = False
+            recent: list[Record] = []
+            record: Record | None = None
+            for record in walk:
+                if not has_records and self._is_gap(record):
+                    if self._lost_unsynced():
+                        return [*cuts, *(Cut(later, 0) for later in self._logs[index:])]
+                    raise self._missing(log, record, torn)
+                has_records = True
+                if self._expected is not None and record.sequence != self._expected:
+                    raise damaged(
+                        log, f"byte {record.offset:,} continues with write {record.sequence}, expected {self._expected}"
+                    )
+                self._expected = record.sequence + record.count
+                if self._durable is not None and self._expected - 1 > self._durable:
+                    recent.append(record)
+            self._check_recent(data, recent, record, walk)
+            if walk.bad is not None:
+                torn = self._judge(log, data, walk)
+                cuts.append(torn)
+                has_records = has_records and torn.offset > 0
+        if has_records:
+            self._check_end()
+        return cuts
+
+    def _is_gap(self, record: Record) -> bool:
+        return self._expected is not None and record.sequence > self._expected
+
+    def _lost_unsynced(self) -> bool:
+        """Whether everything that was known to be on disk is there."""
+        return self._durable is not None and self._expected is not None and self._expected - 1 >= self._durable
+
+    def _missing(self, log: Path, record: Record, torn: Cut | None) -> DamagedDatabase:
+        place = f" ({torn.log.name} ends at byte {torn.offset:,})" if torn else ""
+        return damaged(
+            log, f"the log is missing commits: it continues with write {record.sequence}, expected {self._expected}{place}"
+        )
+
+    def _check_recent(self, data: bytes, recent: list[Record], last: Record | None, walk: LogWalk) -> None:
+        """Find the first record with a wrong checksum among those that may be unsynced, and the last one.
+
+        A part of it did not reach the disk, but its header did, and maybe later records. Without zeros it is damaged:
+        RocksDB reports that. If the length of the last record is wrong, what follows it only seems to be a record.
+        """
+        doubtful = [record for record in recent if has_zeros(data, record.offset, record.end)]
+        if last is not None and (not doubtful or doubtful[-1] is not last):
+            doubtful.append(last)
+        for record in doubtful:
+            if self._budget.spend(record.end - record.offset) and not record_is_valid(data, record):
+                walk.bad, walk.missing_end, walk.reason = record.offset, False, "its checksum does not match"
+                self._expected = record.sequence
+                return
+
+    def _judge(self, log: Path, data: bytes, walk: LogWalk) -> Cut:
+        """The cut at a bad place, if it is torn."""
+        assert walk.bad is not None
+        lowest = 1 if self._expected is None else self._expected
+        behind = find_batch(data, walk.bad + 1, lowest, self._budget)
+        place = f"the record at byte {walk.bad:,} cannot be read ({walk.reason})"
+        end = len(data) if behind is None else behind
+        if not _looks_torn(data, walk, end):
+            raise damaged(log, place)
+        if behind is not None and not self._lost_unsynced():
+            raise damaged(log, f"{place}, and a valid record of a later commit follows at byte {behind:,}")
+        if log == self._logs[-1] and self._durable is not None and lowest - 1 < self._durable:
+            raise damaged(log, f"{place}, and the commits from {lowest} to {self._durable} were on disk")
+        return Cut(log, walk.bad)
+
+    def _check_end(self) -> None:
+        """The newest log has the newest commits, so they must reach the watermark."""
+        if self._durable is not None and self._expected is not None and self._expected - 1 < self._durable:
+            raise damaged(
+                self._logs[-1], f"its last commit is {self._expected - 1}, but {self._durable} was on disk"
+            )

@@ -1,0 +1,222 @@
+"""The format of RocksDB's logs: finds their records, and where they end.
+
+A log is a sequence of blocks of 32 KiB. A record is one or more fragments, each inside one block:
+
+    checksum 4 | length 2 | type 1 | body          type: 1 whole, 2 first, 3 middle, 4 last
+    body of a record in a write-ahead log: sequence 8 | count 4 | the writes
+
+The checksum is a masked CRC-32C of type and body. It does not cover the length. A first or middle fragment ends with
+its block, and fewer than 7 bytes at the end of a block are filler. Other types exist, for recycled and compressed logs.
+Holdfast uses neither, and a log that was not written so makes RocksDB loop forever, so they count as damage.
+
+Checksums are computed in Python, about 15 MB a second. So only doubtful places are checked here: RocksDB checks all
+records when it replays them.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+BLOCK: Final = 32_768
+FRAGMENT: Final = struct.Struct("<IHB")
+BATCH: Final = struct.Struct("<QI")
+_WHOLE: Final = 1
+_FIRST: Final = 2
+_MIDDLE: Final = 3
+_LAST: Final = 4
+_MASK_DELTA: Final = 0xA282EAD8
+_POLYNOMIAL: Final = 0x82F63B78
+_ZEROS: Final = bytes(16)  # Fewer zeros in a row also occur in keys and values.
+_ZERO_RUN: Final = re.compile(rb"\x00{16,}")
+_SECTOR: Final = 512
+
+
+class Record(NamedTuple):
+    """One complete record."""
+
+    offset: int
+    end: int
+    sequence: int
+    count: int
+
+
+class CheckBudget:
+    """Bounds the bytes whose checksums are computed, so that every check ends soon on any content."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def spend(self, size: int) -> bool:
+        """Whether that much was left."""
+        self.left -= size
+        return self.left >= 0
+
+
+class LogWalk:
+    """Iterates over the records of a log by their headers, without checksums.
+
+    Afterwards, `bad` is the offset of the first record that is incomplete or impossible, None if the log ends with a
+    complete record. `missing_end` says that it extends over the end of the file.
+    """
+
+    def __init__(self, data: bytes, *, begin: int = 0, batches: bool = True) -> None:
+        self._data = data
+        self._begin = begin
+        self._batches = batches
+        self.bad: int | None = None
+        self.missing_end = False
+        self.reason = ""
+
+    def __iter__(self) -> Iterator[Record]:
+        data, size, unpack = self._data, len(self._data), FRAGMENT.unpack_from
+        position, start, head, in_record = self._begin, self._begin, b"", False
+        while position < size:
+            block_left = BLOCK - position % BLOCK
+            if block_left < 7:
+                position += block_left
+                continue
+            if not in_record:
+                start = position
+            if position + 7 > size:
+                self._stop(start, "its header is incomplete", missing_end=True)
+                return
+            _, length, kind = unpack(data, position)
+            begin = position + 7
+            position = begin + length
+            if not _WHOLE <= kind <= _LAST:
+                self._stop(start, f"it has the record type {kind}")
+                return
+            if length > block_left - 7:
+                self._stop(start, f"its length {length} exceeds its block")
+                return
+            if in_record == (kind <= _FIRST):
+                self._stop(start, "its parts are out of order")
+                return
+            if kind in (_FIRST, _MIDDLE) and length != block_left - 7:
+                self._stop(start, "its first part does not fill its block")
+                return
+            if position > size:
+                self._stop(start, "it extends over the end of the file", missing_end=True)
+                return
+            if len(head) < 12:
+                head += data[begin : min(position, begin + 12 - len(head))]
+            if kind == _WHOLE or kind == _LAST:
+                if self._batches:
+                    if len(head) < 12:
+                        self._stop(start, "it is too short")
+                        return
+                    sequence, count = BATCH.unpack(head)
+                    yield Record(start, position, sequence, count)
+                else:
+                    yield Record(start, position, 0, 0)
+                in_record, head = False, b""
+            else:
+                in_record = True
+        if in_record:
+            self._stop(start, "its last part is missing", missing_end=True)
+
+    def _stop(self, offset: int, reason: str, *, missing_end: bool = False) -> None:
+        self.bad, self.reason, self.missing_end = offset, reason, missing_end
+
+
+def fragments(data: bytes, record: Record) -> Iterator[tuple[int, int]]:
+    """Begin and end of each fragment of a complete record, headers included."""
+    position = record.offset
+    while position < record.end:
+        block_left = BLOCK - position % BLOCK
+        if block_left < 7:
+            position += block_left
+            continue
+        length = FRAGMENT.unpack_from(data, position)[1]
+        yield position, position + 7 + length
+        position += 7 + length
+
+
+def body_of(data: bytes, record: Record) -> bytes:
+    """The body of a complete record."""
+    return b"".join(data[begin + 7 : end] for begin, end in fragments(data, record))
+
+
+def fragment_is_valid(data: bytes, begin: int, end: int) -> bool:
+    """Whether the checksum of one fragment matches."""
+    return FRAGMENT.unpack_from(data, begin)[0] == masked_checksum(data[begin + 6 : end])
+
+
+def record_is_valid(data: bytes, record: Record) -> bool:
+    """Whether all checksums of a complete record match."""
+    return all(fragment_is_valid(data, begin, end) for begin, end in fragments(data, record))
+
+
+def has_zeros(data: bytes, begin: int, end: int) -> bool:
+    """Whether a part may never have been written: a power loss leaves zeros there."""
+    return data.find(_ZEROS, begin, end) >= 0
+
+
+def is_unwritten(data: bytes, begin: int, end: int) -> bool:
+    """Whether a power loss can have left these bytes: zeros up to their end, or up to the end of a disk sector.
+
+    RocksDB only appends to a log, so what did not reach the disk reads as zeros.
+    """
+    if not any(data[max(begin, end - len(_ZEROS)) : end]):
+        return True
+    for run in _ZERO_RUN.finditer(data, begin, end):
+        sector = run.end() // _SECTOR * _SECTOR
+        if sector - run.start() >= len(_ZEROS) and run.end() - sector < len(_ZEROS):
+            return True
+    return False
+
+
+def find_batch(data: bytes, begin: int, sequence: int, budget: CheckBudget) -> int | None:
+    """The offset of the first valid record at or after `begin` with at least that sequence number.
+
+    An offset at which the budget is spent counts as one: then it is unknown whether there is a record.
+    """
+    # A record's type, and its sequence number, of which the upper half is known.
+    upper = sequence >> 32
+    halves = b"|".join(re.escape(struct.pack("<I", half)) for half in (upper, upper + 1))
+    for match in re.finditer(rb"(?=[\x01\x02].{4}(?:" + halves + rb"))", data[begin:], re.DOTALL):
+        position = begin + match.start() - 6
+        if position < begin or position + 19 > len(data):
+            continue
+        if struct.unpack_from("<Q", data, position + 7)[0] >= sequence and _is_fragment(data, position, budget):
+            return position
+    return None
+
+
+def find_fragment(data: bytes, begin: int, budget: CheckBudget) -> int | None:
+    """The offset of the first valid fragment at or after `begin`, as in `find_batch`."""
+    for match in re.finditer(rb"[\x01-\x04]", data[begin:]):
+        position = begin + match.start() - 6
+        if position >= begin and _is_fragment(data, position, budget):
+            return position
+    return None
+
+
+def _is_fragment(data: bytes, position: int, budget: CheckBudget) -> bool:
+    length = FRAGMENT.unpack_from(data, position)[1]
+    end = position + 7 + length
+    if end > len(data) or position % BLOCK + 7 + length > BLOCK:
+        return False
+    return not budget.spend(length + 7) or fragment_is_valid(data, position, end)
+
+
+def masked_checksum(data: bytes) -> int:
+    """The masked CRC-32C that RocksDB stores."""
+    crc, table = 0xFFFFFFFF, _TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def _make_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE: Final = _make_table()

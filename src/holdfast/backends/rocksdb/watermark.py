@@ -1,0 +1,85 @@
+"""The watermark: the number of the last commit that is known to be on disk, in a file beside the logs.
+
+A log that was cut short looks like one that ends there, so the log alone does not show what is missing. The watermark is
+written after every sync of the log, so it may lag behind and never leads. It is itself synced only every few seconds:
+after a crash of the process it is exact, and after a power loss it lags by at most `WATERMARK_SYNC_SECONDS`.
+
+    two slots, 512 bytes apart, written in turn:  mark 4 | checksum 4 | commit 8
+
+A slot that a power loss has torn does not have its checksum; the other one then counts.
+"""
+
+import os
+import struct
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from holdfast import limits
+from holdfast.folders import sync_folder
+
+NAME: Final = "WATERMARK"
+_SLOT: Final = struct.Struct("<4sIQ")
+_COMMIT: Final = struct.Struct("<Q")
+_MARK: Final = b"HFW1"
+_SLOTS: Final = (0, 512)
+_SIZE: Final = 1024
+
+
+def read_watermark(directory: Path) -> int | None:
+    """The last commit that was on disk; None if it is not known."""
+    try:
+        with (directory / NAME).open("rb") as file:
+            data = file.read(_SIZE)
+    except FileNotFoundError:
+        return None
+    found = [
+        commit
+        for slot in _SLOTS
+        if len(data) >= slot + _SLOT.size
+        for mark, checksum, commit in [_SLOT.unpack_from(data, slot)]
+        if mark == _MARK and checksum == zlib.crc32(_COMMIT.pack(commit))
+    ]
+    return max(found, default=None)
+
+
+class Watermark:
+    """Writes the watermark of one open directory."""
+
+    def __init__(self, directory: Path, commit: int) -> None:
+        path = directory / NAME
+        is_new = not path.exists()
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        if os.fstat(self._file).st_size != _SIZE:
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, bytes(_SIZE), 0)  # Later writes need no more space.
+        self._slot = 0
+        self._synced_at = 0.0
+        self.advance(commit)
+        if is_new:
+            sync_folder(directory)
+
+    def advance(self, commit: int) -> None:
+        """Record that `commit` is on disk. An error of the device is ignored: the watermark then lags behind."""
+        if self._file is None:
+            return
+        number = _COMMIT.pack(commit)
+        self._slot ^= 512
+        try:
+            os.pwrite(self._file, _MARK + zlib.crc32(number).to_bytes(4, "little") + number, self._slot)
+            now = time.monotonic()
+            if now - self._synced_at >= limits.WATERMARK_SYNC_SECONDS:
+                os.fdatasync(self._file)
+                self._synced_at = time.monotonic()
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """Sync and close the file."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):
+                os.fdatasync(file)
+            os.close(file)

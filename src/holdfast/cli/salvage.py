@@ -1,0 +1,67 @@
+"""Copies what can be read of a damaged data directory to a new one, for `holdfast doctor --salvage`."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from holdfast.backends.rocksdb.directory_lock import directory_lock
+from holdfast.backends.rocksdb.salvage import salvage
+from holdfast.errors import Conflict, DirectoryInUse, NotFound
+from holdfast.plane.formats import FORMAT, MARKER
+
+_FOLDERS = ("objects", "activity")
+
+
+class SalvagedDirectory(NamedTuple):
+    """What was copied, and a description of each part that was not."""
+
+    pairs: int
+    files: int
+    lost: list[str]
+
+
+def salvage_directory(source: Path, target: Path) -> SalvagedDirectory:
+    """Copy the readable parts of the data directory `source` to the new one `target`.
+
+    Raises:
+        NotFound: there is nothing at `source`.
+        Conflict: `target` exists.
+        DirectoryInUse: another process has `source` open.
+    """
+    if not (source / "kv").is_dir() and not (source / MARKER).exists():
+        raise NotFound(f"There is no plane in {source}; check the path")
+    if target.exists():
+        raise Conflict(f"{target} already exists, and is not overwritten; choose another target, or move it away")
+    lost: list[str] = []
+    target.mkdir(parents=True)
+    if (source / "kv").is_dir():
+        with directory_lock(source / "kv") as is_free:
+            if not is_free:
+                target.rmdir()
+                raise DirectoryInUse(f"{source} is open in another process; stop it, then run this again")
+            pairs, _, lost = salvage(source / "kv", target / "kv")
+    else:
+        pairs, _, lost = salvage(source / "kv", target / "kv")
+        lost.append(f"the key space {source / 'kv'}: it is missing")
+    files = sum(_copy_files(source, target, lost))
+    (target / MARKER).write_bytes(msgspec.json.encode({"format": FORMAT}))
+    return SalvagedDirectory(pairs, files, lost)
+
+
+def _copy_files(source: Path, target: Path, lost: list[str]) -> Iterator[int]:
+    """Copy the object store and the session logs; yields 1 for each file."""
+    for folder in _FOLDERS:
+        for file in sorted((source / folder).rglob("*")):
+            if not file.is_file():
+                continue
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                shutil.copy2(file, copy)
+            except OSError as error:
+                lost.append(f"{file}: {error.strerror}")
+            else:
+                yield 1
