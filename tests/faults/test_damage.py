@@ -1,4 +1,4 @@
-"""Damaged files and power loss on RocksDB: a truncated tail is dropped, any other damage is reported."""
+"""Damaged files and power loss on RocksDB: what a crash leaves is recovered, any other damage is reported."""
 
 import asyncio
 import random
@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 from rocksdict import Rdict
 
+import holdfast
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.log_gaps import find_gap
+from holdfast.backends.rocksdb.log_check import check_files
+from holdfast.backends.rocksdb.log_records import LogWalk, Record
+from holdfast.backends.rocksdb.readers import RocksReader
+from holdfast.backends.rocksdb.salvage import salvage
+from holdfast.backends.rocksdb.watermark import NAME, read_watermark
 from holdfast.errors import Corrupt, DamagedDatabase, PathUnusable
 from holdfast.kv import Transaction
 from holdfast.tiers import Tier
@@ -25,18 +30,51 @@ def count(database: RocksDatabase) -> int:
     return database.read(lambda tx: len(tx.scan(b"key", b"kez", limit=10_000)))
 
 
-@pytest.fixture
-def image(tmp_path: Path) -> Path:
+def make_image(folder: Path, *, synced: int) -> Path:
     """A copy of a live database, as a crash would leave it: 300 commits in the log, nothing in tables."""
-    with RocksDatabase(tmp_path / "live") as database:
+    with RocksDatabase(folder / "live") as database:
         for number in range(300):
-            database.transact(put_numbers, range(number, number + 1))
-        shutil.copytree(tmp_path / "live", tmp_path / "image")
-    return tmp_path / "image"
+            tier = Tier.CRITICAL if number == synced - 1 else Tier.IMPORTANT
+            database.transact(put_numbers, range(number, number + 1), tier=tier)
+        shutil.copytree(folder / "live", folder / "image")
+    return folder / "image"
+
+
+@pytest.fixture(scope="module")
+def original_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image(tmp_path_factory.mktemp("synced"), synced=300)
+
+
+@pytest.fixture(scope="module")
+def original_unsynced_image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image(tmp_path_factory.mktemp("unsynced"), synced=100)
+
+
+@pytest.fixture
+def image(original_image: Path, tmp_path: Path) -> Path:
+    """An image with all its commits synced."""
+    return Path(shutil.copytree(original_image, tmp_path / "image"))
+
+
+@pytest.fixture
+def unsynced_image(original_unsynced_image: Path, tmp_path: Path) -> Path:
+    """An image with only its first 100 commits synced."""
+    return Path(shutil.copytree(original_unsynced_image, tmp_path / "image"))
 
 
 def newest_log(image: Path) -> Path:
     return max(image.glob("*.log"))
+
+
+def records(log: Path) -> list[Record]:
+    return list(LogWalk(log.read_bytes()))
+
+
+def change(file: Path, offset: int, data: bytes) -> None:
+    """Overwrite bytes of a file."""
+    with file.open("rb+") as opened:
+        opened.seek(offset)
+        opened.write(data)
 
 
 def test_an_undamaged_log_is_replayed_completely(image: Path) -> None:
@@ -45,14 +83,188 @@ def test_an_undamaged_log_is_replayed_completely(image: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 60, 1_000])
-def test_a_truncated_tail_is_dropped_and_the_rest_is_kept(image: Path, cut: int) -> None:
-    log = newest_log(image)
+def test_a_truncated_tail_is_dropped_and_the_rest_is_kept(unsynced_image: Path, cut: int) -> None:
+    log = newest_log(unsynced_image)
     log.write_bytes(log.read_bytes()[:-cut])
-    with RocksDatabase(image) as database:
+    with RocksReader(unsynced_image) as reader:
+        assert 290 <= reader.read(lambda tx: len(tx.scan(b"key", b"kez", limit=10_000))) < 300
+    with RocksDatabase(unsynced_image) as database:
         assert 290 <= count(database) < 300
         database.transact(put_numbers, range(1_000, 1_001))
-    with RocksDatabase(image) as database:
+    with RocksDatabase(unsynced_image) as database:
         assert database.read(lambda tx: tx.get(b"key 001000")) is not None
+
+
+def test_a_torn_record_before_zeros_is_dropped(unsynced_image: Path) -> None:
+    """The size of a file may reach the disk before its content does."""
+    log = newest_log(unsynced_image)
+    data, torn = log.read_bytes(), records(log)[250]
+    for kept in (torn.offset, torn.offset + 3, torn.offset + 7, torn.offset + 100):
+        log.write_bytes(data[:kept] + bytes(len(data) - kept))
+        copy = unsynced_image.with_name(f"copy-{kept}")
+        shutil.copytree(unsynced_image, copy)
+        with RocksDatabase(copy) as database:
+            assert count(database) == 250
+
+
+def test_unsynced_pages_may_reach_the_disk_out_of_order(unsynced_image: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    log = newest_log(unsynced_image)
+    data, synced = log.read_bytes(), records(log)[99].end
+    for step in range(10):
+        image = bytearray(data)
+        for page in range(synced // 4096 + 1, len(data) // 4096 + 1):
+            if rng.random() < 0.3:
+                image[page * 4096 : page * 4096 + 4096] = bytes(len(image[page * 4096 : page * 4096 + 4096]))
+        log.write_bytes(image)
+        copy = unsynced_image.with_name(f"copy-{step}")
+        shutil.copytree(unsynced_image, copy)
+        with RocksDatabase(copy) as database:
+            stored = count(database)
+            assert 100 <= stored <= 300
+            assert database.read(lambda tx, last=stored - 1: tx.get(b"key %06d" % last)) is not None  # No gaps.
+
+
+def test_a_zeroed_synced_record_is_reported(image: Path) -> None:
+    log = newest_log(image)
+    lost = records(log)[150]
+    change(log, lost.offset, bytes(lost.end - lost.offset))
+    with pytest.raises(DamagedDatabase, match=rf"{log.name} is damaged: the record at byte {lost.offset:,}"):
+        RocksDatabase(image)
+
+
+@pytest.mark.parametrize("watermark", [True, False])
+def test_a_changed_length_is_reported(image: Path, watermark: bool) -> None:
+    """RocksDB takes it for the torn end of the log, and drops all that follows."""
+    if not watermark:
+        (image / NAME).unlink()
+    log = newest_log(image)
+    data = log.read_bytes()
+    for record in (records(log)[place] for place in (3, 150, -2, -1)):
+        for bit in range(8):
+            for header in (record.offset + 4, record.offset + 5):
+                change(log, header, bytes([data[header] ^ 1 << bit]))
+                with pytest.raises(DamagedDatabase):
+                    check_files(image)
+                change(log, header, data[header : header + 1])
+    change(log, records(log)[3].offset + 5, b"\x40")
+    with pytest.raises(DamagedDatabase, match=f"byte {records(log)[3].offset:,} .* a later commit follows"):
+        RocksDatabase(image)
+
+
+def test_a_changed_record_type_is_reported_before_rocksdb_opens_the_log(image: Path) -> None:
+    """RocksDB loops forever on some of them."""
+    log = newest_log(image)
+    all_records = records(log)
+    for kind in (0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 130, 131, 255):
+        for record in (all_records[3], all_records[-1]):
+            change(log, record.offset + 6, bytes([kind]))
+            with pytest.raises(DamagedDatabase):
+                check_files(image)
+            change(log, record.offset + 6, b"\x01")
+    change(log, all_records[3].offset + 6, b"\x05")
+    with pytest.raises(DamagedDatabase):
+        RocksDatabase(image)
+    with pytest.raises(DamagedDatabase):
+        RocksReader(image)
+
+
+@pytest.mark.parametrize("left", [0, 1, 200, 32_768])
+def test_a_log_that_was_cut_is_reported(image: Path, left: int) -> None:
+    log = newest_log(image)
+    log.write_bytes(log.read_bytes()[:left])
+    for _ in range(2):
+        with pytest.raises(DamagedDatabase, match="on disk"):
+            RocksDatabase(image)
+
+
+def test_a_missing_log_is_reported(image: Path) -> None:
+    newest_log(image).unlink()
+    for _ in range(2):
+        with pytest.raises(DamagedDatabase, match="its last commit is 0, but 300 was on disk"):
+            RocksDatabase(image)
+
+
+def test_the_watermark_follows_syncs_and_survives_a_torn_write(image: Path) -> None:
+    assert read_watermark(image) == 300
+    newer, older = (image / NAME).read_bytes()[:512], (image / NAME).read_bytes()[512:]
+    (image / NAME).write_bytes(bytes(512) + older)
+    first = read_watermark(image)
+    (image / NAME).write_bytes(newer + bytes(512))
+    assert sorted([first or 0, read_watermark(image) or 0]) == [0, 300]  # The older one is from the opening.
+    (image / NAME).write_bytes(b"x" * 1024)
+    assert read_watermark(image) is None
+    with RocksDatabase(image) as database:
+        assert count(database) == 300
+    assert read_watermark(image) == 300
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+@pytest.mark.parametrize("with_objects", [True, False])
+def test_a_used_data_directory_without_its_key_space_is_refused(
+    tmp_path: Path, emptied: bool, with_objects: bool
+) -> None:
+    with holdfast.open(f"dir:{tmp_path}/data") as plane:
+        plane.queue("jobs").put("work")
+        if with_objects:
+            plane.blobs.put(b"large" * 10_000)
+    shutil.rmtree(tmp_path / "data/kv")
+    if emptied:
+        (tmp_path / "data/kv").mkdir()
+    with pytest.raises(DamagedDatabase, match="key space"):
+        holdfast.open(f"dir:{tmp_path}/data")
+
+
+def test_a_directory_without_its_list_of_tables_is_refused(tmp_path: Path) -> None:
+    with RocksDatabase(tmp_path / "kv") as database:
+        database.transact(put_numbers, range(10))
+        database.flush_tables()
+    (tmp_path / "kv" / "CURRENT").unlink()
+    with pytest.raises(DamagedDatabase, match="CURRENT"):
+        RocksDatabase(tmp_path / "kv")
+
+
+# Salvage.
+
+
+def test_salvage_copies_all_commits_but_the_damaged_one(image: Path) -> None:
+    log = newest_log(image)
+    change(log, records(log)[3].offset + 5, b"\x40")
+    before = {file.name: file.read_bytes() for file in image.iterdir()}
+    salvaged = salvage(image, image.with_name("salvaged"))
+    assert (salvaged.pairs, salvaged.commits) == (299, 299)
+    assert any("commits 4 to 4" in each for each in salvaged.lost)
+    with RocksDatabase(image.with_name("salvaged")) as database:
+        assert count(database) == 299
+    assert {file.name: file.read_bytes() for file in image.iterdir()} == before
+
+
+@pytest.mark.parametrize("broken", ["CURRENT", "MANIFEST-*"])
+def test_salvage_reads_tables_without_their_list(tmp_path: Path, broken: str) -> None:
+    with RocksDatabase(tmp_path / "kv") as database:
+        database.transact(put_numbers, range(100))
+        database.flush_tables()
+        database.transact(put_numbers, range(100, 120))
+        shutil.copytree(tmp_path / "kv", tmp_path / "image")
+    for file in (tmp_path / "image").glob(broken):
+        file.write_bytes(b"x" * 100)
+    salvaged = salvage(tmp_path / "image", tmp_path / "salvaged")
+    assert salvaged.pairs == 120
+    assert any("list of tables" in each for each in salvaged.lost)
+
+
+def test_salvage_skips_only_the_damaged_part_of_a_table(tmp_path: Path) -> None:
+    with RocksDatabase(tmp_path / "kv") as database:
+        for begin in range(0, 9_000, 1_000):
+            database.transact(put_numbers, range(begin, begin + 1_000))
+        database.flush_tables()
+    table = max((tmp_path / "kv").glob("*.sst"), key=lambda path: path.stat().st_size)
+    change(table, table.stat().st_size // 3, b"\xff" * 10)
+    salvaged = salvage(tmp_path / "kv", tmp_path / "salvaged")
+    assert 8_500 < salvaged.pairs < 9_000
+    assert any("pairs between" in each for each in salvaged.lost)
 
 
 @pytest.mark.parametrize("where", [0.01, 0.25, 0.5, 0.75, 0.95])
@@ -96,7 +308,7 @@ def image_of_many_logs(tmp_path: Path) -> Path:
 
 
 def test_many_logs_are_replayed_completely(image_of_many_logs: Path) -> None:
-    assert find_gap(image_of_many_logs) is None
+    assert check_files(image_of_many_logs) == []
     with RocksDatabase(image_of_many_logs) as database:
         assert count(database) == 3_000
 
@@ -105,13 +317,13 @@ def test_a_truncated_older_log_is_reported(image_of_many_logs: Path) -> None:
     """RocksDB itself would silently replay the later logs."""
     older = sorted(image_of_many_logs.glob("*.log"))[1]
     older.write_bytes(older.read_bytes()[: older.stat().st_size // 2])
-    with pytest.raises(DamagedDatabase, match="is missing commits"):
+    with pytest.raises(DamagedDatabase, match="missing commits|valid record of a later commit"):
         RocksDatabase(image_of_many_logs)
 
 
 def test_a_missing_older_log_is_reported(image_of_many_logs: Path) -> None:
     sorted(image_of_many_logs.glob("*.log"))[1].unlink()
-    with pytest.raises(DamagedDatabase, match="is missing commits"):
+    with pytest.raises(DamagedDatabase, match="missing commits|valid record of a later commit"):
         RocksDatabase(image_of_many_logs)
 
 

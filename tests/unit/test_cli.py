@@ -1038,6 +1038,24 @@ def test_doctor_reports_a_damaged_marker(hf: Hf, data: Path, marker: str) -> Non
     assert "holdfast.json cannot be read" in found["what"]
 
 
+def test_doctor_salvages_a_damaged_directory(hf: Hf, data: Path, tmp_path: Path) -> None:
+    (data / "kv" / "CURRENT").write_bytes(b"damaged")
+    assert any("does not name a manifest" in each for each in findings(hf))
+    report = parsed(hf("doctor", "--salvage", str(tmp_path / "new"), "--json", code=exit_codes.DAMAGED))
+    assert report["pairs"] > 0
+    assert report["files"] > 0
+    assert any("list of tables" in each for each in report["lost"])
+    assert parsed(hf("doctor", str(tmp_path / "new"), "--deep", "--json"))["sound"]
+    assert "already exists" in hf("doctor", "--salvage", str(tmp_path / "new"), code=5).stderr
+    hf("doctor", str(tmp_path / "none"), "--salvage", str(tmp_path / "other"), code=4)
+
+
+def test_doctor_reports_a_missing_key_space(hf: Hf, data: Path) -> None:
+    shutil.rmtree(data / "kv")
+    assert any("key space" in each for each in findings(hf))
+    assert not (data / "kv").exists()
+
+
 def test_doctor_finds_damaged_truncated_and_missing_blobs(hf: Hf, data: Path) -> None:
     body = large_blob(data)
     body.write_bytes(body.read_bytes()[:-1] + b"X")

@@ -21,7 +21,7 @@ class Log:
         self.is_interrupted = False  # Whether Ctrl-C arrives during the next sync.
         self.started = threading.Semaphore(0)
         self._gate = threading.Semaphore(1_000_000 if free else 0)
-        self.sync_log = LogSync(last_commit=lambda: self.commits, sync=self._sync)
+        self.sync_log = LogSync(last_commit=lambda: self.commits, sync=self._sync, on_durable=lambda commit: None)
 
     def commit(self) -> int:
         self.commits += 1

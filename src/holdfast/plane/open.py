@@ -232,6 +232,8 @@ def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) 
         return database
     except OSError as error:
         raise PathUnusable(f"{directory} cannot be used ({error.strerror}); choose a folder you can write") from error
+    except ValueError as error:  # The path has a null byte, or is not text.
+        raise PathUnusable(f"{str(directory)!r} cannot be used ({error}); choose a folder you can write") from error
 
 
 def _write_marker(directory: Path, marker: Path) -> None:

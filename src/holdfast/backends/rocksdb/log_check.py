@@ -122,7 +122,8 @@ def _looks_torn(data: bytes, walk: LogWalk, end: int) -> bool:
     begin = walk.bad + FRAGMENT.size
     if begin > len(data) or len(data) - begin > BLOCK:
         return True
-    return FRAGMENT.unpack_from(data, walk.bad)[0] != masked_checksum(data[begin - 1 :])
+    checksum, length, _ = FRAGMENT.unpack_from(data, walk.bad)
+    return begin + length <= len(data) or checksum != masked_checksum(data[begin - 1 :])
 
 
 class _LogCheck:
@@ -143,21 +144,24 @@ class _LogCheck:
             walk = LogWalk(data)
             has_records = False
             recent: list[Record] = []
-            record: Record | None = None
+            last: Record | None = None
             for record in walk:
-                if not has_records and self._is_gap(record):
-                    if self._lost_unsynced():
-                        return [*cuts, *(Cut(later, 0) for later in self._logs[index:])]
-                    raise self._missing(log, record, torn)
-                has_records = True
                 if self._expected is not None and record.sequence != self._expected:
-                    raise damaged(
-                        log, f"byte {record.offset:,} continues with write {record.sequence}, expected {self._expected}"
-                    )
+                    if self._has_wrong_checksum(data, record):
+                        walk.stop(record.offset, "its checksum does not match")
+                        break
+                    if record.sequence < self._expected or has_records:
+                        raise damaged(log, self._unexpected(record))
+                    if not self._has_all_synced():
+                        place = f" ({torn.log.name} ends at byte {torn.offset:,})" if torn else ""
+                        raise damaged(log, f"the log is missing commits: {self._unexpected(record)}{place}")
+                    return [*cuts, *(Cut(later, 0) for later in self._logs[index:])]
+                has_records = True
+                last = record
                 self._expected = record.sequence + record.count
                 if self._durable is not None and self._expected - 1 > self._durable:
                     recent.append(record)
-            self._check_recent(data, recent, record, walk)
+            self._check_recent(data, recent, last, walk)
             if walk.bad is not None:
                 torn = self._judge(log, data, walk)
                 cuts.append(torn)
@@ -166,18 +170,15 @@ class _LogCheck:
             self._check_end()
         return cuts
 
-    def _is_gap(self, record: Record) -> bool:
-        return self._expected is not None and record.sequence > self._expected
+    def _unexpected(self, record: Record) -> str:
+        return f"byte {record.offset:,} continues with write {record.sequence}, expected {self._expected}"
 
-    def _lost_unsynced(self) -> bool:
+    def _has_all_synced(self) -> bool:
         """Whether everything that was known to be on disk is there."""
         return self._durable is not None and self._expected is not None and self._expected - 1 >= self._durable
 
-    def _missing(self, log: Path, record: Record, torn: Cut | None) -> DamagedDatabase:
-        place = f" ({torn.log.name} ends at byte {torn.offset:,})" if torn else ""
-        return damaged(
-            log, f"the log is missing commits: it continues with write {record.sequence}, expected {self._expected}{place}"
-        )
+    def _has_wrong_checksum(self, data: bytes, record: Record) -> bool:
+        return self._budget.spend(record.end - record.offset) and not record_is_valid(data, record)
 
     def _check_recent(self, data: bytes, recent: list[Record], last: Record | None, walk: LogWalk) -> None:
         """Find the first record with a wrong checksum among those that may be unsynced, and the last one.
@@ -189,8 +190,8 @@ class _LogCheck:
         if last is not None and (not doubtful or doubtful[-1] is not last):
             doubtful.append(last)
         for record in doubtful:
-            if self._budget.spend(record.end - record.offset) and not record_is_valid(data, record):
-                walk.bad, walk.missing_end, walk.reason = record.offset, False, "its checksum does not match"
+            if self._has_wrong_checksum(data, record):
+                walk.stop(record.offset, "its checksum does not match")
                 self._expected = record.sequence
                 return
 
@@ -201,10 +202,11 @@ class _LogCheck:
         behind = find_batch(data, walk.bad + 1, lowest, self._budget)
         place = f"the record at byte {walk.bad:,} cannot be read ({walk.reason})"
         end = len(data) if behind is None else behind
-        if not _looks_torn(data, walk, end):
-            raise damaged(log, place)
-        if behind is not None and not self._lost_unsynced():
+        is_torn = _looks_torn(data, walk, end)
+        if behind is not None and not (is_torn and self._has_all_synced()):
             raise damaged(log, f"{place}, and a valid record of a later commit follows at byte {behind:,}")
+        if not is_torn:
+            raise damaged(log, place)
         if log == self._logs[-1] and self._durable is not None and lowest - 1 < self._durable:
             raise damaged(log, f"{place}, and the commits from {lowest} to {self._durable} were on disk")
         return Cut(log, walk.bad)

@@ -79,32 +79,32 @@ class LogWalk:
             if not in_record:
                 start = position
             if position + 7 > size:
-                self._stop(start, "its header is incomplete", missing_end=True)
+                self.stop(start, "its header is incomplete", missing_end=True)
                 return
             _, length, kind = unpack(data, position)
             begin = position + 7
             position = begin + length
             if not _WHOLE <= kind <= _LAST:
-                self._stop(start, f"it has the record type {kind}")
+                self.stop(start, f"it has the record type {kind}")
                 return
             if length > block_left - 7:
-                self._stop(start, f"its length {length} exceeds its block")
+                self.stop(start, f"its length {length} exceeds its block")
                 return
             if in_record == (kind <= _FIRST):
-                self._stop(start, "its parts are out of order")
+                self.stop(start, "its parts are out of order")
                 return
             if kind in (_FIRST, _MIDDLE) and length != block_left - 7:
-                self._stop(start, "its first part does not fill its block")
+                self.stop(start, "its first part does not fill its block")
                 return
             if position > size:
-                self._stop(start, "it extends over the end of the file", missing_end=True)
+                self.stop(start, "it extends over the end of the file", missing_end=True)
                 return
             if len(head) < 12:
                 head += data[begin : min(position, begin + 12 - len(head))]
             if kind == _WHOLE or kind == _LAST:
                 if self._batches:
                     if len(head) < 12:
-                        self._stop(start, "it is too short")
+                        self.stop(start, "it is too short")
                         return
                     sequence, count = BATCH.unpack(head)
                     yield Record(start, position, sequence, count)
@@ -114,9 +114,10 @@ class LogWalk:
             else:
                 in_record = True
         if in_record:
-            self._stop(start, "its last part is missing", missing_end=True)
+            self.stop(start, "its last part is missing", missing_end=True)
 
-    def _stop(self, offset: int, reason: str, *, missing_end: bool = False) -> None:
+    def stop(self, offset: int, reason: str, *, missing_end: bool = False) -> None:
+        """Set the bad place."""
         self.bad, self.reason, self.missing_end = offset, reason, missing_end
 
 
