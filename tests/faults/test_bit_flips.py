@@ -51,7 +51,8 @@ class Examiner:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def examine(self, path: Path) -> str:
-        assert self._child.stdin is not None and self._child.stdout is not None
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
         self._child.stdin.write(f"{path}\n")
         self._child.stdin.flush()
         ready, _, _ = select.select([self._child.stdout], [], [], DEADLINE_SECONDS)

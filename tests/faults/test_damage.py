@@ -317,13 +317,13 @@ def test_a_truncated_older_log_is_reported(image_of_many_logs: Path) -> None:
     """RocksDB itself would silently replay the later logs."""
     older = sorted(image_of_many_logs.glob("*.log"))[1]
     older.write_bytes(older.read_bytes()[: older.stat().st_size // 2])
-    with pytest.raises(DamagedDatabase, match="missing commits|valid record of a later commit"):
+    with pytest.raises(DamagedDatabase, match="missing commits"):
         RocksDatabase(image_of_many_logs)
 
 
 def test_a_missing_older_log_is_reported(image_of_many_logs: Path) -> None:
     sorted(image_of_many_logs.glob("*.log"))[1].unlink()
-    with pytest.raises(DamagedDatabase, match="missing commits|valid record of a later commit"):
+    with pytest.raises(DamagedDatabase, match="missing commits"):
         RocksDatabase(image_of_many_logs)
 
 

@@ -21,7 +21,7 @@ def check_used(path: Path) -> None:
     if (path / MARKER).is_file() and not (kv / "CURRENT").exists():
         what = "has lost files (CURRENT is missing)" if kv.is_dir() and any(kv.iterdir()) else "is missing"
         raise DamagedDatabase(
-            f"{path} has been used and its key space {kv} {what}; restore it from a backup, or remove {path} to start anew"
+            f"{path} has been used and its key space {kv} {what}; restore it from a backup, or choose another folder"
         )
 
 

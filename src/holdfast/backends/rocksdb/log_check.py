@@ -4,8 +4,8 @@ RocksDB by itself drops records silently where a damaged length looks like a tru
 unsynced writes are missing, and loops forever on some record types. So this finds the first bad place of the logs and
 decides what it is:
 
-    torn     Nothing up to the watermark is missing, and the place looks unwritten: the file ends there, or it has zeros.
-             That is what a crash or a power loss leaves. The log is cut there.
+    torn     Nothing up to the watermark is missing, and the place looks unwritten: the file ends there, or it has
+             zeros. That is what a crash or a power loss leaves. The log is cut there.
     damage   Anything else. Above all a valid record of a later commit behind the place: commits between are missing.
 
 Every record carries the sequence number of its first write and its number of writes, so the sequence numbers of all
@@ -28,6 +28,7 @@ from holdfast.backends.rocksdb.log_records import (
     has_zeros,
     is_unwritten,
     masked_checksum,
+    read_header,
     record_is_valid,
 )
 from holdfast.backends.rocksdb.watermark import read_watermark
@@ -122,7 +123,7 @@ def _looks_torn(data: bytes, walk: LogWalk, end: int) -> bool:
     begin = walk.bad + FRAGMENT.size
     if begin > len(data) or len(data) - begin > BLOCK:
         return True
-    checksum, length, _ = FRAGMENT.unpack_from(data, walk.bad)
+    checksum, length, _ = read_header(data, walk.bad)
     return begin + length <= len(data) or checksum != masked_checksum(data[begin - 1 :])
 
 
@@ -136,7 +137,7 @@ class _LogCheck:
         self._budget = CheckBudget(_BUDGET_BYTES)
 
     def run(self) -> list[Cut]:
-        cuts = []
+        cuts: list[Cut] = []
         torn: Cut | None = None  # The last log that ends in a torn record.
         has_records = False
         for index, log in enumerate(self._logs):
@@ -158,7 +159,7 @@ class _LogCheck:
                     return [*cuts, *(Cut(later, 0) for later in self._logs[index:])]
                 has_records = True
                 last = record
-                self._expected = record.sequence + record.count
+                self._expected = record.sequence + record.writes
                 if self._durable is not None and self._expected - 1 > self._durable:
                     recent.append(record)
             self._check_recent(data, recent, last, walk)
@@ -214,6 +215,4 @@ class _LogCheck:
     def _check_end(self) -> None:
         """The newest log has the newest commits, so they must reach the watermark."""
         if self._durable is not None and self._expected is not None and self._expected - 1 < self._durable:
-            raise damaged(
-                self._logs[-1], f"its last commit is {self._expected - 1}, but {self._durable} was on disk"
-            )
+            raise damaged(self._logs[-1], f"its last commit is {self._expected - 1}, but {self._durable} was on disk")

@@ -38,7 +38,7 @@ class Record(NamedTuple):
     offset: int
     end: int
     sequence: int
-    count: int
+    writes: int
 
 
 class CheckBudget:
@@ -101,7 +101,7 @@ class LogWalk:
                 return
             if len(head) < 12:
                 head += data[begin : min(position, begin + 12 - len(head))]
-            if kind == _WHOLE or kind == _LAST:
+            if kind in (_WHOLE, _LAST):
                 if self._batches:
                     if len(head) < 12:
                         self.stop(start, "it is too short")
@@ -119,6 +119,12 @@ class LogWalk:
     def stop(self, offset: int, reason: str, *, missing_end: bool = False) -> None:
         """Set the bad place."""
         self.bad, self.reason, self.missing_end = offset, reason, missing_end
+
+
+def read_header(data: bytes, position: int) -> tuple[int, int, int]:
+    """Checksum, length and type of a fragment."""
+    checksum, length, kind = FRAGMENT.unpack_from(data, position)
+    return checksum, length, kind
 
 
 def fragments(data: bytes, record: Record) -> Iterator[tuple[int, int]]:
@@ -141,7 +147,7 @@ def body_of(data: bytes, record: Record) -> bytes:
 
 def fragment_is_valid(data: bytes, begin: int, end: int) -> bool:
     """Whether the checksum of one fragment matches."""
-    return FRAGMENT.unpack_from(data, begin)[0] == masked_checksum(data[begin + 6 : end])
+    return read_header(data, begin)[0] == masked_checksum(data[begin + 6 : end])
 
 
 def record_is_valid(data: bytes, record: Record) -> bool:
@@ -214,9 +220,10 @@ def masked_checksum(data: bytes) -> int:
 def _make_table() -> list[int]:
     table = []
     for byte in range(256):
+        crc = byte
         for _ in range(8):
-            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
-        table.append(byte)
+            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+        table.append(crc)
     return table
 
 

@@ -121,7 +121,7 @@ def _valid_batches(data: bytes, name: str, lost: list[str]) -> Iterator[tuple[in
             if not record_is_valid(data, record):
                 bad = record.offset
                 break
-            lowest = record.sequence + record.count
+            lowest = record.sequence + record.writes
             yield record.offset, body_of(data, record)
         bad = walk.bad if bad is None else bad
         if bad is None:
