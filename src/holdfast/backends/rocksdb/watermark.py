@@ -2,7 +2,8 @@
 
 A log that was cut short looks like one that ends there, so the log alone does not show what is missing. The watermark
 is written after every sync of the log, so it may lag behind and never leads. It is itself synced only every few
-seconds: after a crash of the process it is exact, and after a power loss it lags by at most `WATERMARK_SYNC_SECONDS`.
+seconds: after a crash of the process it is exact, and after a power loss it may lack the commits of the last
+`WATERMARK_SYNC_SECONDS` of writing.
 
     two slots, 512 bytes apart, written in turn:  mark 4 | checksum 4 | commit 8
 
