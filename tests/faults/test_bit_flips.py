@@ -18,6 +18,7 @@ from holdfast.kv import Transaction
 
 CHILD = Path(__file__).parent / "flip_child.py"
 PAIRS = 120
+FLIPS = 200  # Of each kind of file.
 DEADLINE_SECONDS = 30  # Far above the usual few milliseconds; a hang inside RocksDB never ends.
 KINDS = ("*.log", "MANIFEST-*", "CURRENT", "IDENTITY", "OPTIONS-*", "*.sst", "WATERMARK", "rocksdict-config.json")
 
@@ -102,7 +103,7 @@ def test_a_flipped_bit_is_reported_or_harmless(plane: Path, kind: str) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     files = files_of(plane, kind)
-    flips = [(file.name, rng.randrange(file.stat().st_size * 8)) for file in files for _ in range(40 // len(files))]
+    flips = [(file.name, rng.randrange(file.stat().st_size * 8)) for file in files for _ in range(FLIPS // len(files))]
     flip_and_examine(plane, flips)
 
 
