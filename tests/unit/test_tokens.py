@@ -441,6 +441,64 @@ async def test_token_cannot_create_a_token_with_more_rights(server: TokenServer)
             authorizer.authorize(CreateToken("x", ["beta"], [verb], "0" * 64))
 
 
+@given(data=st.data())
+def test_no_token_creates_a_wider_one(data: st.DataObject) -> None:
+    """Whatever a token asks for, the new token allows a subset of what it allows, or the refusal names the field."""
+    some_universes = st.sampled_from([["*"], ["main"], ["main", "beta"], ["beta"]])
+    some_verbs = st.lists(st.sampled_from(["*", "token:*", "token:create", "queue:*", "queue:put", "lease:acquire"]))
+    limits = st.fixed_dictionaries(
+        {},
+        optional={
+            "ttl_seconds": st.sampled_from([1.0, 60.0, 3_600.0, 7_200.0]),
+            "rate_per_second": st.sampled_from([0.5, 5.0, 100.0]),
+            "body_bytes_max": st.sampled_from([1, 1_000, 10_000]),
+        },
+    )
+    clock = ManualClock()
+    with MemoryDatabase(clock=clock) as database:
+        transport = EmbeddedTransport(Services(database, clock=clock))
+        verbs = ["token:create", *data.draw(some_verbs, "the maker's verbs")]
+        request = CreateToken("maker", data.draw(some_universes), verbs, "0" * 64, **data.draw(limits))
+        maker = transport.call(request)
+        clock.advance_ms(data.draw(st.sampled_from([0, 1, 900])))
+        wanted = data.draw(limits, "the limits that it asks for")
+        verbs = data.draw(some_verbs.filter(bool), "the verbs that it asks for")
+        request = CreateToken("child", data.draw(some_universes), verbs, "0" * 64, maker=maker.id, **wanted)
+        try:
+            child = transport.call(request)
+        except NotAllowed as error:
+            refusal = str(error)
+        else:
+            refusal = ""
+        if refusal:
+            assert refusal.partition(" ")[0] in ("universes", "verbs", *wanted)
+            return
+        assert "*" in maker.universes or set(child.universes) <= set(maker.universes)
+        for verb in known_verbs():
+            assert covers(maker.verbs, verb) or not covers(child.verbs, verb)
+        for limit in ("expires_ms", "rate_per_second", "body_bytes_max"):
+            most, given = getattr(maker, limit), getattr(child, limit)
+            assert most is None or (given is not None and given <= most)
+        for limit in ("rate_per_second", "body_bytes_max"):
+            assert getattr(child, limit) == wanted.get(limit, getattr(maker, limit))
+
+
+async def test_server_limits_a_token_by_the_token_of_its_caller(server: TokenServer) -> None:
+    maker = await server.token("*", "*", ttl_seconds=3_600, rate_per_second=5)
+    authorizer = server.authenticate(maker)
+    for claimed in ("", "0" * 32):  # Whatever maker the caller claims.
+        request = authorizer.attributed(CreateToken("x", ["*"], ["*"], "0" * 64, maker=claimed))
+        child = await server.transport.call(request)
+        assert (child.expires_ms, child.rate_per_second) == (maker.info.expires_ms, 5)
+    with pytest.raises(NotAllowed, match="ttl_seconds is 7200"):
+        await server.transport.call(authorizer.attributed(CreateToken("x", ["*"], ["*"], "0" * 64, 7_200)))
+    await server.tokens.revoke(maker.info.id)
+    with pytest.raises(NotAllowed, match="revoked"):
+        await server.transport.call(request)
+    claimed_by_nobody = CreateToken("x", ["*"], ["*"], "0" * 64, maker=maker.info.id)
+    assert NoAuthentication().authenticate({}, "").attributed(claimed_by_nobody).maker == ""
+
+
 async def test_token_has_a_rate_limit(server: TokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("holdfast.server.tokens.monotonic", lambda: now)

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.errors import Busy, InvalidArgument, NotAllowed, NotFound
 from holdfast.kv import Subspace, Transaction
 from holdfast.limits import READ_ENTRIES_MAX
+from holdfast.wire.permissions import covers, covers_universes
 
 TOKENS_MAX: Final = 10_000  # Every server keeps all of them in memory.
 KEPT_SECONDS: Final = 30 * 86_400  # How long an expired or revoked token stays listed.
@@ -38,6 +39,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     revoked_ms: int | None = None
     rate_per_second: float | None = None
     body_bytes_max: int | None = None
+    maker: str = ""  # The id of the token that created it; empty: created without a token.
 
     def usable_at(self, now_ms: int) -> bool:
         return self.revoked_ms is None and (self.expires_ms is None or now_ms < self.expires_ms)
@@ -57,36 +59,79 @@ def create(
     ttl_ms: int | None = None,
     rate_per_second: float | None = None,
     body_bytes_max: int | None = None,
+    maker: str = "",
 ) -> Token:
     """Create a token for the secret with the hash `secret_hash`. Deletes tokens that ended 30 days ago.
 
+    `maker` is the id of the token that creates it. The new token has the maker's limits where none are given.
+
     Raises:
+        NotAllowed: the maker is not usable, or the new token would allow more than the maker does.
         Busy: there are as many tokens as allowed.
     """
     now_ms, kept = tx.now_ms, 0
-    for token in all_tokens(tx):
-        ended_ms = token.revoked_ms or token.expires_ms
-        if ended_ms is not None and ended_ms + KEPT_SECONDS * 1_000 <= now_ms:
-            tx.delete(SUBSPACE.key(token.id))
-        else:
-            kept += 1
-    if kept >= TOKENS_MAX:
-        raise Busy(f"There are {TOKENS_MAX} tokens, the maximum; revoke unused ones, which are deleted after 30 days")
-    expires_ms = None if ttl_ms is None else now_ms + ttl_ms
-    id = tx.new_id().hex
-    token = Token(
-        id=id,
+    wanted = Token(
+        id=tx.new_id().hex,
         name=name,
         universes=universes,
         verbs=verbs,
         secret_hash=secret_hash,
         created_ms=now_ms,
-        expires_ms=expires_ms,
+        expires_ms=None if ttl_ms is None else now_ms + ttl_ms,
         rate_per_second=rate_per_second,
         body_bytes_max=body_bytes_max,
+        maker=maker,
     )
-    tx.put(SUBSPACE.key(id), _encode(token))
+    token = limited_by(_usable_maker(tx, maker), wanted) if maker else wanted
+    for other in all_tokens(tx):
+        ended_ms = other.revoked_ms or other.expires_ms
+        if ended_ms is not None and ended_ms + KEPT_SECONDS * 1_000 <= now_ms:
+            tx.delete(SUBSPACE.key(other.id))
+        else:
+            kept += 1
+    if kept >= TOKENS_MAX:
+        raise Busy(f"There are {TOKENS_MAX} tokens, the maximum; revoke unused ones, which are deleted after 30 days")
+    tx.put(SUBSPACE.key(token.id), _encode(token))
     return token
+
+
+def limited_by(maker: Token, wanted: Token) -> Token:
+    """The token that `maker` may create: `wanted`, with the maker's limits where it has none.
+
+    Raises:
+        NotAllowed: `wanted` allows more than `maker` does.
+    """
+    if not covers_universes(maker.universes, wanted.universes):
+        raise _wider(maker, "universes", wanted.universes, maker.universes)
+    if not all(covers(maker.verbs, verb) for verb in wanted.verbs):
+        raise _wider(maker, "verbs", wanted.verbs, maker.verbs)
+    if maker.expires_ms is not None and wanted.expires_ms is not None and wanted.expires_ms > maker.expires_ms:
+        left = (maker.expires_ms - wanted.created_ms) / 1_000
+        raise _wider(maker, "ttl_seconds", (wanted.expires_ms - wanted.created_ms) / 1_000, left)
+    for field in ("rate_per_second", "body_bytes_max"):
+        most, given = getattr(maker, field), getattr(wanted, field)
+        if most is not None and given is not None and given > most:
+            raise _wider(maker, field, given, most)
+    return msgspec.structs.replace(
+        wanted,
+        expires_ms=maker.expires_ms if wanted.expires_ms is None else wanted.expires_ms,
+        rate_per_second=maker.rate_per_second if wanted.rate_per_second is None else wanted.rate_per_second,
+        body_bytes_max=maker.body_bytes_max if wanted.body_bytes_max is None else wanted.body_bytes_max,
+    )
+
+
+def _usable_maker(tx: Transaction, id: str) -> Token:
+    maker = find(tx, id)
+    if maker is None:
+        raise NotAllowed(f"The token {id[:64]} was removed; request a new one")
+    return check_usable(maker, tx.now_ms)
+
+
+def _wider(maker: Token, field: str, wanted: object, most: object) -> NotAllowed:
+    return NotAllowed(
+        f"{field} is {wanted}, more than the token {maker.name} has itself ({most}); give no more than that, or create "
+        "the token with one that has more rights"
+    )
 
 
 def revoke(tx: Transaction, id: str) -> bool:

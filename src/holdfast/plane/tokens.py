@@ -33,6 +33,7 @@ def create(tx: Transaction, request: CreateToken) -> TokenInfo:
         ttl_ms=_ttl_ms(request.ttl_seconds),
         rate_per_second=_rate(request.rate_per_second),
         body_bytes_max=_bytes(request.body_bytes_max),
+        maker=request.maker,
     )
     return _info(token)
 

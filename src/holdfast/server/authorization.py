@@ -2,10 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from holdfast.plane.tokens import Token
 from holdfast.wire.requests import Request
+from holdfast.wire.tokens import CreateToken
+
+AnyRequest = TypeVar("AnyRequest", bound=Request[Any])
 
 
 class Authorizer(ABC):
@@ -31,9 +36,20 @@ class Authorizer(ABC):
         """The caller's token, if the caller has one. Raises NotAllowed like `holder`."""
         return None
 
+    @property
+    def token_id(self) -> str:
+        """The id of the caller's token; empty if the caller has none."""
+        return ""
+
     def check_allowed(self, request: Request[Any]) -> None:
         """`authorize` for a request that is not executed yet: it does not count against the caller's rate."""
         self.authorize(request)
+
+    def attributed(self, request: AnyRequest) -> AnyRequest:
+        """The request with the id of the caller's token, if it needs it: a new token is limited by its maker."""
+        if request.__class__ is not CreateToken:
+            return request
+        return msgspec.structs.replace(request, maker=self.token_id)
 
     def authorize_verb(self, verb: str) -> None:
         """Return if the caller may use `verb` in every universe; raise NotAllowed otherwise."""

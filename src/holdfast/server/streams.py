@@ -254,15 +254,15 @@ class StreamConnection:
         batch: list[Call] = []
         has_reads = False
         refused: list[Reply] = []
-        for call in calls:
-            if isinstance(call, int):
-                self._cancel(call)
+        for received in calls:
+            if isinstance(received, int):
+                self._cancel(received)
                 continue
             self.in_flight += 1
             try:
-                self._check(call)
+                call = self._checked(received)
             except HoldfastError as error:
-                refused.append(Reply(call.number, None, problem_of(error, correlation_id.get())))
+                refused.append(Reply(received.number, None, problem_of(error, correlation_id.get())))
                 continue
             if is_batchable(call.request):
                 batch.append(self._with_scoped_key(call))
@@ -294,11 +294,14 @@ class StreamConnection:
             problem = problem_of(Closed("The call was cancelled by its caller"), correlation_id.get())
             await self.reply([Reply(number, None, problem)])
 
-    def _check(self, call: Call) -> None:
+    def _checked(self, call: Call) -> Call:
+        """The call as it is executed, if it is valid and its caller may make it."""
         if self._streams.draining:
             raise ShutdownDraining("The server is shutting down; connect again in a moment")
         self._authorizer.authorize(call.request)
         call.request.check()
+        request = self._authorizer.attributed(call.request)
+        return call if request is call.request else msgspec.structs.replace(call, request=request)
 
     def _with_scoped_key(self, call: Call) -> Call:
         """The call with its idempotency key prefixed by the caller, so that callers do not share keys."""

@@ -241,6 +241,10 @@ class TokenAuthorizer(Authorizer):
             self._authenticator.report_refusal(error, self, permission_of(type(request)))
             raise
 
+    @property
+    def token_id(self) -> str:
+        return self.name
+
     def check_allowed(self, request: Request[Any]) -> None:
         """`authorize` without counting against the rate limit.
 
@@ -338,7 +342,7 @@ class _CheckedToken:
         if self._universes is not None:
             self.check_universes(tuple(universes_of(request)))
         if isinstance(request, CreateToken):
-            for verb in request.verbs:  # A token cannot create a token with more rights.
+            for verb in request.verbs:  # Its other limits are checked in the transaction that creates it.
                 self.check_verb(verb.strip().lower())
 
     def check_verb(self, verb: str) -> None:

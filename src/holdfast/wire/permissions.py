@@ -32,6 +32,11 @@ def covers(allowed: Collection[str], verb: str) -> bool:
     return EVERYTHING in allowed or verb in allowed or f"{verb.partition(':')[0]}:*" in allowed
 
 
+def covers_universes(allowed: Collection[str], universes: Collection[str]) -> bool:
+    """Whether every one of these universes, or "*", is among those that are allowed."""
+    return EVERYTHING in allowed or (bool(universes) and set(universes) <= set(allowed))
+
+
 def checked_verbs(verbs: Iterable[str]) -> list[str]:
     """The verbs in order, each once.
 

@@ -59,7 +59,10 @@ class Revoked(msgspec.Struct, frozen=True):
 
 
 class CreateToken(Request[TokenInfo], frozen=True, tag="tokens.create"):
-    """Create a token whose secret has this SHA-256. `universes=["*"]` is every universe."""
+    """Create a token whose secret has this SHA-256. `universes=["*"]` is every universe.
+
+    A caller with a token cannot create one that allows more. Limits that are not given are those of its own token.
+    """
 
     operation = Operation(stores=True)
 
@@ -70,6 +73,7 @@ class CreateToken(Request[TokenInfo], frozen=True, tag="tokens.create"):
     ttl_seconds: float | None = None  # None: until it is revoked.
     rate_per_second: float | None = None  # Calls; None: no limit.
     body_bytes_max: int | None = None  # Of one call; None: the server's limit.
+    maker: str = ""  # The id of the caller's token. A server sets it, whatever the caller sends.
 
     def check(self) -> None:
         if not _SHA256.fullmatch(self.secret_sha256):

@@ -54,6 +54,7 @@ class RequestContext:
         if not authorized:
             self.authorizer.authorize(request)
         request.check()
+        request = self.authorizer.attributed(request)
         transport = self.http_context.transport
         key = self._outcome_key(request) if use_key and request.operation.takes_key else None
         answer: Answer = await transport.call(request, keyed_call_of(transport, request, key, again=True, like=as_sent))
