@@ -13,14 +13,39 @@ from typing import TYPE_CHECKING, Final, Self
 
 from holdfast.errors import InvalidArgument, SealBroken, Unsupported
 from holdfast.folders import sync_folder
+from holdfast.limits import AGENT_KEY_BYTES
 
 if TYPE_CHECKING:
     from nacl.public import Box
 
 SEALED: Final = "application/vnd.holdfast.sealed"  # The content type of encrypted mail.
-KEY_BYTES: Final = 32
 
 _LENGTH_BYTES: Final = 2  # Length prefix of the content type, which is encrypted with the body.
+
+
+# The points of small order of Ed25519, by their y coordinate. With such a key one signature is valid for any data, and
+# the secret that it shares with any other key is zero.
+_FIELD: Final = 2**255 - 19
+_ORDER_8: Final = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_WEAK: Final = frozenset({0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8})
+
+
+def checked_public_key(key: object) -> bytes:
+    """The public key of an agent, if it has the right size and is not weak. Whether it is on the curve is not checked.
+
+    Raises:
+        InvalidArgument: it is not 32 bytes, has a small order, or is not encoded canonically.
+    """
+    if not isinstance(key, bytes | bytearray | memoryview) or len(key) != AGENT_KEY_BYTES:
+        found = f"{len(key)} bytes" if isinstance(key, bytes | bytearray | memoryview) else type(key).__name__
+        raise InvalidArgument(f"An agent's public key has {AGENT_KEY_BYTES} bytes (Ed25519), not {found}")
+    y = int.from_bytes(key, "little") & (2**255 - 1)  # Without the sign of x.
+    if y >= _FIELD or y in _WEAK:
+        raise InvalidArgument(
+            "This public key is weak (its order is small, or its encoding not canonical): signatures would prove "
+            "nothing; use the public_key of AgentKey.generate()"
+        )
+    return bytes(key)
 
 
 class AgentKey:
@@ -32,8 +57,8 @@ class AgentKey:
         Raises:
             InvalidArgument: `secret` is not 32 bytes.
         """
-        if secret.__class__ is not bytes or len(secret) != KEY_BYTES:
-            raise InvalidArgument(f"An agent's secret key is {KEY_BYTES} bytes; make one with AgentKey.generate()")
+        if secret.__class__ is not bytes or len(secret) != AGENT_KEY_BYTES:
+            raise InvalidArgument(f"An agent's secret key is {AGENT_KEY_BYTES} bytes; make one with AgentKey.generate()")
         # Imported here: most programs never need a key, and this import takes longer than all of Holdfast's own.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -44,7 +69,7 @@ class AgentKey:
     @classmethod
     def generate(cls) -> Self:
         """A new key."""
-        return cls(os.urandom(KEY_BYTES))
+        return cls(os.urandom(AGENT_KEY_BYTES))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -113,7 +138,7 @@ class AgentKey:
         except ImportError:
             raise Unsupported("Sealing needs PyNaCl; install holdfast[seal]") from None
         try:
-            peer_key = VerifyKey(public_key).to_curve25519_public_key()
+            peer_key = VerifyKey(checked_public_key(public_key)).to_curve25519_public_key()
         except (CryptoError, ValueError, TypeError) as error:
             raise InvalidArgument(f"This is not an agent's public key ({error}); get it from the agent") from None
         return Box(SigningKey(self._secret).to_curve25519_private_key(), peer_key)

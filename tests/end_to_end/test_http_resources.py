@@ -484,7 +484,7 @@ CREATE_ONLY = {"/v1/worlds/{world}", "/v1/blobs"}  # PUT adds something; it does
 @pytest.fixture(scope="module")
 def resources(server: Any) -> None:
     server.post("/v1/worlds", {"world": "round-trip"})
-    key = base64.b64encode(bytes(32)).decode()
+    key = base64.b64encode(b"k" * 32).decode()
     for path, body in {
         "/v1/queues/r/policy": {"max_attempts": 7, "rate_per_second": 2.5},
         "/v1/queues/r/schedules/nightly": {

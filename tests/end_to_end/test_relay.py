@@ -111,7 +111,16 @@ async def test_agent_authenticates_with_its_key(start: Start) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["another host", "another protocol", "another nonce", "another key", "no signature", "a short key", "no proof"],
+    [
+        "another host",
+        "another protocol",
+        "another nonce",
+        "another key",
+        "no signature",
+        "a short key",
+        "a weak key",
+        "no proof",
+    ],
 )
 async def test_invalid_proof_is_refused(shared: Any, join: Any, wrong: str) -> None:
     agent = Agent(shared.url, f"ada@{join.universe}")
@@ -124,6 +133,8 @@ async def test_invalid_proof_is_refused(shared: Any, join: Any, wrong: str) -> N
         "another key": {"public_key": base64url(Ed25519PrivateKey.generate().public_key().public_bytes_raw())},
         "no signature": {"signature": base64url(b"")},
         "a short key": {"public_key": base64url(bytes(31))},
+        # This signature is valid for any data with the key that is the neutral point.
+        "a weak key": {"public_key": base64url(b"\1" + bytes(31)), "signature": base64url(b"\1" + bytes(63))},
         "no proof": {"signature": None, "public_key": None},
     }
     with pytest.raises(Refused) as refused:

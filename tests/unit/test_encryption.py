@@ -74,6 +74,43 @@ def test_an_invalid_public_key_is_refused(ada: AgentKey, key: bytes) -> None:
         ada.seal(b"x", "text/plain", recipient=key)
 
 
+_FIELD = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+
+
+def weak_keys() -> list[bytes]:
+    """Every encoding of a point of small order, and every encoding that is not canonical, with both signs."""
+    ys = {0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8, *range(_FIELD, 2**255)}
+    return [(y | sign << 255).to_bytes(32, "little") for y in sorted(ys) for sign in (0, 1)]
+
+
+def test_the_listed_points_have_order_8() -> None:
+    curve = -121665 * pow(121666, -1, _FIELD) % _FIELD
+    for y in (_ORDER_8, _FIELD - _ORDER_8):
+        # The double of a point of order 8 has y = 0, so x squared is minus y squared.
+        assert (curve * y**4 + 2 * y**2 - 1) % _FIELD == 0
+
+
+@pytest.mark.parametrize("key", weak_keys(), ids=bytes.hex)
+def test_a_weak_public_key_is_refused_wherever_it_is_given(plane: Plane, ada: AgentKey, key: bytes) -> None:
+    for use in (
+        lambda: plane.agents.register("eve", public_key=key),
+        lambda: plane.mailbox("ada", key=ada, contacts={"eve": key}),
+        lambda: ada.seal(b"x", "text/plain", recipient=key),
+        lambda: ada.open(b"x" * 80, sender=key),
+    ):
+        with pytest.raises(InvalidArgument, match="weak"):
+            use()
+    assert plane.agents.get("eve") is None
+
+
+def test_one_signature_with_a_weak_key_is_valid_for_any_data() -> None:
+    """Why weak keys are refused: the library that verifies signatures accepts them."""
+    identity = (1).to_bytes(32, "little")
+    for data in (b"nonce", b"another nonce"):
+        Ed25519PublicKey.from_public_bytes(identity).verify(identity + bytes(32), data)
+
+
 def test_a_signature_is_ed25519(ada: AgentKey) -> None:
     Ed25519PublicKey.from_public_bytes(ada.public_key).verify(ada.sign(b"nonce"), b"nonce")
 

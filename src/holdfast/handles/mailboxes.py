@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.encryption import SEALED, AgentKey
+from holdfast.encryption import SEALED, AgentKey, checked_public_key
 from holdfast.errors import Closed, HoldfastError, InvalidArgument, Retry, rebuild
 from holdfast.handles.arguments import checked_items
 from holdfast.handles.queues import payload_of
@@ -56,9 +56,7 @@ class AsyncMailbox:
         self._transport = transport
         self._universe = universe
         self._key = key
-        self._contacts = (
-            None if contacts is None else {checked_agent(name, universe): contacts[name] for name in contacts}
-        )
+        self._contacts = None if contacts is None else _checked_contacts(contacts, universe)
 
     async def send(
         self,
@@ -221,6 +219,10 @@ class AsyncMailbox:
     async def blocked(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` addresses whose mail is refused, in order."""
         return (await self._transport.call(ListBlocks(self.agent, after, limit, self._universe))).addresses
+
+
+def _checked_contacts(contacts: Mapping[str, bytes], universe: str) -> dict[str, bytes]:
+    return {checked_agent(name, universe): checked_public_key(key) for name, key in contacts.items()}
 
 
 def _opened(mail: Envelope, key: AgentKey, sender: bytes) -> Envelope:

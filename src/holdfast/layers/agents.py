@@ -10,11 +10,12 @@ from functools import lru_cache
 
 import msgspec
 
+from holdfast.encryption import checked_public_key
 from holdfast.errors import AgentExists, InvalidArgument, PayloadTooLarge
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import inboxes
 from holdfast.layers.worlds import World, describe
-from holdfast.limits import AGENT_KEY_BYTES, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
+from holdfast.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.agents import Agent
 from holdfast.wire.inboxes import InboundMessage
 from holdfast.wire.mail import NewMail
@@ -38,11 +39,11 @@ def register(
 
     Raises:
         AgentExists: it has another key, and `replace` is false.
-        InvalidArgument: the key has the wrong length.
+        InvalidArgument: the key has the wrong length, or is weak.
         WorldNotFound: the world does not exist.
     """
-    if public_key is not None and len(public_key) != AGENT_KEY_BYTES:
-        raise InvalidArgument(f"An agent's key has {AGENT_KEY_BYTES} bytes (Ed25519), not {len(public_key)}")
+    if public_key is not None:
+        public_key = checked_public_key(public_key)
     known = find(tx, universe, name)
     key = None if known is None else known.public_key
     if not replace and key is not None and public_key not in (None, key):

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from holdfast.encryption import checked_public_key
 from holdfast.errors import AgentExists, InvalidArgument, NotAllowed
-from holdfast.limits import AGENT_KEY_BYTES
 from holdfast.runtime.relay.session import Authorize
 from holdfast.server.authorization import Authenticator
 from holdfast.server.logs import RateLimitFilter
@@ -86,11 +86,9 @@ class RelayAuthenticator:
         address = f"{agent}@{universe}"
         # One message for all causes, so that a stranger cannot find out which agents are registered.
         refusal = NotAllowed(f"The signature is not valid for {address}: sign protocol, host and nonce with its key")
-        if len(key) != AGENT_KEY_BYTES:
-            raise refusal
         try:
-            Ed25519PublicKey.from_public_bytes(key).verify(signature, proof)
-        except (InvalidSignature, ValueError):
+            Ed25519PublicKey.from_public_bytes(checked_public_key(key)).verify(signature, proof)
+        except (InvalidSignature, InvalidArgument, ValueError):
             raise refusal from None
         known = (await self._transport.call(GetAgent(agent, universe))).agent
         if known is not None and known.public_key is not None:
