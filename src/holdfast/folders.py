@@ -1,13 +1,21 @@
-"""Folders that survive a power loss: a new name is durable only once its folder is synced."""
+"""Folders that survive a power loss, and that only their owner may read.
+
+A new name is durable only once its folder is synced.
+"""
 
 import errno
 import itertools
 import os
 from pathlib import Path
+from typing import Final
+
+FOLDER_MODE: Final = 0o700
 
 
-def make_folder(folder: Path, *, mode: int = 0o777) -> None:
+def make_folder(folder: Path) -> None:
     """Create the folder and its missing parents, each made durable before the next is created.
+
+    Only their owner may read them. An existing folder keeps its mode.
 
     Raises:
         OSError: it cannot be created, or a file has its path.
@@ -15,7 +23,7 @@ def make_folder(folder: Path, *, mode: int = 0o777) -> None:
     missing = list(itertools.takewhile(lambda each: not each.is_dir(), (folder, *folder.parents)))
     for each in reversed(missing):
         try:
-            each.mkdir(mode=mode)
+            each.mkdir(FOLDER_MODE)
         except FileExistsError:
             if not each.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, "a file has the path of a folder", str(each)) from None

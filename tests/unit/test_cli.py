@@ -1019,6 +1019,27 @@ def test_doctor_reports_a_sound_directory(hf: Hf, data: Path) -> None:
     assert f"{data} is sound: all checksums match" in hf("doctor", str(data)).stdout
 
 
+def test_doctor_reports_and_fixes_what_other_users_can_access(hf: Hf, data: Path, tmp_path: Path) -> None:
+    assert parsed(hf("doctor", "--json"))["readable_by_others"] == []
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    (data / "link").symlink_to(outside)
+    body = large_blob(data)
+    for path in (data, data / "kv", *list(body.parents)[:5], body):
+        path.chmod(0o644 if path is body else 0o755)
+    report = parsed(hf("doctor", "--json"))
+    assert report["sound"]
+    assert {str(data), str(data / "kv"), str(body)} <= set(report["readable_by_others"])
+    assert f"run: holdfast doctor --fix {data}" in hf("doctor", str(data)).stdout
+    assert "accessible to their owner only" in hf("doctor", str(data), "--fix").stdout
+    assert parsed(hf("doctor", "--json"))["readable_by_others"] == []
+    left = [path for path in (data, *data.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o077]
+    assert [path for path in left if path.parent != data / "kv"] == []  # RocksDB has created files since.
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o755
+    hf("doctor", str(outside), "--fix", code=4)
+    hf("--url", "http://127.0.0.1:1", "doctor", "--fix", code=2)
+
+
 def test_doctor_does_not_create_a_missing_directory(hf: Hf, tmp_path: Path) -> None:
     hf("doctor", str(tmp_path / "none"), code=4)
     assert not (tmp_path / "none").exists()

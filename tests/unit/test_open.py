@@ -4,10 +4,11 @@ import asyncio
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,47 @@ def test_a_new_folder_is_marked_with_its_format(tmp_path: Path) -> None:
     holdfast.open(f"dir:{tmp_path}/deep/data").close()
     assert json.loads((tmp_path / "deep/data/holdfast.json").read_text()) == {"format": opening.FORMAT}
     assert sorted(path.name for path in (tmp_path / "deep/data").iterdir()) == ["holdfast.json", "kv", "objects"]
+
+
+def everything_in(folder: Path) -> Iterator[tuple[Path, int]]:
+    """What is in a folder, without the files of RocksDB, whose folder protects them; and its mode."""
+    for path in (folder, *folder.rglob("*")):
+        if path.parent.name != "kv":
+            yield path, stat.S_IMODE(path.stat().st_mode)
+
+
+def test_only_the_owner_can_access_what_is_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = os.umask(0o022)
+    try:
+        for _ in range(2):
+            with holdfast.open(f"dir:{tmp_path}/new/data") as plane:
+                plane.blobs.put(b"large" * 10_000)
+                plane.activity.log("s", {"a": 1})
+                assert plane.activity.read(
+                    session="s"
+                )  # It is in a local file now, and in the object store once closed.
+                found = list(everything_in(tmp_path / "new"))
+    finally:
+        os.umask(before)
+    assert {"holdfast.json", "kv", "objects", "activity"} <= {path.name for path, _ in found}
+    assert {path.suffix for path, _ in found} >= {".json", ".jsonl"}
+    assert [path for path, mode in found if mode != (0o700 if path.is_dir() else 0o600)] == []
+    assert "other users" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701])
+def test_a_folder_that_others_can_access_is_reported_once_and_not_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    data = tmp_path / "data"
+    holdfast.open(f"dir:{data}").close()
+    data.chmod(mode)
+    (data / "holdfast.json").chmod(0o644)
+    holdfast.open(f"dir:{data}").close()
+    [line] = [record.getMessage() for record in caplog.records if "other users" in record.getMessage()]
+    assert f"mode {mode:04o}; also: holdfast.json" in line
+    assert f"holdfast doctor --fix {data}" in line
+    assert stat.S_IMODE(data.stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("found", [opening.FORMAT + 1, 0])

@@ -101,7 +101,7 @@ def load() -> Contexts:
 def save(contexts: Contexts) -> None:
     """Replace the file atomically."""
     try:
-        make_folder(path().parent, mode=0o700)
+        make_folder(path().parent)
         descriptor, temporary = tempfile.mkstemp(dir=path().parent, prefix=".contexts-")  # Only its user can read it.
         with os.fdopen(descriptor, "w") as file:
             file.write(_toml(contexts))

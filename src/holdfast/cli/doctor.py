@@ -1,8 +1,9 @@
 """`holdfast doctor`: checks the stored data of a plane, and lists what is damaged."""
 
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -10,11 +11,13 @@ import msgspec
 from holdfast.cli import connect, directories, printing
 from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.exit_codes import DAMAGED
-from holdfast.errors import Corrupt, PathUnusable
+from holdfast.errors import Corrupt, InvalidArgument, PathUnusable
 from holdfast.names import folder_at
-from holdfast.plane.formats import check_marker
+from holdfast.plane.formats import check_exists, check_marker
+from holdfast.private_files import make_private, readable_by_others
 from holdfast.wire.health_checks import Finding, Seen
 
+_PATHS_SHOWN: Final = 5
 
 class HealthCheck(msgspec.Struct):
     """The result of one health check: how many items were checked, and the findings."""
@@ -35,14 +38,17 @@ class HealthCheck(msgspec.Struct):
 )
 @click.argument("path", required=False)
 @click.option("--deep", is_flag=True, help="Hash every blob, instead of a sample of the large ones.")
+@click.option("--fix", is_flag=True, help="Make a data directory and its files accessible to their owner only.")
 @click.option("--salvage", metavar="TARGET", help="Copy what can be read to the new data directory TARGET.")
-def doctor(path: str | None, deep: bool, salvage: str | None) -> None:
+def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None:
     """Check that the data of a directory or a server is complete, undamaged and consistent.
 
     Checks the format, reads the whole key space, and compares blobs with their hashes, journals with their heads,
     segments with their checksums, and the counters of queues with their messages. A server checks a snapshot of its key
     space and keeps serving; the token must allow doctor:run in every universe. A data directory must not be open in
-    another process. Nothing is repaired. Exit code 10 means that data is damaged.
+    another process. Damage is not repaired. Exit code 10 means that data is damaged.
+
+    Lists what other users can access in a data directory; --fix changes the modes to 0700 and 0600.
 
     With --salvage, what can be read of a damaged data directory is copied to a new one, and what is lost is listed. The
     damaged directory is not changed. Run doctor on the copy afterwards. Exit code 10 means that something is lost.
@@ -55,14 +61,20 @@ def doctor(path: str | None, deep: bool, salvage: str | None) -> None:
     if salvage is not None:
         _salvage(directories.data_directory(target, purpose="salvage"), folder_at(salvage).absolute())
         return
+    others: list[Path] = []
+    fixed = 0
     if target.is_server:
+        if fix:
+            raise InvalidArgument("--fix changes the modes of a data directory; run it where the server's data is")
         location, leftovers = target.url, []
         with connect.open_plane(target) as plane:
             checks = _collect(plane.backups.examine(deep=deep))
     else:
         folder = directories.data_directory(target, purpose="doctor")
         location, leftovers = str(folder), sorted(folder.glob(".backup-*"))
+        fixed = _make_private(folder) if fix else 0
         checks = _collect(_check_directory(folder, target, deep=deep))
+        others = list(readable_by_others(folder)) if folder.is_dir() else []
     findings = [finding for check in checks for finding in check.findings]
     if wants_json():
         fields: dict[str, Any] = {
@@ -70,10 +82,13 @@ def doctor(path: str | None, deep: bool, salvage: str | None) -> None:
             "sound": not findings,
             "looked_at": {check.name: check.count for check in checks},
             "findings": [msgspec.to_builtins(finding) for finding in findings],
+            "readable_by_others": [str(path) for path in others],
+            "fixed": fixed,
         }
         printing.record(fields)
     else:
         _print(location, checks, findings, leftovers)
+        _print_modes(location, others, fixed)
     click.get_current_context().exit(DAMAGED if findings else 0)
 
 
@@ -110,6 +125,28 @@ def _check_directory(folder: Path, target: connect.Target, *, deep: bool) -> Ite
         objects = directories.open_object_store(folder, target)
         for name, run in health_checks.all_checks(database, objects, deep=deep).items():
             yield from (line.seen for line in check_lines(name, run()) if line.seen is not None)
+
+
+def _make_private(folder: Path) -> int:
+    check_exists(folder)  # Otherwise a mistyped path would change the modes of other files.
+    try:
+        return make_private(folder)
+    except OSError as error:
+        raise PathUnusable(
+            f"The mode of {error.filename} cannot be changed ({error.strerror}); run doctor --fix as its owner"
+        ) from error
+
+
+def _print_modes(location: str, others: list[Path], fixed: int) -> None:
+    if fixed:
+        click.echo(f"Made {fixed:,} files and folders accessible to their owner only")
+    for path in others[:_PATHS_SHOWN]:
+        click.echo(printing.escape_control(f"  other users can access {path}"))
+    if others:
+        click.echo(
+            f"{len(others):,} files and folders are accessible to other users; if that is not intended, run: "
+            f"holdfast doctor --fix {shlex.quote(location)}"
+        )
 
 
 def _collect(seen: Iterable[Seen]) -> list[HealthCheck]:

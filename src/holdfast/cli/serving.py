@@ -100,6 +100,7 @@ def serve(config: str | None, **flags: object) -> None:
     from holdfast.server.serving import run
     from holdfast.server.settings import Settings
 
+    os.umask(0o077)  # The files of RocksDB get their mode from it.
     settings = {name: value for name, value in flags.items() if value is not None}
     if "objects" not in settings and given_options().get("objects"):
         settings["objects"] = given_options()["objects"]

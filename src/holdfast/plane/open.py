@@ -6,8 +6,12 @@ postgresql://...    a PostgreSQL database that several nodes share
 """
 
 import asyncio
+import logging
 import os
+import shlex
+import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,12 +32,15 @@ from holdfast.names import folder_at
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.formats import FORMAT, MARKER, check_exists, check_used
 from holdfast.plane.services import Services
+from holdfast.private_files import open_private, readable_by_others
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.tiers import TierPolicy
+
+_log = logging.getLogger("holdfast.open")
 
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
 
@@ -210,6 +217,21 @@ def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None, *, creat
     return PostgresDatabase(url, clock=clock, ids=ids, create=create)
 
 
+def _warn_of_other_readers(directory: Path) -> None:
+    """Log one warning if other users can access the directory. It is not changed: it may be shared on purpose."""
+    with suppress(OSError):
+        found = list(readable_by_others(directory, depth_max=1))
+        if found:
+            names = ", ".join(path.name for path in found[1:]) or "nothing in it"
+            _log.warning(
+                "other users can access the data directory %s (mode %04o; also: %s); run: holdfast doctor --fix %s",
+                directory,
+                stat.S_IMODE(directory.stat().st_mode),
+                names,
+                shlex.quote(str(directory)),
+            )
+
+
 def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) -> Database:
     """Open or create the key space of a data directory. The marker is written last: a folder with it has been used."""
     marker = directory / MARKER
@@ -221,6 +243,7 @@ def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) 
         else:
             _check_format(directory, marker)
             check_used(directory)
+            _warn_of_other_readers(directory)
         database = RocksDatabase(directory / "kv", clock=clock, ids=ids)
         if is_new:
             try:
@@ -238,7 +261,7 @@ def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) 
 
 def _write_marker(directory: Path, marker: Path) -> None:
     draft = directory / f".{MARKER}.{os.getpid()}"
-    with draft.open("wb") as file:
+    with open(draft, "wb", opener=open_private) as file:
         file.write(msgspec.json.encode(_Marker(FORMAT)))
         file.flush()
         os.fsync(file.fileno())

@@ -21,6 +21,7 @@ from holdfast.backends.objects.store import ObjectMeta, ObjectStore, put_mode
 from holdfast.errors import ObjectChanged, ObjectNotFound, PathUnusable
 from holdfast.folders import make_folder, sync_folder
 from holdfast.limits import OBJECT_LOCAL_READ_BYTES, OBJECT_STAGED_SECONDS_MAX
+from holdfast.private_files import open_private
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -148,7 +149,7 @@ _PUBLISH_LOCK: Final = threading.Lock()  # Makes compare and rename atomic, for 
 
 
 def _new_file(staging: Path) -> IO[bytes]:
-    return open(staging / f"{secrets.token_hex(16)}#0", "xb")
+    return open(staging / f"{secrets.token_hex(16)}#0", "xb", opener=open_private)
 
 
 def _append(staged: IO[bytes], path: str, chunk: bytes) -> None:

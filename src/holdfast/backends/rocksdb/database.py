@@ -40,7 +40,7 @@ from holdfast.backends.rocksdb.views import (
 from holdfast.backends.rocksdb.watermark import Watermark
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
-from holdfast.folders import make_folder, sync_folder
+from holdfast.folders import FOLDER_MODE, make_folder, sync_folder
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.closing_at_exit import close_at_exit
 from holdfast.kv.execution import run
@@ -139,11 +139,12 @@ class RocksDatabase(SerialDatabase):
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy to the new folder `path`, with hard links where the file system supports them."""
         self.sync()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if path.exists():
             raise PathUnusable(f"{path} already exists; choose a new folder for the checkpoint")
         try:
             Checkpoint(self._rocks).create_checkpoint(str(path))
+            path.chmod(FOLDER_MODE)
         except Exception as error:
             raise translate_error(error, path) from error
 

@@ -25,6 +25,7 @@ import msgspec
 from holdfast import limits
 from holdfast.clock import IdSource
 from holdfast.folders import make_folder
+from holdfast.private_files import FILE_MODE
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Header, encode_record
 from holdfast.runtime.activity.rotation import FailureTracker, Rotation, lock
@@ -264,7 +265,7 @@ def _create_file(folder: Path, header: Header) -> tuple[int, Path]:
     for copy in range(1, limits.ACTIVITY_COPIES_MAX + 1):
         path = folder / log_format.file_name(header, copy=copy)
         with suppress(FileExistsError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, FILE_MODE)
             is_ours = False
             try:
                 # A scan for leftovers may have found it before this, and removed it as empty.

@@ -29,6 +29,7 @@ from holdfast.kv import Database, Subspace
 from holdfast.layers import blobs
 from holdfast.layers.blobs import Blob
 from holdfast.layers.segments import SegmentRecord
+from holdfast.folders import make_folder
 from holdfast.limits import (
     CHECKPOINT_IDLE_SECONDS,
     CHECKPOINTS_MAX,
@@ -289,7 +290,7 @@ def _with_end_marker(lines: Iterator[Line]) -> Generator[Line, None, None]:
 def _opened_copy(folder: Path) -> Iterator[RocksDatabase]:
     """An opened copy of a checkpoint's key space. SST files are immutable, so they are hard links."""
     view = folder / f"view-{uuid.uuid4().hex[:8]}"
-    view.mkdir()
+    make_folder(view)
     try:
         for file in (folder / "keyspace").iterdir():
             if file.suffix == ".sst":
@@ -308,7 +309,7 @@ def link_all(source: Path, target: Path) -> None:
         linked = target / path.relative_to(source)
         if not path.is_file():
             continue
-        linked.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(linked.parent)
         try:
             os.link(path, linked)
         except FileNotFoundError:
