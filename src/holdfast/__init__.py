@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import ssl
 
     from holdfast.clock import Clock
-    from holdfast.encryption import AgentKey
+    from holdfast.encryption import AgentKey, SealBinding, Unsealed
     from holdfast.errors import HoldfastError, Retry
     from holdfast.handles.activity import AsyncActivity
     from holdfast.handles.agents import AsyncAgents
@@ -163,6 +163,7 @@ __all__ = [
     "Restored",
     "Retry",
     "Schedule",
+    "SealBinding",
     "Segment",
     "SentMail",
     "Snapshot",
@@ -177,6 +178,7 @@ __all__ = [
     "TokenInfo",
     "Tokens",
     "Transaction",
+    "Unsealed",
     "UpdatedState",
     "Verdict",
     "Worker",
@@ -265,6 +267,7 @@ _MODULES: Final = {
     "Restored": "holdfast.wire.restores",
     "Retry": "holdfast.errors",
     "Schedule": "holdfast.wire.queues",
+    "SealBinding": "holdfast.encryption",
     "Segment": "holdfast.wire.worlds",
     "SentMail": "holdfast.wire.mail",
     "Snapshot": "holdfast.wire.worlds",
@@ -279,6 +282,7 @@ _MODULES: Final = {
     "TokenInfo": "holdfast.wire.tokens",
     "Tokens": "holdfast.handles.sync.tokens",
     "Transaction": "holdfast.kv",
+    "Unsealed": "holdfast.encryption",
     "UpdatedState": "holdfast.wire.states",
     "Verdict": "holdfast.wire.restores",
     "Worker": "holdfast.handles.workers",

@@ -3,25 +3,67 @@
     Ed25519      signs a relay's challenges
     Curve25519   derived from the same key; encrypts and authenticates, so the recipient can verify the sender
 
+Sealed mail, format 2 (prefix, then the box of PyNaCl with this content):
+
+    ff ff "holdfast-sealed-2" 00 | MessagePack [sender, recipient, id, sealed_ms, content type, body]
+
+The key of a box is the same in both directions, so the content names its sender and recipient. Otherwise a mail could
+be sent back to its sender as mail of its recipient. The id prevents that it is delivered again as another mail. In
+format 1, which older versions wrote, the content is only the content type and the body.
+
 A server sees only encrypted bytes. It could still return a wrong public key for an agent. If you do not trust the
 server, exchange public keys through another channel.
 """
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
+
+import msgspec
 
 from holdfast.errors import InvalidArgument, SealBroken, Unsupported
 from holdfast.folders import sync_folder
-from holdfast.limits import AGENT_KEY_BYTES
+from holdfast.limits import AGENT_KEY_BYTES, CONTENT_TYPE_CHARACTERS_MAX
 
 if TYPE_CHECKING:
     from nacl.public import Box
 
 SEALED: Final = "application/vnd.holdfast.sealed"  # The content type of encrypted mail.
 
-_LENGTH_BYTES: Final = 2  # Length prefix of the content type, which is encrypted with the body.
+_LENGTH_BYTES: Final = 2  # Length prefix of the content type in format 1.
+_PREFIX: Final = b"hfseal2\0"  # Not encrypted, so that versions that only read format 1 refuse the mail.
+_BOUND: Final = b"\xff\xffholdfast-sealed-2\0"  # No content of format 1 starts like this: the length is too large.
 
+
+class SealBinding(msgspec.Struct, frozen=True, array_like=True):
+    """The mail that a sealed body belongs to. It cannot be used as the body of another one."""
+
+    sender: str  # Addresses, as in `ada@main`.
+    to: str
+    id: str
+    sealed_ms: int  # By the sender's clock.
+
+
+class Unsealed(NamedTuple):
+    """The content of a sealed body; `binding` is None in format 1."""
+
+    body: bytes
+    content_type: str
+    binding: SealBinding | None
+
+
+class _Content(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a sealed body in format 2."""
+
+    sender: str
+    to: str
+    id: str
+    sealed_ms: int
+    content_type: str
+    body: bytes
+
+
+_decode_content: Final = msgspec.msgpack.Decoder(_Content).decode
 
 # The points of small order of Ed25519, by their y coordinate. With such a key one signature is valid for any data, and
 # the secret that it shares with any other key is zero.
@@ -58,7 +100,9 @@ class AgentKey:
             InvalidArgument: `secret` is not 32 bytes.
         """
         if secret.__class__ is not bytes or len(secret) != AGENT_KEY_BYTES:
-            raise InvalidArgument(f"An agent's secret key is {AGENT_KEY_BYTES} bytes; make one with AgentKey.generate()")
+            raise InvalidArgument(
+                f"An agent's secret key is {AGENT_KEY_BYTES} bytes; make one with AgentKey.generate()"
+            )
         # Imported here: most programs never need a key, and this import takes longer than all of Holdfast's own.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -103,18 +147,37 @@ class AgentKey:
         """The signature of `data`, 64 bytes."""
         return self._signing.sign(data)
 
-    def seal(self, body: bytes, content_type: str, *, recipient: bytes) -> bytes:
+    def seal(self, body: bytes, content_type: str, *, recipient: bytes, binding: SealBinding | None = None) -> bytes:
         """The encrypted body, which only the owner of the public key `recipient` can decrypt.
+
+        `binding` names the mail that it is for. Without it (format 1) the recipient cannot tell who of the two sealed
+        it, or for which mail.
 
         Raises:
             Unsupported: PyNaCl is not installed.
-            InvalidArgument: `recipient` is not a public key.
+            InvalidArgument: `recipient` is not a public key, or the content type is too long.
         """
+        if len(content_type) > CONTENT_TYPE_CHARACTERS_MAX:
+            raise InvalidArgument(
+                f"The content type has {len(content_type)} characters, of at most {CONTENT_TYPE_CHARACTERS_MAX} "
+                "(CONTENT_TYPE_CHARACTERS_MAX); shorten it"
+            )
         kind = content_type.encode()
-        return bytes(self._box(recipient).encrypt(len(kind).to_bytes(_LENGTH_BYTES, "big") + kind + body))
+        box = self._box(recipient)
+        if binding is None:
+            return bytes(box.encrypt(len(kind).to_bytes(_LENGTH_BYTES, "big") + kind + body))
+        content = _Content(binding.sender, binding.to, binding.id, binding.sealed_ms, content_type, body)
+        return _PREFIX + bytes(box.encrypt(_BOUND + msgspec.msgpack.encode(content)))
 
     def open(self, sealed: bytes, *, sender: bytes) -> tuple[bytes, str]:
-        """The body and content type of a mail that the owner of the public key `sender` sealed for this key.
+        """The body and content type of `unseal`."""
+        opened = self.unseal(sealed, sender=sender)
+        return opened.body, opened.content_type
+
+    def unseal(self, sealed: bytes, *, sender: bytes) -> Unsealed:
+        """The content of a body that the owner of the public key `sender` sealed for this key, and its binding.
+
+        The caller must compare the binding with the mail: the same key opens what this key sealed for `sender`.
 
         Raises:
             SealBroken: another key sealed it, it was sealed for another key, or it was modified.
@@ -124,11 +187,15 @@ class AgentKey:
         from nacl.exceptions import CryptoError
 
         try:
-            opened = box.decrypt(sealed)
-        except (CryptoError, ValueError, TypeError):
+            opened = box.decrypt(sealed.removeprefix(_PREFIX))
+            if opened.startswith(_BOUND):
+                content = _decode_content(opened[len(_BOUND) :])
+                binding = SealBinding(content.sender, content.to, content.id, content.sealed_ms)
+                return Unsealed(content.body, content.content_type, binding)
+        except (CryptoError, msgspec.MsgspecError, ValueError, TypeError, AttributeError):
             raise SealBroken("The mail is not sealed by this sender for this key; do not trust it") from None
         start = _LENGTH_BYTES + int.from_bytes(opened[:_LENGTH_BYTES], "big")
-        return opened[start:], opened[_LENGTH_BYTES:start].decode(errors="replace")
+        return Unsealed(opened[start:], opened[_LENGTH_BYTES:start].decode(errors="replace"), None)
 
     def _box(self, public_key: bytes) -> "Box":
         try:

@@ -120,6 +120,7 @@ def test_sealed_mail_is_read_only_with_the_recipients_key(hf: Hf, tmp_path: Path
     assert "payload" not in sealed
     [decrypted] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
     assert (decrypted["payload"], decrypted["content_type"]) == ("meet at nine", "text/plain; charset=utf-8")
+    assert (decrypted["sealed_by"], decrypted["seal_format"]) == ("ada@main", 2)
     hf("mail", "send", "ada", "bob", "not sealed")
     refused = hf("mail", "read", "bob", "--key", eve, "--confirm", "--json", code=10)
     assert json.loads(refused.stderr)["code"] == "seal_broken"
@@ -130,6 +131,12 @@ def test_sealed_mail_is_read_only_with_the_recipients_key(hf: Hf, tmp_path: Path
     )
     [left] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
     assert left["payload"] == "meet at nine", "only the mail that could be read was confirmed"
+    hf("mail", "send", "ada", "bob", "not sealed")
+    strict = hf("mail", "read", "bob", "--key", bob, "--require-sealed", "--confirm", "--json", code=10)
+    assert [each.get("seal_error", "")[:22] for each in parsed(strict)] == ["", "The mail is not sealed"]
+    [left] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
+    assert (left["payload"], left["sealed_by"]) == ("not sealed", None)
+    hf("mail", "read", "bob", "--require-sealed", code=2)
 
 
 def test_mail_for_the_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:

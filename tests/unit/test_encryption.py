@@ -1,10 +1,12 @@
 """AgentKey: signing, sealing, and invalid input."""
 
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -14,6 +16,7 @@ from holdfast.encryption import SEALED
 from holdfast.errors import InvalidArgument, SealBroken, Unreachable
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.wire.agents import GetAgent
+from holdfast.wire.mail import Mails, ReadMail
 
 
 @pytest.fixture
@@ -208,6 +211,109 @@ def test_unsealing_a_plain_mail_returns_it_unchanged(plane: Plane, bob: AgentKey
     mailbox = plane.mailbox("bob", key=bob)
     [mail] = mailbox.read()
     assert mailbox.unseal(mail) == mail
+
+
+@pytest.fixture
+def boxes(plane: Plane, ada: AgentKey, bob: AgentKey) -> tuple[Any, Any]:
+    """The mailboxes of ada and bob, opened with their keys."""
+    plane.agents.register("ada", public_key=ada.public_key)
+    plane.agents.register("bob", public_key=bob.public_key)
+    return plane.mailbox("ada", key=ada), plane.mailbox("bob", key=bob)
+
+
+def test_a_sealed_mail_says_who_sealed_it_and_when(plane: Plane, boxes: Any) -> None:
+    ours, theirs = boxes
+    before_ms = time.time_ns() // 1_000_000
+    ours.send("bob", {"n": 1}, seal=True, id="one")
+    ours.send("bob@main", {"n": 2}, seal=True)
+    ours.send("bob", {"n": 3})
+    sealed, other, plain = theirs.read()
+    assert [mail.json()["n"] for mail in (sealed, other, plain)] == [1, 2, 3]
+    assert [mail.sealed_by for mail in (sealed, other, plain)] == ["ada@main", "ada@main", None]
+    assert [mail.seal_format for mail in (sealed, other, plain)] == [2, 2, 0]
+    assert before_ms <= (sealed.sealed_ms or 0) <= time.time_ns() // 1_000_000
+    assert plain.sealed_ms is None
+    assert sealed.id == "one"
+
+
+def test_a_mail_that_is_sent_back_is_not_mail_of_its_recipient(plane: Plane, boxes: Any) -> None:
+    ours, _ = boxes
+    ours.send("bob", b"pay me 10", seal=True, id="bill")
+    [stored] = plane.mailbox("bob").read()
+    plane.mailbox("bob").send("ada", stored.body, content_type=SEALED, id="bill")
+    [reflected] = ours.read()
+    assert (reflected.body, reflected.sealed_by) == (stored.body, None)
+    assert "sealed by ada@main for bob@main as mail bill" in str(reflected.seal_error)
+    with pytest.raises(SealBroken, match="do not trust it"):
+        ours.unseal(reflected)
+    with pytest.raises(SealBroken):
+        reflected.json()
+
+
+def test_a_sealed_mail_is_valid_under_its_own_id_only(plane: Plane, boxes: Any) -> None:
+    ours, theirs = boxes
+    ours.send("bob", b"pay 10", seal=True, id="first")
+    [stored] = plane.mailbox("bob").read()
+    plane.mailbox("ada").send("bob", stored.body, content_type=SEALED, id="second")
+    for prefix in (stored.body[:8], b""):  # Also if it is presented as the old format, or the old format as the new.
+        plane.mailbox("ada").send("bob", prefix + stored.body.removeprefix(stored.body[:8]), content_type=SEALED)
+    first, *replayed = theirs.read()
+    assert (first.sealed_by, first.seal_error) == ("ada@main", None)
+    assert [("as mail first" in str(mail.seal_error), mail.sealed_by) for mail in replayed] == [(True, None)] * 3
+
+
+def test_mail_of_the_old_format_is_read_and_reported(plane: Plane, ada: AgentKey, bob: AgentKey, boxes: Any) -> None:
+    _, theirs = boxes
+    old = ada.seal(b"x", "text/plain", recipient=bob.public_key)
+    for body in (old, b"hfseal2\0" + old):
+        plane.mailbox("ada").send("bob", body, content_type=SEALED)
+    for mail in theirs.read():
+        assert (mail.body, mail.content_type, mail.seal_error) == (b"x", "text/plain", None)
+        assert (mail.seal_format, mail.sealed_by, mail.sealed_ms) == (1, None, None)
+
+
+def test_a_mailbox_can_require_sealed_mail(plane: Plane, ada: AgentKey, bob: AgentKey, boxes: Any) -> None:
+    ours, _ = boxes
+    strict = plane.mailbox("bob", key=bob, require_sealed=True)
+    ours.send("bob", {"n": 1}, seal=True)
+    ours.send("bob", {"n": 2})
+    plane.mailbox("ada").send("bob", ada.seal(b"3", "text/plain", recipient=bob.public_key), content_type=SEALED)
+    sealed, plain, old = strict.read()
+    assert (sealed.json(), sealed.seal_error) == ({"n": 1}, None)
+    assert ("not sealed" in str(plain.seal_error), "old sealed format" in str(old.seal_error)) == (True, True)
+    with pytest.raises(SealBroken, match="requires"):
+        plain.json()
+    as_stored = plane.mailbox("bob").read()
+    assert strict.unseal(as_stored[0]).sealed_by == "ada@main"
+    for mail in as_stored[1:]:
+        with pytest.raises(SealBroken):
+            strict.unseal(mail)
+    with pytest.raises(InvalidArgument, match="key="):
+        plane.mailbox("bob", require_sealed=True)
+
+
+def test_what_a_server_claims_about_a_seal_is_ignored(
+    plane: Plane, bob: AgentKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.mailbox("ada").send("bob", b"plain")
+    call = EmbeddedTransport.call
+
+    def claim(transport: EmbeddedTransport, request: Any, *args: Any) -> Any:
+        answer = call(transport, request, *args)
+        if isinstance(answer, Mails):
+            claims = {"sealed_by": "ada@main", "seal_format": 2, "sealed_ms": 1, "seal_error": "nonsense"}
+            mails = [msgspec.structs.replace(mail, **claims) for mail in answer.mails]
+            return msgspec.structs.replace(answer, mails=mails)
+        return answer
+
+    monkeypatch.setattr(EmbeddedTransport, "call", claim)
+    for mailbox in (plane.mailbox("bob"), plane.mailbox("bob", key=bob)):
+        [mail] = mailbox.read()
+        assert (mail.sealed_by, mail.seal_format, mail.sealed_ms, mail.seal_error) == (None, 0, None, None)
+        [claimed] = plane._transport.call(ReadMail("bob")).mails
+        assert mailbox.unseal(claimed).sealed_by is None
+    [mail] = plane.mailbox("bob", key=bob, require_sealed=True).read()
+    assert "not sealed" in str(mail.seal_error)
 
 
 def test_contacts_take_precedence_over_the_server(plane: Plane, ada: AgentKey, bob: AgentKey) -> None:

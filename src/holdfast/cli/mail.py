@@ -22,6 +22,9 @@ from holdfast.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
 _MAIL_COLUMNS: Final = ("sequence", "id", "from", "sent_at", "payload")
 _MAILBOX_COLUMNS: Final = ("agent", "pending", "oldest_at", "joined")
 _RECEIPT_COLUMNS: Final = ("sequence", "id", "to", "state", "was_stored", "at")
+_require_option = click.option(
+    "--require-sealed", is_flag=True, help="Treat mail that its sender has not sealed as not decrypted. Needs --key."
+)
 _key_option = click.option("--key", "key_file", metavar="FILE", help="The agent's secret key, to decrypt sealed mail.")
 
 
@@ -83,7 +86,18 @@ def send(
 @click.option("--peek", is_flag=True, help="Do not send `delivered` receipts.")
 @click.option("--confirm", "confirmed", is_flag=True, help="Confirm the mail after printing it, which removes it.")
 @_key_option
-def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirmed: bool, key_file: str | None) -> None:
+@_require_option
+def read(
+    *,
+    agent: str,
+    count: int,
+    after: int,
+    wait: float,
+    peek: bool,
+    confirmed: bool,
+    key_file: str | None,
+    require_sealed: bool,
+) -> None:
     """Read the mail of AGENT, oldest first. Mail stays in the mailbox until it is confirmed.
 
     With --key, sealed mail is decrypted. Mail that cannot be decrypted is shown sealed and not confirmed, and the exit
@@ -93,17 +107,17 @@ def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirm
     with connect.PlaneCaller(connect.current_target()) as caller:
 
         def read_pending(plane: Plane, seconds: float) -> list[Envelope] | None:
-            found = plane.mailbox(agent, key=key).read(after=after, limit=count, wait_seconds=seconds, peek=peek)
-            return found or None
+            mailbox = plane.mailbox(agent, key=key, require_sealed=require_sealed)
+            return mailbox.read(after=after, limit=count, wait_seconds=seconds, peek=peek) or None
 
         found = caller.poll(read_pending, wait) or []
-        printing.rows([_fields(each) for each in found], _MAIL_COLUMNS, empty="No mail.")
+        printing.rows([_fields(each, key) for each in found], _MAIL_COLUMNS, empty="No mail.")
         readable = [each for each in found if each.seal_error is None]
         if confirmed and readable:
             caller.call(partial(_confirm, agent=agent, mails=readable))
     for each in found:
         if each.seal_error is not None:
-            raise SealBroken(f"Mail {each.id} from {each.sender} was not decrypted: {each.seal_error}")
+            raise SealBroken(f"Mail {each.id} from {each.sender} is not accepted: {each.seal_error}")
 
 
 @mail.command(examples=["holdfast mail watch bob --json | while read -r line; do …; done"])
@@ -111,27 +125,31 @@ def read(*, agent: str, count: int, after: int, wait: float, peek: bool, confirm
 @click.option("-n", "count", type=click.IntRange(1), help="Exit after this many mails.")
 @click.option("--keep", is_flag=True, help="Do not confirm printed mail.")
 @_key_option
-def watch(agent: str, count: int | None, keep: bool, key_file: str | None) -> None:
+@_require_option
+def watch(agent: str, count: int | None, keep: bool, key_file: str | None, require_sealed: bool) -> None:
     """Print the mail of AGENT as it arrives, one per line, and confirm it. Runs until interrupted.
 
     With --key, sealed mail is decrypted. Mail that cannot be decrypted is printed with the reason and not confirmed.
     """
     key = _load_key(key_file)
     with connect.PlaneCaller(connect.current_target()) as caller:
-        for each in itertools.islice(_arriving(caller, agent, key), count):
-            fields = _fields(each)
+        for each in itertools.islice(_arriving(caller, agent, key, require_sealed=require_sealed), count):
+            fields = _fields(each, key)
             payload = each.seal_error or fields.get("payload", fields.get("payload_base64"))
             printing.line(fields, f"{fields['sent_at']} {each.sender} {payload}")
             if not keep and each.seal_error is None:
                 caller.call(partial(_confirm, agent=agent, mails=[each]))
 
 
-def _arriving(caller: connect.PlaneCaller, agent: str, key: AgentKey | None) -> Iterator[Envelope]:
+def _arriving(
+    caller: connect.PlaneCaller, agent: str, key: AgentKey | None, *, require_sealed: bool
+) -> Iterator[Envelope]:
     after = -1
     while True:
 
         def read_pending(plane: Plane, seconds: float, after: int = after) -> list[Envelope] | None:
-            return plane.mailbox(agent, key=key).read(after=after, wait_seconds=seconds) or None
+            mailbox = plane.mailbox(agent, key=key, require_sealed=require_sealed)
+            return mailbox.read(after=after, wait_seconds=seconds) or None
 
         for each in caller.poll(read_pending, 3_600.0) or []:
             after = each.sequence
@@ -231,7 +249,7 @@ def _confirm(plane: Plane, agent: str, mails: list[Envelope]) -> int:
     return plane.mailbox(agent).confirm(mails)
 
 
-def _fields(each: Envelope) -> dict[str, Any]:
+def _fields(each: Envelope, key: AgentKey | None) -> dict[str, Any]:
     return {
         "sequence": each.sequence,
         "id": each.id,
@@ -243,6 +261,7 @@ def _fields(each: Envelope) -> dict[str, Any]:
         "correlation_id": each.correlation_id,
         **printing.payload(each.body, each.content_type),
         **({} if each.seal_error is None else {"seal_error": each.seal_error}),
+        **({} if key is None else {"sealed_by": each.sealed_by, "seal_format": each.seal_format}),
     }
 
 

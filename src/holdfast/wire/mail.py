@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.errors import SealBroken
 from holdfast.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
@@ -29,8 +30,13 @@ class NewMail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """A mail in a mailbox. `sequence` is its unique position there.
 
-    `seal_error` says why a sealed mail could not be decrypted; its body is still sealed then. Only a mailbox that was
-    opened with the agent's key sets it, never a server.
+    A mailbox that was opened with the agent's key sets the last four fields; those that a server sends are ignored.
+
+    `sealed_by` is the address whose key sealed the mail for this agent under this id; None if that was not proven.
+    `seal_format` is 0 for mail that was not sealed or could not be decrypted, 2 for sealed mail, and 1 for mail that an
+    older version sealed: only the two agents can have written it, but it does not say which of them, or for which mail.
+    `sealed_ms` is the time of sealing by the sender's clock. `seal_error` says why the mail must not be trusted: it
+    could not be decrypted, and its body is still sealed, or it is not sealed although the mailbox requires that.
     """
 
     sequence: int
@@ -43,9 +49,18 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     sent_ms: int
     expires_ms: int
     seal_error: str | None = None
+    sealed_by: str | None = None
+    seal_format: int = 0
+    sealed_ms: int | None = None
 
     def json(self) -> Any:
-        """The body, from JSON."""
+        """The body, from JSON.
+
+        Raises:
+            SealBroken: the mail has a `seal_error`.
+        """
+        if self.seal_error is not None:
+            raise SealBroken(self.seal_error)
         return msgspec.json.decode(self.body)
 
 

@@ -23,6 +23,7 @@ class Agents:
 
         Raises:
             AgentExists: it is registered with another key.
+            InvalidArgument: the key has the wrong length, or is weak: signatures with it would prove nothing.
         """
         return self._transport.call(RegisterAgent(name, public_key, world, replace, self._universe))
 

@@ -1,5 +1,6 @@
 """Generated from handles/mailboxes.py by tools/make_twins.py; change that file instead."""
 
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -7,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.encryption import SEALED, AgentKey
-from holdfast.errors import Closed, HoldfastError, InvalidArgument, Retry, rebuild
+from holdfast.encryption import SEALED, AgentKey, SealBinding, checked_public_key
+from holdfast.errors import Closed, HoldfastError, InvalidArgument, Retry, SealBroken, rebuild
 from holdfast.handles.arguments import checked_items
 from holdfast.handles.sync.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
@@ -39,7 +40,8 @@ class Mailbox:
 
     Mail is stored before `send` returns and stays until the recipient confirms it: it is delivered at least once, in
     the order in which it was stored. A mailbox that was opened with the agent's `key` decrypts sealed mail as it is
-    read; a mail that cannot be decrypted is delivered sealed, and its `seal_error` says why.
+    read; a mail that cannot be decrypted is delivered sealed, and its `seal_error` says why. `sealed_by` of a mail is
+    the agent that is proven to have sealed it. With `require_sealed`, mail without that proof has a `seal_error`.
     """
 
     def __init__(
@@ -50,15 +52,17 @@ class Mailbox:
         *,
         key: AgentKey | None = None,
         contacts: Mapping[str, bytes] | None = None,
+        require_sealed: bool = False,
     ) -> None:
+        if require_sealed and key is None:
+            raise InvalidArgument("require_sealed needs the agent's key to unseal mail; open the mailbox with key=")
         self.agent = checked_agent(agent, universe)
         self.address = f"{self.agent}@{universe}"
         self._transport = transport
         self._universe = universe
         self._key = key
-        self._contacts = (
-            None if contacts is None else {checked_agent(name, universe): contacts[name] for name in contacts}
-        )
+        self._require_sealed = require_sealed
+        self._contacts = None if contacts is None else _checked_contacts(contacts, universe)
 
     def send(
         self,
@@ -83,7 +87,10 @@ class Mailbox:
         payload, kind = payload_of(body)
         kind = content_type or kind
         if seal:
-            payload = self._own_key().seal(payload, kind, recipient=self._public_key(to))
+            id = id or str(uuid.uuid4())
+            recipient = f"{checked_agent(to, self._universe)}@{self._universe}"
+            binding = SealBinding(self.address, recipient, id, time.time_ns() // 1_000_000)
+            payload = self._own_key().seal(payload, kind, recipient=self._public_key(to), binding=binding)
             kind = SEALED
         mail = NewMail(to, payload, id, kind, correlation_id)
         sent = (self.send_many([mail], tier=tier))[0]
@@ -142,20 +149,26 @@ class Mailbox:
                 self._transport.call(LeaveMailbox(self.agent, session, self._universe))
 
     def unseal(self, mail: Envelope) -> Envelope:
-        """A sealed mail, decrypted; any other mail is returned unchanged.
+        """A sealed mail, decrypted; any other mail is returned with `sealed_by` None.
 
-        For mail that was read without the key, or that could not be decrypted then.
+        For mail that was read without the key, or that could not be decrypted then. Mail that was read with the key is
+        already unsealed; its proof is lost if it is given here.
 
         Raises:
-            SealBroken: it was not sealed by its sender for this agent's key, or was changed in transit.
+            SealBroken: it was not sealed by its sender for this agent and under this id, or was changed in transit; or
+                it is not sealed, and the mailbox requires that.
             InvalidArgument: the mailbox has no key, or the sender's public key is unknown.
         """
-        if mail.content_type != SEALED:
-            return mail
-        return _opened(mail, self._own_key(), self._public_key(mail.sender))
+        mail = _without_claims(mail)
+        if mail.content_type == SEALED:
+            mail = self._opened(mail, self._own_key(), self._public_key(mail.sender))
+        if (fault := self._fault(mail)) is not None:
+            raise SealBroken(fault)
+        return mail
 
     def _unseal_all(self, mails: list[Envelope]) -> list[Envelope]:
         """The mails, decrypted as far as possible if the mailbox has a key. Each sender's key is read once."""
+        mails = [_without_claims(mail) for mail in mails]
         if self._key is None:
             return mails
         unsealed: list[Envelope] = []
@@ -164,10 +177,44 @@ class Mailbox:
             if mail.content_type == SEALED:
                 if mail.sender not in senders:
                     senders[mail.sender] = self._find_public_key(mail.sender)
-                unsealed.append(_unsealed(mail, self._key, senders[mail.sender]))
+                unsealed.append(self._unsealed(mail, self._key, senders[mail.sender]))
             else:
-                unsealed.append(mail)
+                unsealed.append(self._marked(mail))
         return unsealed
+
+    def _unsealed(self, mail: Envelope, key: AgentKey, sender: bytes | HoldfastError) -> Envelope:
+        """The mail, decrypted; or still sealed, with the reason."""
+        try:
+            if isinstance(sender, HoldfastError):
+                raise sender
+            return self._marked(self._opened(mail, key, sender))
+        except HoldfastError as error:
+            return msgspec.structs.replace(mail, seal_error=str(error))
+
+    def _opened(self, mail: Envelope, key: AgentKey, sender: bytes) -> Envelope:
+        found = key.unseal(mail.body, sender=sender)
+        opened = msgspec.structs.replace(mail, body=found.body, content_type=found.content_type, seal_format=1)
+        bound = found.binding
+        if bound is None:
+            return opened
+        if (bound.sender, bound.to, bound.id) != (mail.sender, self.address, mail.id):
+            raise SealBroken(
+                f"The mail was sealed by {bound.sender} for {bound.to} as mail {bound.id}, and was delivered to "
+                f"{self.address} as mail {mail.id} from {mail.sender}; do not trust it"
+            )
+        return msgspec.structs.replace(opened, sealed_by=bound.sender, seal_format=2, sealed_ms=bound.sealed_ms)
+
+    def _marked(self, mail: Envelope) -> Envelope:
+        fault = self._fault(mail)
+        return mail if fault is None else msgspec.structs.replace(mail, seal_error=fault)
+
+    def _fault(self, mail: Envelope) -> str | None:
+        """Why the mailbox does not accept the mail; None if it does."""
+        if not self._require_sealed or mail.sealed_by is not None:
+            return None
+        if mail.seal_format == 1:
+            return "The mail has the old sealed format, which does not prove its sender; have it sent again"
+        return "The mail is not sealed, and this mailbox requires that; do not trust it"
 
     def _find_public_key(self, sender: str) -> bytes | HoldfastError:
         """A sender's public key, or why it is unknown. Raises failures that may pass: the mail can be read again."""
@@ -221,16 +268,12 @@ class Mailbox:
         return (self._transport.call(ListBlocks(self.agent, after, limit, self._universe))).addresses
 
 
-def _opened(mail: Envelope, key: AgentKey, sender: bytes) -> Envelope:
-    body, kind = key.open(mail.body, sender=sender)
-    return msgspec.structs.replace(mail, body=body, content_type=kind, seal_error=None)
+def _checked_contacts(contacts: Mapping[str, bytes], universe: str) -> dict[str, bytes]:
+    return {checked_agent(name, universe): checked_public_key(key) for name, key in contacts.items()}
 
 
-def _unsealed(mail: Envelope, key: AgentKey, sender: bytes | HoldfastError) -> Envelope:
-    """The mail, decrypted; or still sealed, with the reason."""
-    try:
-        if isinstance(sender, HoldfastError):
-            raise sender
-        return _opened(mail, key, sender)
-    except HoldfastError as error:
-        return msgspec.structs.replace(mail, seal_error=str(error))
+def _without_claims(mail: Envelope) -> Envelope:
+    """The mail without what a server may claim about its seal."""
+    if mail.seal_error is None and mail.sealed_by is None and mail.seal_format == 0 and mail.sealed_ms is None:
+        return mail
+    return msgspec.structs.replace(mail, seal_error=None, sealed_by=None, seal_format=0, sealed_ms=None)

@@ -79,15 +79,21 @@ class Plane:
         return self._transport.call(SurveyQueues(after, limit, self.universe))
 
     def mailbox(
-        self, agent: str, *, key: AgentKey | None = None, contacts: Mapping[str, bytes] | None = None
+        self,
+        agent: str,
+        *,
+        key: AgentKey | None = None,
+        contacts: Mapping[str, bytes] | None = None,
+        require_sealed: bool = False,
     ) -> Mailbox:
         """The mailbox of an agent: `agent-7`, or `agent-7@universe`.
 
         Args:
             key: encrypts and decrypts mail end to end.
             contacts: the public keys of other agents; without it the registered keys are trusted.
+            require_sealed: mail that its sender has not sealed has a `seal_error`, and `unseal` refuses it.
         """
-        return Mailbox(self._transport, self.universe, agent, key=key, contacts=contacts)
+        return Mailbox(self._transport, self.universe, agent, key=key, contacts=contacts, require_sealed=require_sealed)
 
     def mailboxes(self, *, after: str = "", limit: int = 100) -> list[MailboxSize]:
         """At most `limit` mailboxes with their numbers of mails that can be read, in the order of their names."""
