@@ -189,6 +189,7 @@ EXTEND_FOR_SECONDS: Final = 3_600.0  # How long a lease is extended automaticall
 EVENTS_FLUSH_SECONDS: Final = 0.1  # How often message events are written to the session log.
 EVENTS_MAX: Final = 65_536  # Events that may wait in memory for that.
 DUE_BATCH_MAX: Final = 64  # Due messages that one transaction processes.
+CLOCK_SET_BACK_MS_MIN: Final = 1_000  # A queue ignores smaller steps back: time servers make them all the time.
 ATOMIC_OPERATIONS_MAX: Final = 256  # In one atomic list.
 SCHEDULES_MAX: Final = 1_000  # Of one queue.
 

@@ -56,7 +56,12 @@ class Held(NamedTuple):
     owner: str
     acquired_ms: int
     expires_ms: int
+    ttl_ms: int
     released: bool = False
+
+    def ends_ms(self, now_ms: int) -> int:
+        """When it ends: at most its TTL from now, also if the clock was set back."""
+        return self.expires_ms if self.released else min(self.expires_ms, now_ms + self.ttl_ms)
 
     def still_held(self, now_ms: int) -> bool:
         return not self.released and now_ms < self.expires_ms
@@ -99,7 +104,7 @@ class Leases(RuleBasedStateMachine):
         if last is not None and last.still_held(now_ms) and last.owner != owner:
             with pytest.raises(LeaseHeld) as refused:
                 acquire()
-            assert (refused.value.owner, refused.value.expires_ms) == (last.owner, last.expires_ms)
+            assert (refused.value.owner, refused.value.expires_ms) == (last.owner, last.ends_ms(now_ms))
             assert refused.value.now_ms == now_ms
         else:
             self.was_granted(key, acquire(), owner, ttl_ms, txn_id)
@@ -131,8 +136,9 @@ class Leases(RuleBasedStateMachine):
             return
         last = self.held[key]
         kept = self.database.transact(leases.keepalive, proof, ttl_ms=ttl_ms)
-        assert kept.expires_ms == max(last.expires_ms, self.clock.now_ms() + ttl_ms)
-        self.held[key] = last._replace(expires_ms=kept.expires_ms)
+        now_ms = self.clock.now_ms()
+        assert kept.expires_ms == max(last.ends_ms(now_ms), now_ms + ttl_ms)
+        self.held[key] = last._replace(expires_ms=kept.expires_ms, ttl_ms=kept.expires_ms - now_ms)
 
     @rule(key=keys, pick=picks)
     def an_owner_releases(self, key: str, pick: int) -> None:
@@ -140,7 +146,15 @@ class Leases(RuleBasedStateMachine):
         is_theirs = last is not None and last.still_held(self.clock.now_ms()) and _named(last.proof) == _named(proof)
         assert self.database.transact(leases.release, proof) == is_theirs
         if is_theirs:
-            self.held[key] = last._replace(released=True)
+            self.held[key] = last._replace(released=True, expires_ms=last.ends_ms(self.clock.now_ms()))
+
+    @rule(key=keys)
+    def a_lease_from_before_the_clock_was_set_back_is_shortened(self, key: str) -> None:
+        last, now_ms = self.held.get(key), self.clock.now_ms()
+        is_too_long = last is not None and last.ends_ms(now_ms) < last.expires_ms
+        assert self.database.transact(leases.shorten, self.lease(key)) == is_too_long
+        if last is not None:
+            self.held[key] = last._replace(expires_ms=last.ends_ms(now_ms))
 
     # Writing states.
 
@@ -238,9 +252,9 @@ class Leases(RuleBasedStateMachine):
                         last.owner,
                         last.proof.fence,
                         last.acquired_ms,
-                        last.expires_ms,
+                        last.ends_ms(now_ms),
                     )
-                    assert held[0] == Grant(*grant_fields, last.proof.txn_id, last.released)
+                    assert held[0] == Grant(*grant_fields, last.proof.txn_id, last.released, last.ttl_ms)
                 state = states.get(tx, self.universe, key)
                 found = None if state is None else Written(state.etag, state.version, state.value)
                 assert found == self.written.get(key)
@@ -322,14 +336,14 @@ class Leases(RuleBasedStateMachine):
         if last is not None and last.still_held(now_ms):
             assert last.owner == owner
             assert (grant.lease_id, grant.acquired_ms) == (last.proof.lease_id, last.acquired_ms)
-            assert grant.expires_ms == max(last.expires_ms, now_ms + ttl_ms)
+            assert grant.expires_ms == max(last.ends_ms(now_ms), now_ms + ttl_ms)
         else:
             known = {proof.lease_id for proofs in self.proofs.values() for proof in proofs}
             assert grant.lease_id not in known
             assert (grant.acquired_ms, grant.expires_ms) == (now_ms, now_ms + ttl_ms)
         proof = LeaseProof(key, grant.lease_id, grant.fence, txn_id, self.universe)
         self.proofs[key].append(proof)
-        self.held[key] = Held(proof, owner, grant.acquired_ms, grant.expires_ms)
+        self.held[key] = Held(proof, owner, grant.acquired_ms, grant.expires_ms, grant.expires_ms - now_ms)
 
     def was_written(self, key: str, state: states.State, value: bytes) -> None:
         current = self.written.get(key)

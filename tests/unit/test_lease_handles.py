@@ -300,6 +300,18 @@ def test_a_waiter_wakes_when_a_lease_expires(url: str) -> None:
         assert waiter.result(PATIENCE_SECONDS).fence == 2
 
 
+def test_a_lease_of_a_dead_holder_passes_on_after_the_clock_was_set_back(plane: Plane, clock: ManualClock) -> None:
+    now_ms = clock.now_ms()
+    clock.advance_ms(7_200_000)
+    plane.lease("k").acquire(owner="ada", ttl_seconds=30)
+    clock.jump_to_ms(now_ms)
+    for left in ("30.000", "20.000", "10.000"):  # The first refusal stores when it ends.
+        with pytest.raises(LeaseHeld, match=f"another {left} s"):
+            plane.lease("k").acquire(owner="bob")
+        clock.advance_ms(10_000)
+    assert plane.lease("k").acquire(owner="bob").fence == 2
+
+
 def test_waiting_threads_are_served_in_order(plane: Plane, threads: ThreadPoolExecutor) -> None:
     """First come, first served."""
     served: list[int] = []

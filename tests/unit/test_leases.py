@@ -32,6 +32,38 @@ def proof(grant: Grant, **changes: object) -> LeaseProof:
     return LeaseProof(**shown)
 
 
+def test_a_lease_from_a_clock_that_was_ahead_ends_its_ttl_after_the_correction(
+    database: Database, clock: ManualClock
+) -> None:
+    now_ms = clock.now_ms()
+    clock.advance_ms(7_200_000)
+    first = acquire(database, "ada", 30_000)
+    clock.jump_to_ms(now_ms)
+    with pytest.raises(LeaseHeld, match=r"another 30\.000 s"):
+        acquire(database, "bob")
+    [(_, listed)] = database.read(leases.page, "main", after="", limit=10)
+    assert (listed.expires_ms, database.read(leases.inspect, DEPLOY)) == (now_ms + 30_000, (listed, True))
+    assert database.read(leases.check, proof(first)).expires_ms == now_ms + 30_000  # Its holder keeps it until then.
+    assert database.transact(leases.shorten, DEPLOY) is True
+    assert database.transact(leases.shorten, DEPLOY) is False
+    clock.advance_ms(29_999)
+    with pytest.raises(LeaseHeld, match=r"another 0\.001 s"):
+        acquire(database, "bob")
+    clock.advance_ms(1)
+    assert acquire(database, "bob").fence == first.fence + 1
+
+
+def test_a_renewal_after_the_clock_was_set_back_does_not_keep_the_old_end(
+    database: Database, clock: ManualClock
+) -> None:
+    now_ms = clock.now_ms()
+    clock.advance_ms(7_200_000)
+    grant = acquire(database, "ada", 30_000)
+    clock.jump_to_ms(now_ms)
+    assert database.transact(leases.keepalive, proof(grant), ttl_ms=10_000).expires_ms == now_ms + 30_000
+    assert acquire(database, "ada", 60_000).expires_ms == now_ms + 60_000
+
+
 def test_a_free_lease_is_granted_until_it_expires(database: Database, clock: ManualClock) -> None:
     grant = acquire(database, "ada")
     assert (grant.owner, grant.fence, grant.expires_ms) == ("ada", 1, clock.now_ms() + 1_000)

@@ -18,7 +18,7 @@ from holdfast.errors import (
 )
 from holdfast.kv import Database, Transaction
 from holdfast.layers import queues
-from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
+from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
 from holdfast.layers.queues.deliveries import delivery_of, plain_delivery_of
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.tiers import Tier
@@ -842,6 +842,36 @@ def test_a_rate_below_one_per_second_delivers_single_messages(database: Database
     assert lease_or_wait(database).messages == []
     clock.advance_ms(1)
     assert len(lease_or_wait(database, limit=10).messages) == 1
+
+
+def test_leases_and_delays_from_a_clock_that_was_ahead_end_in_time(
+    database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the correction, each lasts as long as it was granted for, not until the clock has caught up."""
+    monkeypatch.setattr(expiry, "DUE_BATCH_MAX", 3)  # Several transactions shorten them.
+    now_ms = clock.now_ms()
+    clock.advance_ms(7_200_000)
+    put(database, *[b"leased"] * 4)
+    put(database, *[b"delayed"] * 4, delay_seconds=40)
+    first, *others = lease(database, 4, visibility_ms=30_000)
+    extend(database, first, 50_000)
+    clock.jump_to_ms(now_ms)
+    for _ in range(4):
+        found = lease_or_wait(database)
+        assert found.messages == []
+    monkeypatch.undo()
+    assert found.retry_in_ms == 30_000
+    assert {each.expires_ms - now_ms for each in leased(database).messages} == {30_000, 50_000}
+    assert counts(database) == {"leased": 4, "delayed": 4}
+    extend(database, others[0], 35_000)  # Its holder keeps it, and can extend it.
+    clock.advance_ms(29_999)
+    assert lease(database, 10) == []
+    clock.advance_ms(1)
+    assert [message.id for message in lease(database, 10)] == [message.id for message in others[1:]]
+    clock.advance_ms(10_000)
+    assert sorted(payloads(lease(database, 10))) == [b"delayed"] * 4 + [b"leased"]
+    clock.advance_ms(10_000)
+    assert first.id in [message.id for message in lease(database, 10)]
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@
       └ release, expiry ─┘
 
 Every acquire increments the fence of its key. The record stays after the lease ends, so that fences never repeat.
+A lease never lasts longer than it was granted for. If its remaining time exceeds that, the clock has been set back
+since, and it ends its TTL from now. `shorten` stores that; until then, each reader computes it from its own time.
 Writes under a lease happen in a transaction that calls `check`. It refuses a holder whose lease expired or was acquired
 by another owner, even if the holder has not noticed.
 """
@@ -41,6 +43,15 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     expires_ms: int
     txn_id: str | None = None
     released: bool = False  # Explicit: a clock that is set back must not revive a released lease.
+    ttl_ms: int = (
+        0  # How long it was granted for by its last acquire or renewal; 0: by a version that did not store it.
+    )
+
+    def bounded(self, now_ms: int) -> "Grant":
+        """The grant, ending at most its TTL from now."""
+        if self.released or not 0 < self.ttl_ms < self.expires_ms - now_ms:
+            return self
+        return msgspec.structs.replace(self, expires_ms=now_ms + self.ttl_ms)
 
     def holds_at(self, now_ms: int) -> bool:
         return not self.released and now_ms < self.expires_ms
@@ -72,12 +83,31 @@ def acquire(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id
     last, now_ms = last_grant(tx, lease), tx.now_ms
     if last is None or not last.holds_at(now_ms):
         fence = 1 if last is None else last.fence + 1
-        return _write(tx, lease, Grant(tx.new_id().hex, owner, fence, now_ms, now_ms + ttl_ms, txn_id))
+        grant = Grant(tx.new_id().hex, owner, fence, now_ms, now_ms + ttl_ms, txn_id, ttl_ms=ttl_ms)
+        return _write(tx, lease, grant)
     if last.owner != owner:
         raise LeaseHeld(lease.key, owner=last.owner, expires_ms=last.expires_ms, now_ms=now_ms)
     # A renewal never shortens the lease: others may rely on the expiry they have read.
     expires_ms = max(now_ms + ttl_ms, last.expires_ms)
-    return _write(tx, lease, Grant(last.lease_id, owner, last.fence + 1, last.acquired_ms, expires_ms, txn_id))
+    ttl_ms = expires_ms - now_ms
+    grant = Grant(last.lease_id, owner, last.fence + 1, last.acquired_ms, expires_ms, txn_id, ttl_ms=ttl_ms)
+    return _write(tx, lease, grant)
+
+
+def shorten(tx: Transaction, lease: LeaseKey) -> bool:
+    """Store the end of a lease that was granted before the clock was set back; whether it was one.
+
+    Otherwise it would be held for its TTL again, however often it is looked at.
+    """
+    stored = tx.get(_record(lease))
+    if stored is None:
+        return False
+    last = _decode(stored)
+    bounded = last.bounded(tx.now_ms)
+    if bounded is last:
+        return False
+    _write(tx, lease, bounded)
+    return True
 
 
 def acquire_keyed(
@@ -156,8 +186,7 @@ def keepalive(tx: Transaction, proof: LeaseProof, *, ttl_ms: int) -> Grant:
         Fenced: as `check`.
     """
     held = check(tx, proof)
-    expires_ms = max(tx.now_ms + ttl_ms, held.expires_ms)
-    return _write(tx, _key_of(proof), msgspec.structs.replace(held, expires_ms=expires_ms))
+    return _write(tx, _key_of(proof), _extended(held, tx.now_ms + ttl_ms, tx.now_ms))
 
 
 def release(tx: Transaction, proof: LeaseProof) -> bool:
@@ -185,13 +214,18 @@ def extend(tx: Transaction, lease: LeaseKey, *, until_ms: int) -> None:
     """Extend the lease, if it is held, to at least `until_ms`."""
     last = last_grant(tx, lease)
     if last is not None and last.holds_at(tx.now_ms):
-        _write(tx, lease, msgspec.structs.replace(last, expires_ms=max(until_ms, last.expires_ms)))
+        _write(tx, lease, _extended(last, until_ms, tx.now_ms))
+
+
+def _extended(grant: Grant, until_ms: int, now_ms: int) -> Grant:
+    expires_ms = max(until_ms, grant.expires_ms)
+    return msgspec.structs.replace(grant, expires_ms=expires_ms, ttl_ms=expires_ms - now_ms)
 
 
 def last_grant(tx: Transaction, lease: LeaseKey) -> Grant | None:
     """The latest grant of a key, still held or not; None if it was never acquired."""
     stored = tx.get(_record(lease))
-    return None if stored is None else _decode(stored)
+    return None if stored is None else _decode(stored).bounded(tx.now_ms)
 
 
 def inspect(tx: Transaction, lease: LeaseKey) -> tuple[Grant | None, bool]:
@@ -207,7 +241,7 @@ def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tupl
     subspace = Subspace("u", universe, "leases")
     begin, end = subspace.range()
     pairs = tx.scan(subspace.key(after) + b"\x00" if after else begin, end, limit=limit)
-    return [(subspace.unpack(key)[0], _decode(value)) for key, value in pairs]
+    return [(subspace.unpack(key)[0], _decode(value).bounded(tx.now_ms)) for key, value in pairs]
 
 
 def wire_grant(key: str, grant: Grant) -> Granted:

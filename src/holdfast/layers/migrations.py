@@ -150,6 +150,7 @@ def merged_counters(tx: Transaction, queue: QueueKeys) -> Pair:
     merged.next_due_ms = merged.due_front_ms = (
         int.from_bytes(first[0][0][len(queue.due) :][:8], "big") if first else NEVER_MS
     )
+    merged.clock_ms = max(counters.clock_ms for counters in all_counters)
     merged.last_id = max(counters.last_id for counters in all_counters)
     merged.order_version = max(counters.order_version for counters in all_counters)
     merged.swept_minute = min(counters.swept_minute for counters in all_counters)

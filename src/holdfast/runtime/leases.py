@@ -148,14 +148,20 @@ class AsyncLeaseWaiter:
     async def _try_acquire(
         self, lease: LeaseKey, call: KeyedCall | None, *, owner: str, ttl_ms: int, txn_id: str | None
     ) -> Granted:
-        grant, _ = await finish_or_undo_async(
+        outcome = await finish_or_undo_async(
             self._database.transact_async(_acquire, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id),
             partial(self._release_undelivered, lease, call),
         )
-        return leases.wire_grant(lease.key, grant)
+        if isinstance(outcome, LeaseHeld):
+            raise outcome
+        return leases.wire_grant(lease.key, outcome[0])
 
-    def _release_undelivered(self, lease: LeaseKey, call: KeyedCall | None, outcome: tuple[Grant, bool]) -> None:
+    def _release_undelivered(
+        self, lease: LeaseKey, call: KeyedCall | None, outcome: tuple[Grant, bool] | LeaseHeld
+    ) -> None:
         """Release a grant whose caller was cancelled before it received the grant."""
+        if isinstance(outcome, LeaseHeld):
+            return
         grant, is_new = outcome
         proof = LeaseProof(lease.key, grant.lease_id, grant.fence, grant.txn_id, lease.universe)
         if call is None:
@@ -166,10 +172,17 @@ class AsyncLeaseWaiter:
 
 def _acquire(
     tx: Transaction, lease: LeaseKey, call: KeyedCall | None, *, owner: str, ttl_ms: int, txn_id: str | None
-) -> tuple[Grant, bool]:
-    if call is None:
-        return leases.acquire(tx, lease, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id), True
-    return leases.acquire_keyed(tx, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
+) -> tuple[Grant, bool] | LeaseHeld:
+    """The grant, and whether it is a new one. Returns LeaseHeld instead of raising it if there is a write to commit."""
+    is_shortened = leases.shorten(tx, lease)
+    try:
+        if call is None:
+            return leases.acquire(tx, lease, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id), True
+        return leases.acquire_keyed(tx, lease, call, owner=owner, ttl_ms=ttl_ms, txn_id=txn_id)
+    except LeaseHeld as held:
+        if not is_shortened:
+            raise
+        return held
 
 
 def _lease_held(lease: LeaseKey, holder: Grant | None, now_ms: int) -> LeaseHeld:

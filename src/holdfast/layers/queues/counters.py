@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.kv import Transaction
 from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, StoredMessage, encode, keys_of
+from holdfast.limits import CLOCK_SET_BACK_MS_MIN
 
 NEVER_MS = (1 << 63) - 1
 DUE = "due"  # The event that something will be due earlier than known so far; its value is the delay in milliseconds.
@@ -39,6 +40,12 @@ class QueueCounters(msgspec.Struct, array_like=True):
     budget: float = 0.0  # Deliveries that the queue's rate allows now.
     budget_ms: int = 0  # When `budget` was computed.
     last_id: bytes = b""  # The newest message id. The next id sorts after it, even if the clock was set back.
+    clock_ms: int = 0  # The latest time at which a message was parked. The clock is before it only if it was set back.
+    shortened: bytes = b""  # While parked messages are shortened after that: the id of the last one.
+
+    def is_clock_set_back(self, now_ms: int) -> bool:
+        """Whether the clock was set back since a message was parked."""
+        return self.clock_ms - now_ms >= CLOCK_SET_BACK_MS_MIN
 
     def add_due(self, at_ms: int) -> None:
         """Record that the due index has an entry at `at_ms`."""
@@ -130,6 +137,9 @@ class QueueTransaction:
 
     def park(self, message: StoredMessage) -> None:
         """Store a leased or delayed message, with a due entry at its `due_ms`."""
+        now_ms = self.tx.now_ms
+        message.parked_for_ms = message.due_ms - now_ms
+        self.counters.clock_ms = max(self.counters.clock_ms, now_ms)
         self.tx.put(self.keys.parked_key(message.id), encode(message))
         self.tx.put(self.keys.due_key(message.due_ms, message.id), b"")
         self.counters.add_due(message.due_ms)

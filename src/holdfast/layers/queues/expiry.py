@@ -27,7 +27,8 @@ def next_due(tx: Transaction, queue: QueueKey) -> int:
     """The time before which nothing is due."""
     keys = keys_of(queue)
     if not tx.writer:
-        return load_counters(tx, keys).next_due_ms
+        counters = load_counters(tx, keys)
+        return tx.now_ms if counters.is_clock_set_back(tx.now_ms) else counters.next_due_ms
     first = tx.scan(*keys.due_range(0), limit=1)
     return int.from_bytes(first[0][0][len(keys.due) :][:8], "big") if first else NEVER_MS
 
@@ -47,8 +48,13 @@ def process_due(queue_tx: QueueTransaction) -> bool:
     """Process a bounded number of due entries; whether anything changed, in which case the caller saves `queue_tx`."""
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     now_ms, prefix = tx.now_ms, len(keys.due)
+    is_shortened = counters.is_clock_set_back(now_ms)
+    if is_shortened:
+        _shorten_parked(queue_tx)
+    elif counters.shortened:
+        counters.shortened = b""
     if not tx.writer and now_ms < counters.next_due_ms:
-        return False
+        return is_shortened
     begin, end = keys.due_range(0 if tx.writer else counters.due_front_ms)
     entries = [
         (int.from_bytes(key[prefix : prefix + 8], "big"), key, value)
@@ -67,7 +73,27 @@ def process_due(queue_tx: QueueTransaction) -> bool:
             _expire(queue_tx, subject[:ID_BYTES], value)
         else:
             _end_lease_or_delay(queue_tx, subject, at_ms)
-    return bool(due) or not tx.writer
+    return is_shortened or bool(due) or not tx.writer
+
+
+def _shorten_parked(queue_tx: QueueTransaction) -> None:
+    """End leases and delays that began before the clock was set back no later than they were to last, from now on.
+
+    Takes a bounded number of parked messages at a time, in the order of their ids.
+    """
+    tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
+    begin, end = keys.parked_key(counters.shortened), keys.parked + b"\xff" * (ID_BYTES + 1)
+    pairs = tx.scan(begin + b"\x00" if counters.shortened else begin, end, limit=DUE_BATCH_MAX)
+    for _, value in pairs:
+        message = decode(value)
+        if 0 < message.parked_for_ms < message.due_ms - tx.now_ms:
+            queue_tx.unpark(message)
+            message.due_ms = tx.now_ms + message.parked_for_ms
+            queue_tx.park(message)
+    if len(pairs) == DUE_BATCH_MAX:
+        counters.shortened = pairs[-1][0][-ID_BYTES:]
+    else:
+        counters.shortened, counters.clock_ms = b"", tx.now_ms
 
 
 def _end_lease_or_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:

@@ -67,6 +67,7 @@ class StoredMessage(msgspec.Struct, array_like=True):
     leased_ms: int = 0  # When it was last delivered; 0: never, or by a version that did not store it.
     retry_delay_ms: int | None = None  # The back-off after its first failure; None: that of the queue's policy.
     has_failures: bool = False  # It has a record of its failed attempts.
+    parked_for_ms: int = 0  # How long its lease or delay was to last when it was parked; 0: not stored.
 
     @property
     def has_body(self) -> bool:
