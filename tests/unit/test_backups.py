@@ -167,7 +167,7 @@ def test_the_async_plane_supports_backups(tmp_path: Path) -> None:
                 parts = [part async for part in await plane.backups.open(checkpoint.id, file.path)]
                 assert len(b"".join(parts)) == file.size
             seen = [each async for each in await plane.backups.examine(deep=True)]
-            assert {each.name for each in seen} == {"keys", "blobs", "worlds", "messages"}
+            assert {each.name for each in seen} == {"keys", "blobs", "worlds", "messages", "session logs"}
             assert await plane.backups.end(checkpoint.id)
 
     asyncio.run(use())

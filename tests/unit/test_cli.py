@@ -1107,6 +1107,20 @@ def test_doctor_finds_journals_with_gaps_and_truncated_journals(hf: Hf, data: Pa
     assert any("truncated: record 102" in each for each in found)
 
 
+def test_doctor_finds_damaged_and_missing_session_logs(hf: Hf, data: Path) -> None:
+    [body] = (data / "objects" / "activity").rglob("*_activity_*.jsonl")
+    [entry] = (data / "objects" / "activity-manifest").rglob("*_activity_*.json")
+    whole, manifest = body.read_bytes(), entry.read_bytes()
+    body.write_bytes(whole[:-10] + bytes([whole[-10] ^ 1]) + whole[-9:])
+    assert any(f"{body.name}: its content does not match the SHA-256" in finding for finding in findings(hf))
+    body.write_bytes(whole)
+    entry.write_bytes(manifest[:-1])
+    assert any("is damaged" in finding and entry.name in finding for finding in findings(hf))
+    entry.write_bytes(manifest)
+    body.unlink()
+    assert any(f"{body.name}: it is not in the object store" in finding for finding in findings(hf, "--deep"))
+
+
 def test_doctor_finds_wrong_counters_and_missing_payloads(hf: Hf, data: Path) -> None:
     jobs = keys_of(QueueKey("main", "jobs"))
 

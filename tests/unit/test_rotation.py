@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.errors import InvalidArgument, Unreachable
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import Header
+from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.activity.rotation import Manifest, Rotation
 from holdfast.runtime.activity.writer import Appender
 from holdfast.testing.faults import ChosenFault, faulty_objects
@@ -257,16 +259,49 @@ def test_a_file_without_a_header_keeps_its_id_when_rotated(folder: Path, objects
     assert [(file.session, file.kind) for file in after] == [("abc123", "metrics")]
 
 
-def test_a_damaged_manifest_entry_does_not_hide_others(
-    folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry[:20],
+        lambda _: b"",
+        lambda _: b"[" * 100_000,
+        lambda entry: entry.replace(b"activity/main", b"activity/other"),
+        lambda entry: entry.replace(b'"sha256":"', b'"sha256":"0'),
+        lambda entry: entry.replace(b'"metrics"', b'"metricz"'),
+    ],
+)
+def test_a_damaged_manifest_entry_hides_no_records(
+    folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture, damage: Callable[[bytes], bytes]
 ) -> None:
-    """Valid rotated files are read although another entry is damaged."""
     for second in range(3):
         rotation.rotate(closed_file(folder, 1, at_ms=OPENED_MS + second * 1_000), objects)
+    before = list(rotation.files_in_order(folder, objects, "main"))
     entry = objects.list("activity-manifest/main")[1].path
-    objects.put(entry, objects.get(entry)[:20])
-    assert [id for id, _ in ids(folder, objects)] == ["2026-11-15_04-42-15_w", "2026-11-15_04-42-17_w"]
+    assert damage(objects.get(entry)) != objects.get(entry)
+    objects.put(entry, damage(objects.get(entry)))
+    assert list(rotation.files_in_order(folder, objects, "main")) == before
     assert entry in caplog.text
+    assert "read all the same" in caplog.text
+    objects.delete(before[1].path)
+    assert list(rotation.files_in_order(folder, objects, "main")) == [before[0], before[2]]
+    assert "cannot be found" in caplog.text
+
+
+def test_a_rotated_file_is_compared_with_the_hash_in_its_name(
+    folder: Path, objects: ObjectStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(2):
+        rotation.rotate(closed_file(folder, 3, at_ms=OPENED_MS + second * 1_000), objects)
+    _, damaged = (file.path for file in rotation.files_in_order(folder, objects, "main"))
+    body = bytearray(objects.get(damaged))
+    body[-20] ^= 1
+    objects.put(damaged, bytes(body))
+    log = ActivityLog(folder, objects, start_flusher=False)
+    for _ in range(2):
+        assert len(log.read("main")) in (5, 6)  # The changed line may still be valid JSON.
+    assert log.stats().damaged == 1
+    assert [record.levelname for record in caplog.records if damaged in record.getMessage()] == ["ERROR"]
+    log.close()
 
 
 def test_manifests_are_listed_in_pages_from_the_start_position(

@@ -19,6 +19,7 @@ from holdfast.wire.health_checks import Finding, Seen
 
 _PATHS_SHOWN: Final = 5
 
+
 class HealthCheck(msgspec.Struct):
     """The result of one health check: how many items were checked, and the findings."""
 
@@ -37,16 +38,16 @@ class HealthCheck(msgspec.Struct):
     ],
 )
 @click.argument("path", required=False)
-@click.option("--deep", is_flag=True, help="Hash every blob, instead of a sample of the large ones.")
+@click.option("--deep", is_flag=True, help="Hash every blob and session log, instead of a sample of the large ones.")
 @click.option("--fix", is_flag=True, help="Make a data directory and its files accessible to their owner only.")
 @click.option("--salvage", metavar="TARGET", help="Copy what can be read to the new data directory TARGET.")
 def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None:
     """Check that the data of a directory or a server is complete, undamaged and consistent.
 
     Checks the format, reads the whole key space, and compares blobs with their hashes, journals with their heads,
-    segments with their checksums, and the counters of queues with their messages. A server checks a snapshot of its key
-    space and keeps serving; the token must allow doctor:run in every universe. A data directory must not be open in
-    another process. Damage is not repaired. Exit code 10 means that data is damaged.
+    segments and session logs with their checksums, and the counters of queues with their messages. A server checks a
+    snapshot of its key space and keeps serving; the token must allow doctor:run in every universe. A data directory
+    must not be open in another process. Damage is not repaired. Exit code 10 means that data is damaged.
 
     Lists what other users can access in a data directory; --fix changes the modes to 0700 and 0600.
 

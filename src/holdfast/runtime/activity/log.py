@@ -49,6 +49,7 @@ class ActivityStats(msgspec.Struct, frozen=True):
     written: int
     dropped: int
     skipped: int  # Bad lines and missing files that reads skipped; a truncated end counts at every read.
+    damaged: int  # Rotated files whose bytes do not have the SHA-256 in their name. Their valid lines are read.
     files: int  # Currently open.
     rotated: int
     bytes: int
@@ -88,6 +89,8 @@ class ActivityLog:
         self.recent_keys = RecentKeys()  # Deduplicates repeated calls.
         self._ended_counts: Counter[str] = Counter()  # The counters of ended sessions.
         self._skipped = 0
+        self._damaged: set[str] = set()
+        self._last_intact = ""  # A reader pages through a file, which is hashed once.
         self._swept_ms = self._context.now_ms()
         self._lock = threading.Lock()
         self._closing = threading.Lock()
@@ -202,6 +205,7 @@ class ActivityLog:
             written=counts["written"],
             dropped=counts["dropped"],
             skipped=self._skipped,
+            damaged=len(self._damaged),
             files=counts["files"],
             rotated=self._rotation.rotated,
             bytes=counts["bytes"],
@@ -311,7 +315,20 @@ class ActivityLog:
         return records
 
     def _body(self, file: LogFile) -> bytes:
-        return self._objects.get(file.path) if file.is_rotated and self._objects else Path(file.path).read_bytes()
+        if not file.is_rotated or self._objects is None:
+            return Path(file.path).read_bytes()
+        data = self._objects.get(file.path)
+        if file.path != self._last_intact and file.path not in self._damaged:
+            if rotation.is_intact(file.path, data):
+                self._last_intact = file.path
+            else:
+                self._damaged.add(file.path)
+                _log.error(
+                    "the session log %s is damaged: its bytes do not have the SHA-256 in its name. Its valid lines are "
+                    "read; restore it from a backup",
+                    file.path,
+                )
+        return data
 
 
 def _checked_filter(

@@ -23,16 +23,20 @@ from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Final, TypeAlias
 
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Backend, ObjectExists, ObjectNotFound
+from holdfast.errors import Backend, HashMismatch, ObjectExists, ObjectNotFound
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Content, FileName, Header, LogFile
 
 _log = logging.getLogger("holdfast.activity")
+
+_BODIES: Final = "activity"
+_MANIFESTS: Final = "activity-manifest"
+_SHORT_HASH: Final = 16  # Digits of the SHA-256 in the name of a manifest entry.
 
 _ListedFile: TypeAlias = tuple[str, Callable[[], LogFile | None]]  # When it was opened, and a loader.
 
@@ -203,7 +207,7 @@ def _locked(path: Path) -> Iterator[IO[bytes] | None]:
 def _store(objects: ObjectStore, universe: str, name: FileName, content: Content, body: bytes) -> Manifest:
     digest = hashlib.sha256(body).hexdigest()
     manifest = Manifest(
-        path=f"activity/{universe}/{name.day}/{name.labels}_{digest}{log_format.SUFFIX}",
+        path=_body_path(universe, name, digest),
         sha256=digest,
         bytes=len(body),
         records=content.records,
@@ -217,7 +221,8 @@ def _store(objects: ObjectStore, universe: str, name: FileName, content: Content
         last_at_ms=content.last_at_ms,
     )
     _store_once(objects, manifest.path, body)
-    _store_once(objects, f"{_manifests(universe)}/{name.stem}_{digest[:16]}.json", msgspec.json.encode(manifest))
+    entry = f"{_manifests(universe)}/{name.stem}_{digest[:_SHORT_HASH]}.json"
+    _store_once(objects, entry, msgspec.json.encode(manifest))
     return manifest
 
 
@@ -262,11 +267,68 @@ def _rotated(
 
 def _rotated_file(objects: ObjectStore, path: str, name: FileName) -> LogFile | None:
     try:
-        found = msgspec.json.decode(objects.get(path), type=Manifest)
-    except (ValueError, RecursionError, ObjectNotFound) as error:
+        found = read_manifest(objects, path)
+    except ObjectNotFound as error:
         _log.warning("the manifest entry %s cannot be read and is skipped: %s", path, error)
         return None
+    except HashMismatch as error:
+        file = _file_without_manifest(objects, path, name)
+        outcome = "its records cannot be found" if file is None else "its records are read all the same"
+        _log.warning("%s; %s", error, outcome)
+        return file
     return _log_file(name, found, found.path, found.bytes, is_rotated=True)
+
+
+def read_manifest(objects: ObjectStore, path: str) -> Manifest:
+    """The manifest entry at a path.
+
+    Raises:
+        HashMismatch: it is damaged.
+        ObjectNotFound: there is none.
+    """
+    try:
+        found = msgspec.json.decode(objects.get(path), type=Manifest)
+    except (ValueError, RecursionError) as error:
+        raise HashMismatch(f"The manifest entry {path} is damaged ({error})") from None
+    if not _names_its_body(path, found):
+        raise HashMismatch(f"The manifest entry {path} is damaged (it does not name the file that it is for)")
+    return found
+
+
+def hash_in_name(path: str) -> str:
+    """The SHA-256 in the path of a rotated file."""
+    return path.removesuffix(log_format.SUFFIX).rpartition("_")[2]
+
+
+def is_intact(path: str, data: bytes) -> bool:
+    """Whether the bytes of a rotated file have the SHA-256 that its path names."""
+    return hashlib.sha256(data).hexdigest() == hash_in_name(path)
+
+
+def _names_its_body(path: str, manifest: Manifest) -> bool:
+    universe, _, stem = path.removeprefix(f"{_MANIFESTS}/").removesuffix(".json").partition("/")
+    stem, _, short = stem.rpartition("_")
+    name = log_format.parse_name(stem)
+    return (
+        name is not None
+        and manifest.universe == universe
+        and manifest.sha256[:_SHORT_HASH] == short
+        and manifest.path == _body_path(universe, name, manifest.sha256)
+        and f"{manifest.session}_{manifest.kind}" == name.labels
+    )
+
+
+def _file_without_manifest(objects: ObjectStore, path: str, name: FileName) -> LogFile | None:
+    """The rotated file whose manifest entry is damaged, described by its own header; None if it is missing."""
+    universe, _, stem = path.removeprefix(f"{_MANIFESTS}/").removesuffix(".json").partition("/")
+    start = _body_path(universe, name, stem.rpartition("_")[2]).removesuffix(log_format.SUFFIX)
+    folder = start.rpartition("/")[0]
+    # Paths sort by name, so the first one after its beginning is the file.
+    for meta in objects.list(folder, after=start, limit=1):
+        if meta.path.startswith(start):
+            header = log_format.header_of(objects.get(meta.path).partition(b"\n")[0], universe, name)
+            return _log_file(name, header, meta.path, meta.size, is_rotated=True)
+    return None
 
 
 def _log_file(name: FileName, header: Header | Manifest, path: str, size: int, *, is_rotated: bool) -> LogFile:
@@ -280,4 +342,17 @@ def _loaded(file: LogFile) -> LogFile:
 
 
 def _manifests(universe: str) -> str:
-    return f"activity-manifest/{universe}"
+    return f"{_MANIFESTS}/{universe}"
+
+
+def _body_path(universe: str, name: FileName, digest: str) -> str:
+    return f"{_BODIES}/{universe}/{name.day}/{name.labels}_{digest}{log_format.SUFFIX}"
+
+
+def rotated_paths(objects: ObjectStore) -> Iterator[tuple[str, bool]]:
+    """The path of every rotated file (False) and of every manifest entry (True)."""
+    for folder in (_BODIES, _MANIFESTS):
+        after: str | None = None
+        while page := objects.list(folder, after=after):
+            yield from ((meta.path, folder == _MANIFESTS) for meta in page)
+            after = page[-1].path

@@ -25,6 +25,7 @@ from holdfast.layers.queues.keys import QueueKey, StoredMessage
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PRIORITY_MAX
+from holdfast.runtime.activity import rotation
 from holdfast.runtime.maintenance.scan import names, scan_range, universes
 from holdfast.wire.health_checks import Finding
 
@@ -44,6 +45,7 @@ def all_checks(
         "blobs": lambda: all_blobs(database, objects, deep=deep),
         "worlds": lambda: all_worlds(database, objects, live),
         "messages": lambda: all_queues(database),
+        "session logs": lambda: all_session_logs(objects, deep=deep),
     }
 
 
@@ -70,6 +72,40 @@ def all_blobs(database: Database, objects: ObjectStore | None, *, deep: bool) ->
             fault = yield from _blob_fault(objects, universe, digest, blob, is_hashed=is_hashed)
             if fault is not None:
                 yield Finding(f"blob {digest.hex()} of {universe}", fault)
+
+
+def all_session_logs(objects: ObjectStore | None, *, deep: bool) -> CheckResults:
+    """Every rotated session log has a valid manifest entry and the bytes of its hash; without `deep`, a sample of them.
+
+    A file without an entry is not a finding: its rotation was interrupted, and is repeated from the local file.
+    """
+    if objects is None:
+        return
+    sample, count = random.Random(0), 0
+    for path, is_entry in rotation.rotated_paths(objects):
+        try:
+            if is_entry:
+                yield 0
+                if not _exists(objects, body := rotation.read_manifest(objects, path).path):
+                    yield Finding(f"session log {body}", "it is not in the object store, but has a manifest entry")
+                continue
+            yield 1
+            count += 1
+            is_hashed = deep or count <= SAMPLED_FIRST or sample.random() < SAMPLED_OF_REST
+            if is_hashed and not rotation.is_intact(path, objects.get(path)):
+                yield Finding(f"session log {path}", "its content does not match the SHA-256 in its name")
+        except ObjectNotFound:
+            continue  # It was removed meanwhile.
+        except HoldfastError as error:
+            yield Finding(f"session log {path}", f"it cannot be read ({error})")
+
+
+def _exists(objects: ObjectStore, path: str) -> bool:
+    try:
+        objects.head(path)
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def _blob_fault(
