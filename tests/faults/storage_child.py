@@ -1,0 +1,116 @@
+"""A process whose file operations the storage recorder records, or lets fail.
+
+    storage_child.py write FOLDER MARKS            commits, with a mark for each acknowledgement
+    storage_child.py fail FOLDER CALL:ERRNO:TIMES…  one short run for each of them, in a process of its own
+
+A run of `write` opens, fills tables, closes and opens again, so that logs, tables, MANIFEST and CURRENT all change.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import HoldfastError
+from holdfast.kv import Transaction
+from holdfast.tiers import Tier
+
+PARTS = 3
+DEADLINE_SECONDS = 60
+RECORDER = ctypes.CDLL(None)
+
+
+def value_of(number: int, part: int) -> bytes:
+    """Mostly short; some values span several sectors, and a few several blocks of the log."""
+    size = 40_000 if number % 40 == 17 else 1_500 if number % 5 == 2 else 60
+    return (b"%06d %d|" % (number, part)) * (size // 9)
+
+
+def write(tx: Transaction, number: int) -> None:
+    for part in range(PARTS):
+        tx.put(b"%06d %d" % (number, part), value_of(number, part))
+
+
+def stored_numbers(database: RocksDatabase) -> list[int]:
+    """The numbers of all stored commits; asserts that each is whole."""
+    pairs = dict(database.read(lambda tx: tx.scan(b"0", b"1", limit=10_000)))
+    numbers = sorted({int(key[:6]) for key in pairs})
+    expected = {b"%06d %d" % (number, part): value_of(number, part) for number in numbers for part in range(PARTS)}
+    assert pairs == expected, "a commit is stored in part, or with another value"
+    return numbers
+
+
+def record(folder: Path, marks_path: Path) -> None:
+    marks = os.open(marks_path, os.O_WRONLY | os.O_CREAT, 0o600)
+    number = 0
+    for commits in (45, 30):
+        with RocksDatabase(folder / "data" / "kv") as database:
+            for _ in range(commits):
+                tier = Tier.CRITICAL if number % 3 == 0 else Tier.IMPORTANT
+                database.transact(write, number, tier=tier)
+                os.write(marks, b"%d %s" % (number, tier.value.encode()))
+                number += 1
+                if number == 25:
+                    database.flush_tables()
+        os.write(marks, b"%d closed" % (number - 1))
+
+
+def run_with_failure(folder: Path, call: int, error: int, times: int) -> dict[str, object]:
+    """Write a few commits while a call fails, open again without failures, and report what was found."""
+    acknowledged: list[int] = []
+    errors: list[str] = []
+    made = 0
+    RECORDER.storage_fail(ctypes.c_long(call), error, ctypes.c_long(times))
+    try:
+        for commits in (range(4), range(4, 8)):
+            database = RocksDatabase(folder / "data" / "kv")
+            try:
+                for number in commits:
+                    database.transact(write, number)
+                    acknowledged.append(number)
+                if commits.start == 0:
+                    database.flush_tables()
+            finally:
+                database.close()
+    except HoldfastError as raised:
+        errors.append(raised.code)
+    except BaseException as raised:
+        errors.append(f"untyped {type(raised).__name__}: {raised}")
+    made = RECORDER.storage_calls()
+    RECORDER.storage_fail(ctypes.c_long(-1), 0, ctypes.c_long(0))
+    with RocksDatabase(folder / "data" / "kv") as database:
+        stored = stored_numbers(database)
+        database.transact(write, 9)
+    return {"acknowledged": acknowledged, "errors": errors, "stored": stored, "calls": made}
+
+
+def fail(folder: Path, choices: list[str]) -> None:
+    for index, choice in enumerate(choices):
+        call, error, times = map(int, choice.split(":"))
+        child = os.fork()  # There are no threads yet.
+        if child == 0:
+            signal.alarm(DEADLINE_SECONDS)
+            with suppress(BaseException):
+                own = folder / str(index)
+                own.mkdir()
+                try:
+                    report: dict[str, object] = run_with_failure(own, call, error, times)
+                except BaseException as raised:
+                    report = {"broken": f"{type(raised).__name__}: {raised}"}
+                os.write(1, json.dumps({"choice": choice, **report}).encode() + b"\n")
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            report = {"choice": choice, "broken": f"ended with {os.waitstatus_to_exitcode(status)}"}
+            os.write(1, json.dumps(report).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        record(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        fail(Path(sys.argv[2]), sys.argv[3:])
