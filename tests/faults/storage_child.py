@@ -50,7 +50,7 @@ def record(folder: Path, marks_path: Path) -> None:
     for commits in (45, 30):
         with RocksDatabase(folder / "data" / "kv") as database:
             for _ in range(commits):
-                tier = Tier.CRITICAL if number % 3 == 0 else Tier.IMPORTANT
+                tier = Tier.CRITICAL if number % 9 in (0, 1) else Tier.IMPORTANT
                 database.transact(write, number, tier=tier)
                 os.write(marks, b"%d %s" % (number, tier.value.encode()))
                 number += 1

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -220,6 +221,117 @@ def test_a_transaction_that_always_conflicts_fails(postgres_url: str, monkeypatc
         with pytest.raises(TransactionConflict, match="3 times"):
             one.transact(work)
         assert other.read(lambda tx: tx.get(b"n")) == b"4"
+
+
+def test_a_paused_transaction_elsewhere_does_not_refuse_callers(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a transaction is open, PostgreSQL keeps the predicate locks of all later ones, until it has no room."""
+    monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 1.0)
+    inside, resume, runs = threading.Event(), threading.Event(), []
+
+    def pause(tx: Transaction) -> int:
+        number = increment(tx, b"paused")
+        runs.append(number)
+        if len(runs) == 1:
+            inside.set()
+            assert resume.wait(60)
+        return number
+
+    def read_widely(tx: Transaction, number: int) -> None:
+        for row in range(0, 112, 4):  # Each in a page of its own, so that each takes a lock.
+            tx.get(b"row %03d" % row)
+        tx.put(b"result %d" % number, b"")
+
+    with PostgresDatabase(postgres_url) as paused, PostgresDatabase(postgres_url) as healthy:
+        for row in range(112):
+            healthy.transact(put, b"row %03d" % row, os.urandom(1_900))
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(paused.transact, pause)
+            assert inside.wait(60)
+            try:
+                for number in range(900):
+                    healthy.transact(read_widely, number)
+            finally:
+                resume.set()
+            assert answer.result(60) == 1
+        assert len(runs) == 2, "the healthy process never needed the locks of the paused one"
+        assert healthy.read(lambda tx: tx.get(b"paused")) == b"1"
+        assert len(healthy.read(lambda tx: tx.scan(b"result", b"resulu", limit=1_000))) == 900
+
+
+def test_a_row_that_another_process_holds_is_busy_not_failed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.limits.LOCK_WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("holdfast.limits.OVERLOAD_SECONDS_MAX", 0.2)
+    with PostgresDatabase(postgres_url) as database:
+        database.transact(put, b"n", b"7")
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("SELECT value FROM holdfast_kv FOR UPDATE")
+            with pytest.raises(Busy, match="nothing was written"):
+                database.transact(put, b"n", b"8")
+            with pytest.raises(Busy, match="try again later"):
+                database.transact(increment)
+            connection.rollback()
+        assert database.transact(increment) == 8
+
+
+def test_a_statement_that_takes_too_long_is_busy_not_failed(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.limits.STATEMENT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("holdfast.limits.OVERLOAD_SECONDS_MAX", 0.0)
+    with PostgresDatabase(postgres_url) as database:
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("LOCK TABLE holdfast_kv IN SHARE MODE")
+            with pytest.raises(Busy, match="57014"):
+                database.transact(put, b"n", b"1")
+        assert database.transact(increment) == 1
+
+
+def test_a_function_that_pauses_in_every_attempt_is_told_so(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
+    with PostgresDatabase(postgres_url) as database:
+        attempts = 0
+
+        def pause(tx: Transaction) -> None:
+            nonlocal attempts
+            attempts += 1
+            increment(tx)
+            session = database._committer._session
+            assert session is not None
+            while session.is_usable:  # Ends when PostgreSQL has ended the session.
+                pass
+
+        with pytest.raises(Busy, match="Do slow work before the transaction"):
+            database.transact(pause)
+        assert attempts == 3
+        assert database.transact(increment) == 1
+
+
+def test_a_commit_of_a_session_that_was_ended_as_idle_is_run_again(
+    database: PostgresDatabase, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ended it before the COMMIT arrived, so nothing is uncertain."""
+    monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
+    database.transact(increment)
+    end_every_session(postgres_url)
+    database.transact(increment)  # On a session with the short timeout.
+    session = database._committer._session
+    assert session is not None
+    real_exec = session._exec
+
+    def wait_and_exec(command: bytes, *, uncertain: bool = False) -> object:
+        while command == b"COMMIT" and session.is_usable:
+            pass
+        return real_exec(command, uncertain=uncertain)
+
+    monkeypatch.setattr(session, "_exec", wait_and_exec)
+    assert database.transact(increment) == 3
+    assert database.read(lambda tx: tx.get(b"n")) == b"3"
 
 
 def test_callers_beyond_the_queue_limit_are_refused(

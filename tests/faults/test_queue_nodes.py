@@ -1,5 +1,6 @@
 """Several processes share a queue on one PostgreSQL: each message has one owner, and waiting consumers are woken."""
 
+import os
 import runpy
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+import psycopg
 import pytest
 
 import holdfast
@@ -71,6 +73,15 @@ class Node:
         operations = CHILD_MODULE["history_of"](list(self.lines)).operations
         outcome = {"result": Outcome.OK, "call": Outcome.UNKNOWN}[word]
         return sum(each.kind == kind and each.outcome is outcome for each in operations)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the process wherever it is, also inside a transaction."""
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -217,6 +228,63 @@ def test_a_killed_process_does_not_block_others(postgres_url: str) -> None:
     left, dead, stats = content(postgres_url)
     check_queue(CHILD_MODULE["history_of"](lines), "jobs", left=left, dead=dead)
     assert (left, stats.put_total) == (set(), stats.acked_total + stats.dead_total)
+
+
+def test_a_paused_process_does_not_block_others(postgres_url: str) -> None:
+    """PostgreSQL soon ends its transaction. No caller of either process notices."""
+    puts = 250
+    with (
+        Node(postgres_url, "paused", producers=1, puts=puts, consumers=2) as paused,
+        Node(postgres_url, "one", producers=1, puts=puts, consumers=2) as one,
+    ):
+        for _ in range(4):
+            with paused.paused():
+                before = one.count_results("lease")
+                until(lambda before=before: one.count_results("lease") >= before + 10, "the other process to continue")
+        until(lambda: paused.count_results("put") == one.count_results("put") == puts, "every put")
+        until(lambda: paused.count_results("ack") + one.count_results("ack") == 2 * puts, "every ack")
+        paused.finish()
+        one.finish()
+        lines = paused.lines + one.lines
+    assert CHILD_MODULE["errors_of"](lines) == {}
+    assert content(postgres_url)[:2] == (set(), set())
+    check_queue(CHILD_MODULE["history_of"](lines), "jobs")
+
+
+def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str) -> None:
+    """When one of its processes is killed, PostgreSQL ends all sessions and recovers from its log."""
+    with (
+        Node(postgres_url, "one", producers=2, puts=120, consumers=2) as one,
+        Node(postgres_url, "two", producers=2, puts=120, consumers=2) as two,
+    ):
+        for kill in range(1, 4):
+            until(lambda kill=kill: one.count_results("ack") + two.count_results("ack") > 40 * kill, "some acks")
+            kill_postgresql(postgres_url)
+        one.finish()
+        two.finish()
+        lines = one.lines + two.lines
+    errors = CHILD_MODULE["errors_of"](lines)
+    print(f"errors: {errors}")
+    assert set(errors) <= {"commit_unknown", "unreachable"}
+    left, dead, _ = content(postgres_url)
+    check_queue(CHILD_MODULE["history_of"](lines), "jobs", left=left, dead=dead)
+
+
+def kill_postgresql(url: str) -> None:
+    """Send SIGKILL to a process of PostgreSQL that serves Holdfast; the server restarts all of them."""
+    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
+    with psycopg.connect(url, autocommit=True) as connection:
+        [pid, *_] = [row[0] for row in connection.execute(query).fetchall()]
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: _accepts_connections(url), "PostgreSQL to recover")
+
+
+def _accepts_connections(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def _ids_by_state(url: str) -> dict[str, list[str]]:

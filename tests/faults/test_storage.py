@@ -7,13 +7,15 @@ Images are built from the trace of one process (`storage_child.py`). A failure n
 
 import errno
 import json
+import os
 import random
 import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +48,16 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
         return build_recorder(tmp_path_factory.mktemp("recorder"))
     except CompilerMissing as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: opening a directory syncs it several times."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-images-", dir="/dev/shm") as folder:
+        yield Path(folder)
 
 
 class Trace(NamedTuple):
@@ -88,7 +100,7 @@ def check_image(image: Image, folder: Path) -> None:
             assert len(CHILD_MODULE["stored_numbers"](database)) == len(stored) + 1
 
 
-def check_images(trace: Trace, seeds: Iterable[int], tmp_path: Path, *, strict: bool = False) -> Counter[str]:
+def check_images(trace: Trace, seeds: Iterable[int], images: Path, *, strict: bool = False) -> Counter[str]:
     """Check an image per seed. Returns how many were opened and how many refused, by kind of loss.
 
     Without `strict`, the names of the data directory itself count as durable, and an image whose unsynced writes are
@@ -97,7 +109,7 @@ def check_images(trace: Trace, seeds: Iterable[int], tmp_path: Path, *, strict: 
     counts: Counter[str] = Counter()
     for seed in seeds:
         image = build_image(trace.events, trace.root, seed, synced_names=() if strict else trace.data_folders)
-        folder = tmp_path / str(seed)
+        folder = images / str(seed)
         write_image(image, folder)
         try:
             check_image(image, folder)
@@ -133,36 +145,107 @@ def test_the_whole_trace_gives_the_files_that_the_process_left(trace: Trace) -> 
     seed = next(seed for seed in range(100) if build_image(trace.events, trace.root, seed).loss is Loss.NOTHING)
     image = build_image(trace.events, trace.root, seed, first_cut=len(trace.events))
     files = {path: path.read_bytes() for path in Path(trace.root).rglob("*") if path.is_file()}
-    real = {str(path.relative_to(trace.root)): data for path, data in files.items() if not path.name.startswith("LOG")}
+    real = {str(path.relative_to(trace.root)): data for path, data in files.items()}
     assert {path: data for path, data in image.entries.items() if data is not None} == real
 
 
 def test_every_acknowledged_commit_is_in_every_image(
-    trace: Trace, tmp_path: Path, request: pytest.FixtureRequest
+    trace: Trace, image_folder: Path, request: pytest.FixtureRequest
 ) -> None:
-    counts = check_images(trace, chosen_seeds(request, 200), tmp_path)
+    counts = check_images(trace, chosen_seeds(request, 200), image_folder)
     assert request.config.getoption("--image-seed") is not None or counts.total() == 200
 
 
 @pytest.mark.nightly
 def test_every_acknowledged_commit_is_in_twenty_thousand_images(
-    trace: Trace, tmp_path: Path, request: pytest.FixtureRequest
+    trace: Trace, image_folder: Path, request: pytest.FixtureRequest
 ) -> None:
     first = random.randrange(1 << 32)
     print(f"seeds from {first}")
-    check_images(trace, chosen_seeds(request, 20_000, first), tmp_path)
+    check_images(trace, chosen_seeds(request, 20_000, first), image_folder)
 
 
 @pytest.mark.xfail(
     strict=True, reason="a torn record before zeros, and sectors out of order, make a sound directory refuse to open"
 )
-def test_no_image_is_refused(trace: Trace, tmp_path: Path) -> None:
-    counts = check_images(trace, range(100), tmp_path)
+def test_no_image_is_refused(trace: Trace, image_folder: Path) -> None:
+    counts = check_images(trace, range(100), image_folder)
     assert not any("refused" in outcome for outcome in counts)
 
 
 @pytest.mark.xfail(strict=True, reason="the parent of a new data directory is not synced")
-def test_a_new_data_directory_is_durable(trace: Trace, tmp_path: Path) -> None:
+def test_a_new_data_directory_is_durable(trace: Trace, image_folder: Path) -> None:
     """Nothing unsynced reached the disk. What was acknowledged is there, so its folders must be, too."""
     seeds = [seed for seed in range(60) if build_image(trace.events, trace.root, seed).loss is Loss.EVERYTHING]
-    check_images(trace, seeds, tmp_path, strict=True)
+    check_images(trace, seeds, image_folder, strict=True)
+
+
+class Failure(NamedTuple):
+    """The calls that fail: `times` of them, from the call number `call`."""
+
+    call: int
+    error: int
+    times: int
+
+    def __str__(self) -> str:
+        return f"call {self.call} failing {self.times} times with {errno.errorcode[self.error]}"
+
+
+def run_with_failures(recorder: Recorder, folder: Path, failures: list[Failure]) -> list[dict[str, Any]]:
+    """The reports of one short run for each failure, in a process of its own."""
+    folder = folder.resolve()
+    environment = recorder.environment(folder, marks=folder.parent / "marks")
+    command = [sys.executable, str(CHILD), "fail", str(folder), *(":".join(map(str, each)) for each in failures)]
+    child = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, timeout=DEADLINE_SECONDS)
+    return [json.loads(line) for line in child.stdout.splitlines()]
+
+
+def check_failures(recorder: Recorder, folder: Path, failures: list[Failure]) -> Counter[str]:
+    """No acknowledged write is lost and every error is typed. Returns the number of runs by the error they met."""
+    reports = run_with_failures(recorder, folder, failures)
+    assert len(reports) == len(failures)
+    counts: Counter[str] = Counter()
+    for failure, report in zip(failures, reports, strict=True):
+        assert "broken" not in report, f"{failure}: {report['broken']}"
+        assert set(report["acknowledged"]) <= set(report["stored"]), f"{failure}: lost acknowledged writes {report}"
+        assert not any(error.startswith("untyped") for error in report["errors"]), f"{failure}: {report['errors']}"
+        counts[report["errors"][0] if report["errors"] else "no error"] += 1
+    print(f"{len(failures)} runs: {dict(counts)}")
+    return counts
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "failing"
+    path.mkdir()
+    return path
+
+
+def count_calls(recorder: Recorder, folder: Path) -> int:
+    """How many calls of a run can fail."""
+    never = Failure(1 << 30, errno.EIO, 1)
+    (folder / "counted").mkdir()
+    [report] = run_with_failures(recorder, folder / "counted", [never])
+    assert report["acknowledged"] == report["stored"] == list(range(8)), report
+    return int(report["calls"])
+
+
+def test_system_calls_that_fail_lose_no_acknowledged_write(recorder: Recorder, folder: Path) -> None:
+    """A sample of the calls of a run, once with each error; all of them in nightly runs."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    calls, chance = count_calls(recorder, folder), random.Random(seed)
+    failures = [
+        Failure(call, error, chance.choice((1, 1_000)))
+        for error in ERRORS
+        for call in sorted(chance.sample(range(calls), 15))
+    ]
+    check_failures(recorder, folder, failures)
+
+
+@pytest.mark.nightly
+def test_each_system_call_fails_in_turn(recorder: Recorder, folder: Path) -> None:
+    calls = count_calls(recorder, folder)
+    print(f"{calls} calls")
+    failures = [Failure(call, error, times) for error in ERRORS for call in range(calls) for times in (1, 1_000)]
+    check_failures(recorder, folder, failures)

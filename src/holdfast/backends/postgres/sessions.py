@@ -14,7 +14,6 @@ import select
 import struct
 import time
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Final
 
 import psycopg
@@ -22,9 +21,11 @@ from psycopg import pq
 
 from holdfast import limits
 from holdfast.errors import (
+    Busy,
     CommitUnknown,
     DatabaseFailed,
     DiskFull,
+    HoldfastError,
     InvalidUrl,
     NotFound,
     SchemaMismatch,
@@ -50,12 +51,13 @@ _SCHEMA: Final = f"""
 """
 
 # Sequential scans would take a predicate lock on the whole table, and conflict with every writer.
-_SETTINGS: Final = b"""
+_SETTINGS: Final = """
     SET default_transaction_isolation = 'serializable';
     SET enable_seqscan = off;
     SET enable_bitmapscan = off;
-    SET statement_timeout = '30s';
-    SET idle_in_transaction_session_timeout = '60s';
+    SET statement_timeout = {statement};
+    SET lock_timeout = {lock};
+    SET idle_in_transaction_session_timeout = {idle};
     SET client_min_messages = 'error';
 """
 
@@ -80,33 +82,65 @@ _STATEMENTS: Final = {
 }
 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a deadlock.
+_IDLED: Final = "25P03"  # PostgreSQL ended the session, because its open transaction sent no statement for too long.
+
+# Out of memory, of predicate locks or of another resource; a lock or a statement took too long. PostgreSQL has aborted
+# the transaction. An open transaction of a paused process causes most of these, and ends in seconds.
+_OVERLOADS: Final = frozenset({"53000", "53200", "53300", "53400", "55P03", "57014"})
 
 
 class Conflicted(Exception):
     """PostgreSQL aborted this transaction because of a conflict; run it again."""
 
 
+class Overloaded(Conflicted):
+    """PostgreSQL aborted this transaction because it lacks a resource; run it again after a pause."""
+
+
 class Disconnected(Exception):
     """The connection broke and nothing was committed; run the transaction again on a new one."""
 
 
+class Idled(Disconnected):
+    """PostgreSQL ended the session because its transaction paused for too long; nothing was committed."""
+
+
 def retry_transaction(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
-    """The result of `attempt`, which is retried after conflicts and lost connections, within bounds.
+    """The result of `attempt`, which is retried after conflicts, overload and lost connections, within bounds.
 
     Raises:
-        TransactionConflict, Unreachable: every attempt failed; nothing was written.
+        TransactionConflict, Unreachable, Busy: every attempt failed; nothing was written.
     """
-    reason: Exception | None = None
-    for pause in chain([0.0], retry_pauses_seconds(jitter)):
-        if pause and isinstance(reason, Conflicted):
-            time.sleep(pause)
+    pauses = retry_pauses_seconds(jitter)
+    deadline = time.monotonic() + limits.OVERLOAD_SECONDS_MAX
+    idled = 0
+    while True:
         try:
             return attempt()
+        except Overloaded as error:
+            if time.monotonic() >= deadline:
+                raise Busy(f"PostgreSQL is overloaded ({error}); nothing was written, try again later") from None
+            time.sleep(jitter.random() * limits.OVERLOAD_PAUSE_SECONDS_MAX)
+        except Idled:
+            idled += 1
+            if idled >= limits.IDLE_TRANSACTIONS_MAX:
+                raise Busy(
+                    f"The transaction paused for {limits.IDLE_TRANSACTION_SECONDS_MAX} s between statements, {idled} "
+                    "times; nothing was written. Do slow work before the transaction, then try again"
+                ) from None
         except (Conflicted, Disconnected) as error:
-            reason = error
+            pause = next(pauses, None)
+            if pause is None:
+                raise _exhausted(error) from None
+            if isinstance(error, Conflicted):
+                time.sleep(pause)
+
+
+def _exhausted(reason: Conflicted | Disconnected) -> HoldfastError:
+    """The error after the last retry."""
     if isinstance(reason, Disconnected):
-        raise Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written, try again later")
-    raise TransactionConflict(
+        return Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written, try again later")
+    return TransactionConflict(
         f"Conflicted with other processes {limits.CONFLICT_RETRIES_MAX} times; nothing was written, try again later"
     )
 
@@ -125,7 +159,7 @@ class Session:
         self._log_position = b""
         self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
-            self._exec(_SETTINGS)
+            self._exec(_settings())
             for name, statement in (_READING if reading else _STATEMENTS).items():
                 self._check(self._pq.prepare(name, statement.encode()), uncertain=False)
         except BaseException:
@@ -251,6 +285,10 @@ class Session:
         text = result.get_error_message().strip()
         if state in _CONFLICTS:
             return Conflicted(text)
+        if state in _OVERLOADS:
+            return Overloaded(f"{state}: {text}")
+        if state == _IDLED:  # Also as the answer to a COMMIT, which the session has not seen.
+            return Idled(text)
         ending = state.startswith("57P")  # The server is shutting down, or an administrator ended this session.
         if ending or self._pq.status != pq.ConnStatus.OK:
             if uncertain:
@@ -261,6 +299,14 @@ class Session:
         if state == "53100":
             return DiskFull(f"PostgreSQL's disk is full ({text}); nothing was written. Free some space and try again")
         return DatabaseFailed(f"PostgreSQL refused a statement ({state}: {text}); nothing was written")
+
+
+def _settings() -> bytes:
+    return _SETTINGS.format(
+        statement=round(limits.STATEMENT_SECONDS_MAX * 1_000),
+        lock=round(limits.LOCK_WAIT_SECONDS_MAX * 1_000),
+        idle=round(limits.IDLE_TRANSACTION_SECONDS_MAX * 1_000),
+    ).encode()
 
 
 def prepare_schema(url: str, *, create: bool = True) -> None:

@@ -104,7 +104,7 @@ class Disk:
         elif event.kind is Kind.SYNC:
             self._sync(self._top if event.path == self._root else self._inodes.get(event.inode))
         elif event.path not in self._nodes:
-            return  # A mark, or a file whose creation the recorder does not see, such as RocksDB's text log.
+            return  # A mark, or a file whose creation the recorder does not see: one opened with stdio.
         elif event.kind is Kind.REMOVE:
             self._change((event.path, None))
             del self._nodes[event.path]

@@ -10,7 +10,7 @@
    One lock is held during each call and while it is recorded, so the trace has the order in which the calls took
    effect: a sync covers exactly the writes before it. Only calls that succeed are recorded. Real calls are made with
    syscall(), and the path of a descriptor is read from /proc, so duplicated descriptors need no care. Writes through
-   memory maps and stdio are not seen; RocksDB uses those only for its text log. */
+   memory maps and stdio are not seen. */
 
 #define _GNU_SOURCE
 #include <errno.h>
