@@ -322,14 +322,14 @@ def test_a_commit_of_a_session_that_was_ended_as_idle_is_run_again(
     database.transact(increment)  # On a session with the short timeout.
     session = database._committer._session
     assert session is not None
-    real_exec = session._exec
+    real_write = session._write
 
-    def wait_and_exec(command: bytes, *, uncertain: bool = False) -> object:
-        while command == b"COMMIT" and session.is_usable:
+    def write_and_wait(tx: Transaction) -> None:
+        real_write(tx)
+        while session.is_usable:
             pass
-        return real_exec(command, uncertain=uncertain)
 
-    monkeypatch.setattr(session, "_exec", wait_and_exec)
+    monkeypatch.setattr(session, "_write", write_and_wait)
     assert database.transact(increment) == 3
     assert database.read(lambda tx: tx.get(b"n")) == b"3"
 

@@ -82,7 +82,6 @@ _STATEMENTS: Final = {
 }
 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a deadlock.
-_IDLED: Final = "25P03"  # PostgreSQL ended the session, because its open transaction sent no statement for too long.
 
 # Out of memory, of predicate locks or of another resource; a lock or a statement took too long. PostgreSQL has aborted
 # the transaction. An open transaction of a paused process causes most of these, and ends in seconds.
@@ -157,6 +156,7 @@ class Session:
         self._durable = True
         self._now_ms = 0
         self._log_position = b""
+        self._answered = time.monotonic()  # When the last statement succeeded.
         self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
             self._exec(_settings())
@@ -213,6 +213,9 @@ class Session:
             self._run(b"clear", [_array(begin for begin, _ in tx.cleared), _array(end for _, end in tx.cleared)])
         self._write(tx)
         if self._open:
+            if not self.is_usable:  # PostgreSQL ended the session before COMMIT was sent, so nothing is uncertain.
+                self.failure = self._disconnected("the session was ended before the commit")
+                raise self.failure
             self._exec(b"COMMIT", uncertain=True)
             self._open = False
 
@@ -276,6 +279,7 @@ class Session:
 
     def _check(self, result: pq.abc.PGresult, uncertain: bool) -> pq.abc.PGresult:
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+            self._answered = time.monotonic()
             return result
         self.failure = self._failure(result, uncertain)
         raise self.failure
@@ -287,18 +291,21 @@ class Session:
             return Conflicted(text)
         if state in _OVERLOADS:
             return Overloaded(f"{state}: {text}")
-        if state == _IDLED:  # Also as the answer to a COMMIT, which the session has not seen.
-            return Idled(text)
         ending = state.startswith("57P")  # The server is shutting down, or an administrator ended this session.
         if ending or self._pq.status != pq.ConnStatus.OK:
             if uncertain:
                 return CommitUnknown(
                     f"PostgreSQL's answer to a commit was lost ({text}); check whether the write was stored"
                 )
-            return Disconnected(text)
+            return self._disconnected(text)
         if state == "53100":
             return DiskFull(f"PostgreSQL's disk is full ({text}); nothing was written. Free some space and try again")
         return DatabaseFailed(f"PostgreSQL refused a statement ({state}: {text}); nothing was written")
+
+    def _disconnected(self, text: str) -> Disconnected:
+        # libpq reports only that the connection is closed, not the message in which the server said why.
+        idle_seconds = time.monotonic() - self._answered
+        return Idled(text) if self._open and idle_seconds >= limits.IDLE_TRANSACTION_SECONDS_MAX else Disconnected(text)
 
 
 def _settings() -> bytes:
