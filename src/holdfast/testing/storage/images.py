@@ -273,7 +273,7 @@ def _choices(loss: Loss, chance: random.Random, unsynced: list[int]) -> tuple[Ca
     rate = chance.choice((0.2, 0.5, 0.9))
     kept_names = {number for number in unsynced if chance.random() < rate}
 
-    def by_itself(number: int, sectors: range) -> tuple[Fate, Iterable[int]]:
+    def by_itself(_number: int, sectors: range) -> tuple[Fate, Iterable[int]]:
         if chance.random() < rate:
             return Fate.KEPT, ()
         fate = chance.choice((Fate.DROPPED, Fate.TORN, Fate.ZEROED))
