@@ -36,9 +36,7 @@ COMMIT_QUEUE_MAX: Final = 10_000  # Waiting callers; one more fails with Busy.
 CONNECT_ATTEMPTS_MAX: Final = 6  # With doubling pauses from 100 ms, about three seconds in total.
 CONNECT_PAUSE_MS_MAX: Final = 2_000
 READERS_MAX: Final = 4  # Connections for read snapshots, besides the one that commits.
-IDLE_TRANSACTION_SECONDS_MAX: Final = (
-    3.0  # PostgreSQL ends a transaction without statements: a paused process holds locks.
-)
+IDLE_TRANSACTION_SECONDS_MAX: Final = 3.0  # PostgreSQL then ends a transaction: a paused process holds locks.
 IDLE_TRANSACTIONS_MAX: Final = 3  # Attempts of a transaction that PostgreSQL ended because of that.
 LOCK_WAIT_SECONDS_MAX: Final = 5.0  # For a row that another process writes; more than a paused process can hold it.
 STATEMENT_SECONDS_MAX: Final = 30.0

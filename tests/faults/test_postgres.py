@@ -277,9 +277,7 @@ def test_a_row_that_another_process_holds_is_busy_not_failed(
         assert database.transact(increment) == 8
 
 
-def test_a_statement_that_takes_too_long_is_busy_not_failed(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_statement_that_takes_too_long_is_busy_not_failed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.STATEMENT_SECONDS_MAX", 0.05)
     monkeypatch.setattr("holdfast.limits.OVERLOAD_SECONDS_MAX", 0.0)
     with PostgresDatabase(postgres_url) as database:
@@ -290,9 +288,7 @@ def test_a_statement_that_takes_too_long_is_busy_not_failed(
         assert database.transact(increment) == 1
 
 
-def test_a_function_that_pauses_in_every_attempt_is_told_so(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_function_that_pauses_in_every_attempt_is_told_so(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
     with PostgresDatabase(postgres_url) as database:
         attempts = 0
