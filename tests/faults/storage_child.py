@@ -9,9 +9,11 @@ A run of `write` opens, fills tables, closes and opens again, so that logs, tabl
 import ctypes
 import json
 import os
+import shutil
 import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from holdfast.backends.rocksdb import RocksDatabase
@@ -60,27 +62,34 @@ def record(folder: Path, marks_path: Path) -> None:
         os.write(marks, b"%d closed" % (number - 1))
 
 
+@contextmanager
+def noted(errors: list[str]) -> Iterator[None]:
+    """Note an error's code, or that it has none, and continue."""
+    try:
+        yield
+    except HoldfastError as error:
+        errors.append(error.code)
+    except BaseException as error:
+        errors.append(f"untyped {type(error).__name__}: {error}")
+
+
 def run_with_failure(folder: Path, call: int, error: int, times: int) -> dict[str, object]:
     """Write a few commits while a call fails, open again without failures, and report what was found."""
     acknowledged: list[int] = []
     errors: list[str] = []
-    made = 0
     RECORDER.storage_fail(ctypes.c_long(call), error, ctypes.c_long(times))
-    try:
-        for commits in (range(4), range(4, 8)):
+    for commits in (range(4), range(4, 8)):
+        with noted(errors):
             database = RocksDatabase(folder / "data" / "kv")
-            try:
+            with noted(errors):
                 for number in commits:
                     database.transact(write, number)
                     acknowledged.append(number)
                 if commits.start == 0:
                     database.flush_tables()
-            finally:
-                database.close()
-    except HoldfastError as raised:
-        errors.append(raised.code)
-    except BaseException as raised:
-        errors.append(f"untyped {type(raised).__name__}: {raised}")
+            database.close()
+        if errors:
+            break
     made = RECORDER.storage_calls()
     RECORDER.storage_fail(ctypes.c_long(-1), 0, ctypes.c_long(0))
     with RocksDatabase(folder / "data" / "kv") as database:
@@ -105,6 +114,7 @@ def fail(folder: Path, choices: list[str]) -> None:
                 os.write(1, json.dumps({"choice": choice, **report}).encode() + b"\n")
             os._exit(0)
         _, status = os.waitpid(child, 0)
+        shutil.rmtree(folder / str(index), ignore_errors=True)
         if status:
             report = {"choice": choice, "broken": f"ended with {os.waitstatus_to_exitcode(status)}"}
             os.write(1, json.dumps(report).encode() + b"\n")

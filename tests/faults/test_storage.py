@@ -249,8 +249,9 @@ def test_system_calls_that_fail_lose_no_acknowledged_write(recorder: Recorder, f
 
 
 @pytest.mark.nightly
-def test_each_system_call_fails_in_turn(recorder: Recorder, folder: Path) -> None:
+@pytest.mark.parametrize("times", [1, 1_000])
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+def test_each_system_call_fails_in_turn(recorder: Recorder, folder: Path, error: int, times: int) -> None:
     calls = count_calls(recorder, folder)
     print(f"{calls} calls")
-    failures = [Failure(call, error, times) for error in ERRORS for call in range(calls) for times in (1, 1_000)]
-    check_failures(recorder, folder, failures)
+    check_failures(recorder, folder, [Failure(call, error, times) for call in range(calls)])

@@ -169,7 +169,10 @@ class RocksDatabase(SerialDatabase):
 
     def flush_tables(self) -> None:
         """Write the memtable to table files, so that the next open has no log to replay."""
-        self._rocks.flush(wait=True)
+        try:
+            self._rocks.flush(wait=True)
+        except Exception as error:
+            raise translate_error(error, self._path) from error
 
     def _snapshot(self) -> "OptimisticPairs":
         return OptimisticPairs(self._pairs, self._sequence)
