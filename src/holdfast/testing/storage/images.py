@@ -1,11 +1,13 @@
 """Builds what a power loss may leave of recorded file operations.
 
-The rules are those of POSIX, and nothing that a particular file system adds:
+The rules are those of POSIX, with one addition, the order of names:
 
 - What was written to a file is durable after a sync of that file. Until then each write may have reached the disk or
   not, in any order, in part, or as a longer file with zeros in place of the data.
 - A name is durable after a sync of its folder. Until then each creation, rename, link and removal may have reached the
-  disk or not, in any order. A rename happens as a whole. A sync of a file does not make its name durable.
+  disk or not. A rename happens as a whole. A sync of a file does not make its name durable. Changes of names reach the
+  disk in their order, as in every journaling file system. RocksDB relies on that: it lets CURRENT name a new MANIFEST
+  before it syncs the folder of both.
 - A disk writes a sector of 512 bytes as a whole, with its content at one moment. So a write that reached the disk
   brings earlier writes to the same sector with it.
 """
@@ -30,7 +32,7 @@ class Loss(StrEnum):
     NOTHING = "nothing"  # Everything reached the disk, as when only the process is killed.
     EVERYTHING = "everything"
     IN_ORDER = "in order"  # What happened before some moment reached the disk; the write at that moment is torn.
-    ANYTHING = "anything"  # Each write and name by itself.
+    ANYTHING = "anything"  # Each write by itself, and the names up to some moment.
 
 
 class Fate(StrEnum):
@@ -271,7 +273,7 @@ def _choices(loss: Loss, chance: random.Random, unsynced: list[int]) -> tuple[Ca
 
         return lambda number: number < moment, in_order
     rate = chance.choice((0.2, 0.5, 0.9))
-    kept_names = {number for number in unsynced if chance.random() < rate}
+    kept_names = set(unsynced[: chance.randint(0, len(unsynced))])
 
     def by_itself(_number: int, sectors: range) -> tuple[Fate, Iterable[int]]:
         if chance.random() < rate:
