@@ -25,11 +25,11 @@ from obstore.store import LocalStore
 from holdfast.backends.objects import ObjectStore
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy, Corrupt, HoldfastError, NotFound, PathUnusable, Unsupported
+from holdfast.folders import make_folder
 from holdfast.kv import Database, Subspace
 from holdfast.layers import blobs
 from holdfast.layers.blobs import Blob
 from holdfast.layers.segments import SegmentRecord
-from holdfast.folders import make_folder
 from holdfast.limits import (
     CHECKPOINT_IDLE_SECONDS,
     CHECKPOINTS_MAX,
