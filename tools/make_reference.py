@@ -354,7 +354,7 @@ _PYTHON_SECTIONS: Final = (
     ("Commits of several operations", "holdfast.handles.sync.atomic", "holdfast.handles.atomic"),
     ("Session logs", "holdfast.handles.sync.activity", "holdfast.handles.activity"),
     ("Administration", "holdfast.handles.sync.tokens", "holdfast.handles.tokens", "holdfast.wire.tokens",
-     "holdfast.handles.sync.backups", "holdfast.handles.backups"),
+     "holdfast.handles.sync.backups", "holdfast.handles.backups", "holdfast.wire.space"),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ used, so that a client does not load the storage engine, and an embedded plane d
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from holdfast.limits import GC_EVERY_SECONDS, GC_GRACE_SECONDS
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.version import __version__ as __version__
 
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
         Schedule,
     )
     from holdfast.wire.restores import Entry, Restored, Verdict
+    from holdfast.wire.space import Collected, SpaceReport, SpaceUse
     from holdfast.wire.states import UpdatedState
     from holdfast.wire.tokens import NewToken, TokenInfo
     from holdfast.wire.transport import HeldLock, LockStats
@@ -118,6 +120,7 @@ __all__ = [
     "Backups",
     "Blobs",
     "Clock",
+    "Collected",
     "Control",
     "Delivery",
     "Document",
@@ -168,6 +171,8 @@ __all__ = [
     "SentMail",
     "Snapshot",
     "Snapshots",
+    "SpaceReport",
+    "SpaceUse",
     "State",
     "Subspace",
     "Tier",
@@ -222,6 +227,7 @@ _MODULES: Final = {
     "Backups": "holdfast.handles.sync.backups",
     "Blobs": "holdfast.handles.sync.blobs",
     "Clock": "holdfast.clock",
+    "Collected": "holdfast.wire.space",
     "Control": "holdfast.wire.inboxes",
     "Delivery": "holdfast.wire.queues",
     "Document": "holdfast.handles.states",
@@ -272,6 +278,8 @@ _MODULES: Final = {
     "SentMail": "holdfast.wire.mail",
     "Snapshot": "holdfast.wire.worlds",
     "Snapshots": "holdfast.handles.sync.worlds",
+    "SpaceReport": "holdfast.wire.space",
+    "SpaceUse": "holdfast.wire.space",
     "State": "holdfast.handles.sync.states",
     "Subspace": "holdfast.kv",
     "Tier": "holdfast.tiers",
@@ -316,6 +324,10 @@ def open(
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
     disk_reserve_bytes: int | None = None,
+    gc_every_seconds: float | None = GC_EVERY_SECONDS,
+    gc_grace_seconds: float = GC_GRACE_SECONDS,
+    activity_keep_seconds: float | None = None,
+    activity_bytes_max: int | None = None,
     clock: "Clock | None" = None,
 ) -> "Plane":
     """Open the plane at `url` in this process: `memory:`, `dir:PATH` or `postgresql://...`.
@@ -328,10 +340,15 @@ def open(
         verify_blobs: whether blobs are verified when they are read: always, sampled or never.
         compact_every_seconds: compact journals into `objects` in the background at this interval; off by default.
         disk_reserve_bytes: refuse new data with DiskFull while less of the disk is free; 64 MiB by default, 0 is never.
+        gc_every_seconds: how often blobs that nothing names are deleted in the background; None for never.
+        gc_grace_seconds: how long a blob that nothing names is kept.
+        activity_keep_seconds: how long session logs in `objects` are kept; for ever by default.
+        activity_bytes_max: how many bytes of session logs a universe keeps in `objects`; without a limit by default.
         clock: replaces the wall clock, for tests.
     """
     from holdfast.handles.sync.plane import Plane
     from holdfast.plane import Options, open_plane
+    from holdfast.runtime.maintenance.space_options import SpaceOptions
 
     universe = checked_name("universe", universe)
     options = Options(
@@ -341,6 +358,10 @@ def open(
         verify_blobs=verify_blobs,
         compact_every_seconds=compact_every_seconds,
         disk_reserve_bytes=disk_reserve_bytes,
+        gc_every_seconds=gc_every_seconds,
+        space=SpaceOptions(
+            grace_seconds=gc_grace_seconds, log_keep_seconds=activity_keep_seconds, log_bytes_max=activity_bytes_max
+        ),
         clock=clock,
     )
     return Plane(open_plane(url, options), universe)
@@ -356,12 +377,17 @@ def open_async(
     verify_blobs: str = "always",
     compact_every_seconds: float | None = None,
     disk_reserve_bytes: int | None = None,
+    gc_every_seconds: float | None = GC_EVERY_SECONDS,
+    gc_grace_seconds: float = GC_GRACE_SECONDS,
+    activity_keep_seconds: float | None = None,
+    activity_bytes_max: int | None = None,
     clock: "Clock | None" = None,
 ) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
     from holdfast.handles.opening import Opening
     from holdfast.handles.plane import AsyncPlane
     from holdfast.plane import Options, open_plane_async
+    from holdfast.runtime.maintenance.space_options import SpaceOptions
 
     universe = checked_name("universe", universe)
     options = Options(
@@ -371,6 +397,10 @@ def open_async(
         verify_blobs=verify_blobs,
         compact_every_seconds=compact_every_seconds,
         disk_reserve_bytes=disk_reserve_bytes,
+        gc_every_seconds=gc_every_seconds,
+        space=SpaceOptions(
+            grace_seconds=gc_grace_seconds, log_keep_seconds=activity_keep_seconds, log_bytes_max=activity_bytes_max
+        ),
         clock=clock,
     )
 

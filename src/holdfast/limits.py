@@ -49,6 +49,15 @@ NOTIFY_BYTES_MAX: Final = 7_900  # PostgreSQL refuses notification payloads of 8
 
 # Blobs.
 BLOB_INLINE_BYTES_MAX: Final = 16_384  # Up to this size a body is stored in the key space and needs no object store.
+BLOB_NAMED_MAX: Final = (
+    64  # Hashes in a blob's content that its record keeps; with more, its content is searched again.
+)
+BLOB_TOUCH_SECONDS: Final = 60  # A put of the same content within this time is not recorded again.
+BLOB_UPLOAD_SECONDS_MAX: Final = 86_400  # A slower upload is refused: its body may have been deleted as abandoned.
+BLOB_ABANDONED_SECONDS: Final = 604_800  # A body without a record is then deleted; far above the slowest upload.
+GC_GRACE_SECONDS: Final = 86_400.0  # How long an unreferenced blob is kept, and its body after its record.
+GC_GRACE_SECONDS_MAX: Final = 31_536_000  # A year.
+GC_EVERY_SECONDS: Final = 3_600.0  # How often blobs are deleted, where any are due.
 BLOB_SPOOL_BYTES: Final = 8_388_608  # A stream is hashed in memory up to this size, then spooled to disk.
 BLOB_PART_BYTES: Final = 1_048_576  # Bodies are read, hashed and written in parts of at most this size.
 BLOB_VERIFY_SAMPLE: Final = 0.01  # The fraction of reads that are hashed again when verification is sampled.

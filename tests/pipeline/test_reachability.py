@@ -26,7 +26,7 @@ from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.pipeline.views.rows import hashes_in
+from holdfast.layers.blobs import hashes_in
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.mail import NewMail
 

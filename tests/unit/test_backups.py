@@ -50,7 +50,7 @@ def test_a_backup_contains_the_key_space_and_every_referenced_object(plane: Plan
     assert (checkpoint.data_format, checkpoint.version) == (1, holdfast.__version__)
     files = {file.path: file for file in plane.backups.files(checkpoint.id)}
     digest = hashlib.sha256(LARGE).hexdigest()
-    assert files[f"objects/cas/main/sha256/{digest}"].sha256 == digest
+    assert [file.sha256 for path, file in files.items() if path.startswith("objects/cas/main/sha256/")] == [digest]
     assert len([path for path in files if path.startswith("objects/segments/main/ada/")]) == 5
     assert [path for path in files if path.startswith("objects/activity/")]
     assert {"keyspace/CURRENT"} <= files.keys()

@@ -348,7 +348,8 @@ def test_one_of_two_migrations_to_the_same_target_stops() -> None:
 def test_a_different_object_in_the_target_is_not_overwritten(
     hf: Hf, source: str, tmp_path: Path, postgres_url: str
 ) -> None:
-    path = f"cas/main/sha256/{hashlib.sha256(LARGE).hexdigest()}"
+    stored = open_objects(f"dir:{Path(source.removeprefix('dir:')) / 'objects'}").list("cas/main/sha256")
+    (path,) = (meta.path for meta in stored if hashlib.sha256(LARGE).hexdigest() in meta.path)
     open_objects(f"dir:{tmp_path / 'shared'}").put(path, b"theirs")
     refused = hf("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}", code=5)
     assert "different bytes at cas/main" in refused.stderr

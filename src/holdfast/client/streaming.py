@@ -29,7 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.limits import BLOB_PART_BYTES, CALL_KEY_PERIOD_SECONDS
 from holdfast.wire.answers import decoder_of
-from holdfast.wire.blobs import OpenBlob, Stored
+from holdfast.wire.blobs import OpenBlob, Stored, WriteBlob
 from holdfast.wire.problems import Problem, error_of
 
 _TIMEOUT_SECONDS_MAX: Final = 60.0
@@ -77,26 +77,26 @@ def headers(server: Server, **others: str) -> dict[str, str]:
 # Uploads.
 
 
-def put(server: Server, universe: str, data: bytes) -> Stored:
+def put(server: Server, request: WriteBlob, data: bytes) -> Stored:
     """Store bytes. Sent again if the connection breaks; blobs are stored by hash, so that is safe."""
     parts = range(0, len(data), BLOB_PART_BYTES)
-    return retry(server, lambda: _upload(server, universe, (data[at : at + BLOB_PART_BYTES] for at in parts)))
+    return retry(server, lambda: _upload(server, request, (data[at : at + BLOB_PART_BYTES] for at in parts)))
 
 
-def send(server: Server, universe: str, chunks: Iterable[bytes]) -> Stored:
+def send(server: Server, request: WriteBlob, chunks: Iterable[bytes]) -> Stored:
     """Store a stream.
 
     Raises:
         Unreachable: the connection broke. Nothing was stored, and only the caller can restart the stream.
     """
     try:
-        return _upload(server, universe, _split(chunks))
+        return _upload(server, request, _split(chunks))
     except _CONNECTION_ERRORS as error:
         raise Unreachable(f"{server.url} broke the connection ({error}); send the blob again") from error
 
 
 async def send_async(
-    server: Server, universe: str, chunks: AsyncIterable[bytes], threads: ThreadPoolExecutor
+    server: Server, request: WriteBlob, chunks: AsyncIterable[bytes], threads: ThreadPoolExecutor
 ) -> Stored:
     """`send` for an event loop. A thread pulls the chunks from the loop, so only one is in memory."""
     loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ async def send_async(
         raise OSError("the upload was cancelled")  # Truncates the body, so the server stores nothing.
 
     try:
-        return await loop.run_in_executor(threads, send, server, universe, pull_chunks())
+        return await loop.run_in_executor(threads, send, server, request, pull_chunks())
     finally:
         stopped = True
         if pulling is not None:
@@ -140,8 +140,9 @@ def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
             yield chunk[at : at + BLOB_PART_BYTES]
 
 
-def _upload(server: Server, universe: str, parts: Iterator[bytes]) -> Stored:
-    request_headers = headers(server, X_Holdfast_Universe=universe, Content_Type="application/octet-stream")
+def _upload(server: Server, request: WriteBlob, parts: Iterator[bytes]) -> Stored:
+    request_headers = headers(server, X_Holdfast_Universe=request.universe, Content_Type="application/octet-stream")
+    target = "/v1/blobs" if request.pinned else "/v1/blobs?pinned=false"
     connection = connect(server)
     failures: list[Exception] = []
 
@@ -155,9 +156,7 @@ def _upload(server: Server, universe: str, parts: Iterator[bytes]) -> Stored:
     try:
         connection.connect()
         with suppress(ConnectionError):  # The server may have sent an error response before it closed the connection.
-            connection.request(
-                "POST", path(server, "/v1/blobs"), record_failures(), request_headers, encode_chunked=True
-            )
+            connection.request("POST", path(server, target), record_failures(), request_headers, encode_chunked=True)
         if failures:  # The error came from the source of the chunks, not from this connection.
             raise failures[0]
         response = connection.getresponse()

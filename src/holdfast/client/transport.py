@@ -64,12 +64,12 @@ class AsyncRemoteTransport:
         """Read or write a blob over HTTP, while the caller's thread waits."""
         self._check_open()
         if isinstance(request, PutBlob):
-            return streaming.put(self, request.universe, request.data)
+            return streaming.put(self, WriteBlob(request.universe, request.pinned), request.data)
         return Body(b"".join(streaming.receive(streaming.Download(self, OpenBlob(request.hash, request.universe)))))
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
         self._check_open()
-        answer: Any = await streaming.send_async(self, _require_write(request).universe, chunks, self._uploads)
+        answer: Any = await streaming.send_async(self, _require_write(request), chunks, self._uploads)
         return answer  # type: ignore[no-any-return]
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
@@ -135,7 +135,7 @@ class RemoteTransport:
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
         # Runs in the caller's thread: the chunks may take long, or come from this same plane.
         self._check_open()
-        answer: Any = streaming.send(self._transport, _require_write(request).universe, chunks)
+        answer: Any = streaming.send(self._transport, _require_write(request), chunks)
         return answer  # type: ignore[no-any-return]
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 from holdfast.handles.arguments import checked_items
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
 
 
 class AsyncBlobs:
@@ -15,14 +15,17 @@ class AsyncBlobs:
         self._transport = transport
         self._universe = universe
 
-    async def put(self, data: bytes) -> str:
-        """Store `data`; its hash."""
-        return (await self._transport.call(PutBlob(data, self._universe))).hash
+    async def put(self, data: bytes, *, pinned: bool = True) -> str:
+        """Store `data`; its hash.
 
-    async def write(self, chunks: AsyncIterable[bytes]) -> str:
+        With `pinned=False` it is deleted some time after no message, world, state or other data names its hash.
+        """
+        return (await self._transport.call(PutBlob(data, self._universe, pinned))).hash
+
+    async def write(self, chunks: AsyncIterable[bytes], *, pinned: bool = True) -> str:
         """Store a stream that may be larger than memory; its hash."""
         found = checked_items(chunks, "call put(data), or give an iterator of bytes")
-        return (await self._transport.send(WriteBlob(self._universe), found)).hash
+        return (await self._transport.send(WriteBlob(self._universe, pinned), found)).hash
 
     async def get(self, hash: str) -> bytes:
         """All bytes of a blob, in memory.
@@ -43,6 +46,22 @@ class AsyncBlobs:
             BlobNotFound: it is not stored.
         """
         return await self._transport.receive(OpenBlob(hash, self._universe, start, length))
+
+    async def pin(self, hash: str) -> None:
+        """Keep a blob although nothing names it.
+
+        Raises:
+            BlobNotFound: it is not stored.
+        """
+        await self._transport.call(PinBlob(hash, self._universe))
+
+    async def unpin(self, hash: str) -> None:
+        """Keep a blob only as long as something names it, and for the grace period.
+
+        Raises:
+            BlobNotFound: it is not stored.
+        """
+        await self._transport.call(PinBlob(hash, self._universe, pinned=False))
 
     async def has(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> bool:
         """Whether the blob is stored."""

@@ -25,6 +25,7 @@ from holdfast.wire import AsyncTransport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
+from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, SpaceReport
 from holdfast.wire.universes import ListUniverses
 from holdfast.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
 
@@ -128,6 +129,26 @@ class AsyncPlane:
     def state(self, key: str) -> AsyncState:
         """The state document of that key."""
         return AsyncState(self._transport, self.universe, key)
+
+    async def gc(
+        self, *, dry_run: bool = False, grace_seconds: float | None = None, with_old: bool = False
+    ) -> Collected:
+        """Delete blobs that no data has named for the grace period, in all universes; what was deleted.
+
+        A server does this by itself every hour. A blob goes in two steps, each after the grace period: first its
+        record, then its body in the object store, which a reader or a backup may still need.
+
+        Args:
+            dry_run: only say what would be deleted now.
+            grace_seconds: the grace period; that of the plane by default.
+            with_old: also blobs of versions that did not record whether a blob is pinned. Callers who keep hashes
+                elsewhere lose those blobs.
+        """
+        return await self._transport.call(CollectGarbage(dry_run, grace_seconds, with_old))
+
+    async def space(self) -> SpaceReport:
+        """What is kept in all universes, how much it takes, and why it is kept."""
+        return await self._transport.call(ShowSpace())
 
     async def transact(
         self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any

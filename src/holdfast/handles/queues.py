@@ -460,7 +460,7 @@ class AsyncQueue:
     async def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
         for index, message in enumerate(messages):
             if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-                stored = await self._transport.call(PutBlob(message.payload, self._universe))
+                stored = await self._transport.call(PutBlob(message.payload, self._universe, pinned=False))
                 messages[index] = msgspec.structs.replace(
                     message, payload=b"", blob=stored.hash, blob_size=len(message.payload)
                 )

@@ -261,7 +261,7 @@ class AsyncInbox:
         """Add an item at the end; its sequence. A payload over 4 KiB is stored as a blob."""
         payload = getattr(item, "payload", b"")
         if isinstance(payload, bytes) and len(payload) > INBOX_INLINE_BYTES_MAX and item.payload_blob is None:
-            stored = await self._transport.call(PutBlob(payload, self._universe))
+            stored = await self._transport.call(PutBlob(payload, self._universe, pinned=False))
             item = msgspec.structs.replace(item, payload=b"", payload_blob=stored.hash)
         request = PutItem(self._world, item, self._universe, self._current.number)
         sequence = (await self._transport.call(request)).sequence

@@ -1,18 +1,33 @@
 """Blobs: immutable bytes named by their SHA-256, shared by a universe.
 
-    (u, universe, "cas", hash)  ->  size, and the bytes themselves if they are small
+    (u, universe, "cas", hash)                   ->  a Blob: its size, and the bytes themselves if they are small
+    (u, universe, "cas-unreferenced", hash)      ->  since when nothing is known to name the blob
+    (u, universe, "cas-deleted", hash, upload)   ->  when the record was deleted; the body is still in the object store
 
-A larger body is in the object store, at `cas/<universe>/sha256/<hash>`. It is written there before it is recorded here:
-a body without a record is harmless, because a retry reuses it; a record without a body would be data loss.
+A larger body is in the object store, at `cas/<universe>/sha256/<hash>.<upload>`. It is written there before it is
+recorded here: a body without a record is harmless; a record without a body would be data loss. Every upload has a path
+of its own, so deleting a body never removes the one that another put of the same content has just written.
+
+    stored ──unreferenced──► marked ──a grace period──► record deleted ──a grace period──► body deleted
+       ▲                       │
+       └──put again or named───┘
+
+A pinned blob is never marked. Between mark and deletion, a put of the same content or a message, inbox item or snapshot
+that names the blob removes the mark. The deletion checks, in one transaction, that mark and record are those that the
+search for references saw; a message that names a deleted blob is refused. The body stays for a grace period after its
+record, for readers and backups that found the record before.
 """
 
+import string
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, SizeMismatch
+from holdfast.errors import BlobNotFound, Busy, InvalidArgument, SizeMismatch
 from holdfast.kv import Subspace, Transaction
+from holdfast.limits import BLOB_NAMED_MAX, BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX
 
 
 class Verify(StrEnum):
@@ -28,10 +43,28 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
     size: int
     inline: bytes | None = None
+    upload: str = ""  # Names the body in the object store. Empty: inline, or stored by an older version.
+    put_ms: int = 0  # The last put of this content. 0: stored by an older version.
+    pinned: bool = True  # Kept although nothing names it.
+    named: list[bytes] | None = None  # Digests that its content may name. None: not known, or too many.
+
+
+class DeletedBody(NamedTuple):
+    """A body whose record was deleted."""
+
+    digest: bytes
+    upload: str
+    deleted_ms: int
 
 
 SHA256_BYTES: Final = 32
+HASH_CHARACTERS: Final = 64
+UNREFERENCED: Final = "cas-unreferenced"
+DELETED: Final = "cas-deleted"
+AREAS: Final = ("cas", UNREFERENCED, DELETED)  # The areas of a universe whose keys are those of blobs.
 
+_MS_BYTES: Final = 8
+_TIME_BITS_BELOW: Final = 80  # Of a UUIDv7, below its milliseconds.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Blob).decode
 
@@ -42,19 +75,170 @@ def find(tx: Transaction, universe: str, digest: bytes) -> Blob | None:
     return None if stored is None else _decode(stored)
 
 
-def record(tx: Transaction, universe: str, digest: bytes, blob: Blob) -> None:
-    """Record a blob whose body is stored or inline. Repeating it changes nothing.
+def find_for_put(tx: Transaction, universe: str, digest: bytes, *, pinned: bool) -> tuple[Blob | None, bool, str]:
+    """The record of a blob, whether another put of it changes nothing, and a name for a new upload of its body."""
+    known = find(tx, universe, digest)
+    fresh = known is not None and is_fresh(tx, universe, digest, known, pinned=pinned)
+    return known, fresh, tx.new_id().hex
+
+
+def record(tx: Transaction, universe: str, digest: bytes, blob: Blob) -> Blob:
+    """Record a blob whose body is stored or inline; the record, which has another upload if one was recorded before.
+
+    A blob that is recorded already stays as it is, except that its time is renewed, and that it becomes pinned if
+    `blob` is.
 
     Raises:
         SizeMismatch: it is recorded with another size.
+        Busy: the upload took so long that its body may have been deleted as abandoned.
     """
     known = find(tx, universe, digest)
     if known is None:
-        tx.put(_key(universe, digest), _encode(blob))
-    elif known.size != blob.size:
+        if blob.upload and tx.now_ms - _upload_ms(blob.upload) > BLOB_UPLOAD_SECONDS_MAX * 1_000:
+            raise Busy(f"Storing blob {digest.hex()} took more than {BLOB_UPLOAD_SECONDS_MAX} s; store it again")
+        stored = msgspec.structs.replace(blob, put_ms=tx.now_ms)
+        tx.put(_key(universe, digest), _encode(stored))
+        return stored
+    if known.size != blob.size:
         raise SizeMismatch(
             f"Blob {digest.hex()} is recorded with {known.size} bytes but has {blob.size}; restore it from a backup"
         )
+    renew(tx, universe, digest, known, pinned=blob.pinned)
+    return known
+
+
+def renew(tx: Transaction, universe: str, digest: bytes, known: Blob, *, pinned: bool) -> None:
+    """Count a put of content that is recorded: its grace period starts again."""
+    if not is_fresh(tx, universe, digest, known, pinned=pinned):
+        # An older version's record keeps its time of 0: nothing says whether it was a payload.
+        put_ms = tx.now_ms if known.put_ms else 0
+        tx.put(
+            _key(universe, digest),
+            _encode(msgspec.structs.replace(known, put_ms=put_ms, pinned=known.pinned or pinned)),
+        )
+        tx.delete(_mark(universe, digest))
+
+
+def is_fresh(tx: Transaction, universe: str, digest: bytes, known: Blob, *, pinned: bool) -> bool:
+    """Whether another put of a recorded blob need not be recorded."""
+    if pinned and not known.pinned:
+        return False
+    if known.pinned:
+        return True
+    return tx.now_ms - known.put_ms < BLOB_TOUCH_SECONDS * 1_000 and tx.get(_mark(universe, digest)) is None
+
+
+def use(tx: Transaction, universe: str, hash: str) -> None:
+    """Name a blob in a message, an inbox item or a snapshot: it is not deleted while that exists.
+
+    Raises:
+        BlobNotFound: it is not stored.
+    """
+    digest = digest_of(hash)
+    if find(tx, universe, digest) is None:
+        raise BlobNotFound(f"No blob {hash} is stored in {universe}; put it first")
+    if tx.get(_mark(universe, digest)) is not None:
+        tx.delete(_mark(universe, digest))
+
+
+def release(tx: Transaction, universe: str, hash: str) -> None:
+    """Note that a message which names this blob is gone. It is deleted later, if nothing else names it."""
+    tx.put(_mark(universe, digest_of(hash)), _ms(tx.now_ms))
+
+
+def set_pinned(tx: Transaction, universe: str, hash: str, *, pinned: bool) -> None:
+    """Pin a blob: it is kept although nothing names it. Or unpin it.
+
+    Raises:
+        BlobNotFound: it is not stored.
+    """
+    digest = digest_of(hash)
+    known = find(tx, universe, digest)
+    if known is None:
+        raise BlobNotFound(f"No blob {hash} is stored in {universe}; put it first")
+    # A blob of an older version gets a time, so that its pin counts from now on.
+    changed = msgspec.structs.replace(known, pinned=pinned, put_ms=known.put_ms or tx.now_ms)
+    if changed != known:
+        tx.put(_key(universe, digest), _encode(changed))
+        tx.delete(_mark(universe, digest))
+
+
+def marked_ms(tx: Transaction, universe: str, digest: bytes) -> int | None:
+    """Since when the blob is marked as unreferenced; None if it is not."""
+    stored = tx.get(_mark(universe, digest))
+    return None if stored is None else int.from_bytes(stored, "big")
+
+
+def unmark(tx: Transaction, universe: str, digest: bytes, since_ms: int) -> None:
+    """Remove the mark of a blob that is referenced, unless the mark has changed."""
+    if marked_ms(tx, universe, digest) == since_ms:
+        tx.delete(_mark(universe, digest))
+
+
+def is_due(blob: Blob, since_ms: int | None, *, now_ms: int, grace_ms: int) -> bool:
+    """Whether the record of an unreferenced blob with this mark can be deleted."""
+    if since_ms is None:
+        return False
+    touched_ms = blob.put_ms + BLOB_TOUCH_SECONDS * 1_000 if blob.put_ms else 0
+    return max(since_ms, touched_ms) + grace_ms <= now_ms
+
+
+def mark_or_delete(
+    tx: Transaction, universe: str, digest: bytes, *, seen: Blob, since_ms: int | None, grace_ms: int
+) -> bool:
+    """Mark a blob that a search found unreferenced, or delete its record after the grace period; whether it did that.
+
+    `seen` and `since_ms` are what the search saw. If they have changed, the blob was put, pinned or named since, and
+    stays.
+    """
+    known = find(tx, universe, digest)
+    if known is None or without_body(known) != seen or marked_ms(tx, universe, digest) != since_ms:
+        return False
+    if since_ms is None:
+        tx.put(_mark(universe, digest), _ms(tx.now_ms))
+        return False
+    if not is_due(known, since_ms, now_ms=tx.now_ms, grace_ms=grace_ms):
+        return False
+    tx.delete(_key(universe, digest))
+    tx.delete(_mark(universe, digest))
+    if known.inline is None:
+        tx.put(Subspace("u", universe, DELETED).key(digest, known.upload), _ms(tx.now_ms))
+    return True
+
+
+def without_body(blob: Blob) -> Blob:
+    """A record for comparison: bodies of one hash are equal."""
+    return msgspec.structs.replace(blob, inline=None)
+
+
+def is_known_body(tx: Transaction, universe: str, digest: bytes, upload: str) -> bool:
+    """Whether a body is that of a recorded blob, or of a deleted one whose body is deleted later."""
+    known = find(tx, universe, digest)
+    if known is not None and known.upload == upload:
+        return True
+    return tx.get(Subspace("u", universe, DELETED).key(digest, upload)) is not None
+
+
+def drop_mark(tx: Transaction, universe: str, digest: bytes) -> None:
+    """Remove a mark whose blob is not recorded."""
+    if find(tx, universe, digest) is None:
+        tx.delete(_mark(universe, digest))
+
+
+def deleted_bodies(tx: Transaction, universe: str, *, after: bytes, limit: int) -> list[tuple[bytes, DeletedBody]]:
+    """At most `limit` bodies without a record that are to be deleted, with their keys, after the key `after`."""
+    keys = Subspace("u", universe, DELETED)
+    begin, end = keys.range()
+    found = []
+    for key, value in tx.scan(max(begin, after), end, limit=limit):
+        digest, upload = keys.unpack(key)
+        found.append((key, DeletedBody(digest, upload, int.from_bytes(value, "big"))))
+    return found
+
+
+def forget_body(tx: Transaction, key: bytes) -> None:
+    """Remove the key of a body that was deleted from the object store."""
+    tx.delete(key)
 
 
 def digest_of(hash: str) -> bytes:
@@ -72,10 +256,106 @@ def digest_of(hash: str) -> bytes:
     return digest
 
 
-def object_path(universe: str, digest: bytes) -> str:
+def object_path(universe: str, digest: bytes, upload: str = "") -> str:
     """The object store path of a large blob's body."""
-    return f"cas/{universe}/sha256/{digest.hex()}"
+    path = f"{folder(universe)}/{digest.hex()}"
+    return f"{path}.{upload}" if upload else path
+
+
+def folder(universe: str) -> str:
+    """The object store folder of a universe's bodies."""
+    return f"cas/{universe}/sha256"
+
+
+def parse_path(path: str) -> tuple[str, str]:
+    """The hash and the upload in the path of a body."""
+    hash, _, upload = path.rpartition("/")[2].partition(".")
+    return hash, upload
+
+
+def is_abandoned(upload: str, *, now_ms: int, after_ms: int) -> bool:
+    """Whether an upload without a record began so long ago that it is never recorded."""
+    try:
+        return bool(upload) and now_ms - _upload_ms(upload) > after_ms
+    except ValueError:
+        return False
+
+
+def hashes_in(data: bytes) -> set[str]:
+    """All possible blob hashes in these bytes: 64 hexadecimal digits, at any offset."""
+    found: set[str] = set()
+    for digits in digit_runs(data):
+        run = digits.decode().lower()
+        found.update(run[n : n + HASH_CHARACTERS] for n in range(len(run) - HASH_CHARACTERS + 1))
+    return found
+
+
+def digit_runs(data: bytes) -> Iterator[bytes]:
+    """The runs of hexadecimal digits that are long enough for a hash."""
+    # Ten times as fast as a regular expression.
+    digits = data.translate(_DIGITS)
+    begin = digits.find(_RUN)
+    while begin >= 0:
+        end = digits.find(b"\0", begin)
+        end = end if end >= 0 else len(data)
+        yield data[begin:end]
+        begin = digits.find(_RUN, end)
+
+
+class HashSearch:
+    """Collects the possible blob hashes in content that arrives in parts."""
+
+    def __init__(self) -> None:
+        self._end = b""
+        self.found: set[str] = set()
+
+    def feed(self, part: bytes) -> None:
+        """Search the next part, and where it joins the one before."""
+        data = self._end + part
+        self.found |= hashes_in(data)
+        self._end = data[-(HASH_CHARACTERS - 1) :]
+
+
+class NameSearch:
+    """`HashSearch` for the record of a blob: bounded, because content may be one long run of digits."""
+
+    def __init__(self) -> None:
+        self._search = HashSearch()
+
+    def feed(self, part: bytes) -> None:
+        """Search the next part, unless too many were found."""
+        if len(self._search.found) <= BLOB_NAMED_MAX:
+            self._search.feed(part)
+
+    def result(self) -> list[bytes] | None:
+        """The digests that the content may name; None if there are too many to record."""
+        found = self._search.found
+        return sorted(map(bytes.fromhex, found)) if len(found) <= BLOB_NAMED_MAX else None
+
+
+def named_in(data: bytes) -> list[bytes] | None:
+    """The digests that this content may name; None if there are too many to record."""
+    search = NameSearch()
+    search.feed(data)
+    return search.result()
+
+
+def _upload_ms(upload: str) -> int:
+    """When an upload began: the time of its UUIDv7."""
+    return int(upload, 16) >> _TIME_BITS_BELOW
+
+
+def _ms(at_ms: int) -> bytes:
+    return at_ms.to_bytes(_MS_BYTES, "big")
 
 
 def _key(universe: str, digest: bytes) -> bytes:
     return Subspace("u", universe, "cas").key(digest)
+
+
+def _mark(universe: str, digest: bytes) -> bytes:
+    return Subspace("u", universe, UNREFERENCED).key(digest)
+
+
+_RUN: Final = b"\1" * HASH_CHARACTERS
+_DIGITS: Final = bytes(chr(byte) in string.hexdigits for byte in range(256))  # 1 for a hexadecimal digit.

@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.errors import CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers import journal_records, journals
+from holdfast.layers import blobs, journal_records, journals
 from holdfast.layers.worlds import World, describe, is_deleting, require_active, require_reachable, subspace
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_ITEM_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.inboxes import KINDS, InboxItem, excess_of, fault_of
@@ -42,9 +42,12 @@ def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
         InvalidValue: it is not an inbox item, or one of its fields has the wrong type.
         PayloadTooLarge: the item is too large.
         WorldNotActive: the world is archived.
+        BlobNotFound: its payload is a blob that is not stored.
     """
     encoded = _checked(tx.now_ms, item)
     require_reachable(tx, world)
+    if item.payload_blob is not None:
+        blobs.use(tx, world.universe, item.payload_blob)
     sequence = _number(tx, _key(world, "next"))
     tx.put(_items(world) + sequence.to_bytes(_SEQUENCE_BYTES, "big"), encoded)
     tx.put(_key(world, "next"), (sequence + 1).to_bytes(_SEQUENCE_BYTES, "big"))

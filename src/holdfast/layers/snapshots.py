@@ -94,6 +94,8 @@ def commit(
     if promote and refusal is not None:
         raise refusal
     events = [] if known is not None else [journal_records.of(Kind.SNAPSHOT, msgspec.structs.asdict(record))]
+    if _has_bytes(tx, world, record):
+        blobs.use(tx, world.universe, record.snapshot_ref)
     if record != known:
         tx.put(_key(world, record.height), _encode(record))
     if promote is not False and refusal is None:

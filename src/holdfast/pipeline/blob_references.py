@@ -13,8 +13,8 @@ import numpy
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import ObjectNotFound
+from holdfast.layers.blobs import HASH_CHARACTERS, digit_runs
 from holdfast.pipeline.journal_chunks import OpenStore, Stores, staged_object_missing
-from holdfast.pipeline.views.rows import HASH_CHARACTERS, digit_runs
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -227,7 +227,7 @@ def _message(transport: Transport, load: Load, universe: str, key: str, row: Row
     options.setdefault("content_type", kind)
     queue = row.get("queue") or load.queue
     if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
-        hash = transport.call(PutBlob(payload, universe)).hash
+        hash = transport.call(PutBlob(payload, universe, pinned=False)).hash
         message = NewMessage(blob=hash, blob_size=len(payload), **options)
     else:
         message = NewMessage(payload=payload, **options)
@@ -249,7 +249,7 @@ def _item(transport: Transport, load: Load, universe: str, key: str, row: Row) -
     payload, _ = _bytes(row["payload"])
     name = key.rpartition("/")[2].encode()
     if len(payload) > INBOX_INLINE_BYTES_MAX:
-        hash = transport.call(PutBlob(payload, universe)).hash
+        hash = transport.call(PutBlob(payload, universe, pinned=False)).hash
         return PutItem(row["world"], DomainEvent(schema=row["schema"], payload_blob=hash, key=name), universe)
     return PutItem(row["world"], DomainEvent(schema=row["schema"], payload=payload, key=name), universe)
 

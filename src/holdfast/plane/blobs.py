@@ -8,7 +8,8 @@ from holdfast.layers import blobs
 from holdfast.names import checked_name
 from holdfast.plane.handlers import service, transaction
 from holdfast.plane.stores import AnyStores, AsyncStores, Served, Streamed
-from holdfast.wire.blobs import Body, FindBlob, GetBlob, Known, OpenBlob, PutBlob, Stored, WriteBlob
+from holdfast.wire.blobs import Body, FindBlob, GetBlob, Known, OpenBlob, PinBlob, PutBlob, Stored, WriteBlob
+from holdfast.wire.requests import Committed
 
 
 @transaction
@@ -17,9 +18,15 @@ def find(tx: Transaction, request: FindBlob) -> Known:
     return Known(None if blob is None else blob.size)
 
 
+@transaction
+def pin(tx: Transaction, request: PinBlob) -> Committed:
+    blobs.set_pinned(tx, checked_name("universe", request.universe), request.hash, pinned=request.pinned)
+    return Committed(request.tier)
+
+
 @service
 def put(stores: AnyStores, request: PutBlob) -> Served[Stored]:
-    return stores.blobs.put(checked_name("universe", request.universe), request.data)
+    return stores.blobs.put(checked_name("universe", request.universe), request.data, pinned=request.pinned)
 
 
 @service
@@ -31,8 +38,8 @@ def get(stores: AnyStores, request: GetBlob) -> Served[Body]:
 def write(stores: AnyStores, request: WriteBlob, chunks: Iterable[bytes] | AsyncIterable[bytes]) -> Served[Stored]:
     universe = checked_name("universe", request.universe)
     if isinstance(stores, AsyncStores):
-        return stores.blobs.write(universe, cast("AsyncIterable[bytes]", chunks))
-    return stores.blobs.write(universe, cast("Iterable[bytes]", chunks))
+        return stores.blobs.write(universe, cast("AsyncIterable[bytes]", chunks), pinned=request.pinned)
+    return stores.blobs.write(universe, cast("Iterable[bytes]", chunks), pinned=request.pinned)
 
 
 @service

@@ -27,7 +27,7 @@ from holdfast.kv import Database
 from holdfast.kv.serial_database import SerialDatabase
 from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
-from holdfast.limits import DISK_RESERVE_BYTES, PUSHES_PER_MINUTE
+from holdfast.limits import DISK_RESERVE_BYTES, GC_EVERY_SECONDS, PUSHES_PER_MINUTE
 from holdfast.names import folder_at
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.formats import FORMAT, MARKER, check_exists, check_used
@@ -36,6 +36,8 @@ from holdfast.private_files import open_private, readable_by_others
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
+from holdfast.runtime.maintenance.space_loop import SpaceLoop
+from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.tiers import TierPolicy
@@ -64,6 +66,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ids: IdSource | None = None
     consumers: ConsumerOptions | None = None  # How long and how many consumers may wait.
     disk_reserve_bytes: int | None = None  # New data is refused while less is free; None: 64 MiB; 0: never.
+    gc_every_seconds: float | None = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; None: never.
+    space: SpaceOptions = SpaceOptions()  # How long data is kept that nothing needs any more.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
 
 
@@ -156,6 +160,9 @@ def _open(url: str, options: Options) -> Services:
         raise InvalidArgument(
             f"disk_reserve_bytes is {options.disk_reserve_bytes}; give a number of bytes, or 0 for none"
         )
+    gc_every_seconds = options.gc_every_seconds
+    if gc_every_seconds is not None and not gc_every_seconds > 0:
+        raise InvalidArgument(f"gc_every_seconds is {gc_every_seconds}; give a positive number, or None for never")
     policy = _policy(options.tiers)
     database = open_database(url, clock=options.clock, ids=options.ids, create=options.create)
     try:
@@ -170,6 +177,7 @@ def _open(url: str, options: Options) -> Services:
             consumers=options.consumers,
             shared=not isinstance(database, SerialDatabase),
             pushes_per_minute=options.pushes_per_minute,
+            space=options.space,
         )
     except BaseException:
         database.close()
@@ -184,6 +192,8 @@ def _open(url: str, options: Options) -> Services:
     if every_seconds is not None:
         store = WorldStore(database, services.objects, BlobStore(database, services.objects))
         services.compaction = CompactionLoop(database, store, every_seconds)
+    if gc_every_seconds is not None and url != "memory:" and options.clock is None:
+        services.space_loop = SpaceLoop(database, services.objects, options.space, gc_every_seconds)
     return services
 
 

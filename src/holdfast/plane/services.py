@@ -28,6 +28,8 @@ from holdfast.runtime.locks.universe_locks import UniverseLocks
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
+from holdfast.runtime.maintenance.space_loop import SpaceLoop
+from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.runtime.repeat_detector import RepeatDetector
 from holdfast.runtime.waiting_consumers import WaitingConsumers
@@ -62,6 +64,7 @@ class Services:
         consumers: ConsumerOptions | None = None,
         shared: bool = False,
         pushes_per_minute: int = PUSHES_PER_MINUTE,
+        space: SpaceOptions | None = None,
     ) -> None:
         self.database = database
         self.objects = objects  # None on PostgreSQL unless `objects` names a store.
@@ -70,6 +73,8 @@ class Services:
         self.session = uuid.uuid4().hex[:12]  # The default session of this process's log records.
         self.compaction: CompactionLoop | None = None
         self.disk_space: DiskSpaceMonitor | None = None
+        self.space = space or SpaceOptions()
+        self.space_loop: SpaceLoop | None = None
         self.consumers = consumers or ConsumerOptions()
         self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)
         self.pushes_per_minute = pushes_per_minute
@@ -218,6 +223,8 @@ class Services:
             self.compaction.stop()
         if self.disk_space is not None:
             self.disk_space.stop()
+        if self.space_loop is not None:
+            self.space_loop.stop()
         self.events.close()
         if self._activity is not None:
             self._activity.close()

@@ -2,8 +2,8 @@
 
     put     hash the bytes ──► body to the object store, if it is large ──► record it
 
-A crash in between leaves a body without a record; storing the same bytes again completes it. The hash is always
-computed here, never accepted from a caller. A recorded blob that cannot be read back completely raises Corrupt; nothing
+A crash in between leaves a body without a record, which `holdfast gc` deletes later. The hash is always computed
+here, never accepted from a caller. A recorded blob that cannot be read back completely raises Corrupt; nothing
 is repaired.
 """
 
@@ -11,6 +11,7 @@ import hashlib
 import random
 import tempfile
 from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
 from typing import IO
 
 from holdfast import limits
@@ -18,6 +19,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import (
     BlobNotFound,
     HashMismatch,
+    HoldfastError,
     InvalidArgument,
     InvalidValue,
     MissingObject,
@@ -25,7 +27,7 @@ from holdfast.errors import (
     SizeMismatch,
     Unsupported,
 )
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
 from holdfast.layers import blobs
 from holdfast.layers.blobs import Blob, Verify
 from holdfast.wire.blobs import Body, Stored
@@ -40,8 +42,10 @@ class AsyncBlobStore:
         self._verify = verify
         self._sample = random.Random()
 
-    async def put(self, universe: str, data: bytes) -> Stored:
+    async def put(self, universe: str, data: bytes, *, pinned: bool = True) -> Stored:
         """Store `data`; its hash and size. Storing it again changes nothing.
+
+        Without `pinned` it is deleted some time after nothing names it any more.
 
         Raises:
             Unsupported: it is too large for the key space, and the plane has no object store.
@@ -50,31 +54,52 @@ class AsyncBlobStore:
             raise InvalidValue(f"A blob must be bytes, not {type(data).__name__}; encode it first")
         digest = hashlib.sha256(data).digest()
         if len(data) <= limits.BLOB_INLINE_BYTES_MAX:
-            await self._database.transact_async(blobs.record, universe, digest, Blob(len(data), data))
-        elif await self._database.read_async(blobs.find, universe, digest) is None:
-            # Overwrites what a crash may have left: the same bytes, or a prefix of them.
-            await self._store().put_async(blobs.object_path(universe, digest), data)
-            await self._database.transact_async(blobs.record, universe, digest, Blob(len(data)))
+            blob = Blob(len(data), data, pinned=pinned)
+            await self._database.transact_async(blobs.record, universe, digest, blob)
+        else:
+            upload = await self._begin(universe, digest, len(data), pinned=pinned)
+            if upload is not None:
+                await self._store().put_async(blobs.object_path(universe, digest, upload), data)
+                blob = Blob(len(data), upload=upload, pinned=pinned, named=blobs.named_in(data))
+                await self._record(universe, digest, blob)
         return Stored(digest.hex(), len(data))
 
-    async def write(self, universe: str, chunks: AsyncIterable[bytes]) -> Stored:
+    async def write(self, universe: str, chunks: AsyncIterable[bytes], *, pinned: bool = True) -> Stored:
         """Store a stream in bounded memory; its hash and size."""
         with tempfile.SpooledTemporaryFile(limits.BLOB_SPOOL_BYTES) as spool:
-            sha, size = hashlib.sha256(), 0
+            sha, size, search = hashlib.sha256(), 0, blobs.NameSearch()
             async for chunk in chunks:
                 if not isinstance(chunk, bytes):
                     raise InvalidValue(f"A blob stream must yield bytes, not {type(chunk).__name__}; encode it first")
                 sha.update(chunk)
+                search.feed(chunk)
                 size += len(chunk)
                 spool.write(chunk)
             spool.seek(0)
             if size <= limits.BLOB_INLINE_BYTES_MAX:
-                return await self.put(universe, spool.read())
+                return await self.put(universe, spool.read(), pinned=pinned)
             digest = sha.digest()
-            if await self._database.read_async(blobs.find, universe, digest) is None:
-                await self._store().write_async(blobs.object_path(universe, digest), _chunks(spool))
-                await self._database.transact_async(blobs.record, universe, digest, Blob(size))
+            upload = await self._begin(universe, digest, size, pinned=pinned)
+            if upload is not None:
+                await self._store().write_async(blobs.object_path(universe, digest, upload), _chunks(spool))
+                await self._record(universe, digest, Blob(size, upload=upload, pinned=pinned, named=search.result()))
             return Stored(digest.hex(), size)
+
+    async def _begin(self, universe: str, digest: bytes, size: int, *, pinned: bool) -> str | None:
+        """A name for the upload of a body; None if the blob is recorded, which then counts as put again."""
+        known, is_fresh, upload = await self._database.read_async(blobs.find_for_put, universe, digest, pinned=pinned)
+        if known is not None and not is_fresh:
+            again = Blob(size, pinned=pinned)
+            if not await self._database.transact_async(_renew_recorded, universe, digest, again):
+                return upload  # Deleted since it was read.
+        return None if known is not None else upload
+
+    async def _record(self, universe: str, digest: bytes, blob: Blob) -> None:
+        """Record an uploaded body, or delete it if another put of the same content was recorded first."""
+        recorded = await self._database.transact_async(blobs.record, universe, digest, blob)
+        if recorded.upload != blob.upload:
+            with suppress(HoldfastError):  # `holdfast gc` deletes it later.
+                await self._store().delete_async(blobs.object_path(universe, digest, blob.upload))
 
     async def get(self, universe: str, hash: str) -> Body:
         """All bytes of a blob, in memory.
@@ -88,7 +113,7 @@ class AsyncBlobStore:
             data = blob.inline
         else:
             try:
-                data = await self._store().get_async(blobs.object_path(universe, digest))
+                data = await self._store().get_async(blobs.object_path(universe, digest, blob.upload))
             except ObjectNotFound as error:
                 raise _missing(hash) from error
         self._check(hash, digest, blob, data)
@@ -108,7 +133,7 @@ class AsyncBlobStore:
         if blob.inline is not None:
             self._check(hash, digest, blob, blob.inline)
             return _single_chunk(blob.inline[start:end])
-        path = blobs.object_path(universe, digest)
+        path = blobs.object_path(universe, digest, blob.upload)
         try:
             if (start, end) == (0, blob.size):
                 return self._verified(await self._store().open_async(path), hash, digest, blob)
@@ -155,6 +180,14 @@ class AsyncBlobStore:
                 "configure one with holdfast.open(url, objects=...)"
             )
         return self._objects
+
+
+def _renew_recorded(tx: Transaction, universe: str, digest: bytes, again: Blob) -> bool:
+    """Count a put of a recorded blob; whether it is still recorded."""
+    if blobs.find(tx, universe, digest) is None:
+        return False
+    blobs.record(tx, universe, digest, again)
+    return True
 
 
 async def _single_chunk(data: bytes) -> AsyncIterator[bytes]:

@@ -158,7 +158,7 @@ class AsyncWorldStore:
 
         `draft` is the index record; its `snapshot_ref`, and what else is missing, are filled in.
         """
-        stored = await self._blobs.put(world.universe, data)
+        stored = await self._blobs.put(world.universe, data, pinned=False)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
         return await self._database.transact_async(
             _commit_snapshot, world, draft, promote=promote, incarnation=incarnation, call=call

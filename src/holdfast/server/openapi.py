@@ -37,6 +37,7 @@ _TAGS: Final = {
     "universes": "Tenants, each with a key space of its own.",
     "activity": "Session logs.",
     "blobs": "Content-addressed binary objects.",
+    "space": "What is kept, and the deletion of what nothing needs.",
     "backups": "Backups and health checks.",
 }
 _COMMON_PARAMETERS: Final = (

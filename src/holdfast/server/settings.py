@@ -20,6 +20,8 @@ from msgspec import Meta
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.limits import (
     DISK_RESERVE_BYTES,
+    GC_EVERY_SECONDS,
+    GC_GRACE_SECONDS,
     PUSHES_PER_MINUTE,
     PUSHES_PER_MINUTE_MAX,
     RELAY_AUTHENTICATE_SECONDS,
@@ -28,6 +30,7 @@ from holdfast.limits import (
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.open import Options
 from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.server.http.limits import HttpLimits
 
 _PREFIX: Final = "HOLDFAST_"
@@ -52,6 +55,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tiers: str | None = None  # The TOML file with the tier of each entity field.
     verify_blobs: Literal["always", "sampled", "never"] = "always"
     compact_every_seconds: _Seconds | None = None  # How often journals are compacted; default: never.
+    gc_every_seconds: _Seconds = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted.
+    gc_grace_seconds: _SecondsOrZero = GC_GRACE_SECONDS  # How long an unreferenced blob is kept.
+    activity_keep_seconds: _Seconds | None = None  # How long rotated session logs are kept; default: for ever.
+    activity_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Session logs of a universe; default: no limit.
 
     disk_reserve_bytes: _Reserve = DISK_RESERVE_BYTES  # New data is refused while less of the disk is free; 0: never.
     on_database_failure: Literal["reopen", "exit"] = "reopen"  # exit: with code 12, for a supervisor to restart it.
@@ -106,6 +113,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             tiers=self.tiers,
             verify_blobs=self.verify_blobs,
             compact_every_seconds=self.compact_every_seconds,
+            gc_every_seconds=self.gc_every_seconds,
+            space=SpaceOptions(
+                grace_seconds=self.gc_grace_seconds,
+                log_keep_seconds=self.activity_keep_seconds,
+                log_bytes_max=self.activity_bytes_max,
+            ),
             consumers=ConsumerOptions(
                 consumers_max=self.queue_max_consumers,
                 poll_seconds=self.queue_poll_interval_seconds,

@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Operation, Request
+from holdfast.wire.requests import Committed, Operation, Request, Route
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -32,6 +32,7 @@ class PutBlob(Request[Stored], frozen=True, tag="blobs.put"):
 
     data: bytes
     universe: str = UNIVERSE
+    pinned: bool = True  # False: deleted some time after nothing names it any more.
 
 
 class GetBlob(Request[Body], frozen=True, tag="blobs.get"):
@@ -54,6 +55,28 @@ class WriteBlob(Request[Stored], frozen=True, tag="blobs.write"):
     operation = Operation(stores=True, repeatable="the same bytes are stored once, under the same hash", network=False)
 
     universe: str = UNIVERSE
+    pinned: bool = True  # False: deleted some time after nothing names it any more.
+
+
+class PinBlob(Request[Committed], frozen=True, tag="blobs.pin"):
+    """Keep a blob although nothing names it; with `pinned` False, until nothing names it any more."""
+
+    operation = Operation(
+        repeatable="a blob that is pinned stays pinned",
+        http=(
+            Route("PUT", "/v1/blobs/{hash}/pin", "Keep a blob although nothing names it.", fixed={"pinned": True}),
+            Route(
+                "DELETE",
+                "/v1/blobs/{hash}/pin",
+                "Keep a blob only until nothing names it any more.",
+                fixed={"pinned": False},
+            ),
+        ),
+    )
+
+    hash: str
+    universe: str = UNIVERSE
+    pinned: bool = True
 
 
 class OpenBlob(Request[Stored], frozen=True, tag="blobs.open"):

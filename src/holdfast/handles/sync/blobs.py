@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from holdfast.handles.arguments import checked_items
 from holdfast.tiers import Tier
 from holdfast.wire import Transport
-from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
 
 
 class Blobs:
@@ -15,14 +15,17 @@ class Blobs:
         self._transport = transport
         self._universe = universe
 
-    def put(self, data: bytes) -> str:
-        """Store `data`; its hash."""
-        return (self._transport.call(PutBlob(data, self._universe))).hash
+    def put(self, data: bytes, *, pinned: bool = True) -> str:
+        """Store `data`; its hash.
 
-    def write(self, chunks: Iterable[bytes]) -> str:
+        With `pinned=False` it is deleted some time after no message, world, state or other data names its hash.
+        """
+        return (self._transport.call(PutBlob(data, self._universe, pinned))).hash
+
+    def write(self, chunks: Iterable[bytes], *, pinned: bool = True) -> str:
         """Store a stream that may be larger than memory; its hash."""
         found = checked_items(chunks, "call put(data), or give an iterator of bytes")
-        return (self._transport.send(WriteBlob(self._universe), found)).hash
+        return (self._transport.send(WriteBlob(self._universe, pinned), found)).hash
 
     def get(self, hash: str) -> bytes:
         """All bytes of a blob, in memory.
@@ -43,6 +46,22 @@ class Blobs:
             BlobNotFound: it is not stored.
         """
         return self._transport.receive(OpenBlob(hash, self._universe, start, length))
+
+    def pin(self, hash: str) -> None:
+        """Keep a blob although nothing names it.
+
+        Raises:
+            BlobNotFound: it is not stored.
+        """
+        self._transport.call(PinBlob(hash, self._universe))
+
+    def unpin(self, hash: str) -> None:
+        """Keep a blob only as long as something names it, and for the grace period.
+
+        Raises:
+            BlobNotFound: it is not stored.
+        """
+        self._transport.call(PinBlob(hash, self._universe, pinned=False))
 
     def has(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> bool:
         """Whether the blob is stored."""

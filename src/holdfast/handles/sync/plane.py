@@ -25,6 +25,7 @@ from holdfast.wire import Transport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
+from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, SpaceReport
 from holdfast.wire.universes import ListUniverses
 from holdfast.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
 
@@ -126,6 +127,24 @@ class Plane:
     def state(self, key: str) -> State:
         """The state document of that key."""
         return State(self._transport, self.universe, key)
+
+    def gc(self, *, dry_run: bool = False, grace_seconds: float | None = None, with_old: bool = False) -> Collected:
+        """Delete blobs that no data has named for the grace period, in all universes; what was deleted.
+
+        A server does this by itself every hour. A blob goes in two steps, each after the grace period: first its
+        record, then its body in the object store, which a reader or a backup may still need.
+
+        Args:
+            dry_run: only say what would be deleted now.
+            grace_seconds: the grace period; that of the plane by default.
+            with_old: also blobs of versions that did not record whether a blob is pinned. Callers who keep hashes
+                elsewhere lose those blobs.
+        """
+        return self._transport.call(CollectGarbage(dry_run, grace_seconds, with_old))
+
+    def space(self) -> SpaceReport:
+        """What is kept in all universes, how much it takes, and why it is kept."""
+        return self._transport.call(ShowSpace())
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit across all layers and return its result.

@@ -460,7 +460,7 @@ class Queue:
     def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
         for index, message in enumerate(messages):
             if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-                stored = self._transport.call(PutBlob(message.payload, self._universe))
+                stored = self._transport.call(PutBlob(message.payload, self._universe, pinned=False))
                 messages[index] = msgspec.structs.replace(
                     message, payload=b"", blob=stored.hash, blob_size=len(message.payload)
                 )

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
+from holdfast.layers import blobs
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import failures, sidecars
 from holdfast.layers.queues.counters import QueueTransaction
@@ -25,6 +26,8 @@ def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Delete what belongs to a message that was unparked or removed, and advance its group."""
     if message.has_body:
         queue_tx.tx.delete(queue_tx.keys.body_key(message.id))
+    if message.blob is not None:
+        blobs.release(queue_tx.tx, queue_tx.queue.universe, message.blob)
     if message.has_failures:
         failures.remove(queue_tx, message)
     _clear_ttl(queue_tx.tx, queue_tx.keys, message)

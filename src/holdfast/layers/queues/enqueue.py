@@ -10,6 +10,7 @@ from cronsim import CronSim, CronSimError
 
 from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge
 from holdfast.kv import Transaction
+from holdfast.layers import blobs
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, encode, format_id, keys_of
 from holdfast.layers.queues.policies import max_attempts, policy_of, visibility_ms
@@ -50,6 +51,7 @@ def put(
     Raises:
         EmptyBatch, BatchTooLarge, PayloadTooLarge: there are no messages, or too many, or one is too large.
         InvalidArgument: a message has an invalid value.
+        BlobNotFound: the payload of a message is a blob that is not stored.
     """
     if not messages:
         raise EmptyBatch("The batch is empty; put at least one message")
@@ -57,6 +59,8 @@ def put(
         raise BatchTooLarge(f"One batch puts at most {MESSAGES_MAX} messages, not {len(messages)}; split it")
     for message in messages:
         check(message)
+        if message.blob is not None:
+            blobs.use(tx, queue.universe, message.blob)
     queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
     receipts = [
@@ -302,6 +306,8 @@ def set_schedule(
         raise InvalidArgument(f"The cron expression {cron!r} never matches; check its day and month")
     if tx.get(keys.schedules.key(name)) is None and len(_stored_schedules(tx, keys)) >= SCHEDULES_MAX:
         raise Busy(f"Queue {queue.name} has {SCHEDULES_MAX} schedules, the maximum; remove some first")
+    if message.blob is not None:
+        blobs.use(tx, queue.universe, message.blob)
     queue_tx = QueueTransaction(tx, queue)
     _delete_schedule(tx, keys, name)
     schedule = Schedule(name, cron, timezone, message, next_ms)

@@ -257,7 +257,7 @@ def _snapshot_body(view: View, universe: str, record: SnapshotRecord, url: str) 
         return SnapshotBody(record)
     if blob.inline is not None:
         return SnapshotBody(record, blob.size, blob.inline)
-    path = blobs.object_path(universe, digest)
+    path = blobs.object_path(universe, digest, blob.upload)
     if view.objects_url is not None:
         return SnapshotBody(record, blob.size, None, view.objects_url, path)
     try:

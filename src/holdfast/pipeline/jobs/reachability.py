@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from holdfast.errors import MissingObject
 from holdfast.kv import Subspace, prefix_range
 from holdfast.layers import blobs
+from holdfast.layers.blobs import hashes_in
 from holdfast.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
 from holdfast.pipeline import blob_references, tasks
 from holdfast.pipeline.blob_references import HashIndex, Search, SearchResult, Source
@@ -29,7 +30,7 @@ from holdfast.pipeline.lake import Lake, retries, staging
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import UNREACHABLE
 from holdfast.pipeline.views import View, open_view
-from holdfast.pipeline.views.rows import BlobRow, hashes_in
+from holdfast.pipeline.views.rows import BlobRow
 from holdfast.runtime.maintenance.scan import scan_range
 
 
@@ -162,7 +163,7 @@ class _BlobMarker:
 
     def _blob_sources(self, large: list[BlobRow]) -> Iterator[Source]:
         for blob in large:
-            path = blobs.object_path(self._universe, bytes.fromhex(blob.hash))
+            path = blobs.object_path(self._universe, bytes.fromhex(blob.hash), blob.upload)
             description, url = f"the blob {blob.hash}", self._view.objects_url
             is_staged = url is None
             if url is None:
@@ -200,9 +201,8 @@ def _batches(sources: Iterator[Source], batch_bytes: int) -> Iterator[list[Sourc
 def _unreachable(view: View, universe: str, marker: _BlobMarker) -> Iterator[dict[str, Any]]:
     """Unreferenced blobs and unrecorded objects, with the time they were stored, if the store knows it."""
     modified: dict[str, datetime] = {}
-    folder = blobs.object_path(universe, b"").rstrip("/")
-    for meta, at_ms in view.objects.times(folder) if view.objects is not None else ():
-        hash, at = meta.path.rpartition("/")[2], datetime.fromtimestamp(at_ms / 1_000, UTC)
+    for meta, at_ms in view.objects.times(blobs.folder(universe)) if view.objects is not None else ():
+        hash, at = blobs.parse_path(meta.path)[0], datetime.fromtimestamp(at_ms / 1_000, UTC)
         if hash in marker.blobs:
             if hash not in marker.marked:
                 modified[hash] = at

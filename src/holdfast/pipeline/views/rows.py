@@ -4,7 +4,6 @@ Each function reads one universe in bounded memory. In a live PostgreSQL, a mess
 seen twice, or not at all; a checkpoint does not change.
 """
 
-import string
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,7 +11,7 @@ import msgspec
 
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import entities
-from holdfast.layers.blobs import Blob
+from holdfast.layers.blobs import AREAS, Blob, hashes_in
 from holdfast.layers.entities import Entity, EntityKey
 from holdfast.layers.mailboxes import keys as mailbox_keys
 from holdfast.layers.mailboxes.keys import Address
@@ -23,8 +22,6 @@ from holdfast.limits import PAGE_ITEMS
 from holdfast.runtime.maintenance.scan import names, scan_range
 from holdfast.wire.entities import Fields
 from holdfast.wire.queues import Schedule
-
-HASH_CHARACTERS: Final = 64
 
 
 class MessageRow(msgspec.Struct, frozen=True):
@@ -103,6 +100,7 @@ class BlobRow(msgspec.Struct, frozen=True):
     hash: str
     size: int
     inline: bool  # The bytes are in the key space, not in the object store.
+    upload: str = ""  # The name of its body in the object store.
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -210,7 +208,7 @@ def blobs(database: Database, universe: str) -> Iterator[BlobRow]:
     keys = Subspace("u", universe, "cas")
     for key, value in scan_range(database, *keys.range()):
         blob = _decode_blob(value)
-        yield BlobRow(universe, keys.unpack(key)[0].hex(), blob.size, blob.inline is not None)
+        yield BlobRow(universe, keys.unpack(key)[0].hex(), blob.size, blob.inline is not None, blob.upload)
 
 
 def references(database: Database, universe: str) -> Iterator[Reference]:
@@ -221,32 +219,11 @@ def references(database: Database, universe: str) -> Iterator[Reference]:
     """
     everything = Subspace("u", universe)
     for area in names(database, everything):
-        if area == "cas":
+        if area in AREAS:
             continue
         for _, value in scan_range(database, *everything.range(area)):
             for hash in hashes_in(value):
                 yield Reference(universe, hash, area)
-
-
-def hashes_in(data: bytes) -> set[str]:
-    """All possible blob hashes in these bytes: 64 hexadecimal digits, at any offset."""
-    found: set[str] = set()
-    for digits in digit_runs(data):
-        run = digits.decode().lower()
-        found.update(run[n : n + HASH_CHARACTERS] for n in range(len(run) - HASH_CHARACTERS + 1))
-    return found
-
-
-def digit_runs(data: bytes) -> Iterator[bytes]:
-    """The runs of hexadecimal digits that are long enough for a hash."""
-    # Ten times as fast as a regular expression.
-    digits = data.translate(_DIGITS)
-    begin = digits.find(_RUN)
-    while begin >= 0:
-        end = digits.find(b"\0", begin)
-        end = end if end >= 0 else len(data)
-        yield data[begin:end]
-        begin = digits.find(_RUN, end)
 
 
 def _get(tx: Transaction, key: bytes) -> bytes | None:
@@ -281,7 +258,5 @@ def _message(queue: QueueKey, message: StoredMessage, state: str) -> MessageRow:
     )
 
 
-_RUN: Final = b"\1" * HASH_CHARACTERS
-_DIGITS: Final = bytes(chr(byte) in string.hexdigits for byte in range(256))  # 1 for a hexadecimal digit.
 _decode_blob: Final = msgspec.msgpack.Decoder(Blob).decode
 _decode_entity: Final = msgspec.msgpack.Decoder(Entity).decode

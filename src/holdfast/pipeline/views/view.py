@@ -148,7 +148,8 @@ class View:
         blob = self.database.read(blobs.find, universe, digest)
         if blob is None:
             raise BlobNotFound(f"There is no blob {hash} in {universe}")
-        data = blob.inline if blob.inline is not None else self._read_object(blobs.object_path(universe, digest))
+        path = blobs.object_path(universe, digest, blob.upload)
+        data = blob.inline if blob.inline is not None else self._read_object(path)
         if hashlib.sha256(data).digest() != digest:
             raise HashMismatch(f"Blob {hash} does not match its hash; restore it from a backup")
         return data

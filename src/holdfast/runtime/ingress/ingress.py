@@ -260,7 +260,7 @@ class Ingress:
     async def _store_blob(self, universe: str, payload: bytes) -> str:
         try:
             async with asyncio.timeout(limits.INGRESS_STORE_SECONDS):
-                return (await self._blobs.put(universe, payload)).hash
+                return (await self._blobs.put(universe, payload, pinned=False)).hash
         except Unsupported as error:
             raise PayloadTooLarge(
                 f"The payload is too large for a mail and must be stored as a blob. {error}"

@@ -243,7 +243,7 @@ def referenced_objects(database: Database) -> Iterator[BackupFile | None]:
                 yield None
                 continue
             digest = keys.unpack(key)[0]
-            yield BackupFile(blobs.object_path(universe, digest), blob.size, digest.hex())
+            yield BackupFile(blobs.object_path(universe, digest, blob.upload), blob.size, digest.hex())
         for world in names(database, Subspace("u", universe, "segments")):
             for _, value in scan_range(database, *Subspace("u", universe, "segments", world).range()):
                 segment = msgspec.msgpack.decode(value, type=SegmentRecord)

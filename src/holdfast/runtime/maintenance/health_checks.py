@@ -116,7 +116,7 @@ def _blob_fault(
         return None if is_right else "its content does not match its hash"
     if objects is None:
         return "its body is not in the object store: no object store is configured"
-    path = blobs.object_path(universe, digest)
+    path = blobs.object_path(universe, digest, blob.upload)
     try:
         size = objects.head(path).size
         if size != blob.size:

@@ -4,6 +4,7 @@ import hashlib
 import random
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import IO
 
 from holdfast import limits
@@ -11,6 +12,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.errors import (
     BlobNotFound,
     HashMismatch,
+    HoldfastError,
     InvalidArgument,
     InvalidValue,
     MissingObject,
@@ -18,7 +20,7 @@ from holdfast.errors import (
     SizeMismatch,
     Unsupported,
 )
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
 from holdfast.layers import blobs
 from holdfast.layers.blobs import Blob, Verify
 from holdfast.wire.blobs import Body, Stored
@@ -33,8 +35,10 @@ class BlobStore:
         self._verify = verify
         self._sample = random.Random()
 
-    def put(self, universe: str, data: bytes) -> Stored:
+    def put(self, universe: str, data: bytes, *, pinned: bool = True) -> Stored:
         """Store `data`; its hash and size. Storing it again changes nothing.
+
+        Without `pinned` it is deleted some time after nothing names it any more.
 
         Raises:
             Unsupported: it is too large for the key space, and the plane has no object store.
@@ -43,31 +47,52 @@ class BlobStore:
             raise InvalidValue(f"A blob must be bytes, not {type(data).__name__}; encode it first")
         digest = hashlib.sha256(data).digest()
         if len(data) <= limits.BLOB_INLINE_BYTES_MAX:
-            self._database.transact(blobs.record, universe, digest, Blob(len(data), data))
-        elif self._database.read(blobs.find, universe, digest) is None:
-            # Overwrites what a crash may have left: the same bytes, or a prefix of them.
-            self._store().put(blobs.object_path(universe, digest), data)
-            self._database.transact(blobs.record, universe, digest, Blob(len(data)))
+            blob = Blob(len(data), data, pinned=pinned)
+            self._database.transact(blobs.record, universe, digest, blob)
+        else:
+            upload = self._begin(universe, digest, len(data), pinned=pinned)
+            if upload is not None:
+                self._store().put(blobs.object_path(universe, digest, upload), data)
+                blob = Blob(len(data), upload=upload, pinned=pinned, named=blobs.named_in(data))
+                self._record(universe, digest, blob)
         return Stored(digest.hex(), len(data))
 
-    def write(self, universe: str, chunks: Iterable[bytes]) -> Stored:
+    def write(self, universe: str, chunks: Iterable[bytes], *, pinned: bool = True) -> Stored:
         """Store a stream in bounded memory; its hash and size."""
         with tempfile.SpooledTemporaryFile(limits.BLOB_SPOOL_BYTES) as spool:
-            sha, size = hashlib.sha256(), 0
+            sha, size, search = hashlib.sha256(), 0, blobs.NameSearch()
             for chunk in chunks:
                 if not isinstance(chunk, bytes):
                     raise InvalidValue(f"A blob stream must yield bytes, not {type(chunk).__name__}; encode it first")
                 sha.update(chunk)
+                search.feed(chunk)
                 size += len(chunk)
                 spool.write(chunk)
             spool.seek(0)
             if size <= limits.BLOB_INLINE_BYTES_MAX:
-                return self.put(universe, spool.read())
+                return self.put(universe, spool.read(), pinned=pinned)
             digest = sha.digest()
-            if self._database.read(blobs.find, universe, digest) is None:
-                self._store().write(blobs.object_path(universe, digest), _chunks(spool))
-                self._database.transact(blobs.record, universe, digest, Blob(size))
+            upload = self._begin(universe, digest, size, pinned=pinned)
+            if upload is not None:
+                self._store().write(blobs.object_path(universe, digest, upload), _chunks(spool))
+                self._record(universe, digest, Blob(size, upload=upload, pinned=pinned, named=search.result()))
             return Stored(digest.hex(), size)
+
+    def _begin(self, universe: str, digest: bytes, size: int, *, pinned: bool) -> str | None:
+        """A name for the upload of a body; None if the blob is recorded, which then counts as put again."""
+        known, is_fresh, upload = self._database.read(blobs.find_for_put, universe, digest, pinned=pinned)
+        if known is not None and not is_fresh:
+            again = Blob(size, pinned=pinned)
+            if not self._database.transact(_renew_recorded, universe, digest, again):
+                return upload  # Deleted since it was read.
+        return None if known is not None else upload
+
+    def _record(self, universe: str, digest: bytes, blob: Blob) -> None:
+        """Record an uploaded body, or delete it if another put of the same content was recorded first."""
+        recorded = self._database.transact(blobs.record, universe, digest, blob)
+        if recorded.upload != blob.upload:
+            with suppress(HoldfastError):  # `holdfast gc` deletes it later.
+                self._store().delete(blobs.object_path(universe, digest, blob.upload))
 
     def get(self, universe: str, hash: str) -> Body:
         """All bytes of a blob, in memory.
@@ -81,7 +106,7 @@ class BlobStore:
             data = blob.inline
         else:
             try:
-                data = self._store().get(blobs.object_path(universe, digest))
+                data = self._store().get(blobs.object_path(universe, digest, blob.upload))
             except ObjectNotFound as error:
                 raise _missing(hash) from error
         self._check(hash, digest, blob, data)
@@ -101,7 +126,7 @@ class BlobStore:
         if blob.inline is not None:
             self._check(hash, digest, blob, blob.inline)
             return _single_chunk(blob.inline[start:end])
-        path = blobs.object_path(universe, digest)
+        path = blobs.object_path(universe, digest, blob.upload)
         try:
             if (start, end) == (0, blob.size):
                 return self._verified(self._store().open(path), hash, digest, blob)
@@ -146,6 +171,14 @@ class BlobStore:
                 "configure one with holdfast.open(url, objects=...)"
             )
         return self._objects
+
+
+def _renew_recorded(tx: Transaction, universe: str, digest: bytes, again: Blob) -> bool:
+    """Count a put of a recorded blob; whether it is still recorded."""
+    if blobs.find(tx, universe, digest) is None:
+        return False
+    blobs.record(tx, universe, digest, again)
+    return True
 
 
 def _single_chunk(data: bytes) -> Iterator[bytes]:

@@ -144,7 +144,7 @@ class WorldStore:
 
         `draft` is the index record; its `snapshot_ref`, and what else is missing, are filled in.
         """
-        stored = self._blobs.put(world.universe, data)
+        stored = self._blobs.put(world.universe, data, pinned=False)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
         return self._database.transact(
             _commit_snapshot, world, draft, promote=promote, incarnation=incarnation, call=call

@@ -18,7 +18,10 @@ _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
 
 async def _put(context: RequestContext) -> Response:
-    request = WriteBlob(context.universe)
+    pinned = context.request.query_params.get("pinned", "true")
+    if pinned not in ("true", "false"):
+        raise HttpError(400, "invalid_query", f"pinned is {pinned[:80]!r}; use true or false")
+    request = WriteBlob(context.universe, pinned == "true")
     context.authorizer.authorize(request)
     async with aclosing(context.stream()) as chunks:
         stored: Stored = await context.http_context.transport.send(request, chunks)
@@ -74,6 +77,9 @@ def _requested_range(context: RequestContext, hash: str, size: int) -> tuple[int
     return begin, end
 
 
+_PINNED: Final = Parameter(
+    "pinned", "query", bool, description="false: deleted some time after nothing names the blob any more."
+)
 _PUT_SUMMARY: Final = "Store the body as a blob, named by the SHA-256 of its bytes."
 _UNIVERSE: Final = Parameter("universe", "query")
 _GET_PARAMETERS: Final = (
@@ -92,7 +98,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
             tag="blobs",
             summary=_PUT_SUMMARY,
             handle=_put,
-            parameters=(_UNIVERSE,),
+            parameters=(_UNIVERSE, _PINNED),
             accepts={OCTETS: BYTES},
             body_required=False,  # An empty blob is valid.
             response_types={JSON: Stored},

@@ -160,7 +160,7 @@ async def _read_payload_part(
             await _check_last_part(parts)
             return msgspec.structs.replace(message, payload=bytes(first), content_type=content_type)
         async with aclosing(_payload_chunks(bytes(first), chunks, parts)) as payload:
-            stored = await context.http_context.transport.send(WriteBlob(universe), payload)
+            stored = await context.http_context.transport.send(WriteBlob(universe, pinned=False), payload)
     return msgspec.structs.replace(message, blob=stored.hash, blob_size=stored.size, content_type=content_type)
 
 
@@ -188,7 +188,7 @@ async def _message_with_stored_payload(context: RequestContext, universe: str, b
             raise BlobNotFound(f"No blob {message.blob} is stored in {universe}; put it first")
         return msgspec.structs.replace(message, blob_size=size)
     if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-        stored = await context.http_context.transport.call(PutBlob(message.payload, universe))
+        stored = await context.http_context.transport.call(PutBlob(message.payload, universe, pinned=False))
         return msgspec.structs.replace(message, payload=b"", blob=stored.hash, blob_size=stored.size)
     return message
 

@@ -50,6 +50,7 @@ _TAGS: Final = (
     "agents",
     "activity",
     "blobs",
+    "space",
     "backups",
 )
 

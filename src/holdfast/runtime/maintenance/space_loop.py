@@ -1,0 +1,89 @@
+"""Periodic deletion of what is not needed any more: unreferenced blobs, and session logs past their retention."""
+
+import logging
+import threading
+from random import Random
+
+from holdfast.backends.objects import ObjectStore
+from holdfast.errors import Closed, HoldfastError
+from holdfast.kv import Database, Transaction
+from holdfast.runtime.activity import retention
+from holdfast.runtime.maintenance.garbage_collection import collect, is_collection_due
+from holdfast.runtime.maintenance.space_options import SpaceOptions
+
+_log = logging.getLogger("holdfast.upkeep")
+
+
+class SpaceLoop:
+    """A thread that deletes at an interval. An error is logged, and the next pass continues."""
+
+    def __init__(
+        self, database: Database, objects: ObjectStore | None, options: SpaceOptions, every_seconds: float
+    ) -> None:
+        self._database = database
+        self._objects = objects
+        self._options = options
+        self._every_seconds = every_seconds
+        self._jitter = Random()
+        self._stopping = threading.Event()
+        self._searched_ms: int | None = None
+        self.passes = 0
+        self._thread = threading.Thread(target=self._run, name="holdfast-space", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current pass, then end."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        # Spread, so that the nodes of a PostgreSQL do not search all at once.
+        while not self._stopping.wait(self._every_seconds * (0.9 + 0.2 * self._jitter.random())):
+            try:
+                self._collect()
+                trim_logs(self._database, self._objects, self._options)
+            except Closed:
+                return
+            except HoldfastError as error:
+                _log.warning("the deletion of unreferenced data was interrupted; trying again later: %s", error)
+            except Exception:
+                _log.exception("the deletion of unreferenced data was interrupted; trying again later")
+            self.passes += 1
+
+    def _collect(self) -> None:
+        """Collect if anything is due, and otherwise once per grace period: worlds and states leave no marks."""
+        grace_ms = self._options.grace_ms
+        now_ms, is_due = self._database.read(_check_due, grace_ms)
+        if not is_due and self._searched_ms is not None and now_ms - self._searched_ms < grace_ms:
+            return
+        done = collect(self._database, self._objects, grace_ms=grace_ms)
+        self._searched_ms = now_ms
+        if done.unsearched:
+            _log.warning("no blob was deleted, because %s could not be searched", done.unsearched[0])
+        elif done.deleted or done.freed:
+            _log.info("%s blobs (%s bytes) and %s bodies deleted", done.deleted, done.deleted_bytes, done.freed)
+
+
+def trim_logs(database: Database, objects: ObjectStore | None, options: SpaceOptions) -> None:
+    """Delete the session logs of all universes that are past their retention."""
+    if objects is None or (options.log_keep_seconds is None and options.log_bytes_max is None):
+        return
+    now_ms = database.read(_now_ms)
+    for universe in retention.universes(objects):
+        files, size = retention.trim(
+            objects,
+            universe,
+            now_ms=now_ms,
+            keep_seconds=options.log_keep_seconds,
+            bytes_max=options.log_bytes_max,
+        )
+        if files:
+            _log.info("%s session logs (%s bytes) of %s deleted", files, size, universe)
+
+
+def _check_due(tx: Transaction, grace_ms: int) -> tuple[int, bool]:
+    return tx.now_ms, is_collection_due(tx, grace_ms)
+
+
+def _now_ms(tx: Transaction) -> int:
+    return tx.now_ms

@@ -1,0 +1,58 @@
+"""Space: deletes what nothing names any more, and shows what is kept and why."""
+
+import msgspec
+
+from holdfast.wire.requests import Operation, Request, Route
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """What a collection deleted, or with `dry_run` would delete now."""
+
+    dry_run: bool
+    deleted: int  # Blobs that nothing names, whose grace period is over.
+    deleted_bytes: int
+    freed: int  # Bodies that left the object store, a grace period after their blobs were deleted.
+    waiting: int  # Blobs that nothing names, in their grace period.
+    waiting_bytes: int
+    kept: int  # Blobs that are pinned or named.
+    kept_bytes: int
+    unsearched: list[str] = []  # What could not be read. It might name any blob, so none was deleted.
+
+
+class SpaceUse(msgspec.Struct, frozen=True):
+    """How much one kind of data takes, and why it is kept."""
+
+    universe: str  # Empty: data outside of all universes.
+    kind: str
+    reason: str
+    count: int
+    bytes: int
+
+
+class SpaceReport(msgspec.Struct, frozen=True):
+    """What is kept, and why."""
+
+    uses: list[SpaceUse]
+    unsearched: list[str] = []
+
+
+class CollectGarbage(Request[Collected], frozen=True, tag="space.collect"):
+    """Delete blobs that nothing names any more, after their grace period."""
+
+    operation = Operation(
+        repeatable="what is deleted stays deleted; only the answer differs",
+        permission="space:collect",
+        http=(Route("POST", "/v1/space/collect", "Delete blobs that nothing names any more."),),
+    )
+
+    dry_run: bool = False
+    grace_seconds: float | None = None  # None: the setting of the plane.
+    with_old: bool = False  # Also blobs of versions that did not record whether a blob is pinned.
+
+
+class ShowSpace(Request[SpaceReport], frozen=True, tag="space.show"):
+    """What is kept, and why."""
+
+    operation = Operation(
+        reads=True, permission="space:show", http=(Route("GET", "/v1/space", "Show what is kept, and why."),)
+    )

@@ -1,0 +1,260 @@
+"""Deletion of unreferenced blobs, retention of session logs, and what is kept and why."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import holdfast
+from holdfast import Plane
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.errors import BlobNotFound, Busy, InvalidArgument
+from holdfast.kv import Subspace
+from holdfast.layers import blobs, queues
+from holdfast.layers.blobs import Blob
+from holdfast.layers.queues import QueueKey
+from holdfast.limits import BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX, GC_GRACE_SECONDS, PAYLOAD_INLINE_BYTES_MAX
+from holdfast.runtime.maintenance.space_loop import SpaceLoop, trim_logs
+from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.queues import NewMessage
+
+LARGE = bytes(range(256)) * 200
+HASH = hashlib.sha256(LARGE).hexdigest()
+GRACE_MS = round(GC_GRACE_SECONDS * 1_000)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def plane(tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
+    with holdfast.open(f"dir:{tmp_path / 'data'}", clock=clock) as plane:
+        yield plane
+
+
+@pytest.fixture
+def objects(tmp_path: Path, plane: Plane) -> ObjectStore:
+    return open_objects(f"dir:{tmp_path / 'data' / 'objects'}")
+
+
+def pass_grace(clock: ManualClock) -> None:
+    clock.advance_ms(GRACE_MS + BLOB_TOUCH_SECONDS * 1_000)
+
+
+def consume(plane: Plane) -> None:
+    message = plane.queue("jobs").receive()
+    assert message is not None
+    message.ack()
+
+
+def test_the_blob_of_a_payload_goes_after_its_last_message(
+    plane: Plane, objects: ObjectStore, clock: ManualClock
+) -> None:
+    for _ in range(2):
+        plane.queue("jobs").put(LARGE)
+    consume(plane)
+    pass_grace(clock)
+    assert (plane.gc().kept, plane.blobs.has(HASH)) == (1, True), "a message names it"
+    consume(plane)
+    assert plane.gc().waiting == 1
+    pass_grace(clock)
+    planned = plane.gc(dry_run=True)
+    assert (planned.deleted, planned.deleted_bytes) == (1, len(LARGE))
+    assert plane.blobs.has(HASH), "a dry run deletes nothing"
+    done = plane.gc()
+    assert (done.deleted, done.deleted_bytes, done.freed) == (1, len(LARGE), 0)
+    assert not plane.blobs.has(HASH)
+    assert len(objects.list("cas")) == 1, "a reader or a backup may still need the body"
+    pass_grace(clock)
+    assert plane.gc().freed == 1
+    assert objects.list("cas") == []
+    assert [key for area in blobs.AREAS for key, _ in plane.pairs.scan(*Subspace("u", "main", area).range())] == []
+
+
+def test_a_message_without_a_blob_costs_nothing(plane: Plane) -> None:
+    plane.queue("jobs").put({"n": 1})
+    consume(plane)
+
+    assert [key for area in blobs.AREAS for key, _ in plane.pairs.scan(*Subspace("u", "main", area).range())] == []
+
+
+def test_a_pin_a_state_a_snapshot_and_another_blob_keep_a_blob(plane: Plane, clock: ManualClock) -> None:
+    contents = [f"{n}".encode() * (PAYLOAD_INLINE_BYTES_MAX + 1) for n in range(5)]
+    pinned = plane.blobs.put(contents[0])
+    in_state, in_blob = (plane.blobs.put(content, pinned=False) for content in contents[1:3])
+    plane.state("report").update({"blob": in_state})
+    holder = plane.blobs.put(f"see {in_blob}".encode().ljust(20_000))
+    world = plane.world("ada")
+    world.create()
+    world.append(["hello"], expected_head=0)
+    snapshot = world.snapshots.commit("state" * 10_000, height=1)
+    lost = plane.blobs.put(contents[4], pinned=False)
+    for _ in range(3):
+        plane.gc()
+        pass_grace(clock)
+    kept = [pinned, in_state, in_blob, holder, snapshot.snapshot_ref]
+    assert [plane.blobs.has(hash) for hash in kept] == [True] * len(kept)
+    assert not plane.blobs.has(lost)
+    plane.blobs.unpin(pinned)
+    plane.state("report").remove()
+    for _ in range(2):
+        plane.gc()
+        pass_grace(clock)
+    assert not plane.blobs.has(pinned)
+    assert not plane.blobs.has(in_state)
+
+
+def test_another_put_starts_the_grace_period_again(plane: Plane, clock: ManualClock) -> None:
+    plane.queue("jobs").put(LARGE)
+    consume(plane)
+    pass_grace(clock)
+    plane.blobs.put(LARGE, pinned=False)
+    plane.gc()
+    clock.advance_ms(GRACE_MS)
+    assert plane.gc().waiting == 1
+    assert plane.blobs.get(HASH) == LARGE
+    pass_grace(clock)
+    assert plane.gc().deleted == 1
+
+
+def test_a_message_cannot_name_a_deleted_blob(plane: Plane) -> None:
+    new = NewMessage(b"", blob=HASH, blob_size=len(LARGE))
+    with pytest.raises(BlobNotFound, match="put it first"):
+        plane.transact(queues.put, QueueKey("main", "jobs"), [new])
+
+
+def test_the_blobs_of_older_versions_stay_unless_they_are_included(plane: Plane, clock: ManualClock) -> None:
+    old = Blob(3, b"old")
+    digest = hashlib.sha256(b"old").digest()
+    key = Subspace("u", "main", "cas").key(digest)
+    plane.transact(lambda tx: tx.put(key, msgspec.msgpack.encode([old.size, old.inline])))
+    for _ in range(2):
+        assert plane.gc().kept == 1
+        pass_grace(clock)
+    assert plane.gc(with_old=True).waiting == 1
+    pass_grace(clock)
+    assert plane.gc(with_old=True).deleted == 1
+
+
+def test_nothing_is_deleted_while_something_cannot_be_searched(
+    plane: Plane, objects: ObjectStore, clock: ManualClock
+) -> None:
+    # More possible hashes than a record keeps, so its content is read.
+    long_run = "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(256)) * 2
+    plane.blobs.put(long_run.encode())
+    (body,) = objects.list("cas")
+    plane.queue("jobs").put(LARGE)
+    consume(plane)
+    pass_grace(clock)
+    objects.delete(body.path)
+    done = plane.gc()
+    assert (done.deleted, len(done.unsearched)) == (0, 1)
+    objects.put(body.path, long_run.encode())
+    assert plane.gc().deleted == 1
+
+
+def test_a_body_that_was_never_recorded_is_deleted_after_a_week(
+    plane: Plane, objects: ObjectStore, clock: ManualClock
+) -> None:
+    plane.blobs.put(LARGE)
+    (recorded,) = objects.list("cas")
+    upload = plane.transact(lambda tx: tx.new_id().hex)
+    objects.put(blobs.object_path("main", bytes.fromhex(HASH), upload), LARGE)
+    assert plane.gc().freed == 0
+    clock.advance_ms(8 * 86_400_000)
+    assert plane.gc().freed == 1
+    assert [meta.path for meta in objects.list("cas")] == [recorded.path]
+
+
+def test_an_upload_that_took_too_long_is_not_recorded() -> None:
+    clock = ManualClock()
+    database = MemoryDatabase(clock=clock)
+    upload = database.read(lambda tx: tx.new_id().hex)
+    clock.advance_ms(BLOB_UPLOAD_SECONDS_MAX * 1_000 + 1)
+    with pytest.raises(Busy, match="store it again"):
+        database.transact(blobs.record, "main", bytes(32), Blob(9, upload=upload))
+
+
+def test_a_negative_grace_period_is_refused(plane: Plane) -> None:
+    with pytest.raises(InvalidArgument, match="grace period"):
+        plane.gc(grace_seconds=-1)
+
+
+# Session logs.
+
+
+def log_a_file(plane: Plane, session: str) -> None:
+    plane.activity.log(session, {"text": "x" * 1_000})
+    plane.activity.end(session)
+
+
+@pytest.fixture
+def logged(plane: Plane, objects: ObjectStore, clock: ManualClock) -> Callable[[SpaceOptions], list[str]]:
+    """Writes three session logs, an hour apart; then trims them and returns the sessions that are left."""
+    for n in range(3):
+        log_a_file(plane, f"s{n}")
+        clock.advance_ms(3_600_000)
+    plane.close()
+    database = MemoryDatabase(clock=clock)
+
+    def trim(options: SpaceOptions) -> list[str]:
+        trim_logs(database, objects, options)
+        return sorted(meta.path.rpartition("/")[2].split("_")[0] for meta in objects.list("activity"))
+
+    return trim
+
+
+def test_session_logs_are_kept_without_a_retention(logged: Callable[[SpaceOptions], list[str]]) -> None:
+    assert logged(SpaceOptions()) == ["s0", "s1", "s2"]
+
+
+def test_session_logs_are_deleted_by_age(logged: Callable[[SpaceOptions], list[str]], objects: ObjectStore) -> None:
+    assert logged(SpaceOptions(log_keep_seconds=1.5 * 3_600)) == ["s2"]
+    assert len(objects.list("activity-manifest")) == 1
+
+
+def test_the_oldest_session_logs_are_deleted_by_bytes(
+    logged: Callable[[SpaceOptions], list[str]], objects: ObjectStore
+) -> None:
+    sizes = [meta.size for meta in objects.list("activity")]
+    assert logged(SpaceOptions(log_bytes_max=sum(sizes) - 1)) == ["s1", "s2"]
+    assert logged(SpaceOptions(log_bytes_max=0)) == []
+
+
+# What is kept, and why.
+
+
+def test_space_shows_what_is_kept_and_why(plane: Plane) -> None:
+    plane.queue("jobs").put(LARGE)
+    plane.blobs.put(b"pinned")
+    uses = {(use.kind, use.reason): (use.count, use.bytes) for use in plane.space().uses}
+    assert uses["blobs", "named by messages"] == (1, len(LARGE))
+    assert uses["blobs", "pinned"] == (1, 6)
+    consume(plane)
+    uses = {(use.kind, use.reason): (use.count, use.bytes) for use in plane.space().uses}
+    assert uses["blobs", "unreferenced; deleted after the grace period"] == (1, len(LARGE))
+
+
+def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
+    url = f"dir:{tmp_path / 'data'}"
+    with holdfast.open(url, gc_every_seconds=0.01, gc_grace_seconds=0) as plane:
+        assert plane.queue("jobs").put(b"plain")
+    clock = ManualClock()
+    database, objects = MemoryDatabase(clock=clock), open_objects("memory:")
+    digest = hashlib.sha256(b"small").digest()
+    database.transact(blobs.record, "main", digest, Blob(5, b"small", pinned=False))
+    database.transact(blobs.release, "main", digest.hex())
+    clock.advance_ms(BLOB_TOUCH_SECONDS * 1_000)
+    loop = SpaceLoop(database, objects, SpaceOptions(grace_seconds=0), 0.001)
+    while not loop.passes:
+        pass
+    loop.stop()
+    assert database.read(blobs.find, "main", digest) is None
+    with pytest.raises(InvalidArgument, match="gc_every_seconds"):
+        holdfast.open(url, gc_every_seconds=0)
