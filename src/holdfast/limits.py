@@ -49,9 +49,7 @@ NOTIFY_BYTES_MAX: Final = 7_900  # PostgreSQL refuses notification payloads of 8
 
 # Blobs.
 BLOB_INLINE_BYTES_MAX: Final = 16_384  # Up to this size a body is stored in the key space and needs no object store.
-BLOB_NAMED_MAX: Final = (
-    64  # Hashes in a blob's content that its record keeps; with more, its content is searched again.
-)
+BLOB_NAMED_MAX: Final = 64  # Hashes in a blob's content that its record keeps; with more, the content is searched.
 BLOB_TOUCH_SECONDS: Final = 60  # A put of the same content within this time is not recorded again.
 BLOB_UPLOAD_SECONDS_MAX: Final = 86_400  # A slower upload is refused: its body may have been deleted as abandoned.
 BLOB_ABANDONED_SECONDS: Final = 604_800  # A body without a record is then deleted; far above the slowest upload.
