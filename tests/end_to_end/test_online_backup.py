@@ -127,7 +127,7 @@ def test_backup_resumes_after_lost_connections(server: Any, hf: Hf, tmp_path: Pa
 
 def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
-    body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
+    body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
     assert "is damaged" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
     assert len(checkpoints(tmp_path)) == 1
@@ -144,7 +144,7 @@ def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, hf: Hf, tmp
 
 def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
-    body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
+    body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
     hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
     body.write_bytes(LARGE)
@@ -159,7 +159,7 @@ def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, hf: Hf, tmp_
 
 def test_backup_fails_if_an_object_is_missing(server: Any, hf: Hf, tmp_path: Path) -> None:
     fill(server)
-    (tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()).unlink()
+    next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*")).unlink()
     assert "the backup is incomplete" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
     assert checkpoints(tmp_path) == []
     assert not (tmp_path / "backup" / "backup.json").exists()
@@ -251,7 +251,7 @@ def test_doctor_runs_the_checks_of_the_server(server: Any, hf: Hf, tmp_path: Pat
     assert report["looked_at"]["messages"] == 5
     assert report["looked_at"]["worlds"] == 1
     assert f"{server.url} is sound" in hf("doctor").stdout
-    body = tmp_path / "data" / "objects" / "cas" / "main" / "sha256" / hashlib.sha256(LARGE).hexdigest()
+    body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
     report = json.loads(hf("doctor", "--json", code=exit_codes.DAMAGED).stdout)
     assert [each["what"] for each in report["findings"]] == ["its content does not match its hash"]

@@ -18,6 +18,7 @@ import holdfast
 from holdfast import Plane
 from holdfast.backends.objects import open_objects
 from holdfast.errors import Unreachable
+from holdfast.layers.blobs import hashes_in
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.pipeline import blob_references
 from holdfast.pipeline.blob_references import HashIndex, Search, SearchResult, Source
@@ -26,7 +27,6 @@ from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.layers.blobs import hashes_in
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.mail import NewMail
 

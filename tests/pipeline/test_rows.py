@@ -10,9 +10,9 @@ import cbor2
 import pytest
 
 from holdfast import limits
+from holdfast.layers.blobs import hashes_in
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.views import View, open_view
-from holdfast.layers.blobs import hashes_in
 from holdfast.tiers import Tier
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import QueuePolicy

@@ -338,10 +338,10 @@ def test_blobs_are_verified_in_both_stores(data):
         assert len(view.blob("main", large)) == limits.BLOB_INLINE_BYTES_MAX + 1
         with pytest.raises(BlobNotFound):
             view.blob("main", "0" * 64)
-        (data / "objects" / "cas" / "main" / "sha256" / lost).unlink()
+        next((data / "objects" / "cas" / "main" / "sha256").glob(lost + "*")).unlink()
         with pytest.raises(MissingObject):
             view.blob("main", lost)
-        (data / "objects" / "cas" / "main" / "sha256" / large).write_bytes(b"other")
+        next((data / "objects" / "cas" / "main" / "sha256").glob(large + "*")).write_bytes(b"other")
         with pytest.raises(HashMismatch):
             view.blob("main", large)
 

@@ -15,7 +15,8 @@ import holdfast
 from holdfast import Plane, limits
 from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument, PayloadTooLarge, Validation
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import inboxes, journal_records, journals, worlds
+from holdfast.layers import blobs, inboxes, journal_records, journals, worlds
+from holdfast.layers.blobs import Blob
 from holdfast.layers.worlds import World
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.wire.inboxes import (
@@ -48,6 +49,7 @@ every_kind = pytest.mark.parametrize("item", KINDS, ids=lambda item: item.__stru
 @pytest.fixture
 def world(database: Database) -> World:
     database.transact(worlds.create, ADA)
+    database.transact(blobs.record, "main", bytes.fromhex(HASH), Blob(0, b""))
     return ADA
 
 
@@ -284,6 +286,7 @@ def plane(url: str) -> Iterator[Plane]:
 def test_the_handle_puts_reads_and_drains(plane: Plane) -> None:
     ada = plane.world("ada")
     head = ada.create().head
+    plane.blobs.put(b"")
     assert [ada.inbox.put(item) for item in KINDS] == list(range(len(KINDS)))
     assert ada.inbox.read() == list(enumerate(KINDS))
     assert ada.inbox.read(after=1, limit=2) == [(2, KINDS[2]), (3, KINDS[3])]

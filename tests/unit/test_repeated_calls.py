@@ -1,5 +1,6 @@
 """Every operation can be sent twice: it only reads, is repeatable, or has a key and is executed once."""
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
 from holdfast.wire.agents import RegisterAgent
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
-from holdfast.wire.blobs import GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.blobs import GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
 from holdfast.wire.entities import DeleteEntity, EntityWrite, ListKinds, PutEntity, WriteEntities
 from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.inboxes import Control
@@ -61,6 +62,7 @@ from holdfast.wire.queues import (
     SurveyQueues,
 )
 from holdfast.wire.requests import Request
+from holdfast.wire.space import CollectGarbage, ShowSpace
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.tokens import CreateToken, RevokeToken
 from holdfast.wire.worlds import (
@@ -108,6 +110,8 @@ def test_the_protocol_lists_repeatable_operations_with_the_reason() -> None:
     reasons = {kind.__struct_config__.tag: kind.operation.repeatable for kind in REPEATABLE}
     assert reasons.items() <= dict(rows).items()
 
+
+GENESIS = hashlib.sha256(b"\xf6").hexdigest()  # The blob of the first snapshot of each world.
 
 # A populated in which every operation has something to do.
 
@@ -177,6 +181,7 @@ PAUSED, OPEN = QueuePolicy(paused=True), QueuePolicy()
 SAMPLES: dict[type[Request[Any]], Callable[[PopulatedPlane], list[Request[Any]]]] = {
     PutPair: lambda _: [PutPair(b"zz", b"2"), PutPair(b"zz", b"3")],
     DeletePair: lambda _: [DeletePair(b"zz"), PutPair(b"zz", b"3")],
+    PinBlob: lambda _: [PinBlob(GENESIS, pinned=False), PinBlob(GENESIS)],
     CreateWorld: lambda _: [CreateWorld("w2")],
     ChangeWorld: lambda _: [ChangeWorld("w", "paused"), ChangeWorld("w", "active")],
     ForkWorld: lambda _: [ForkWorld("w", "copy", 2), ChangeWorld("copy", "paused")],
@@ -265,6 +270,7 @@ def repeatable_requests(populated: PopulatedPlane) -> dict[type[Request[Any]], C
     call = populated.transport.call
     return {
         PutBlob: lambda: call(PutBlob(b"bytes")),
+        CollectGarbage: lambda: call(CollectGarbage()),
         WriteBlob: lambda: populated.transport.send(WriteBlob(), iter([bytes(20_000)])),
         DeleteWorld: lambda: call(DeleteWorld("old")),
         CompactWorld: lambda: call(CompactWorld("w", 1, 0)),
@@ -305,6 +311,7 @@ def test_services_that_read_write_nothing(clock: ManualClock, monkeypatch: pytes
         ListKinds(),
         ListWaits(),
         ReadReceipts("ada"),
+        ShowSpace(),
     ]
     streams = {ListBackup, OpenBackup, RunCheckups}  # They read a copy, and have their own tests.
     assert {type(request) for request in reads} | streams == {

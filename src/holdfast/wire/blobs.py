@@ -62,7 +62,6 @@ class PinBlob(Request[Committed], frozen=True, tag="blobs.pin"):
     """Keep a blob although nothing names it; with `pinned` False, until nothing names it any more."""
 
     operation = Operation(
-        repeatable="a blob that is pinned stays pinned",
         http=(
             Route("PUT", "/v1/blobs/{hash}/pin", "Keep a blob although nothing names it.", fixed={"pinned": True}),
             Route(
