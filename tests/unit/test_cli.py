@@ -270,6 +270,8 @@ _NEEDS_PLANE: Final = {
     "token revoke": ("x",),
     "backup": ("copy",),
     "doctor": (),
+    "gc": (),
+    "space": (),
     "pipeline ingest": ("--lake", "lake"),
     "migrate": ("dir:typo", "dir:there"),
 }
@@ -1002,7 +1004,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def large_blob(data: Path) -> Path:
-    return next((data / "objects" / "cas" / "main" / "sha256").glob("*"))
+    return next((data / "objects" / "cas").rglob(f"{hashlib.sha256(b'large' * 10_000).hexdigest()}*"))
 
 
 def findings(hf: Hf, *words: str) -> list[str]:
