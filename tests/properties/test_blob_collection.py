@@ -152,6 +152,21 @@ class BlobCollection(RuleBasedStateMachine):
         if between.is_called:
             assert self.is_readable(content)
 
+    @rule(content=contents, place=st.sampled_from(("message", "inbox")), step=st.integers(0, 12))
+    def name_during_a_collection(self, content: int, place: str, step: int) -> None:
+        """Another process names a content that is due, without another put, between two steps of a collection."""
+        self.put_with(content, False, ChosenFault())
+        self.collect_with(ChosenFault())
+        self.clock.advance_ms(GRACE_MS + TOUCH_MS)
+
+        def name() -> None:
+            with suppress(BlobNotFound):
+                self.name(content, place)
+
+        with self.keeps_what_is_named():
+            self.collect_with(CallAt(step, name))
+        assert self.is_readable(content) or content not in self.names.values()
+
     @rule(content=contents, step=st.integers(0, 12))
     def collect_during_a_put(self, content: int, step: int) -> None:
         """Another process collects between two steps of a put."""

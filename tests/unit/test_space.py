@@ -12,7 +12,7 @@ from holdfast import Plane
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import BlobNotFound, Busy, InvalidArgument
-from holdfast.kv import Subspace
+from holdfast.kv import Subspace, Transaction
 from holdfast.layers import blobs, queues
 from holdfast.layers.blobs import Blob
 from holdfast.layers.queues import QueueKey
@@ -179,6 +179,36 @@ def test_an_upload_that_took_too_long_is_not_recorded() -> None:
     clock.advance_ms(BLOB_UPLOAD_SECONDS_MAX * 1_000 + 1)
     with pytest.raises(Busy, match="store it again"):
         database.transact(blobs.record, "main", bytes(32), Blob(9, upload=upload))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tx: blobs.use(tx, "main", HASH),
+        lambda tx: blobs.release(tx, "main", HASH),
+        lambda tx: blobs.set_pinned(tx, "main", HASH, pinned=True),
+        lambda tx: blobs.record(tx, "main", bytes.fromhex(HASH), Blob(len(LARGE), upload="1" * 32, pinned=False)),
+        lambda tx: None,
+    ],
+    ids=["named", "released", "pinned", "put", "unchanged"],
+)
+def test_a_blob_that_changed_after_the_search_stays(
+    change: Callable[[Transaction], object], request: pytest.FixtureRequest
+) -> None:
+    clock = ManualClock()
+    database = MemoryDatabase(clock=clock)
+    digest = bytes.fromhex(HASH)
+    upload = database.read(lambda tx: tx.new_id().hex)
+    seen = database.transact(blobs.record, "main", digest, Blob(len(LARGE), upload=upload, pinned=False))
+    database.transact(blobs.release, "main", HASH)
+    since_ms = clock.now_ms()
+    pass_grace(clock)
+    database.transact(change)
+    is_deleted = database.transact(
+        blobs.mark_or_delete, "main", digest, seen=seen, since_ms=since_ms, grace_ms=GRACE_MS
+    )
+    assert is_deleted == ("unchanged" in request.node.name)
+    assert (database.read(blobs.find, "main", digest) is None) == is_deleted
 
 
 def test_a_negative_grace_period_is_refused(plane: Plane) -> None:
