@@ -79,10 +79,12 @@ class Recovery(Collector):
             try:
                 # Shielded: a thread cannot be cancelled, and must end before the key space is closed.
                 await asyncio.shield(run_in_thread(self._services.database.reopen))
-            except HoldfastError as error:
-                if error.code != logged:
-                    _log.warning("the key space cannot be reopened yet: %s", error)
-                    logged = error.code
+            except Exception as error:  # Whatever it is: a server that stops trying stays broken.
+                if str(error) != logged:
+                    logged = str(error)
+                    _log.warning(
+                        "the key space cannot be reopened yet: %s", error, exc_info=not isinstance(error, HoldfastError)
+                    )
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, limits.REOPEN_SECONDS_MAX)
         _log.warning("the key space was reopened; writes work again")
