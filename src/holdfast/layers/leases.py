@@ -43,9 +43,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     expires_ms: int
     txn_id: str | None = None
     released: bool = False  # Explicit: a clock that is set back must not revive a released lease.
-    ttl_ms: int = (
-        0  # How long it was granted for by its last acquire or renewal; 0: by a version that did not store it.
-    )
+    ttl_ms: int = 0  # How long its last acquire or renewal granted it; 0: by a version that did not store it.
 
     def bounded(self, now_ms: int) -> "Grant":
         """The grant, ending at most its TTL from now."""
