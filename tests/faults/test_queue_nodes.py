@@ -274,7 +274,7 @@ def kill_postgresql(url: str) -> None:
     """Send SIGKILL to a process of PostgreSQL that serves Holdfast; the server restarts all of them."""
     query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
     with psycopg.connect(url, autocommit=True) as connection:
-        [pid, *_] = [row[0] for row in connection.execute(query).fetchall()]
+        [pid] = until(lambda: connection.execute(query).fetchone(), "a session")
         os.kill(pid, signal.SIGKILL)
         until(lambda: not _answers(lambda: connection.execute("SELECT 1")), "PostgreSQL to end all sessions")
     until(lambda: _answers(lambda: psycopg.connect(url).close()), "PostgreSQL to recover")

@@ -253,10 +253,10 @@ def test_messages_and_policies_of_earlier_versions_are_read(database: Database) 
     def write_as_before(tx: Transaction) -> None:
         ready = keys.ready_key_at(5, id)
         fields = msgspec.msgpack.decode(tx.get(ready) or b"")
-        tx.put(ready, msgspec.msgpack.encode(fields[:-3]))
+        tx.put(ready, msgspec.msgpack.encode(fields[:-4]))
         tx.put(keys.policy, msgspec.msgpack.encode(policy))
 
-    assert StoredMessage.__struct_fields__[-3:] == ("leased_ms", "retry_delay_ms", "has_failures")
+    assert StoredMessage.__struct_fields__[-4:] == ("leased_ms", "retry_delay_ms", "has_failures", "parked_for_ms")
     database.transact(write_as_before)
     assert database.read(queues.policy_of, JOBS) == QueuePolicy(visibility_seconds=5.0, max_attempts=2)
     assert failures(database) == [[]]

@@ -100,9 +100,14 @@ def serve(config: str | None, **flags: object) -> None:
     from holdfast.server.serving import run
     from holdfast.server.settings import Settings
 
-    os.umask(0o077)  # The files of RocksDB get their mode from it.
     settings = {name: value for name, value in flags.items() if value is not None}
     if "objects" not in settings and given_options().get("objects"):
         settings["objects"] = given_options()["objects"]
     environment = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
-    click.get_current_context().exit(run(Settings.load(settings, file=config, environment=environment)))
+    loaded = Settings.load(settings, file=config, environment=environment)
+    before = os.umask(0o077)  # The files of RocksDB get their mode from it.
+    try:
+        code = run(loaded)
+    finally:
+        os.umask(before)
+    click.get_current_context().exit(code)
