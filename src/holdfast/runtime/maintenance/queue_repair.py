@@ -1,0 +1,66 @@
+"""Corrects what a queue computes from its messages, where a part of its commits was lost: counters and due entries.
+
+For a data directory that no process has open: messages must not change meanwhile.
+"""
+
+from itertools import islice
+
+from holdfast.kv import Database, Subspace, Transaction, prefix_range
+from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues.counters import QueueCounters, QueueTransaction
+from holdfast.layers.queues.keys import QueueKey, StoredMessage
+from holdfast.limits import PAGE_ITEMS
+from holdfast.runtime.maintenance.scan import names, scan_range, universes
+
+
+def repair_queues(database: Database) -> list[QueueKey]:
+    """Correct all queues; returns those whose counters or due entries were wrong."""
+    return [
+        queue
+        for universe in universes(database)
+        for queue in (QueueKey(universe, name) for name in names(database, Subspace("u", universe, "q")))
+        if _repair(database, queue)
+    ]
+
+
+def _repair(database: Database, queue: QueueKey) -> bool:
+    keys = queue_keys.keys_of(queue)
+    counted = QueueCounters()
+    for _, value in scan_range(database, *keys.ready_range()):
+        message = queue_keys.decode(value)
+        counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
+    counted.blocked = sum(1 for _ in scan_range(database, *keys.waiting.range()))
+    parked = (queue_keys.decode(value) for _, value in scan_range(database, *prefix_range(keys.parked)))
+    added = 0
+    while page := list(islice(parked, PAGE_ITEMS)):
+        counted.leased += sum(message.owner is not None for message in page)
+        counted.delayed += sum(message.owner is None for message in page)
+        added += database.transact(_add_due_entries, queue, page)
+    return database.transact(_set_counters, queue, counted) or added > 0
+
+
+def _add_due_entries(tx: Transaction, queue: QueueKey, messages: list[StoredMessage]) -> int:
+    keys, added = queue_keys.keys_of(queue), 0
+    for message in messages:
+        key = keys.due_key(message.due_ms, message.id)
+        if tx.get(key) is None:
+            tx.put(key, b"")
+            added += 1
+    return added
+
+
+def _set_counters(tx: Transaction, queue: QueueKey, counted: QueueCounters) -> bool:
+    """Replace the counts, and let scans start at the beginning; whether a count was wrong."""
+    queue_tx = QueueTransaction(tx, queue)
+    counters = queue_tx.counters
+    before = (_counts(counters), counters.delayed, counters.leased, counters.blocked)
+    counters.ready = counted.ready
+    counters.delayed, counters.leased, counters.blocked = counted.delayed, counted.leased, counted.blocked
+    counters.fronts, counters.next_due_ms, counters.due_front_ms = {}, 0, 0
+    counters.order_version += 1
+    queue_tx.save()
+    return before != (_counts(counters), counters.delayed, counters.leased, counters.blocked)
+
+
+def _counts(counters: QueueCounters) -> dict[int, int]:
+    return {priority: count for priority, count in counters.ready.items() if count}
