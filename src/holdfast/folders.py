@@ -6,8 +6,11 @@ A new name is durable only once its folder is synced.
 import errno
 import itertools
 import os
+import threading
 from pathlib import Path
 from typing import Final
+
+from holdfast.limits import FOLDERS_REMEMBERED_MAX
 
 FOLDER_MODE: Final = 0o700
 
@@ -22,12 +25,50 @@ def make_folder(folder: Path) -> None:
     """
     missing = list(itertools.takewhile(lambda each: not each.is_dir(), (folder, *folder.parents)))
     for each in reversed(missing):
-        try:
-            each.mkdir(FOLDER_MODE)
-        except FileExistsError:
-            if not each.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, "a file has the path of a folder", str(each)) from None
-        sync_folder(each.parent)
+        _make_durable(each)
+
+
+class DurableFolders:
+    """Makes folders below `root`, and remembers which of them are durable.
+
+    A process may end between creating a folder and syncing its parent. The folder is there for the next process, and a
+    power loss can still remove it with everything in it. So this process syncs the parent of every folder once before
+    it relies on the folder, whether it has created it or found it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._durable = {root}
+        self._lock = threading.Lock()
+
+    def make(self, folder: Path) -> None:
+        """Create the folder and its missing parents below `root`, and make their names durable.
+
+        Raises:
+            OSError: it cannot be created or synced, or a file has its path.
+        """
+        if folder in self._durable and folder.is_dir():
+            return
+        with self._lock:
+            for each in reversed((folder, *folder.parents)):
+                if each.is_relative_to(self._root) and not (each in self._durable and each.is_dir()):
+                    _make_durable(each)
+                    self._remember(each)
+
+    def _remember(self, folder: Path) -> None:
+        if len(self._durable) >= FOLDERS_REMEMBERED_MAX:
+            self._durable = {self._root}
+        self._durable.add(folder)
+
+
+def _make_durable(folder: Path) -> None:
+    """Create the folder, unless it exists, and make its name durable."""
+    try:
+        folder.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file has the path of a folder", str(folder)) from None
+    sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

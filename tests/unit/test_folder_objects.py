@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import Backend, DiskFull, HoldfastError, InvalidArgument, ObjectExists, PathUnusable
+from holdfast.folders import DurableFolders
 from holdfast.limits import OBJECT_STAGED_SECONDS_MAX
 
 MEBIBYTE = 1_048_576
@@ -71,6 +73,52 @@ def test_a_write_syncs_the_file_before_naming_it_and_the_folders_before_returnin
     write(folder)
     root, new, target = tmp_path, tmp_path / "new", tmp_path / "new" / "folder"
     assert steps == ["sync file", f"sync {root}", f"sync {new}", "name", f"sync {target}"]
+
+
+def test_a_folder_that_another_process_left_unsynced_is_made_durable_once(
+    folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process can end between creating a folder and syncing its parent."""
+    new, target = tmp_path / "new", tmp_path / "new" / "folder"
+    target.mkdir(parents=True)
+    steps = _record_steps(monkeypatch)
+    folder.put("new/folder/a", b"x")
+    assert steps == ["sync file", f"sync {tmp_path}", f"sync {new}", "name", f"sync {target}"]
+    steps.clear()
+    folder.put("new/folder/b", b"x")
+    assert steps == ["sync file", "name", f"sync {target}"]
+    shutil.rmtree(target)
+    steps.clear()
+    folder.put("new/folder/c", b"x")
+    assert steps == ["sync file", f"sync {new}", "name", f"sync {target}"]
+
+
+def test_a_folder_whose_parent_could_not_be_synced_is_synced_by_the_next_put(
+    folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def fail_for_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail_for_folders)
+        with pytest.raises(Backend):
+            folder.put("new/a", b"x")
+    steps = _record_steps(monkeypatch)
+    folder.put("new/a", b"x")
+    assert steps == ["sync file", f"sync {tmp_path}", "name", f"sync {tmp_path / 'new'}"]
+
+
+def test_the_durable_folders_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.folders.FOLDERS_REMEMBERED_MAX", 3)
+    durable = DurableFolders(tmp_path)
+    for number in range(10):
+        durable.make(tmp_path / "new" / str(number))
+        assert len(durable._durable) <= 3
+    assert len(list((tmp_path / "new").iterdir())) == 10
 
 
 def test_a_replace_and_a_delete_sync_too(folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from holdfast.backends.objects.failures import headline, object_error, translate
 from holdfast.backends.objects.paths import check_path
 from holdfast.backends.objects.store import ObjectMeta, ObjectStore, put_mode
 from holdfast.errors import ObjectChanged, ObjectNotFound, PathUnusable
-from holdfast.folders import make_folder, sync_folder
+from holdfast.folders import DurableFolders, make_folder, sync_folder
 from holdfast.limits import OBJECT_LOCAL_READ_BYTES, OBJECT_STAGED_SECONDS_MAX
 from holdfast.private_files import open_private
 
@@ -49,7 +49,10 @@ class FolderStore(ObjectStore):
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self._staging = self._root / ".staging"
+        self._folders = DurableFolders(self._root)
         try:
+            make_folder(self._root)
+            sync_folder(self._root.parent)  # An earlier process may have ended before it did.
             make_folder(self._staging)
             _remove_stale_files(self._staging)
             _discard(_new_file(self._staging))  # Fails now, not at the first write, if the folder is not writable.
@@ -113,6 +116,7 @@ class FolderStore(ObjectStore):
                 with _PUBLISH_LOCK:
                     if isinstance(mode, dict) and not self._has_etag(path, mode["e_tag"]):
                         raise object_error(ObjectChanged, path)
+                    self._folders.make(target.parent)
                     _move_into_place(staged.name, target, create_only=mode == "create")
                     meta = self.head(path)
                 sync_folder(target.parent)
@@ -158,7 +162,6 @@ def _append(staged: IO[bytes], path: str, chunk: bytes) -> None:
 
 
 def _move_into_place(staged: str, target: Path, *, create_only: bool) -> None:
-    make_folder(target.parent)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "a folder has this path")
     if not create_only:

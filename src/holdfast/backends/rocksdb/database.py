@@ -216,15 +216,16 @@ class RocksDatabase(SerialDatabase):
         return self._first_commit + self._sequence()
 
     def _check_kept(self, commit: int) -> None:
-        """Raise CommitUnknown for a commit from before a failure that was not durable then."""
-        if self._doubtful[0] < commit <= self._doubtful[1]:
+        """Raise CommitUnknown if `commit`, which is from before the last failure, was not durable then."""
+        if commit > self._doubtful[0]:
             raise CommitUnknown(
                 "The database failed before the log was synced, and was reopened; check whether the write was stored"
             )
 
     def _wait_durable(self, commit: int, tier: Tier) -> None:
         if commit <= self._log.durable:
-            self._check_kept(commit)
+            if commit <= self._doubtful[1]:
+                self._check_kept(commit)
             return
         if tier is _CRITICAL:
             self._log.wait(commit)
@@ -233,7 +234,8 @@ class RocksDatabase(SerialDatabase):
 
     def _wait_durable_async(self, commit: int, tier: Tier) -> Awaitable[None] | None:
         if commit <= self._log.durable:
-            self._check_kept(commit)
+            if commit <= self._doubtful[1]:
+                self._check_kept(commit)
             return None
         if tier is _CRITICAL:
             return self._loop_sync().wait(commit, single=not self._woke_waiter)
