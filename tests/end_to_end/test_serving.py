@@ -305,8 +305,10 @@ def test_token_that_is_created_over_the_network_is_limited_by_its_maker(
         limits = {"ttl_seconds": 3_600.0, "rate_per_second": 500.0}
         maker = admin.tokens.create("maker", universes="*", verbs="*", **limits)
     with server.plane(maker.token) as plane:
-        child = plane.tokens.create("child", universes="*", verbs="*").info
+        made = plane.tokens.create("child", universes="*", verbs="*")
+        child = made.info
         assert (child.expires_ms, child.rate_per_second) == (maker.info.expires_ms, 500)
+        assert child.maker == maker.info.id
         with pytest.raises(NotAllowed, match="rate_per_second is 501"):
             plane.tokens.create("child", universes="*", verbs="*", rate_per_second=501)
     wanted = {"op": "tokens.create", "name": "x", "universes": ["*"], "verbs": ["*"], "secret_sha256": "0" * 64}
@@ -314,6 +316,10 @@ def test_token_that_is_created_over_the_network_is_limited_by_its_maker(
     assert (over_http[0], json.loads(over_http[2])["expires_ms"]) == (200, maker.info.expires_ms)
     refused = server.get("/v1/call", token=maker.token, body=json.dumps({**wanted, "ttl_seconds": 7_200}).encode())
     assert (refused[0], "ttl_seconds is 7200" in json.loads(refused[2])["detail"]) == (403, True)
+    assert server.get("/v1/queues", token=made.token)[0] == 200
+    with server.plane(tokens["admin"]) as admin:
+        assert admin.tokens.revoke(maker.info.id) is True
+    assert server.get("/v1/queues", token=made.token)[0] == 401
 
 
 def test_revoked_and_expired_tokens_are_refused_at_once(start: Callable[..., Any], tokens: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.leases import KeepLease, LeaseProof
 from holdfast.wire.pairs import GetPair
-from holdfast.wire.permissions import checked_universes, checked_verbs, covers, known_verbs, universes_of
+from holdfast.wire.permissions import TOKEN_UNIVERSES_MAX, checked_universes, checked_verbs, covers, known_verbs, universes_of
 from holdfast.wire.queues import AckMessages, GetQueueStats, NewMessage, PutMessages
 from holdfast.wire.requests import Request, permission_of
 from holdfast.wire.states import UpdateState
@@ -90,6 +90,48 @@ def test_revoked_token_stays_revoked(database: Database) -> None:
         layer.check(database.read(layer.find, made.id), HASH, 0)
     with pytest.raises(NotFound, match="list them"):
         database.transact(layer.revoke, "0" * 32)
+
+
+def family(database: Database) -> dict[str, str]:
+    """The ids of a token, its child and its grandchildren, and of a token that does not come from it."""
+    ids: dict[str, str] = {"": ""}
+    for name, maker in (("a", ""), ("a/b", "a"), ("a/b/c", "a/b"), ("a/b/d", "a/b"), ("other", "")):
+        ids[name] = database.transact(make, name=name, maker=ids[maker]).id
+    return ids
+
+
+def usable(database: Database) -> list[str]:
+    return [each.name for each in database.read(layer.all_tokens) if each.revoked_ms is None]
+
+
+def test_revoking_a_token_revokes_those_that_come_from_it(database: Database) -> None:
+    ids = family(database)
+    assert database.transact(layer.revoke, ids["a/b"]) is True
+    assert usable(database) == ["a", "other"]
+    with pytest.raises(NotAllowed, match="revoked"):
+        database.transact(make, maker=ids["a/b/c"])
+
+
+def test_children_that_are_kept_count_as_created_by_the_maker_of_their_maker(database: Database) -> None:
+    ids = family(database)
+    assert database.transact(layer.revoke, ids["a/b"], keep_children=True) is True
+    assert usable(database) == ["a", "a/b/c", "a/b/d", "other"]
+    assert database.transact(layer.revoke, ids["a/b"]) is False
+    assert usable(database) == ["a", "a/b/c", "a/b/d", "other"]
+    database.transact(layer.revoke, ids["a"])
+    assert usable(database) == ["other"]
+
+
+def test_many_large_children_do_not_prevent_a_revocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder of a stolen token could create them, so that revoking all of them exceeds a transaction."""
+    universes = [f"{number:0255}" for number in range(TOKEN_UNIVERSES_MAX)]
+    with MemoryDatabase() as database:
+        stolen = database.transact(make, universes=["*"])
+        for _ in range(20):
+            database.transact(make, universes=universes, maker=stolen.id)
+        monkeypatch.setattr("holdfast.kv.transactions.TRANSACTION_BYTES_MAX", 10 * len("".join(universes)))
+        assert database.transact(layer.revoke, stolen.id) is True
+        assert usable(database) == []
 
 
 def test_tokens_are_listed_in_pages_in_creation_order(database: Database) -> None:

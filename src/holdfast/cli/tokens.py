@@ -80,17 +80,18 @@ def list_(after: str, limit: int) -> None:
 
 @token.command(examples=["holdfast token revoke worker", "holdfast token revoke 0198f2a7c3d94e5f8a1b2c3d4e5f6a7b"])
 @click.argument("token", metavar="NAME|ID|TOKEN")
-def revoke(token: str) -> None:
+@click.option("--keep-children", is_flag=True, help="Keep the tokens that it created. Without this they are revoked too.")
+def revoke(token: str, keep_children: bool) -> None:
     """Revoke a token, given by its name, its id, or the token itself.
 
-    If several usable tokens have the same name, nothing is revoked and their ids are shown.
+    The tokens that it created, and those that they created, are revoked with it. If several usable tokens have the same name, nothing is revoked and their ids are shown.
     """
     with connect.open_plane() as plane:
         try:
-            revoked = plane.tokens.revoke(token)
+            revoked = plane.tokens.revoke(token, keep_children=keep_children)
         except NotFound:
             id = _id_of(plane, token)
-            revoked = id is not None and plane.tokens.revoke(id)
+            revoked = id is not None and plane.tokens.revoke(id, keep_children=keep_children)
     printing.result("Revoked" if revoked else "Already revoked or expired", {"revoked": revoked})
 
 
@@ -127,4 +128,5 @@ def _fields(info: TokenInfo) -> dict[str, Any]:
         "revoked_at": printing.timestamp(info.revoked_ms),
         "rate_per_second": info.rate_per_second,
         "body_bytes_max": info.body_bytes_max,
+        "maker": info.maker or None,
     }

@@ -5,6 +5,9 @@
     usable ── ttl expires ──► expired ──┐
        └───── revoke ───────► revoked ──┴─ 30 days ──► deleted
 
+Revoking a token revokes those that it created, and those that they created: otherwise the holder of a stolen token
+could keep its access with a token of its own.
+
 The secret itself is not stored. It is random and long, so its hash needs neither a salt nor a slow function. Expired
 and revoked tokens stay listed for a while, which explains why they are refused.
 """
@@ -24,6 +27,7 @@ KEPT_SECONDS: Final = 30 * 86_400  # How long an expired or revoked token stays 
 SUBSPACE: Final = Subspace("tokens")
 
 _NO_HASH: Final = bytes(32)
+_REVOKED_BYTES_MAX: Final = 1_024  # TOKENS_MAX revoked tokens must fit one transaction.
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
@@ -91,7 +95,7 @@ def create(
             kept += 1
     if kept >= TOKENS_MAX:
         raise Busy(f"There are {TOKENS_MAX} tokens, the maximum; revoke unused ones, which are deleted after 30 days")
-    tx.put(SUBSPACE.key(token.id), _encode(token))
+    _store(tx, token)
     return token
 
 
@@ -134,8 +138,10 @@ def _wider(maker: Token, field: str, wanted: object, most: object) -> NotAllowed
     )
 
 
-def revoke(tx: Transaction, id: str) -> bool:
-    """Revoke a token; whether it was usable until now.
+def revoke(tx: Transaction, id: str, *, keep_children: bool = False) -> bool:
+    """Revoke a token and all that come from it; whether it was usable until now.
+
+    With `keep_children` the tokens that it created stay usable. They then count as created by its own maker.
 
     Raises:
         NotFound: no token has this id.
@@ -143,10 +149,42 @@ def revoke(tx: Transaction, id: str) -> bool:
     token = find(tx, id)
     if token is None:
         raise NotFound(f"There is no token {id}; list them to find its id")
-    if not token.usable_at(tx.now_ms):
-        return False
-    tx.put(SUBSPACE.key(id), _encode(msgspec.structs.replace(token, revoked_ms=tx.now_ms)))
-    return True
+    was_usable = token.usable_at(tx.now_ms)
+    if was_usable:
+        _end(tx, token)
+    children = _children(tx)
+    if keep_children:
+        for child in children.get(id, ()):
+            _store(tx, msgspec.structs.replace(child, maker=token.maker))
+        return was_usable
+    makers = [id]
+    while makers:
+        for child in children.get(makers.pop(), ()):
+            makers.append(child.id)
+            if child.usable_at(tx.now_ms):
+                _end(tx, child)
+    return was_usable
+
+
+def _children(tx: Transaction) -> dict[str, list[Token]]:
+    """The tokens that were created with a token, by its id."""
+    children: dict[str, list[Token]] = {}
+    for token in all_tokens(tx):
+        if token.maker:
+            children.setdefault(token.maker, []).append(token)
+    return children
+
+
+def _end(tx: Transaction, token: Token) -> None:
+    """Store the token as revoked, without its universes and verbs if they are long."""
+    revoked = msgspec.structs.replace(token, revoked_ms=tx.now_ms)
+    if len(_encode(revoked)) > _REVOKED_BYTES_MAX:
+        revoked = msgspec.structs.replace(revoked, universes=[], verbs=[])
+    _store(tx, revoked)
+
+
+def _store(tx: Transaction, token: Token) -> None:
+    tx.put(SUBSPACE.key(token.id), _encode(token))
 
 
 def find(tx: Transaction, id: str) -> Token | None:

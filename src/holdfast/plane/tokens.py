@@ -46,7 +46,7 @@ def page(tx: Transaction, request: ListTokens) -> TokenPage:
 
 @transaction
 def revoke(tx: Transaction, request: RevokeToken) -> Revoked:
-    return Revoked(tokens.revoke(tx, request.id))
+    return Revoked(tokens.revoke(tx, request.id, keep_children=request.keep_children))
 
 
 def known(tx: Transaction) -> tuple[int, list[Token]]:
@@ -70,6 +70,7 @@ def _info(token: Token) -> TokenInfo:
         token.revoked_ms,
         token.rate_per_second,
         token.body_bytes_max,
+        token.maker,
     )
 
 

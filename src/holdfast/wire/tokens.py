@@ -33,6 +33,7 @@ class TokenInfo(msgspec.Struct, frozen=True):
     revoked_ms: int | None
     rate_per_second: float | None
     body_bytes_max: int | None
+    maker: str = ""  # The id of the token that created it; empty: created without a token.
 
 
 class NewToken(msgspec.Struct, frozen=True):
@@ -92,9 +93,10 @@ class ListTokens(Request[TokenPage], frozen=True, tag="tokens.list"):
 
 
 class RevokeToken(Request[Revoked], frozen=True, tag="tokens.revoke"):
-    """Refuse this token from now on."""
+    """Refuse this token from now on, and all that come from it: those that it created, those that they created, …"""
 
     id: str
+    keep_children: bool = False  # The tokens that it created stay usable, and count as created by its own maker.
 
 
 def token_text(id: str, secret: str) -> str:

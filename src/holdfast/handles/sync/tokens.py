@@ -53,14 +53,17 @@ class Tokens:
         """At most `limit` tokens in the order of creation, starting after the id `after`."""
         return self._transport.call(ListTokens(after, limit))
 
-    def revoke(self, id: str) -> bool:
+    def revoke(self, id: str, *, keep_children: bool = False) -> bool:
         """Refuse the token from now on; whether it was usable until now. `id` may be the token itself.
+
+        The tokens that it created, and those that they created, are revoked too. With `keep_children` they stay usable,
+        and count as created by the token's own maker.
 
         Raises:
             NotFound: there is no token with that id.
         """
         whole = split_token(id)
-        return (self._transport.call(RevokeToken(id if whole is None else whole[0]))).revoked
+        return (self._transport.call(RevokeToken(id if whole is None else whole[0], keep_children))).revoked
 
 
 def _listed(words: str | Iterable[str]) -> list[str]:
