@@ -6,19 +6,114 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from holdfast import clock as holdfast_clock
+from holdfast.backends.memory import MemoryDatabase
 from holdfast.clock import IdSource, SystemClock
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidArgument, LeaseHeld
+from holdfast.layers import leases
+from holdfast.layers.leases import LeaseKey
+from holdfast.limits import CLOCK_SLEW_PPM_MAX
 from holdfast.testing.clock import START_MS, ManualClock
+
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
 
 
 def is_increasing(ids: list[uuid.UUID]) -> bool:
     return all(left < right and left.bytes < right.bytes for left, right in pairwise(ids))
 
 
+class MachineClocks:
+    """The two clocks of an operating system."""
+
+    def __init__(self) -> None:
+        self.wall_ns = START_MS * MILLISECOND
+        self.elapsed_ns = 12_345 * SECOND
+
+    def clock(self) -> SystemClock:
+        return SystemClock(wall_ns=lambda: self.wall_ns, elapsed_ns=lambda: self.elapsed_ns)
+
+    def pass_ns(self, ns: int) -> None:
+        self.wall_ns += ns
+        self.elapsed_ns += ns
+
+    def set_wall(self, by_ns: int) -> None:
+        self.wall_ns += by_ns
+
+
 def test_the_system_clock_returns_the_machine_time() -> None:
-    before = time.time_ns() // 1_000_000
-    assert before <= SystemClock().now_ms() <= time.time_ns() // 1_000_000
+    clock, other = SystemClock(), SystemClock()
+    assert abs(clock.now_ms() - time.time_ns() // 1_000_000) <= 100
+    assert clock.now_ms() <= other.now_ms() <= clock.now_ms() + 100  # All of a process agree.
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 10 * SECOND) | st.integers(0, 30 * 86_400 * SECOND),
+            st.just(0) | st.integers(-10 * SECOND, 10 * SECOND) | st.integers(-(10**18), 10**18),
+        ),
+        max_size=40,
+    )
+)
+def test_the_system_clock_never_goes_back_and_counts_the_time_that_passes(steps: list[tuple[int, int]]) -> None:
+    machine = MachineClocks()
+    clock = machine.clock()
+    before_ms = clock.now_ms()
+    assert before_ms == START_MS
+    for passed_ns, set_by_ns in steps:
+        machine.pass_ns(passed_ns)
+        machine.set_wall(set_by_ns)
+        now_ms = clock.now_ms()
+        off_ms = abs(now_ms - before_ms - passed_ns // MILLISECOND)
+        assert now_ms >= before_ms
+        assert off_ms <= min(passed_ns, SECOND) * CLOCK_SLEW_PPM_MAX // 1_000_000 // MILLISECOND + 2
+        before_ms = now_ms
+
+
+@pytest.mark.parametrize("set_by_ms", [-3_000, -5, 5, 3_000])
+def test_the_system_clock_approaches_a_wall_clock_that_was_set(
+    set_by_ms: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = MachineClocks()
+    clock = machine.clock()
+    machine.set_wall(set_by_ms * MILLISECOND)
+    differences = []
+    for _ in range(abs(set_by_ms) + 5):
+        machine.pass_ns(SECOND)
+        differences.append(machine.wall_ns // MILLISECOND - clock.now_ms())
+    assert abs(differences[0]) >= abs(set_by_ms) - 2
+    assert abs(differences[-1]) <= 1
+    assert all(abs(after) <= abs(before) + 1 for before, after in pairwise(differences))
+    logged = [record.getMessage() for record in caplog.records if record.name == "holdfast.clock"]
+    assert len(logged) == (1 if abs(set_by_ms) > 1_000 else 0)
+    assert all(f"{set_by_ms / 1_000:+.1f} s" in line and "restart the process" in line for line in logged)
+
+
+@pytest.mark.parametrize("set_by_seconds", [-86_400, -60, 60, 86_400])
+def test_leases_last_their_ttl_when_the_machine_clock_is_set(set_by_seconds: int) -> None:
+    machine = MachineClocks()
+    with MemoryDatabase(clock=machine.clock()) as database:
+        job = LeaseKey("main", "deploy")
+        database.transact(leases.acquire, job, owner="ada", ttl_ms=30_000)
+        machine.set_wall(set_by_seconds * SECOND)
+        for _ in range(29):
+            machine.pass_ns(SECOND)
+            with pytest.raises(LeaseHeld):
+                database.transact(leases.acquire, job, owner="bob", ttl_ms=30_000)
+        machine.pass_ns(2 * SECOND)
+        database.transact(leases.acquire, job, owner="bob", ttl_ms=30_000)
+
+
+def test_time_passes_while_the_machine_is_suspended() -> None:
+    machine = MachineClocks()
+    clock = machine.clock()
+    machine.pass_ns(3_600 * SECOND)  # CLOCK_BOOTTIME goes on, unlike CLOCK_MONOTONIC.
+    assert clock.now_ms() == START_MS + 3_600_000
+    assert holdfast_clock._elapsed_ns.args == (time.CLOCK_BOOTTIME,)
 
 
 def test_a_manual_clock_changes_only_when_moved(clock: ManualClock) -> None:

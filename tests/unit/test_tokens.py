@@ -28,7 +28,14 @@ from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.leases import KeepLease, LeaseProof
 from holdfast.wire.pairs import GetPair
-from holdfast.wire.permissions import TOKEN_UNIVERSES_MAX, checked_universes, checked_verbs, covers, known_verbs, universes_of
+from holdfast.wire.permissions import (
+    TOKEN_UNIVERSES_MAX,
+    checked_universes,
+    checked_verbs,
+    covers,
+    known_verbs,
+    universes_of,
+)
 from holdfast.wire.queues import AckMessages, GetQueueStats, NewMessage, PutMessages
 from holdfast.wire.requests import Request, permission_of
 from holdfast.wire.states import UpdateState

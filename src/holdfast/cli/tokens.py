@@ -80,11 +80,14 @@ def list_(after: str, limit: int) -> None:
 
 @token.command(examples=["holdfast token revoke worker", "holdfast token revoke 0198f2a7c3d94e5f8a1b2c3d4e5f6a7b"])
 @click.argument("token", metavar="NAME|ID|TOKEN")
-@click.option("--keep-children", is_flag=True, help="Keep the tokens that it created. Without this they are revoked too.")
+@click.option(
+    "--keep-children", is_flag=True, help="Keep the tokens that it created. Without this they are revoked too."
+)
 def revoke(token: str, keep_children: bool) -> None:
     """Revoke a token, given by its name, its id, or the token itself.
 
-    The tokens that it created, and those that they created, are revoked with it. If several usable tokens have the same name, nothing is revoked and their ids are shown.
+    The tokens that it created, and those that they created, are revoked with it. If several usable tokens
+    have the same name, nothing is revoked and their ids are shown.
     """
     with connect.open_plane() as plane:
         try:

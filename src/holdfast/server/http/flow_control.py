@@ -6,9 +6,9 @@ message's lease would have expired.
 """
 
 import asyncio
-import time
 from typing import Any
 
+from holdfast.clock import SystemClock
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.queues import AckMessages, ExtendMessages, MessageLease, NackMessages, Outcomes, RejectMessages
 from holdfast.wire.requests import Request
@@ -22,10 +22,11 @@ class CreditWindow:
         self._credit = credit
         self._expires_ms: dict[str, int] = {}
         self._changed = asyncio.Event()
+        self._clock = SystemClock()
 
     def available(self) -> int:
         """How many more messages may be delivered now."""
-        now_ms = time.time() * 1_000
+        now_ms = self._clock.now_ms()
         for lease_id in [each for each, expires_ms in self._expires_ms.items() if expires_ms <= now_ms]:
             self.settle(lease_id)
         return self._credit - len(self._expires_ms)
@@ -43,7 +44,7 @@ class CreditWindow:
 
     async def wait(self, seconds: float) -> None:
         """Return when a message is settled, a lease expires, or `seconds` have passed."""
-        left = min(self._expires_ms.values(), default=0) / 1_000 - time.time()
+        left = (min(self._expires_ms.values(), default=0) - self._clock.now_ms()) / 1_000
         self._changed.clear()
         try:
             async with asyncio.timeout(max(min(seconds, left), 0.01)):
