@@ -192,7 +192,7 @@ class AgentKey:
                 content = _decode_content(opened[len(_BOUND) :])
                 binding = SealBinding(content.sender, content.to, content.id, content.sealed_ms)
                 return Unsealed(content.body, content.content_type, binding)
-        except (CryptoError, msgspec.MsgspecError, ValueError, TypeError, AttributeError):
+        except (CryptoError, msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError):
             raise SealBroken("The mail is not sealed by this sender for this key; do not trust it") from None
         start = _LENGTH_BYTES + int.from_bytes(opened[:_LENGTH_BYTES], "big")
         return Unsealed(opened[start:], opened[_LENGTH_BYTES:start].decode(errors="replace"), None)

@@ -99,7 +99,7 @@ class TierPolicy:
         """
         try:
             document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidArgument(f"The tier policy is not TOML ({error}); correct it") from None
         for table in document:
             if table not in ("fields", "patterns"):

@@ -359,6 +359,18 @@ def test_a_context_without_a_url_is_rejected(hf: Hf) -> None:
     assert "--url" in hf("context", "add", "x", code=2).stderr
 
 
+def test_input_that_nests_too_deep_is_refused_or_shown_as_text(hf: Hf) -> None:
+    nested = "[" * 8_000 + "]" * 8_000
+    context_file.path().parent.mkdir(parents=True, exist_ok=True)
+    context_file.path().write_text(f"contexts = {nested}")
+    assert "contexts.toml is invalid" in hf("context", "list", code=2).stderr
+    context_file.path().unlink()
+    hf("queue", "put", "jobs", nested, "--content-type", "application/json")
+    assert parsed(hf("queue", "peek", "jobs", "--json"))[0]["payload"] == nested
+    assert "is not JSON" in hf("state", "set", "job", nested, code=2).stderr
+    hf("state", "get", "job", code=4)
+
+
 def test_an_unknown_key_in_the_contexts_file_is_named_in_the_error(hf: Hf) -> None:
     context_file.path().parent.mkdir(parents=True)
     context_file.path().write_text('[contexts.x]\nurl = "http://x"\ntokn = "y"\n')
@@ -838,6 +850,7 @@ def test_a_world_is_created_written_read_and_deleted(hf: Hf) -> None:
     hf("world", "inbox", "put", "ada", "--item", '{"type": "timer_fired", "timer_id": "t-1"}')
     hf("world", "inbox", "put", "ada", "--control", "stop")
     hf("world", "inbox", "put", "ada", code=2)
+    hf("world", "inbox", "put", "ada", "--item", f'{{"type": "timer_fired", "x": {"[" * 10_000}', code=2)
     assert len(parsed(hf("world", "inbox", "read", "ada", "--json"))) == 3
     assert parsed(hf("world", "drain", "ada", "--json"))["heights"] == [4, 5, 6]
     assert parsed(hf("world", "inbox", "read", "ada", "--json")) == []

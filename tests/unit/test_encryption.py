@@ -2,21 +2,22 @@
 
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec.structs import replace
 
 import holdfast
 from holdfast import AgentKey, Plane
-from holdfast.encryption import SEALED
+from holdfast.encryption import _BOUND, _PREFIX, SEALED
 from holdfast.errors import InvalidArgument, SealBroken, Unreachable
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.wire.agents import GetAgent
-from holdfast.wire.mail import Mails, ReadMail
+from holdfast.wire.mail import Envelope, Mails, ReadMail
 
 
 @pytest.fixture
@@ -260,6 +261,88 @@ def test_a_sealed_mail_is_valid_under_its_own_id_only(plane: Plane, boxes: Any) 
     first, *replayed = theirs.read()
     assert (first.sealed_by, first.seal_error) == ("ada@main", None)
     assert [("as mail first" in str(mail.seal_error), mail.sealed_by) for mail in replayed] == [(True, None)] * 3
+
+
+ATTACKS: dict[str, Callable[[Envelope], Envelope]] = {
+    "another sender, registered with the key of ada": lambda mail: replace(mail, sender="eve@main"),
+    "another id": lambda mail: replace(mail, id="second"),
+    "truncated": lambda mail: replace(mail, body=mail.body[:-1]),
+    "only its prefix": lambda mail: replace(mail, body=mail.body[:8]),
+    "empty": lambda mail: replace(mail, body=b""),
+    "extended": lambda mail: replace(mail, body=mail.body + b"x"),
+    "nonce changed": lambda mail: replace(mail, body=mail.body[:8] + bytes(24) + mail.body[32:]),
+    "prefix twice": lambda mail: replace(mail, body=mail.body[:8] + mail.body),
+    "presented as plain": lambda mail: replace(mail, content_type="text/plain"),
+}
+
+
+def deliver(monkeypatch: pytest.MonkeyPatch, change: Callable[[Envelope], Envelope]) -> None:
+    """Let the server change every mail that is read."""
+    call = EmbeddedTransport.call
+
+    def changed(transport: EmbeddedTransport, request: Any, *args: Any) -> Any:
+        answer = call(transport, request, *args)
+        if isinstance(answer, Mails):
+            return replace(answer, mails=[change(mail) for mail in answer.mails])
+        return answer
+
+    monkeypatch.setattr(EmbeddedTransport, "call", changed)
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_a_mail_that_a_server_has_changed_is_not_taken_for_sealed(
+    plane: Plane,
+    bob: AgentKey,
+    boxes: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    attack: Callable[[Envelope], Envelope],
+) -> None:
+    ours, theirs = boxes
+    plane.agents.register("eve", public_key=ours._key.public_key)
+    ours.send("bob", b"pay 10", content_type="text/plain", seal=True, id="first")
+    deliver(monkeypatch, attack)
+    for mailbox in (theirs, plane.mailbox("bob", key=bob, require_sealed=True)):
+        [mail] = mailbox.read()
+        assert (mail.sealed_by, mail.seal_format, mail.sealed_ms) == (None, 0, None)
+        assert mail.body != b"pay 10"
+        assert mail.seal_error is not None or (mailbox is theirs and mail.content_type == "text/plain")
+
+
+def test_a_sealed_mail_is_valid_for_its_recipient_only(plane: Plane, bob: AgentKey, boxes: Any) -> None:
+    """Also if another agent has the same key."""
+    ours, _ = boxes
+    ours.send("bob", b"pay 10", seal=True, id="first")
+    [stored] = plane.mailbox("bob").read()
+    plane.mailbox("ada").send("carol", stored.body, content_type=SEALED, id="first")
+    [mail] = plane.mailbox("carol", key=bob).read()
+    assert (mail.sealed_by, "for bob@main" in str(mail.seal_error)) == (None, True)
+
+
+def test_times_and_content_type_of_the_envelope_do_not_change_the_sealed_ones(
+    boxes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = boxes
+    ours.send("bob", b"pay 10", content_type="text/plain", seal=True)
+    [before] = theirs.read()
+    deliver(monkeypatch, lambda mail: replace(mail, sent_ms=1, expires_ms=2**62, sequence=7))
+    [mail] = theirs.read()
+    assert mail.sealed_ms == before.sealed_ms
+    assert (mail.body, mail.content_type, mail.sealed_by) == (b"pay 10", "text/plain", "ada@main")
+
+
+def test_a_sealed_content_that_nests_too_deep_is_delivered_with_the_reason(
+    plane: Plane, ada: AgentKey, bob: AgentKey, boxes: Any
+) -> None:
+    """A sender has full control of what it seals: one mail must not keep the others from being read."""
+    ours, theirs = boxes
+    fields = msgspec.msgpack.encode(["ada@main", "bob@main", "x", 1, "text/plain", b""])
+    nested = b"\x97" + fields[1:] + b"\x91" * 10_000 + b"\xc0"
+    box = ada._box(bob.public_key)
+    plane.mailbox("ada").send("bob", _PREFIX + bytes(box.encrypt(_BOUND + nested)), content_type=SEALED, id="x")
+    ours.send("bob", b"fine", seal=True)
+    bad, fine = theirs.read()
+    assert "not sealed by this sender" in str(bad.seal_error)
+    assert fine.body == b"fine"
 
 
 def test_mail_of_the_old_format_is_read_and_reported(plane: Plane, ada: AgentKey, bob: AgentKey, boxes: Any) -> None:

@@ -110,6 +110,7 @@ def test_a_toml_document_overrides_the_defaults() -> None:
         ('[fields]\nstatus = "critical"', r"kind\.field"),
         ('[patterns]\n"x_*" = ""', "x_"),
         ("[fields", "not TOML"),
+        (f"fields = {'[' * 10_000}", "not TOML"),
     ],
 )
 def test_an_invalid_tier_policy_is_refused_with_a_hint(document: str, says: str) -> None:

@@ -53,6 +53,22 @@ Bench = _shared["Bench"]
 # Putting and receiving.
 
 
+@pytest.mark.parametrize("payload", [b"", b"{", b"\xff", b"[" * 8_000 + b"]" * 8_000])
+def test_a_payload_that_cannot_be_read_as_json_is_a_typed_error(jobs: Queue, payload: bytes) -> None:
+    jobs.put(payload)
+    with received(jobs) as message, pytest.raises(InvalidValue, match="is not JSON"):
+        message.json()
+
+
+def test_a_body_that_nests_too_deep_is_refused_and_nothing_is_put(jobs: Queue) -> None:
+    body: list[Any] = []
+    for _ in range(100_000):
+        body = [body]
+    with pytest.raises(InvalidValue, match="cannot be JSON"):
+        jobs.put(body)
+    assert jobs.stats().put_total == 0
+
+
 @pytest.mark.parametrize("body", [{"n": 1, "text": "ü"}, [1, 2.5, None], "text", 5, None, True])
 def test_a_body_is_json_unless_it_is_bytes(jobs: Queue, body: Any) -> None:
     jobs.put(body)

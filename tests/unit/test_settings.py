@@ -87,6 +87,8 @@ def test_flags_may_have_dashes() -> None:
         ({"tls_client_ca": "a"}, {}, "", ["tls_cert"]),
         ({"host": ""}, {}, "", ["host is empty"]),
         ({}, {}, "port =", ["not valid TOML"]),
+        ({}, {}, f"port = {'[' * 10_000}", ["not valid TOML"]),
+        ({}, {}, f"[{'a.' * 10_000}a]", ["not valid TOML"]),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -92,7 +92,7 @@ def load() -> Contexts:
         return Contexts()
     except OSError as error:
         raise PathUnusable(f"Cannot read {path()} ({error.strerror}); make it readable, or remove it") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.MsgspecError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.MsgspecError, RecursionError) as error:
         raise InvalidArgument(
             f"{path()} is invalid ({error}); a context has these fields: {', '.join(FIELDS)}"
         ) from error

@@ -92,7 +92,7 @@ def payload(data: bytes | None, content_type: str = "") -> dict[str, Any]:
     if content_type.startswith("application/json"):
         try:
             return {"payload": msgspec.json.decode(data)}
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             pass
     try:
         return {"payload": data.decode()}

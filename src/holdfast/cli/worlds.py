@@ -307,7 +307,7 @@ def _item(
         try:
             found: InboxItem = msgspec.json.decode(item, type=InboxItem)
             return found
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise InvalidValue(f"Invalid item ({error}); it must be JSON with a type, and bytes as base64") from None
     data = b""
     if payload is not None or file is not None:

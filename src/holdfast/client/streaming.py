@@ -358,6 +358,6 @@ def error_in(server: Server, status: int, data: bytes) -> HoldfastError:
     for decode in (msgspec.json.decode, msgspec.msgpack.decode):
         try:
             return error_of(decode(data, type=Problem))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
     return Unreachable(f"The server answered {data[:80]!r}, which is not a Holdfast response; check the URL")

@@ -15,6 +15,7 @@ from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
 from holdfast.wire.blobs import GetBlob, OpenBlob
 from holdfast.wire.canonical import canonical
+from holdfast.wire.json_values import decode_json
 from holdfast.wire.queues import (
     AckMessages,
     Delivery,
@@ -79,13 +80,17 @@ class AsyncMessage:
         return self.delivery.payload
 
     def json(self) -> Any:
-        """The payload, from JSON."""
+        """The payload, from JSON.
+
+        Raises:
+            InvalidValue: it is not JSON, or nested too deep.
+        """
         self._check_received_here()
         if self.delivery.payload is None:
             raise rebuild(
                 "invalid_argument", "The payload is too large to come with the delivery; call read() or open()"
             )
-        return msgspec.json.decode(self.delivery.payload)
+        return decode_json(self.delivery.payload)
 
     @property
     def attempts(self) -> int:

@@ -178,12 +178,12 @@ def _from_file(file: str | os.PathLike[str] | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        document = tomllib.loads(Path(file).read_text())
+        given = _flatten(tomllib.loads(Path(file).read_text()), "")
     except (OSError, UnicodeDecodeError) as error:
         raise PathUnusable(f"The settings file {file} cannot be read ({error}); name a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidArgument(f"{file} is not valid TOML ({error}); correct it") from None
-    return {key: _convert(key, value, f"{file}", strict=True) for key, value in _flatten(document, "").items()}
+    return {key: _convert(key, value, f"{file}", strict=True) for key, value in given.items()}
 
 
 def _flatten(table: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.errors import InvalidValue
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 _SCALARS = (str, int, type(None))
 
 
@@ -30,6 +31,19 @@ def encode_json(value: Any) -> bytes:
             f"This value cannot be JSON ({error}); use bytes, text, finite numbers, lists and maps"
         ) from error
     return encoded
+
+
+def decode_json(data: bytes | str) -> Any:
+    """The value of JSON that another program has written.
+
+    Raises:
+        InvalidValue: it is not JSON, or nested too deep to be read.
+    """
+    try:
+        return _decode(data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        shown = data[:60] if isinstance(data, str) else bytes(data[:60]).decode(errors="replace")
+        raise InvalidValue(f"{shown!r} is not JSON ({error}); read it as bytes") from None
 
 
 def non_finite_text(number: float) -> str:

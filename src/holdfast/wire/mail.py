@@ -8,6 +8,7 @@ from holdfast.errors import SealBroken
 from holdfast.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
+from holdfast.wire.json_values import decode_json
 from holdfast.wire.requests import Committed, Operation, Request, Route
 
 BYTES = "application/octet-stream"
@@ -58,10 +59,11 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
 
         Raises:
             SealBroken: the mail has a `seal_error`.
+            InvalidValue: the body is not JSON, or nested too deep.
         """
         if self.seal_error is not None:
             raise SealBroken(self.seal_error)
-        return msgspec.json.decode(self.body)
+        return decode_json(self.body)
 
 
 class SentMail(msgspec.Struct, frozen=True, omit_defaults=True):
