@@ -246,6 +246,7 @@ INGRESS_BATCH_MAX: Final = 256  # Pushes of one commit.
 INGRESS_BATCH_BYTES_MAX: Final = 2_097_152  # And the total size of their bodies: half of what one batch may write.
 INGRESS_FLUSH_SECONDS: Final = 0.2  # How long the first push of a batch waits for others.
 INGRESS_STORE_SECONDS: Final = 2.0  # A batch that is not committed by then fails.
+INGRESS_EXIT_SECONDS: Final = 10.0  # How long the end of a program waits for an event loop that still runs.
 INGRESS_LAG_SECONDS: Final = 1.0  # A writer that lags more logs a warning.
 INGRESS_LOG_SECONDS: Final = 1.0  # How often the same warning is logged while it lasts.
 INGRESS_FULL_SECONDS: Final = 1.0  # How long a full mailbox is assumed to still be full.

@@ -10,16 +10,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import holdfast
-from holdfast import limits
+from holdfast import AsyncPlane, limits
 from holdfast.errors import Closed, DirectoryInUse, DiskFull, InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch
 from holdfast.kv import Database, Transaction
 from holdfast.plane import open as opening
+from holdfast.plane.embedded import AsyncEmbeddedTransport
+from holdfast.plane.ingress import push
 from holdfast.testing.clock import ManualClock
+from holdfast.wire.ingress import NewPush
 
 
 @pytest.mark.parametrize(
@@ -362,6 +365,8 @@ def test_too_few_open_files_are_a_typed_error(tmp_path: Path, files: int) -> Non
     assert "open files" in child.stdout or (files > 9 and not child.stdout)
 
 
+RUNS = int(os.environ.get("HOLDFAST_EXIT_RUNS", "2"))  # Of each program that ends without close.
+
 LEFT_OPEN = """
 import asyncio, os, sys
 import holdfast
@@ -400,6 +405,78 @@ def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path, kind: s
         assert steps == ([1, 2] if kind == "forked" else [1]) * 3
         events = plane.activity.read(kind="queues").records
         assert len(events) == 3
+
+
+PUSHING = """
+import asyncio, sys, threading, time
+import holdfast
+from holdfast.plane.ingress import push
+from holdfast.wire.ingress import NewPush
+
+url, ending, start = f"dir:{sys.argv[1]}", sys.argv[2], int(sys.argv[3])
+accepted = []
+
+async def use(forever):
+    plane = await holdfast.open_async(url)  # Not kept: nothing but the ingress refers to it in the end.
+    number = start
+    while forever or number < start + 30:
+        new = NewPush(topic="t", content_type="text/plain", payload_base64="eA", idempotency_key=str(number))
+        try:
+            await push(plane._transport, f"eve{number}", f"ada{start}", new, universe="main")
+            await plane.activity.log("ada", {"n": number})
+        except holdfast.errors.Closed:
+            return
+        accepted.append(number)
+        print(number, flush=True)
+        number += 1
+        if forever:
+            await asyncio.sleep(0.001)
+    if ending == "raises":
+        raise ValueError("the program ends")
+    if ending == "exits":
+        sys.exit(3)
+
+if ending == "daemon":
+    threading.Thread(target=lambda: asyncio.run(use(True)), daemon=True).start()
+    while len(accepted) < 30:
+        time.sleep(0.005)
+else:
+    asyncio.run(use(False))
+"""
+
+
+@pytest.mark.parametrize(("ending", "code"), [("returns", 0), ("raises", 1), ("exits", 3), ("daemon", 0)])
+def test_what_an_open_plane_has_accepted_is_stored_however_its_program_ends(
+    tmp_path: Path, ending: str, code: int
+) -> None:
+    accepted: dict[int, list[int]] = {}
+    for start in range(0, RUNS * 100_000, 100_000):
+        command = [sys.executable, "-c", PUSHING, str(tmp_path), ending, str(start)]
+        child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert child.returncode == code, child.stderr
+        assert child.stderr.rstrip().endswith("ValueError: the program ends" if ending == "raises" else ""), child.stderr
+        accepted[start] = [*map(int, child.stdout.split())]
+        assert len(accepted[start]) >= 30
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        logged = [json.loads(each.record)["n"] for each in plane.activity.read(session="ada", limit=10_000).records]
+        assert len(set(logged)) == len(logged)
+        assert {number for numbers in accepted.values() for number in numbers} <= set(logged)
+        for start, numbers in accepted.items():
+            count = plane.mailbox(f"ada{start}").count()
+            assert len(numbers) <= count <= len(numbers) + 1, "a daemon thread may end before it prints the last one"
+
+
+def test_pushes_are_stored_by_a_close_on_another_event_loop(tmp_path: Path) -> None:
+    async def use() -> AsyncPlane:
+        plane = await holdfast.open_async(f"dir:{tmp_path}")
+        new = NewPush(topic="t", content_type="text/plain", payload_base64="eA", idempotency_key="1")
+        await push(cast(AsyncEmbeddedTransport, plane._transport), "eve", "ada", new, universe="main")
+        return plane
+
+    plane = asyncio.run(use())
+    asyncio.run(plane.close())
+    with holdfast.open(f"dir:{tmp_path}") as reopened:
+        assert reopened.mailbox("ada").count() == 1
 
 
 def test_a_nearly_full_disk_refuses_new_data_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

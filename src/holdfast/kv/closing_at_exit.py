@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from typing import Final, Protocol
 
 _log = logging.getLogger("holdfast.closing")
@@ -26,12 +27,24 @@ class Closable(Protocol):
 
 
 _open: Final["weakref.WeakValueDictionary[int, Closable]"] = weakref.WeakValueDictionary()  # By order of opening.
+_kept: Final[dict[int, Closable]] = {}  # Those that must be closed even if the program has dropped them.
 _numbers: Final = itertools.count()
 
 
 def close_at_exit(resource: Closable) -> None:
     """Close `resource` when the program ends, if it is still open then."""
     _open[next(_numbers)] = resource
+
+
+def keep_until_exit(resource: Closable) -> Callable[[], None]:
+    """As `close_at_exit`, also if nothing else refers to it any more. Call the returned function once it is closed."""
+    number = next(_numbers)
+    _open[number] = _kept[number] = resource
+
+    def forget() -> None:
+        _kept.pop(number, None)
+
+    return forget
 
 
 @atexit.register
@@ -46,4 +59,9 @@ def _close_all() -> None:
             _log.warning("closing at the end of the program failed: %s", error)
 
 
-os.register_at_fork(after_in_child=_open.clear)
+def _forget_all() -> None:
+    _open.clear()
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -12,6 +12,7 @@ counted too.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from holdfast import limits
@@ -139,6 +140,15 @@ class IngressBuffer(Generic[Item]):
             self._changed.clear()
             await self._changed.wait()
         return self._pop_batch()
+
+    def take_all(self) -> list[Item]:
+        """Remove and return all queued items, after the event loop has ended."""
+        self._closed = True
+        taken: list[Item] = []
+        with suppress(IndexError):
+            while True:
+                taken.append(self._items.popleft())
+        return taken
 
     def close(self) -> None:
         """Accept nothing more, and make the queued items due."""

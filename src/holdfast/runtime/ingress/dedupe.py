@@ -100,6 +100,11 @@ class Dedupe:
         reservation.advance(Stage.STORED)
         self.has_unsaved = True
 
+    def mark_stored(self, reservation: Reservation) -> None:
+        """As `settle`, after the event loop has ended: nothing waits any more."""
+        reservation.stage = Stage.STORED
+        self.has_unsaved = True
+
     def release(self, reservation: Reservation, error: HoldfastError) -> None:
         """Record that a push is lost: remove its key, so that a retry is accepted, and raise `error` in its waiters."""
         if self._known.get(reservation.key) is reservation:  # A newer push may have replaced it.

@@ -5,7 +5,8 @@
                 ▼              ▼              ▼                                          ▼
             rejected       duplicate        Busy                         rejected or lost: the key is released
 
-`accepted` is a BEST_EFFORT promise: pushes in memory are lost when the process dies. A push with `durability="synced"`
+`accepted` is a BEST_EFFORT promise: pushes in memory are lost when the process is killed. A program that ends by itself
+stores them, also without `close` (`close_at_exit`). A push with `durability="synced"`
 waits for the commit, and gets its outcome.
 
 The id of a mail is derived from the dedupe key of its push. So a repeated push is stored once while its mail is
@@ -17,6 +18,7 @@ Everything here runs on one event loop, except commits (`writer.py`).
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from contextlib import suppress
 
 from holdfast import limits
@@ -33,6 +35,7 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.kv import Database
+from holdfast.kv.closing_at_exit import keep_until_exit
 from holdfast.layers import agents
 from holdfast.layers.mailboxes import Address
 from holdfast.runtime.blobs import AsyncBlobStore
@@ -96,6 +99,7 @@ class Ingress:
         self._starting: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
+        self._forget: Callable[[], None] = _nothing_kept
 
     @property
     def depth(self) -> int:
@@ -133,6 +137,7 @@ class Ingress:
             raise InvalidArgument("Another event loop already pushes through this plane; open one plane per event loop")
         if self._starting is None:
             self._loop, self._starting = loop, loop.create_task(self._start())
+            self._forget = keep_until_exit(self)
         await asyncio.shield(self._starting)
 
     async def push(self, sender: Address, to: Address, new: NewPush) -> Pushed:
@@ -172,6 +177,19 @@ class Ingress:
             if self.dedupe.has_unsaved:
                 await self._writer.save()
         self._writer.close()
+        if self._loop is not asyncio.get_running_loop():
+            await asyncio.to_thread(self._writer.store_rest)
+        self._forget()
+
+    def close_at_exit(self) -> None:
+        """Store what was accepted, if the program ends without `close`, or ended its event loop before."""
+        loop = self._loop
+        if loop is not None and loop.is_running():  # In a daemon thread.
+            closing = asyncio.run_coroutine_threadsafe(self.close(), loop)
+            with suppress(TimeoutError, CancelledError):
+                closing.result(limits.INGRESS_EXIT_SECONDS)
+        self._closed = True
+        self._writer.store_rest()
 
     async def _start(self) -> None:
         await self._writer.load()
@@ -327,6 +345,10 @@ class Ingress:
             return False
         self._logged_ms[kind] = now_ms
         return True
+
+
+def _nothing_kept() -> None:
+    """Used until the ingress has started."""
 
 
 def _push_result(reservation: Reservation, *, deduped: bool) -> Pushed:

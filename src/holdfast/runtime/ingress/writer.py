@@ -37,6 +37,7 @@ _log = logging.getLogger("holdfast.ingress")
 OnFlush = Callable[[int, float], None]  # The number of pushes in a batch, and the duration of its commit in seconds.
 
 _DEDUPE: Final = ("dedupe",)
+_REST_BATCH: Final = limits.INGRESS_BATCH_BYTES_MAX // limits.MAIL_BYTES_MAX  # Pushes that fit one commit, of any size.
 
 
 class PushWriter:
@@ -62,6 +63,7 @@ class PushWriter:
         self._tallies = counters
         self.on_flush: OnFlush = _ignore_flush
         self._full: dict[Address, int] = {}  # Mailboxes that were full recently, and when.
+        self._unsettled: dict[int, QueuedPush] = {}  # Of the current batch, by identity: not committed, not refused.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-ingress")
 
     async def write(self) -> None:
@@ -80,6 +82,7 @@ class PushWriter:
         if not batch:
             return False
         # Pushes to other inboxes do not wait for a locked one, and are not lost with it.
+        self._unsettled |= {id(each): each for each in batch}
         locked = {to for to in {each.to for each in batch} if self._locks.line_length(("inbox", str(to)))}
         for part in ([each for each in batch if each.to not in locked], [each for each in batch if each.to in locked]):
             if part:
@@ -94,7 +97,32 @@ class PushWriter:
         except Exception as error:
             abandoned.set()
             self._drop_batch([each for each in batch if each.reservation.stage < Stage.STORED], error)
+        self._forget(batch)
         self.on_flush(len(batch), time.perf_counter() - started)
+
+    def _forget(self, batch: list[QueuedPush]) -> None:
+        for each in batch:
+            self._unsettled.pop(id(each), None)
+
+    def store_rest(self) -> None:
+        """Store what is left when the event loop has ended, and with it the tasks of the ingress."""
+        rest = [*self._unsettled.values(), *self._buffer.take_all()]
+        self._unsettled.clear()
+        for start in range(0, len(rest), _REST_BATCH):
+            batch = rest[start : start + _REST_BATCH]
+            try:
+                outcomes = self._store(batch, threading.Event())
+            except Exception as error:
+                _log.error("%s pushes that were accepted are lost: %s", len(batch), short_reason(error))
+                continue
+            for each, outcome in zip(batch, outcomes, strict=True):
+                if not isinstance(outcome, Exception):
+                    self._keys.mark_stored(each.reservation)
+        if self._keys.has_unsaved:
+            try:
+                self._save(self._keys.stored())
+            except Exception as error:
+                _log.warning("the dedupe keys of pushes could not be saved: %s", short_reason(error))
 
     async def load(self) -> None:
         """Load the saved dedupe keys; a failure is logged."""
@@ -132,6 +160,7 @@ class PushWriter:
         paths += {("outbox", str(each.sender)) for each in batch}  # Receipts are written there.
         with self._locks.acquire_all(paths, timeout_seconds=limits.INGRESS_STORE_SECONDS):
             outcomes, events = self._database.transact(_send_all, batch, abandoned)
+        self._forget(batch)
         self._publish(events)
         return outcomes
 
@@ -189,7 +218,10 @@ class PushWriter:
         Raises:
             TimeoutError: it took too long. If it has started, it continues in the background.
         """
-        submitted = self._thread.submit(work, *args)
+        try:
+            submitted = self._thread.submit(work, *args)
+        except RuntimeError:  # The program ends: no thread takes work any more, but a daemon thread may run this loop.
+            return work(*args)
         done, timed_out = asyncio.wrap_future(submitted), asyncio.get_running_loop().create_future()
         stop = call_after(self._clock, limits.INGRESS_STORE_SECONDS, lambda: wake(timed_out))
         try:
