@@ -219,6 +219,110 @@ def test_a_nearly_full_disk_can_be_drained(small_disk: Path) -> None:
         assert queue.stats().ready == 0
 
 
+def metric(server: Any, name: str) -> float:
+    lines = server.get("/metrics")[2].decode().splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name} "))
+
+
+def fill(path: Path, *, leave_bytes: int) -> None:
+    """Write a file that leaves this much of its file system free."""
+    status = os.statvfs(path.parent)
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(status.f_bavail * status.f_frsize - leave_bytes, 1))
+
+
+def post(server: Any, path: str, **body: Any) -> Any:
+    status, _, answer = server.get(path, body=json.dumps(body).encode())
+    assert status < 300, answer
+    return json.loads(answer)
+
+
+def stored_numbers(server: Any) -> set[int]:
+    with server.plane() as plane:
+        numbers: set[int] = set()
+        while messages := plane.queue("jobs").receive_many(100):
+            numbers |= {message.json()["n"] for message in messages}
+        return numbers
+
+
+@pytest.mark.parametrize("small_disk", [128], indirect=True)
+def test_a_server_in_its_reserve_can_be_drained_and_accepts_data_again(small_disk: Path, tmp_path: Path) -> None:
+    server = Server(tmp_path, data=f"dir:{small_disk / 'data'}")
+    ballast = small_disk / "ballast"
+    try:
+        reserve = metric(server, "holdfast_disk_reserve_bytes")
+        assert reserve == 32 << 20, "a quarter of the disk"
+        fill(ballast, leave_bytes=(32 << 20) + 1_000_000)
+        accepted = 0
+        while (answer := put_http(server, accepted))[0] < 300:
+            accepted += 1
+        assert accepted > 0
+        assert (answer[0], json.loads(answer[1])["code"]) == (503, "disk_full")
+        assert metric(server, "holdfast_disk_low") == 1
+        assert 0 < metric(server, "holdfast_disk_free_bytes") < reserve
+        assert server.logged('"level":"error"', "is nearly full", "new data is refused")
+        assert server.get("/readyz")[0] == 200, "it can serve everything but new data"
+        assert metric(server, "holdfast_database_failed") == 0
+
+        with server.plane() as plane:
+            assert plane.queue("jobs").stats().ready == accepted
+            assert len(plane.queue("jobs").peek(10)) == min(accepted, 10)
+        taken = post(server, "/v1/queue/dequeue", queue="jobs", owner="ada")["messages"][0]
+        lease = {"message_id": taken["message_id"], "lease_id": taken["lease_id"]}
+        assert post(server, "/v1/queue/ack", queue="jobs", messages=[lease])["messages"][0]["settled"] is True
+        with server.plane() as plane:
+            assert plane.queue("jobs").purge() == accepted - 1
+
+        ballast.unlink()
+        until(lambda: metric(server, "holdfast_disk_low") == 0)
+        assert server.logged("has space again")
+        assert put_http(server, 1)[0] < 300
+        assert metric(server, "holdfast_database_failures_total") == 0
+    finally:
+        code = server.stop()
+        server.kill()
+    assert code == 0
+
+
+@pytest.mark.parametrize("on_failure", ["reopen", "exit"])
+def test_a_server_on_a_full_disk_keeps_what_it_has_acknowledged(
+    small_disk: Path, tmp_path: Path, on_failure: str
+) -> None:
+    flags = {"data": f"dir:{small_disk / 'data'}", "disk_reserve_bytes": 0, "on_database_failure": on_failure}
+    server = Server(tmp_path, drain_seconds=0.1, **flags)
+    ballast = small_disk / "ballast"
+    acknowledged = set()
+    try:
+        for number in range(5):
+            assert put_http(server, number)[0] < 300
+            acknowledged.add(number)
+        fill(ballast, leave_bytes=100_000)
+        number = 5
+        while (answer := put_http(server, number))[0] < 300:
+            acknowledged.add(number)
+            number += 1
+        assert json.loads(answer[1])["code"] in ("disk_full", "commit_unknown")
+        assert server.logged('"level":"error"', "the key space has failed")
+        if on_failure == "exit":
+            assert server.process.wait(60) == 12
+            server.kill()
+            ballast.unlink()
+            server = Server(tmp_path, **flags)
+        else:
+            assert server.get("/readyz")[0] == 503
+            until(lambda: metric(server, "holdfast_database_failed") == 1)
+            ballast.unlink()
+            until(lambda: server.get("/readyz")[0] == 200)
+            assert metric(server, "holdfast_database_failures_total") == 1
+        assert put_http(server, number + 1)[0] < 300
+        # The put that got an error may have been stored.
+        assert acknowledged | {number + 1} <= stored_numbers(server) <= acknowledged | {number, number + 1}
+    finally:
+        code = server.stop()
+        server.kill()
+    assert code == 0
+
+
 def test_a_commit_from_before_a_failure_is_not_reported_as_durable_after_it(tmp_path: Path) -> None:
     """A caller may commit, lose the processor, and wait for its sync only after another thread has reopened."""
 

@@ -454,7 +454,9 @@ def test_what_an_open_plane_has_accepted_is_stored_however_its_program_ends(
         command = [sys.executable, "-c", PUSHING, str(tmp_path), ending, str(start)]
         child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert child.returncode == code, child.stderr
-        assert child.stderr.rstrip().endswith("ValueError: the program ends" if ending == "raises" else ""), child.stderr
+        assert child.stderr.rstrip().endswith("ValueError: the program ends" if ending == "raises" else ""), (
+            child.stderr
+        )
         accepted[start] = [*map(int, child.stdout.split())]
         assert len(accepted[start]) >= 30
     with holdfast.open(f"dir:{tmp_path}") as plane:
@@ -470,7 +472,7 @@ def test_pushes_are_stored_by_a_close_on_another_event_loop(tmp_path: Path) -> N
     async def use() -> AsyncPlane:
         plane = await holdfast.open_async(f"dir:{tmp_path}")
         new = NewPush(topic="t", content_type="text/plain", payload_base64="eA", idempotency_key="1")
-        await push(cast(AsyncEmbeddedTransport, plane._transport), "eve", "ada", new, universe="main")
+        await push(cast("AsyncEmbeddedTransport", plane._transport), "eve", "ada", new, universe="main")
         return plane
 
     plane = asyncio.run(use())
