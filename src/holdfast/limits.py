@@ -58,6 +58,7 @@ BLOB_UPLOAD_SECONDS_MAX: Final = 86_400  # A slower upload is refused: its body 
 BLOB_ABANDONED_SECONDS: Final = 604_800  # A body without a record is then deleted; far above the slowest upload.
 GC_GRACE_SECONDS: Final = 86_400.0  # How long an unreferenced blob is kept, and its body after its record.
 GC_GRACE_SECONDS_MAX: Final = 31_536_000  # A year.
+GC_BATCH: Final = 200  # Blobs that one transaction of a collection marks or deletes.
 GC_EVERY_SECONDS: Final = 3_600.0  # How often blobs are deleted, where any are due.
 BLOB_SPOOL_BYTES: Final = 8_388_608  # A stream is hashed in memory up to this size, then spooled to disk.
 BLOB_PART_BYTES: Final = 1_048_576  # Bodies are read, hashed and written in parts of at most this size.

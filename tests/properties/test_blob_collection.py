@@ -1,18 +1,27 @@
-"""Puts, names, crashes and collections in any order: no named blob is deleted, and every other one is in the end."""
+"""Puts, names, crashes and collections in any order: no named blob is deleted, and every other one is in the end.
+
+Two nodes share the key space: on PostgreSQL two connections, elsewhere one database. What happens between the steps of a
+collection or of a put happens at the other node.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count, repeat
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
-from holdfast.errors import BlobNotFound
-from holdfast.kv import Database
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import BlobNotFound, SnapshotExists
+from holdfast.kv import Database, Subspace
 from holdfast.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
 from holdfast.layers.queues import QueueKey
 from holdfast.layers.worlds import World, WorldState
@@ -26,7 +35,10 @@ from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import MessageLease, NewMessage
 
 U = "main"
+OTHER = "other"  # A universe that has the same blobs, and names none.
 JOBS = QueueKey(U, "jobs")
+TIMED = QueueKey(U, "timed")  # Messages of schedules.
+DEAD = QueueKey(U, "jobs.dlq")
 GRACE_MS = 600_000
 TOUCH_MS = BLOB_TOUCH_SECONDS * 1_000
 
@@ -39,20 +51,29 @@ LARGE = {1, 3}  # In the object store.
 NAMED_BY = {2: {1}, 3: {0}}  # By the content of each.
 
 contents = st.integers(0, len(CONTENTS) - 1)
-places = st.sampled_from(("message", "state", "inbox", "journal", "snapshot"))
-fail_at = st.none() | st.integers(0, 24)
+places = st.sampled_from(("message", "schedule", "state", "pair", "inbox", "journal", "snapshot"))
+checked_places = st.sampled_from(("message", "schedule", "inbox"))  # Refuse a blob that is not stored.
+fail_at = st.none() | st.integers(0, 40)
+steps = st.integers(0, 30)
 
 
 class BlobCollection(RuleBasedStateMachine):
     """The model: which data names which content, and which contents are pinned."""
 
+    openers: Iterator[Callable[..., Database]] = repeat(MemoryDatabase)
+    has_two_nodes = False
+
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.database: Database = MemoryDatabase(clock=self.clock)
+        opener = next(self.openers)
+        self.database = opener(clock=self.clock)
+        self.other_node = opener(clock=self.clock) if self.has_two_nodes else self.database
+        self.database.transact(lambda tx: tx.delete_range(b"\x00", b"\xff"))
         self.objects = open_objects("memory:")
         self.worlds = 0
         self.forks = 0
+        self.named = 0
         self.names: dict[tuple[str, Any], int] = {}  # Where a content is named.
         self.pinned: set[int] = set()
         self.world = World(U, "w0")
@@ -70,9 +91,13 @@ class BlobCollection(RuleBasedStateMachine):
     def only_put(self, content: int, pinned: bool, fail: int | None) -> None:
         self.put(content, pinned, fail)
 
-    @rule(content=contents, place=st.sampled_from(("message", "inbox")))
+    @rule(content=contents)
+    def put_in_another_universe(self, content: int) -> None:
+        BlobStore(self.database, self.objects).put(OTHER, CONTENTS[content], pinned=False)
+
+    @rule(content=contents, place=checked_places)
     def name_what_may_be_deleted(self, content: int, place: str) -> None:
-        """A message or an inbox item never names a blob that is not stored."""
+        """A message, a schedule or an inbox item never names a blob that is not stored."""
         try:
             self.name(content, place)
         except BlobNotFound:
@@ -87,15 +112,67 @@ class BlobCollection(RuleBasedStateMachine):
             if place in ("journal", "snapshot") and key[0] == self.world.name:
                 self.names[place, (target.name, key[1])] = content
 
+    @rule()
+    def compact_the_world(self) -> None:
+        """Move the journal into segments."""
+        store, head = self.world_store(), self.database.read(journals.head, self.world)
+        if head:
+            draft = snapshots.SnapshotRecord("", head, snapshots.NOW, None, None)
+            store.snapshot(self.world, b"state %d" % head, draft, promote=True)
+            store.compact(self.world, entries=1, margin=0)
+
+    @rule(minutes=st.integers(1, 3))
+    def fire_the_schedules(self, minutes: int) -> None:
+        """Each schedule puts a message that names its blob too."""
+        self.clock.advance_ms(minutes * 60_000)
+        self.database.transact(queues.sweep, TIMED)
+        for message in self.database.read(queues.peek, TIMED, limit=1_000):
+            assert message.blob is not None
+            self.names["timed", queues.format_id(message.id)] = HASHES.index(message.blob)
+
     # What stops to name it.
 
     @precondition(lambda self: any(place == "message" for place, _ in self.names))
     @rule()
     def acknowledge_a_message(self) -> None:
-        (message,) = self.database.transact(queues.lease, JOBS, owner="ada", limit=1)
-        lease = MessageLease(queues.format_id(message.id), message.lease_id, message.fence)
-        self.database.transact(queues.ack, JOBS, lease)
-        del self.names["message", queues.format_id(message.id)]
+        self.settle(JOBS, "message", queues.ack)
+
+    @precondition(lambda self: any(place == "timed" for place, _ in self.names))
+    @rule()
+    def acknowledge_a_message_of_a_schedule(self) -> None:
+        self.settle(TIMED, "timed", queues.ack)
+
+    @precondition(lambda self: any(place == "message" for place, _ in self.names))
+    @rule()
+    def make_a_dead_letter(self) -> None:
+        """It names its blob as before."""
+        id, content = self.settle(JOBS, "message", queues.reject)
+        self.names["dead letter", id] = content
+
+    @precondition(lambda self: any(place == "dead letter" for place, _ in self.names))
+    @rule()
+    def acknowledge_a_dead_letter(self) -> None:
+        self.settle(DEAD, "dead letter", queues.ack)
+
+    def settle(self, queue: QueueKey, place: str, how: Callable[..., object]) -> tuple[str, int]:
+        (message,) = self.database.transact(queues.lease, queue, owner="ada", limit=1)
+        id = queues.format_id(message.id)
+        self.database.transact(how, queue, MessageLease(id, message.lease_id, message.fence))
+        return id, self.names.pop((place, id))
+
+    @precondition(lambda self: any(place == "schedule" for place, _ in self.names))
+    @rule(data=st.data())
+    def remove_a_schedule(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(key for place, key in self.names if place == "schedule")))
+        assert self.database.transact(queues.remove_schedule, TIMED, key)
+        del self.names["schedule", key]
+
+    @precondition(lambda self: any(place == "pair" for place, _ in self.names))
+    @rule(data=st.data())
+    def remove_a_pair(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(key for place, key in self.names if place == "pair")))
+        self.database.transact(lambda tx: tx.delete(key))
+        del self.names["pair", key]
 
     @precondition(lambda self: any(place == "state" for place, _ in self.names))
     @rule(data=st.data())
@@ -138,13 +215,14 @@ class BlobCollection(RuleBasedStateMachine):
         with self.keeps_what_is_named(), suppress(Crash):
             self.collect_with(ChosenFault(fail))
 
-    @rule(content=contents, place=places, step=st.integers(0, 12), pinned=st.booleans())
+    @rule(content=contents, place=places, step=steps, pinned=st.booleans())
     def put_during_a_collection(self, content: int, place: str, step: int, pinned: bool) -> None:
         """Another process puts and names a content between two steps of a collection."""
 
         def put_and_name() -> None:
-            assert self.put(content, pinned, None)
-            self.name(content, place)
+            with self.at_the_other_node():
+                assert self.put(content, pinned, None)
+                self.name(content, place)
 
         between = CallAt(step, put_and_name)
         with self.keeps_what_is_named():
@@ -152,7 +230,7 @@ class BlobCollection(RuleBasedStateMachine):
         if between.is_called:
             assert self.is_readable(content)
 
-    @rule(content=contents, place=st.sampled_from(("message", "inbox")), step=st.integers(0, 12))
+    @rule(content=contents, place=checked_places, step=steps)
     def name_during_a_collection(self, content: int, place: str, step: int) -> None:
         """Another process names a content that is due, without another put, between two steps of a collection."""
         self.put_with(content, False, ChosenFault())
@@ -160,20 +238,65 @@ class BlobCollection(RuleBasedStateMachine):
         self.clock.advance_ms(GRACE_MS + TOUCH_MS)
 
         def name() -> None:
-            with suppress(BlobNotFound):
+            with suppress(BlobNotFound), self.at_the_other_node():
                 self.name(content, place)
 
         with self.keeps_what_is_named():
             self.collect_with(CallAt(step, name))
         assert self.is_readable(content) or content not in self.names.values()
 
-    @rule(content=contents, step=st.integers(0, 12))
-    def collect_during_a_put(self, content: int, step: int) -> None:
-        """Another process collects between two steps of a put."""
+    @rule(content=contents, step=st.integers(0, 12), ms=st.sampled_from((0, GRACE_MS, GRACE_MS + TOUCH_MS)))
+    def collect_during_a_put(self, content: int, step: int, ms: int) -> None:
+        """Another process collects between two steps of a put, which may take long."""
+
+        def collect() -> None:
+            self.clock.advance_ms(ms)
+            with self.at_the_other_node():
+                self.collect_with(ChosenFault())
+
         with self.keeps_what_is_named():
-            self.put_with(content, False, CallAt(step, lambda: self.collect_with(ChosenFault())))
+            self.put_with(content, False, CallAt(step, collect))
+        if self.is_readable(content):
+            self.name(content, "state")
+        else:
+            assert ms, "a put counts for a grace period"
+
+    @rule(step=steps)
+    def collect_during_a_collection(self, step: int) -> None:
+        """Two processes collect at once."""
+
+        def collect() -> None:
+            with self.at_the_other_node():
+                self.collect_with(ChosenFault())
+
+        with self.keeps_what_is_named():
+            self.collect_with(CallAt(step, collect))
+
+    @precondition(lambda self: any(place == "state" for place, _ in self.names))
+    @rule(data=st.data())
+    def name_again_after_a_collection(self, data: st.DataObject) -> None:
+        """What was named when a search ran can be named again within the grace period, without another put."""
+        self.collect_with(ChosenFault())
+        content = data.draw(st.sampled_from(sorted(each for (place, _), each in self.names.items() if place == "state")))
+        for place, key in [named for named, each in self.names.items() if each == content and named[0] == "state"]:
+            self.database.transact(states.remove, U, key)
+            del self.names[place, key]
+        self.collect_with(ChosenFault())
+        self.clock.advance_ms(GRACE_MS - 1)
         self.name(content, "state")
-        assert self.is_readable(content)
+
+    @contextmanager
+    def at_the_other_node(self) -> Iterator[None]:
+        self.database, self.other_node = self.other_node, self.database
+        try:
+            yield
+        finally:
+            self.database, self.other_node = self.other_node, self.database
+
+    @invariant()
+    def what_is_named_can_be_read(self) -> None:
+        for content in self.pinned | set(self.names.values()):
+            assert self.is_readable(content), content
 
     def collect_with(self, faults: Faults) -> None:
         done = collect(FaultyDatabase(self.database, faults), faulty_objects(self.objects, faults), grace_ms=GRACE_MS)
@@ -196,8 +319,15 @@ class BlobCollection(RuleBasedStateMachine):
             assert self.exists(content) == self.is_readable(content)
             if not self.is_kept(content):
                 assert not self.exists(content)
-        large = sum(self.exists(content) for content in range(len(CONTENTS)) if content in LARGE)
-        assert len(self.objects.list("cas")) == large
+        large = sum(self.exists(content) for content in LARGE)
+        assert len(self.objects.list(blobs.folder(U))) == large
+        if not any(place == "pair" for place, _ in self.names):  # It is outside of universes, and counts in all.
+            assert self.database.read(lambda tx: tx.scan(*Subspace("u", OTHER, "cas").range(), limit=1)) == []
+            assert self.objects.list(blobs.folder(OTHER)) == []
+        for area in (blobs.UNREFERENCED, blobs.DELETED):
+            assert self.database.read(lambda tx, area=area: tx.scan(*Subspace("u", U, area).range(), limit=1)) == []
+        self.database.close()
+        self.other_node.close()
 
     def put(self, content: int, pinned: bool, fail: int | None) -> bool:
         """Put a content; whether that did not crash."""
@@ -218,12 +348,20 @@ class BlobCollection(RuleBasedStateMachine):
 
     def name(self, content: int, place: str) -> None:
         hash, transact = HASHES[content], self.database.transact
+        self.named += 1
         if place == "message":
             new = NewMessage(b"", blob=hash, blob_size=len(CONTENTS[content]))
             (receipt,) = transact(queues.put, JOBS, [new])
             key: Any = receipt.id
+        elif place == "schedule":
+            key = f"every-{self.named % 8}"
+            new = NewMessage(b"", blob=hash, blob_size=len(CONTENTS[content]))
+            transact(queues.set_schedule, TIMED, key, cron="* * * * *", timezone="UTC", message=new)
+        elif place == "pair":
+            key = b"mine-%d" % self.named
+            transact(lambda tx: tx.put(key, hash.upper().encode()))
         elif place == "state":
-            key = f"s{len(self.names)}"
+            key = f"s{self.named}"
             transact(states.update, U, key, b'{"report":"' + hash.encode() + b'"}')
         elif place == "inbox":
             key = (self.world.name, transact(inboxes.enqueue, self.world, DomainEvent(schema="s", payload_blob=hash)))
@@ -235,7 +373,7 @@ class BlobCollection(RuleBasedStateMachine):
             draft = snapshots.SnapshotRecord(hash, key[1], snapshots.NOW, None, None)
             try:
                 transact(snapshots.commit, self.world, draft, promote=False)
-            except Exception:
+            except SnapshotExists:
                 return
         self.names[place, key] = content
 
@@ -279,3 +417,17 @@ class CallAt:
 @pytest.mark.examples(60)
 def test_no_named_blob_is_deleted_and_every_other_one_is(run_machine: Callable[..., None]) -> None:
     run_machine(BlobCollection, steps=30)
+
+
+@pytest.mark.examples(4)
+def test_collections_on_rocksdb_match_the_model(run_machine: Callable[..., None], tmp_path: Path) -> None:
+    openers = (partial(RocksDatabase, tmp_path / str(number)) for number in count())
+    run_machine(BlobCollection, steps=20, openers=openers)
+
+
+@pytest.mark.examples(4)
+def test_collections_of_two_nodes_on_postgres_match_the_model(
+    run_machine: Callable[..., None], postgres_url: str
+) -> None:
+    openers = repeat(partial(PostgresDatabase, postgres_url))
+    run_machine(BlobCollection, steps=20, openers=openers, has_two_nodes=True)

@@ -1203,10 +1203,11 @@ def test_a_backup_of_damaged_data_fails_and_resumes_after_the_repair(hf: Hf, dat
 
 
 def test_a_backup_whose_checkpoint_is_missing_starts_over(hf: Hf, data: Path, tmp_path: Path) -> None:
-    body = large_blob(data).read_bytes()
-    large_blob(data).unlink()
+    body = large_blob(data)
+    content = body.read_bytes()
+    body.unlink()
     hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
-    large_blob(data).write_bytes(body)
+    body.write_bytes(content)
     for left in data.glob(".backup-*"):
         shutil.rmtree(left)
     hf("queue", "put", "later", "x")

@@ -14,6 +14,7 @@ import holdfast
 from holdfast import Plane, Tier
 from holdfast.errors import (
     BatchTooLarge,
+    BlobNotFound,
     CasMismatch,
     EmptyBatch,
     Fenced,
@@ -590,14 +591,10 @@ def test_a_large_payload_is_read_or_streamed(jobs: Queue) -> None:
     assert received(jobs).read() == payload
 
 
-def test_a_missing_blob_does_not_affect_other_messages(jobs: Queue) -> None:
-    jobs.put_many([b"fine", NewMessage(blob="0" * 64, blob_size=20_000)])
-    fine, missing = jobs.receive_many(2, extend_for_seconds=0)
-    assert (fine.payload, missing.payload) == (b"fine", None)
-    with pytest.raises(HoldfastError, match="No blob"):
-        missing.read()
-    missing.reject("its blob is gone")
-    fine.ack()
+def test_a_message_whose_blob_is_not_stored_is_refused_with_its_batch(jobs: Queue) -> None:
+    with pytest.raises(BlobNotFound, match="put it first"):
+        jobs.put_many([b"fine", NewMessage(blob="0" * 64, blob_size=20_000)])
+    assert jobs.receive() is None
 
 
 async def test_large_payloads_are_read_and_streamed_asynchronously(url: str) -> None:

@@ -1,25 +1,26 @@
 """Blobs: immutable bytes named by their SHA-256, shared by a universe.
 
     (u, universe, "cas", hash)                   ->  a Blob: its size, and the bytes themselves if they are small
-    (u, universe, "cas-unreferenced", hash)      ->  since when nothing is known to name the blob
+    (u, universe, "cas-unreferenced", hash)      ->  a Mark: a message that named it is gone, or a search found no name
     (u, universe, "cas-deleted", hash, upload)   ->  when the record was deleted; the body is still in the object store
 
 A larger body is in the object store, at `cas/<universe>/sha256/<hash>.<upload>`. It is written there before it is
 recorded here: a body without a record is harmless; a record without a body would be data loss. Every upload has a path
 of its own, so deleting a body never removes the one that another put of the same content has just written.
 
-    stored ──unreferenced──► marked ──a grace period──► record deleted ──a grace period──► body deleted
-       ▲                       │
-       └──put again or named───┘
+    stored ──a search finds no name──► marked ──a grace period, another search──► record deleted ──a grace period──► body
+       ▲                                 │                                                                        deleted
+       └────────put again or named───────┘
 
-A pinned blob is never marked. Between mark and deletion, a put of the same content or a message, inbox item or snapshot
-that names the blob removes the mark. The deletion checks, in one transaction, that mark and record are those that the
-search for references saw; a message that names a deleted blob is refused. The body stays for a grace period after its
-record, for readers and backups that found the record before.
+Two searches that are a grace period apart must find no name. Between them, a put of the same content, or a message,
+inbox item or snapshot that names the blob, removes the mark; and when such a message is gone, the blob needs two
+searches again. The deletion checks, in one transaction, that mark and record are those that the search saw. A message
+that names a deleted blob is refused. The body stays for a grace period after its record, for readers and backups that
+found the record before. A pinned blob is never deleted.
 """
 
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -49,6 +50,13 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
     named: list[bytes] | None = None  # Digests that its content may name. None: not known, or too many.
 
 
+class Mark(NamedTuple):
+    """Why a blob may be unreferenced."""
+
+    at_ms: int
+    is_found: bool  # A search found no name. False: a message that named it is gone, so a search is needed.
+
+
 class DeletedBody(NamedTuple):
     """A body whose record was deleted."""
 
@@ -64,6 +72,7 @@ DELETED: Final = "cas-deleted"
 AREAS: Final = ("cas", UNREFERENCED, DELETED)  # The areas of a universe whose keys are those of blobs.
 
 _MS_BYTES: Final = 8
+_FOUND: Final = b"\x01"
 _TIME_BITS_BELOW: Final = 80  # Of a UUIDv7, below its milliseconds.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Blob).decode
@@ -116,7 +125,7 @@ def renew(tx: Transaction, universe: str, digest: bytes, known: Blob, *, pinned:
             _key(universe, digest),
             _encode(msgspec.structs.replace(known, put_ms=put_ms, pinned=known.pinned or pinned)),
         )
-        tx.delete(_mark(universe, digest))
+        tx.delete(_mark_key(universe, digest))
 
 
 def is_fresh(tx: Transaction, universe: str, digest: bytes, known: Blob, *, pinned: bool) -> bool:
@@ -125,7 +134,7 @@ def is_fresh(tx: Transaction, universe: str, digest: bytes, known: Blob, *, pinn
         return False
     if known.pinned:
         return True
-    return tx.now_ms - known.put_ms < BLOB_TOUCH_SECONDS * 1_000 and tx.get(_mark(universe, digest)) is None
+    return tx.now_ms - known.put_ms < BLOB_TOUCH_SECONDS * 1_000 and tx.get(_mark_key(universe, digest)) is None
 
 
 def use(tx: Transaction, universe: str, hash: str) -> None:
@@ -137,13 +146,13 @@ def use(tx: Transaction, universe: str, hash: str) -> None:
     digest = digest_of(hash)
     if find(tx, universe, digest) is None:
         raise BlobNotFound(f"No blob {hash} is stored in {universe}; put it first")
-    if tx.get(_mark(universe, digest)) is not None:
-        tx.delete(_mark(universe, digest))
+    if tx.get(_mark_key(universe, digest)) is not None:
+        tx.delete(_mark_key(universe, digest))
 
 
 def release(tx: Transaction, universe: str, hash: str) -> None:
     """Note that a message which names this blob is gone. It is deleted later, if nothing else names it."""
-    tx.put(_mark(universe, digest_of(hash)), _ms(tx.now_ms))
+    tx.put(_mark_key(universe, digest_of(hash)), _encode_mark(Mark(tx.now_ms, is_found=False)))
 
 
 def set_pinned(tx: Transaction, universe: str, hash: str, *, pinned: bool) -> None:
@@ -160,47 +169,46 @@ def set_pinned(tx: Transaction, universe: str, hash: str, *, pinned: bool) -> No
     changed = msgspec.structs.replace(known, pinned=pinned, put_ms=known.put_ms or tx.now_ms)
     if changed != known:
         tx.put(_key(universe, digest), _encode(changed))
-        tx.delete(_mark(universe, digest))
+        tx.delete(_mark_key(universe, digest))
 
 
-def marked_ms(tx: Transaction, universe: str, digest: bytes) -> int | None:
-    """Since when the blob is marked as unreferenced; None if it is not."""
-    stored = tx.get(_mark(universe, digest))
-    return None if stored is None else int.from_bytes(stored, "big")
+def mark_of(tx: Transaction, universe: str, digest: bytes) -> Mark | None:
+    """The mark of a blob; None if it has none."""
+    stored = tx.get(_mark_key(universe, digest))
+    return None if stored is None else decode_mark(stored)
 
 
-def unmark(tx: Transaction, universe: str, digest: bytes, since_ms: int) -> None:
+def unmark(tx: Transaction, universe: str, digest: bytes, mark: Mark) -> None:
     """Remove the mark of a blob that is referenced, unless the mark has changed."""
-    if marked_ms(tx, universe, digest) == since_ms:
-        tx.delete(_mark(universe, digest))
+    if mark_of(tx, universe, digest) == mark:
+        tx.delete(_mark_key(universe, digest))
 
 
-def is_due(blob: Blob, since_ms: int | None, *, now_ms: int, grace_ms: int) -> bool:
+def is_due(blob: Blob, mark: Mark | None, *, now_ms: int, grace_ms: int) -> bool:
     """Whether the record of an unreferenced blob with this mark can be deleted."""
-    if since_ms is None:
+    if mark is None or not mark.is_found:
         return False
     touched_ms = blob.put_ms + BLOB_TOUCH_SECONDS * 1_000 if blob.put_ms else 0
-    return max(since_ms, touched_ms) + grace_ms <= now_ms
+    return max(mark.at_ms, touched_ms) + grace_ms <= now_ms
 
 
 def mark_or_delete(
-    tx: Transaction, universe: str, digest: bytes, *, seen: Blob, since_ms: int | None, grace_ms: int
+    tx: Transaction, universe: str, digest: bytes, *, seen: Blob, mark: Mark | None, grace_ms: int
 ) -> bool:
     """Mark a blob that a search found unreferenced, or delete its record after the grace period; whether it did that.
 
-    `seen` and `since_ms` are what the search saw. If they have changed, the blob was put, pinned or named since, and
-    stays.
+    `seen` and `mark` are what the search saw. If they have changed, the blob was put, pinned or named since, and stays.
     """
     known = find(tx, universe, digest)
-    if known is None or without_body(known) != seen or marked_ms(tx, universe, digest) != since_ms:
+    if known is None or without_body(known) != seen or mark_of(tx, universe, digest) != mark:
         return False
-    if since_ms is None:
-        tx.put(_mark(universe, digest), _ms(tx.now_ms))
+    if mark is None or not mark.is_found:
+        tx.put(_mark_key(universe, digest), _encode_mark(Mark(tx.now_ms, is_found=True)))
         return False
-    if not is_due(known, since_ms, now_ms=tx.now_ms, grace_ms=grace_ms):
+    if not is_due(known, mark, now_ms=tx.now_ms, grace_ms=grace_ms):
         return False
     tx.delete(_key(universe, digest))
-    tx.delete(_mark(universe, digest))
+    tx.delete(_mark_key(universe, digest))
     if known.inline is None:
         tx.put(Subspace("u", universe, DELETED).key(digest, known.upload), _ms(tx.now_ms))
     return True
@@ -222,7 +230,7 @@ def is_known_body(tx: Transaction, universe: str, digest: bytes, upload: str) ->
 def drop_mark(tx: Transaction, universe: str, digest: bytes) -> None:
     """Remove a mark whose blob is not recorded."""
     if find(tx, universe, digest) is None:
-        tx.delete(_mark(universe, digest))
+        tx.delete(_mark_key(universe, digest))
 
 
 def deleted_bodies(tx: Transaction, universe: str, *, after: bytes, limit: int) -> list[tuple[bytes, DeletedBody]]:
@@ -236,9 +244,10 @@ def deleted_bodies(tx: Transaction, universe: str, *, after: bytes, limit: int) 
     return found
 
 
-def forget_body(tx: Transaction, key: bytes) -> None:
-    """Remove the key of a body that was deleted from the object store."""
-    tx.delete(key)
+def forget_bodies(tx: Transaction, keys: Iterable[bytes]) -> None:
+    """Remove the keys of bodies that were deleted from the object store."""
+    for key in keys:
+        tx.delete(key)
 
 
 def digest_of(hash: str) -> bytes:
@@ -345,6 +354,15 @@ def _upload_ms(upload: str) -> int:
     return int(upload, 16) >> _TIME_BITS_BELOW
 
 
+def decode_mark(stored: bytes) -> Mark:
+    """The mark that a value encodes."""
+    return Mark(int.from_bytes(stored[:_MS_BYTES], "big"), stored[_MS_BYTES:] == _FOUND)
+
+
+def _encode_mark(mark: Mark) -> bytes:
+    return _ms(mark.at_ms) + (_FOUND if mark.is_found else b"")
+
+
 def _ms(at_ms: int) -> bytes:
     return at_ms.to_bytes(_MS_BYTES, "big")
 
@@ -353,7 +371,7 @@ def _key(universe: str, digest: bytes) -> bytes:
     return Subspace("u", universe, "cas").key(digest)
 
 
-def _mark(universe: str, digest: bytes) -> bytes:
+def _mark_key(universe: str, digest: bytes) -> bytes:
     return Subspace("u", universe, UNREFERENCED).key(digest)
 
 

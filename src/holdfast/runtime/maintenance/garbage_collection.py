@@ -1,9 +1,10 @@
 """Deletes blobs that nothing names any more.
 
-    search one snapshot ──► mark, or delete the record after the grace period ──► delete the body after another one
+    search one snapshot ──► mark ──a grace period──► search again ──► delete the record ──a grace period──► delete the body
 
-A blob is named by its hash, anywhere: in a message, an inbox, a journal, a snapshot, a state, an entity, a mail, a
-pair, or in the content of another blob that is kept. Anything that looks like the hash counts. Values are searched in
+A blob is named by its hash, anywhere in its universe: in a message, an inbox, a journal, a snapshot, a state, an
+entity, a mail, or in the content of another blob that is kept; and in any pair outside of universes. Anything that
+looks like the hash counts. Session logs do not count: they record what happened, and name what is gone. Values are searched in
 one snapshot of the key space, so a name that moves during the search is not missed. Segments and large blobs are
 immutable and are searched after it. If any of them cannot be read, nothing is deleted.
 
@@ -11,8 +12,8 @@ Each step is one transaction or can be repeated, so a collection that was interr
 several processes may collect at once.
 """
 
-from collections.abc import Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,15 +22,16 @@ from holdfast.errors import HoldfastError
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.kv.keys import prefix_range
 from holdfast.layers import blobs
-from holdfast.layers.blobs import AREAS, Blob
+from holdfast.layers.blobs import AREAS, Blob, Mark
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import first_elements
-from holdfast.limits import BLOB_ABANDONED_SECONDS, PAGE_ITEMS
+from holdfast.limits import BLOB_ABANDONED_SECONDS, GC_BATCH, PAGE_ITEMS
 from holdfast.wire.space import Collected
 
 PINNED: Final = "pinned"
 OLD: Final = "stored by an older version"
 _UNIVERSES: Final = Subspace("u")
+Item = TypeVar("Item")
 
 
 class FoundBlob(NamedTuple):
@@ -38,7 +40,7 @@ class FoundBlob(NamedTuple):
     universe: str
     hash: str
     blob: Blob  # Without its body.
-    since_ms: int | None  # Since when it is marked as unreferenced.
+    mark: Mark | None
     named: frozenset[str] | None  # The hashes in its content; None: not known.
 
     @property
@@ -61,17 +63,18 @@ class Search:
         self._measures = measures
         self._with_old = with_old
         self.blobs: list[FoundBlob] = []
-        self.reasons: dict[str, str] = {}  # Why each hash is kept; only those of recorded blobs.
+        self.reasons: dict[tuple[str, str], str] = {}  # Why each blob is kept, by universe and hash.
         self.unsearched: list[str] = []
         self.universes: list[str] = []
         self.sizes: dict[tuple[str, str], tuple[int, int]] = {}  # Pairs and bytes by universe and area.
         self.segments: dict[str, list[SegmentRecord]] = {}
         self.now_ms = 0
-        self._by_hash: dict[str, list[FoundBlob]] = {}
+        self._by_hash: dict[str, dict[str, FoundBlob]] = {}  # And by universe.
         database.read(self._read_snapshot)
         if self.unreferenced:
-            for segment in (each for records in self.segments.values() for each in records):
-                self._note(self._hashes_in(segment.object_path), "worlds")
+            for universe, records in self.segments.items():
+                for segment in records:
+                    self._note(self._hashes_in(segment.object_path), universe, "worlds")
             self._follow()
 
     @property
@@ -83,7 +86,7 @@ class Search:
         """Why a blob is kept; None if nothing keeps it."""
         if found.blob.pinned and (found.blob.put_ms or not self._with_old):
             return PINNED if found.blob.put_ms else OLD
-        return self.reasons.get(found.hash)
+        return self.reasons.get((found.universe, found.hash))
 
     def _read_snapshot(self, tx: Transaction) -> None:
         # A transaction may be repeated.
@@ -93,7 +96,7 @@ class Search:
         for universe in self.universes:
             for found in _blobs_of(tx, universe):
                 self.blobs.append(found)
-                self._by_hash.setdefault(found.hash, []).append(found)
+                self._by_hash.setdefault(found.hash, {})[universe] = found
         if not self.blobs and not self._measures:
             return
         for universe in self.universes:
@@ -114,20 +117,21 @@ class Search:
         universe, area = place
         count = size = 0
         for key, value in _pairs(tx, begin, end):
-            self._note(blobs.hashes_in(value), _REASONS.get(area, area))
+            self._note(blobs.hashes_in(value), universe or None, _REASONS.get(area, area))
             if area == "segments":
                 self.segments.setdefault(universe, []).append(msgspec.msgpack.decode(value, type=SegmentRecord))
             count, size = count + 1, size + len(key) + len(value)
         before = self.sizes.get(place, (0, 0))
         self.sizes[place] = before[0] + count, before[1] + size
 
-    def _note(self, hashes: set[str] | frozenset[str], reason: str) -> list[FoundBlob]:
-        """Note that these hashes are named; returns the blobs that were not known to be named."""
+    def _note(self, hashes: set[str] | frozenset[str], universe: str | None, reason: str) -> list[FoundBlob]:
+        """Note that these hashes are named in a universe, or in all; returns the blobs that had no reason before."""
         new = []
-        for hash in hashes:
-            if hash in self._by_hash and hash not in self.reasons:
-                self.reasons[hash] = reason
-                new += self._by_hash[hash]
+        for hash in hashes & self._by_hash.keys():
+            for found in self._by_hash[hash].values():
+                if universe in (None, found.universe) and (found.universe, hash) not in self.reasons:
+                    self.reasons[found.universe, hash] = reason
+                    new.append(found)
         return new
 
     def _follow(self) -> None:
@@ -138,7 +142,7 @@ class Search:
             named = found.named
             if named is None:
                 named = frozenset(self._hashes_in(found.path))
-            waiting += self._note(named - {found.hash}, "the content of a blob")
+            waiting += self._note(named - {found.hash}, found.universe, "the content of a blob")
 
     def _hashes_in(self, path: str) -> set[str]:
         """The hashes in an object, of those that blobs have."""
@@ -167,26 +171,13 @@ def collect(
     search = Search(database, objects, with_old=with_old)
     unreferenced = search.unreferenced
     deleted: list[FoundBlob] = []
-    if not search.unsearched:
-        for found in unreferenced:
-            if dry_run:
-                is_deleted = blobs.is_due(found.blob, found.since_ms, now_ms=search.now_ms, grace_ms=grace_ms)
-            else:
-                is_deleted = database.transact(
-                    blobs.mark_or_delete,
-                    found.universe,
-                    found.digest,
-                    seen=found.blob,
-                    since_ms=found.since_ms,
-                    grace_ms=grace_ms,
-                )
-            if is_deleted:
-                deleted.append(found)
+    if dry_run and not search.unsearched:
+        deleted = [each for each in unreferenced if blobs.is_due(*each[2:4], now_ms=search.now_ms, grace_ms=grace_ms)]
+    elif not search.unsearched:
+        for batch in _batches(unreferenced):
+            deleted += database.transact(_mark_or_delete, batch, grace_ms)
     if not dry_run:
-        for found in search.blobs:
-            if found.since_ms is not None and search.reason_of(found) is not None:
-                database.transact(blobs.unmark, found.universe, found.digest, found.since_ms)
-        _drop_stray_marks(database, search)
+        _drop_needless_marks(database, search)
     freed = 0
     for universe in search.universes:
         freed += _free_bodies(database, objects, universe, grace_ms, dry_run=dry_run)
@@ -208,22 +199,50 @@ def collect(
 
 
 def is_collection_due(tx: Transaction, grace_ms: int) -> bool:
-    """Whether a mark, or a body without a record, is older than the grace period."""
+    """Whether a message with a blob is gone since the last search, or a mark or deletion is as old as `grace_ms`."""
     for universe in _names(tx, _UNIVERSES):
-        for area in (blobs.UNREFERENCED, blobs.DELETED):
-            for _, value in _pairs(tx, *Subspace("u", universe, area).range()):
-                if int.from_bytes(value, "big") + grace_ms <= tx.now_ms:
-                    return True
+        for _, value in _pairs(tx, *Subspace("u", universe, blobs.UNREFERENCED).range()):
+            mark = blobs.decode_mark(value)
+            if not mark.is_found or mark.at_ms + grace_ms <= tx.now_ms:
+                return True
+        for _, value in _pairs(tx, *Subspace("u", universe, blobs.DELETED).range()):
+            if int.from_bytes(value, "big") + grace_ms <= tx.now_ms:
+                return True
     return False
 
 
-def _drop_stray_marks(database: Database, search: Search) -> None:
-    """Remove the marks of blobs that are not recorded: a message may name a blob that was never stored."""
+def _mark_or_delete(tx: Transaction, batch: Sequence[FoundBlob], grace_ms: int) -> list[FoundBlob]:
+    """Mark unreferenced blobs, or delete their records; those that it deleted."""
+    return [
+        found
+        for found in batch
+        if blobs.mark_or_delete(
+            tx, found.universe, found.digest, seen=found.blob, mark=found.mark, grace_ms=grace_ms
+        )
+    ]
+
+
+def _drop_needless_marks(database: Database, search: Search) -> None:
+    """Remove the marks of blobs that are referenced, and of blobs that are not recorded."""
+    named = [found for found in search.blobs if found.mark is not None and search.reason_of(found) is not None]
+    for batch in _batches(named):
+        database.transact(_unmark, batch)
     known = {(found.universe, found.digest) for found in search.blobs}
     for universe in search.universes:
-        for digest in database.read(_marked_digests, universe):
-            if (universe, digest) not in known:
-                database.transact(blobs.drop_mark, universe, digest)
+        stray = [each for each in database.read(_marked_digests, universe) if (universe, each) not in known]
+        for digests in _batches(stray):
+            database.transact(_drop_marks, universe, digests)
+
+
+def _unmark(tx: Transaction, batch: Sequence[FoundBlob]) -> None:
+    for found in batch:
+        if found.mark is not None:
+            blobs.unmark(tx, found.universe, found.digest, found.mark)
+
+
+def _drop_marks(tx: Transaction, universe: str, digests: Sequence[bytes]) -> None:
+    for digest in digests:
+        blobs.drop_mark(tx, universe, digest)
 
 
 def _marked_digests(tx: Transaction, universe: str) -> list[bytes]:
@@ -238,16 +257,15 @@ def _free_bodies(
     if objects is None:
         return 0
     freed, after = 0, b""
-    while page := database.read(blobs.deleted_bodies, universe, after=after, limit=PAGE_ITEMS):
+    while page := database.read(blobs.deleted_bodies, universe, after=after, limit=GC_BATCH):
         now_ms = database.read(_now_ms)
-        for key, body in page:
-            if body.deleted_ms + grace_ms > now_ms:
-                continue
-            if not dry_run:
-                # The key stays until the object is gone, so an interrupted deletion is repeated.
+        due = [(key, body) for key, body in page if body.deleted_ms + grace_ms <= now_ms]
+        if due and not dry_run:
+            # The keys stay until the objects are gone, so an interrupted deletion is repeated.
+            for _, body in due:
                 objects.delete(blobs.object_path(universe, body.digest, body.upload))
-                database.transact(blobs.forget_body, key)
-            freed += 1
+            database.transact(blobs.forget_bodies, [key for key, _ in due])
+        freed += len(due)
         after = page[-1][0] + b"\x00"
     return freed
 
@@ -277,8 +295,8 @@ def _blobs_of(tx: Transaction, universe: str) -> Iterator[FoundBlob]:
             named: frozenset[str] | None = frozenset(blobs.hashes_in(blob.inline))
         else:
             named = None if blob.named is None else frozenset(each.hex() for each in blob.named)
-        since_ms = blobs.marked_ms(tx, universe, digest)
-        yield FoundBlob(universe, digest.hex(), blobs.without_body(blob), since_ms, named)
+        mark = blobs.mark_of(tx, universe, digest)
+        yield FoundBlob(universe, digest.hex(), blobs.without_body(blob), mark, named)
 
 
 def _names(tx: Transaction, subspace: Subspace) -> Iterator[str]:
@@ -292,6 +310,10 @@ def _pairs(tx: Transaction, begin: bytes, end: bytes) -> Iterator[tuple[bytes, b
     while page := tx.scan(begin, end, limit=PAGE_ITEMS):
         yield from page
         begin = page[-1][0] + b"\x00"
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    return (items[at : at + GC_BATCH] for at in range(0, len(items), GC_BATCH))
 
 
 def _now_ms(tx: Transaction) -> int:
