@@ -4,17 +4,22 @@ The steps are counted by running the protocol once, so a new step is covered aut
 every object, equals that of a run without faults.
 """
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.kv import Database
-from holdfast.layers import inboxes, journal_records, journals, snapshots
+from holdfast.errors import Unreachable
+from holdfast.kv import Database, Subspace, Transaction
+from holdfast.layers import blobs, inboxes, journal_records, journals, snapshots, states
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World
+from holdfast.limits import BLOB_ABANDONED_SECONDS, BLOB_TOUCH_SECONDS
+from holdfast.runtime.maintenance.garbage_collection import collect
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.testing.clock import ManualClock
@@ -101,8 +106,18 @@ PROTOCOLS = (
 
 
 def everything(database: Database, objects: ObjectStore) -> tuple[object, object]:
-    bodies = [(meta.path, objects.get(meta.path)) for meta in objects.list()]
-    return database.read(lambda tx: tx.scan(b"\x00", b"\xff", limit=10_000)), bodies
+    """Every key and every object, without the random names of uploads, and without the bodies of interrupted ones."""
+    pairs = dict(database.read(lambda tx: tx.scan(b"\x00", b"\xff", limit=10_000)))
+    bodies = {meta.path: objects.get(meta.path) for meta in objects.list()}
+    for path in [path for path in bodies if path.startswith("cas/")]:
+        hash, upload = blobs.parse_path(path)
+        digest, body = bytes.fromhex(hash), bodies.pop(path)
+        if database.read(blobs.is_known_body, "main", digest, upload):
+            key, record = Subspace("u", "main", "cas").key(digest), database.read(blobs.find, "main", digest)
+            assert record is not None
+            pairs[key] = msgspec.msgpack.encode(msgspec.structs.replace(record, upload=""))
+            bodies[blobs.object_path("main", digest)] = body
+    return pairs, bodies
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
@@ -131,3 +146,74 @@ def test_a_crash_after_any_step_converges_on_retry(
             assert everything(database, objects) == wanted, counting.points[fail_at]
     print(f"{protocol.name}: {len(counting.points)} points covered")
     assert len(counting.points) >= 3
+
+
+# Collections of unreferenced blobs.
+
+GRACE_MS = 600_000
+KEPT = [b"kept", b"kept" * 10_000]  # Named by a state.
+LOST = [b"lost", b"lost" * 10_000]  # Named by nothing.
+DELETED = b"deleted" * 10_000  # Its record is deleted already, its body is not.
+ABANDONED = b"abandoned" * 10_000  # Uploaded, but never recorded.
+
+
+def count_keys(tx: Transaction, area: str) -> int:
+    return len(tx.scan(*Subspace("u", "main", area).range(), limit=100))
+
+
+def fill(database: Database, objects: ObjectStore, clock: ManualClock) -> None:
+    """Blobs at every stage of their deletion, all of them due."""
+    store = BlobStore(database, objects)
+    with pytest.raises(Crash):
+        abandoned = ChosenFault(5)  # After the upload.
+        BlobStore(FaultyDatabase(database, abandoned), faulty_objects(objects, abandoned)).put("main", ABANDONED)
+    store.put("main", DELETED, pinned=False)
+    collect(database, objects, grace_ms=GRACE_MS)
+    clock.advance_ms(GRACE_MS + BLOB_TOUCH_SECONDS * 1_000)
+    for data in (*KEPT, *LOST):
+        store.put("main", data, pinned=False)
+    assert collect(database, objects, grace_ms=GRACE_MS).deleted == 1
+    clock.advance_ms(BLOB_ABANDONED_SECONDS * 1_000 + 1)
+    names = " ".join(hashlib.sha256(data).hexdigest() for data in KEPT)
+    database.transact(states.update, "main", "report", names.encode())
+    database.transact(blobs.release, "main", "ab" * 32)  # A mark without a blob.
+
+
+@pytest.mark.parametrize("error", [Crash, lambda: Unreachable("refused on purpose")], ids=["crash", "refusal"])
+def test_a_collection_that_stops_after_any_step_is_finished_by_the_next_ones(
+    error: Callable[[], BaseException], open_database: Callable[..., Database]
+) -> None:
+    clock = ManualClock()
+    with open_database(clock=clock) as database:
+
+        def start() -> ObjectStore:
+            objects = open_objects("memory:")
+            database.transact(lambda tx: tx.delete_range(b"\x00", b"\xff"))
+            fill(database, objects, clock)
+            return objects
+
+        def run(objects: ObjectStore, faults: ChosenFault) -> None:
+            collect(FaultyDatabase(database, faults), faulty_objects(objects, faults), grace_ms=GRACE_MS)
+
+        def check(objects: ObjectStore, point: str) -> None:
+            """What is named can be read; after the grace periods, nothing else is left."""
+            store = BlobStore(database, objects)
+            for _ in range(3):
+                assert [store.get("main", hashlib.sha256(data).hexdigest()).data for data in KEPT] == KEPT, point
+                clock.advance_ms(GRACE_MS + BLOB_TOUCH_SECONDS * 1_000)
+                assert collect(database, objects, grace_ms=GRACE_MS).unsearched == []
+            assert [database.read(count_keys, area) for area in blobs.AREAS] == [2, 0, 0], point
+            assert len(objects.list("cas")) == 1, point
+
+        counting = ChosenFault()
+        objects = start()
+        assert len(objects.list("cas")) == 4
+        run(objects, counting)
+        assert len(objects.list("cas")) == 2, "the abandoned body and that of a deleted blob are gone"
+        check(objects, "without a fault")
+        for fail_at, point in enumerate(counting.points):
+            objects = start()
+            with pytest.raises((Crash, Unreachable)):
+                run(objects, ChosenFault(fail_at, error))
+            check(objects, f"{fail_at}: {point}")
+        assert len(counting.points) >= 20
