@@ -328,6 +328,9 @@ def open(
     gc_grace_seconds: float = GC_GRACE_SECONDS,
     activity_keep_seconds: float | None = None,
     activity_bytes_max: int | None = None,
+    archived_keep_seconds: float | None = None,
+    archived_bytes_max: int | None = None,
+    dead_letter_bytes_max: int | None = None,
     clock: "Clock | None" = None,
 ) -> "Plane":
     """Open the plane at `url` in this process: `memory:`, `dir:PATH` or `postgresql://...`.
@@ -344,6 +347,9 @@ def open(
         gc_grace_seconds: how long a blob that nothing names is kept.
         activity_keep_seconds: how long session logs in `objects` are kept; for ever by default.
         activity_bytes_max: how many bytes of session logs a universe keeps in `objects`; without a limit by default.
+        archived_keep_seconds: how long an archived world is kept before it is deleted; for ever by default.
+        archived_bytes_max: how many bytes of archived worlds' journals a universe keeps; without a limit by default.
+        dead_letter_bytes_max: how many bytes of dead letters a universe keeps; without a limit by default.
         clock: replaces the wall clock, for tests.
     """
     from holdfast.handles.sync.plane import Plane
@@ -360,7 +366,12 @@ def open(
         disk_reserve_bytes=disk_reserve_bytes,
         gc_every_seconds=gc_every_seconds,
         space=SpaceOptions(
-            grace_seconds=gc_grace_seconds, log_keep_seconds=activity_keep_seconds, log_bytes_max=activity_bytes_max
+            grace_seconds=gc_grace_seconds,
+            log_keep_seconds=activity_keep_seconds,
+            log_bytes_max=activity_bytes_max,
+            archived_keep_seconds=archived_keep_seconds,
+            archived_bytes_max=archived_bytes_max,
+            dead_letter_bytes_max=dead_letter_bytes_max,
         ),
         clock=clock,
     )
@@ -381,6 +392,9 @@ def open_async(
     gc_grace_seconds: float = GC_GRACE_SECONDS,
     activity_keep_seconds: float | None = None,
     activity_bytes_max: int | None = None,
+    archived_keep_seconds: float | None = None,
+    archived_bytes_max: int | None = None,
+    dead_letter_bytes_max: int | None = None,
     clock: "Clock | None" = None,
 ) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
@@ -399,7 +413,12 @@ def open_async(
         disk_reserve_bytes=disk_reserve_bytes,
         gc_every_seconds=gc_every_seconds,
         space=SpaceOptions(
-            grace_seconds=gc_grace_seconds, log_keep_seconds=activity_keep_seconds, log_bytes_max=activity_bytes_max
+            grace_seconds=gc_grace_seconds,
+            log_keep_seconds=activity_keep_seconds,
+            log_bytes_max=activity_bytes_max,
+            archived_keep_seconds=archived_keep_seconds,
+            archived_bytes_max=archived_bytes_max,
+            dead_letter_bytes_max=dead_letter_bytes_max,
         ),
         clock=clock,
     )

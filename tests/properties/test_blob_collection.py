@@ -277,7 +277,9 @@ class BlobCollection(RuleBasedStateMachine):
     def name_again_after_a_collection(self, data: st.DataObject) -> None:
         """What was named when a search ran can be named again within the grace period, without another put."""
         self.collect_with(ChosenFault())
-        content = data.draw(st.sampled_from(sorted(each for (place, _), each in self.names.items() if place == "state")))
+        content = data.draw(
+            st.sampled_from(sorted(each for (place, _), each in self.names.items() if place == "state"))
+        )
         for place, key in [named for named, each in self.names.items() if each == content and named[0] == "state"]:
             self.database.transact(states.remove, U, key)
             del self.names[place, key]

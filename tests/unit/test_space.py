@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -11,16 +12,22 @@ import holdfast
 from holdfast import Plane
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import BlobNotFound, Busy, InvalidArgument
+from holdfast.errors import BlobNotFound, Busy, InvalidArgument, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, queues
+from holdfast.layers import blobs, queues, worlds
 from holdfast.layers.blobs import Blob
+from holdfast.layers.idempotency import keyed_call, store_result
 from holdfast.layers.queues import QueueKey
+from holdfast.layers.worlds import World
 from holdfast.limits import BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX, GC_GRACE_SECONDS, PAYLOAD_INLINE_BYTES_MAX
+from holdfast.runtime.maintenance import retention
 from holdfast.runtime.maintenance.space_loop import SpaceLoop, trim_logs
 from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage
+from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from holdfast.wire.queues import NewMessage, PutMessages, QueuePolicy
 
 LARGE = bytes(range(256)) * 200
 HASH = hashlib.sha256(LARGE).hexdigest()
@@ -304,3 +311,178 @@ def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
     assert database.read(blobs.find, "main", digest) is None
     with pytest.raises(InvalidArgument, match="gc_every_seconds"):
         holdfast.open(url, gc_every_seconds=0)
+
+
+# Archived worlds, dead letters and results.
+
+
+def make_world(plane: Plane, name: str, *, blob: str | None = None) -> None:
+    """An archived world with a journal in the key space and in segments."""
+    world = plane.world(name)
+    world.create()
+    world.append([{"n": n, "see": blob, "pad": "x" * 100} for n in range(20)], expected_head=0)
+    world.snapshots.commit(name * 10_000, height=20)
+    assert world.compact(entries=10, margin=0).segments == 2
+    world.append(["hot"], expected_head=world.head())
+    world.archive()
+
+
+def world_store(plane: Plane) -> WorldStore:
+    services = plane._transport.services
+    return WorldStore(services.database, services.objects, BlobStore(services.database, services.objects))
+
+
+def trim_worlds(plane: Plane, **options: float) -> int:
+    return retention.trim_worlds(
+        plane._transport.services.database, world_store(plane), msgspec.convert(options, SpaceOptions)
+    )
+
+
+def test_archived_worlds_are_kept_without_a_retention(plane: Plane, clock: ManualClock) -> None:
+    make_world(plane, "ada")
+    clock.advance_ms(10 * 365 * 86_400_000)
+    assert trim_worlds(plane) == 0
+    assert len(plane.world("ada").read(limit=100)) == 23
+
+
+def test_archived_worlds_are_deleted_by_age_and_forks_of_them_stay(
+    plane: Plane, objects: ObjectStore, clock: ManualClock
+) -> None:
+    shared = plane.blobs.put(LARGE, pinned=False)
+    pinned = plane.blobs.put(b"pinned" * 10_000)
+    make_world(plane, "old", blob=shared)
+    plane.world("old").fork("copy", height=20)
+    before = plane.world("copy").read(limit=100)
+    clock.advance_ms(5_000)
+    make_world(plane, "resumed")
+    make_world(plane, "young")
+    plane.world("active").create()
+    clock.advance_ms(6_000)
+    plane.world("resumed").resume()
+    plane.world("resumed").archive()
+    assert trim_worlds(plane, archived_keep_seconds=12) == 0
+    assert trim_worlds(plane, archived_keep_seconds=11) == 1
+    assert list(plane.worlds()) == ["active", "copy", "resumed", "young"]
+    with pytest.raises(WorldNotFound, match="deleted"):
+        plane.world("old").read()
+    assert {meta.path.split("/")[2] for meta in objects.list("segments")} == {"resumed", "young"}
+    for _ in range(3):
+        plane.gc()
+        pass_grace(clock)
+    assert plane.world("copy").read(limit=100) == before
+    assert (plane.blobs.get(shared), plane.blobs.has(pinned)) == (LARGE, True)
+    assert trim_worlds(plane, archived_keep_seconds=11) == 2
+    assert list(plane.worlds()) == ["active", "copy"]
+
+
+def test_the_worlds_that_were_archived_first_are_deleted_by_bytes(plane: Plane, clock: ManualClock) -> None:
+    for name in ("c", "a", "b"):
+        make_world(plane, name)
+        clock.advance_ms(1)
+    sizes = [retention.size_of(plane._transport.services.database, World("main", name)) for name in ("a", "b", "c")]
+    assert min(sizes) > 20 * 100, "segments count"
+    assert trim_worlds(plane, archived_bytes_max=sum(sizes)) == 0
+    assert trim_worlds(plane, archived_bytes_max=sum(sizes) - 1) == 1
+    assert list(plane.worlds()) == ["a", "b"]
+    assert trim_worlds(plane, archived_bytes_max=0) == 2
+
+
+def test_the_age_of_a_world_that_an_older_version_archived_counts_from_now(plane: Plane, clock: ManualClock) -> None:
+    make_world(plane, "ada")
+    meta = plane.transact(worlds.last_meta, World("main", "ada"))
+    stored = msgspec.msgpack.encode([meta.state, meta.created_ms, meta.incarnation])
+    plane.pairs.put(worlds.subspace(World("main", "ada")).key("meta"), stored)
+    clock.advance_ms(1_000_000)
+    assert trim_worlds(plane, archived_keep_seconds=10) == 0
+    clock.advance_ms(10_000)
+    assert trim_worlds(plane, archived_keep_seconds=10) == 1
+
+
+def test_a_world_that_is_resumed_or_half_deleted_meanwhile(plane: Plane, clock: ManualClock) -> None:
+    """A world that was resumed stays. A deletion that stopped after any step is finished."""
+    make_world(plane, "ada")
+    clock.advance_ms(1_000)
+    database, objects = plane._transport.services.database, plane._transport.services.objects
+    assert objects is not None
+    seen = database.read(worlds.last_meta, World("main", "ada"))
+    plane.world("ada").resume()
+    plane.world("ada").archive()
+    with pytest.raises(WorldNotActive, match="archived again"):
+        world_store(plane).delete(World("main", "ada"), seen.incarnation, archived_ms=seen.archived_ms)
+    for fail_at in range(0, 100, 3):
+        faults = ChosenFault(fail_at)
+        store = WorldStore(FaultyDatabase(database, faults), faulty_objects(objects, faults), BlobStore(database, None))
+        with suppress(Crash):
+            retention.trim_worlds(FaultyDatabase(database, faults), store, SpaceOptions(archived_keep_seconds=0))
+    assert list(plane.worlds()) == []
+    assert objects.list("segments") == []
+
+
+def make_dead_letters(plane: Plane, queue: str, clock: ManualClock) -> None:
+    for payload in (b"small", b"x" * 5_000, LARGE):
+        plane.queue(queue).put(payload)
+        message = plane.queue(queue).receive()
+        assert message is not None
+        message.reject("no")
+        clock.advance_ms(1)
+
+
+def test_the_oldest_dead_letters_are_deleted_by_bytes(plane: Plane, clock: ManualClock) -> None:
+    plane.queue("named").set_policy(QueuePolicy(dead_letter_queue="failed"))
+    make_dead_letters(plane, "jobs", clock)
+    make_dead_letters(plane, "named", clock)
+    plane.queue("failed").put("not a dead letter")
+    events: list[object] = []
+
+    def trim(bytes_max: int | None) -> tuple[list[int], list[int]]:
+        options = SpaceOptions(dead_letter_bytes_max=bytes_max)
+        retention.trim_dead_letters(plane._transport.services.database, options, events.extend)
+        return tuple([each.size for each in plane.queue(name).dead_letters()] for name in ("jobs", "named"))  # type: ignore[return-value]
+
+    everything = [5, 5_000, len(LARGE)]
+    assert trim(None) == (everything, everything)
+    assert trim(2 * sum(everything) + 10_000) == (everything, everything)
+    assert trim(2 * sum(everything)) == (everything[2:], everything)
+    assert trim(len(LARGE) + 1_000) == ([], everything[2:])
+    assert trim(0) == ([], [])
+    assert len([event for event in events if event[0] == "outlived"]) == 6  # type: ignore[index]
+    assert plane.queue("failed").stats().ready == 1
+    assert plane.queue("jobs").stats().dead == 0
+    for _ in range(2):
+        plane.gc()
+        pass_grace(clock)
+    assert plane.gc().kept == 0
+
+
+def test_results_are_deleted_although_nothing_else_happens(plane: Plane, clock: ManualClock) -> None:
+    database = plane._transport.services.database
+    plane.queue("jobs").put("x", idempotency_key="k")
+    consume(plane)
+    request = PutMessages("jobs", [NewMessage(b"x")])
+    call = keyed_call("key", request, lambda: False)
+    database.transact(store_result, call, 1)
+    retention.delete_results(database)
+    assert sum(use.count for use in plane.space().uses if use.kind == "results") == 3, "a call, a put and an ack"
+    clock.advance_ms(20 * 60_000)
+    retention.delete_results(database)
+    assert "results" not in {use.kind for use in plane.space().uses}
+
+
+def test_space_shows_retentions(tmp_path: Path, clock: ManualClock) -> None:
+    with holdfast.open(
+        f"dir:{tmp_path / 'data'}",
+        archived_keep_seconds=60,
+        archived_bytes_max=1_000,
+        dead_letter_bytes_max=500,
+        activity_keep_seconds=5,
+        clock=clock,
+    ) as plane:
+        make_world(plane, "ada")
+        make_dead_letters(plane, "jobs", clock)
+        log_a_file(plane, "s")
+        reasons = {use.kind: use.reason for use in plane.space().uses}
+    assert "kept for 60 s, up to 1000 bytes" in reasons["archived worlds"]
+    assert "up to 500 bytes" in reasons["dead letters"]
+    assert reasons["session logs"] == "kept for 5 s"
+    with pytest.raises(InvalidArgument, match="archived_bytes_max"):
+        holdfast.open(f"dir:{tmp_path / 'data'}", archived_bytes_max=-1)

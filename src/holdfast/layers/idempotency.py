@@ -22,6 +22,7 @@ from holdfast.wire.requests import Request
 Answer = TypeVar("Answer")
 
 _SUBSPACE: Final = Subspace("once")
+PREFIX: Final = _SUBSPACE.prefix  # Of all keys of this layer.
 _PERIOD_MS: Final = CALL_KEY_PERIOD_SECONDS * 1_000
 _DIGEST_BYTES: Final = 4
 _encode = msgspec.msgpack.Encoder().encode

@@ -1,6 +1,6 @@
 """Worlds: event-sourced agents. A world has a journal, an inbox and snapshots; this module manages its lifecycle.
 
-    (u, universe, "w", world, "meta")  ->  state, when it was created, and its incarnation
+    (u, universe, "w", world, "meta")  ->  state, when it was created, its incarnation, and when it was archived
     (u, universe, "w-deleted", world)  ->  the same of a deleted world
 
     active ──► pausing ──► paused ──► active
@@ -47,6 +47,7 @@ class WorldMeta(msgspec.Struct, frozen=True, array_like=True):
     state: WorldState
     created_ms: int
     incarnation: int = 1
+    archived_ms: int = 0  # When it was archived. 0: it is not archived, or was by a version that did not store it.
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -162,15 +163,32 @@ def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta
     if target not in _NEXT[meta.state]:
         allowed = ", ".join(sorted(_NEXT[meta.state])) or "nothing else"
         raise WorldNotActive(f"World {world.name} is {meta.state} and cannot become {target}; it can become {allowed}")
-    return _write(tx, world, msgspec.structs.replace(meta, state=target))
+    archived_ms = tx.now_ms if target is WorldState.ARCHIVED else 0
+    return _write(tx, world, msgspec.structs.replace(meta, state=target, archived_ms=archived_ms))
 
 
-def begin_delete(tx: Transaction, world: World, incarnation: int | None = None) -> WorldMeta:
-    """Mark a world as being deleted; its record, which is unchanged if it is deleted already."""
+def note_archived(tx: Transaction, world: World) -> WorldMeta:
+    """The record of a world; if an older version archived it, its time as an archived world starts now."""
+    meta = last_meta(tx, world)
+    if meta.state is WorldState.ARCHIVED and not meta.archived_ms:
+        return _write(tx, world, msgspec.structs.replace(meta, archived_ms=tx.now_ms))
+    return meta
+
+
+def begin_delete(
+    tx: Transaction, world: World, incarnation: int | None = None, archived_ms: int | None = None
+) -> WorldMeta:
+    """Mark a world as being deleted; its record, which is unchanged if it is deleted already.
+
+    Raises:
+        WorldNotActive: it is not archived, or not since `archived_ms`.
+    """
     meta = last_meta(tx, world)
     if meta.state is WorldState.DELETED and incarnation in (None, meta.incarnation):
         return meta
     describe(tx, world, incarnation)
+    if meta.state is WorldState.ARCHIVED and archived_ms not in (None, meta.archived_ms):
+        raise WorldNotActive(f"World {world.name} was resumed and archived again; it is deleted later")
     return change_state(tx, world, WorldState.DELETING)
 
 

@@ -37,7 +37,7 @@ from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.maintenance.space_loop import SpaceLoop
-from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.runtime.maintenance.space_options import SpaceOptions, check_options
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.tiers import TierPolicy
@@ -163,6 +163,7 @@ def _open(url: str, options: Options) -> Services:
     gc_every_seconds = options.gc_every_seconds
     if gc_every_seconds is not None and not gc_every_seconds > 0:
         raise InvalidArgument(f"gc_every_seconds is {gc_every_seconds}; give a positive number, or None for never")
+    check_options(options.space)
     policy = _policy(options.tiers)
     database = open_database(url, clock=options.clock, ids=options.ids, create=options.create)
     try:
@@ -193,7 +194,9 @@ def _open(url: str, options: Options) -> Services:
         store = WorldStore(database, services.objects, BlobStore(database, services.objects))
         services.compaction = CompactionLoop(database, store, every_seconds)
     if gc_every_seconds is not None and url != "memory:" and options.clock is None:
-        services.space_loop = SpaceLoop(database, services.objects, options.space, gc_every_seconds)
+        services.space_loop = SpaceLoop(
+            database, services.objects, options.space, gc_every_seconds, publish=services.publish
+        )
     return services
 
 

@@ -25,4 +25,4 @@ def collect(stores: AnyStores, request: CollectGarbage) -> Served[Collected]:
 def show(stores: AnyStores, request: ShowSpace) -> Served[SpaceReport]:
     del request
     services = stores.services
-    return stores.run_in_thread(space_use.report, services.database, services.objects)
+    return stores.run_in_thread(space_use.report, services.database, services.objects, services.space)

@@ -209,9 +209,14 @@ class AsyncWorldStore:
             copied += len(batch)
         return await self._database.transact_async(_end_fork, target, begun.target, call)
 
-    async def delete(self, world: World, incarnation: int | None = None) -> Described:
-        """Remove everything of an archived world except its lifecycle record and shared blobs."""
-        meta = await self._database.transact_async(worlds.begin_delete, world, incarnation)
+    async def delete(
+        self, world: World, incarnation: int | None = None, *, archived_ms: int | None = None
+    ) -> Described:
+        """Remove everything of an archived world except its lifecycle record and shared blobs.
+
+        With `archived_ms`, only if it is archived since then.
+        """
+        meta = await self._database.transact_async(worlds.begin_delete, world, incarnation, archived_ms)
         if meta.state is not WorldState.DELETED:
             await self._clear(world, meta.incarnation)
             await self._database.transact_async(worlds.end_delete, world, meta.incarnation)

@@ -59,6 +59,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     gc_grace_seconds: _SecondsOrZero = GC_GRACE_SECONDS  # How long an unreferenced blob is kept.
     activity_keep_seconds: _Seconds | None = None  # How long rotated session logs are kept; default: for ever.
     activity_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Session logs of a universe; default: no limit.
+    archived_keep_seconds: _Seconds | None = None  # How long an archived world is kept; default: for ever.
+    archived_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Archived journals of a universe; default: no limit.
+    dead_letter_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Dead letters of a universe; default: no limit.
 
     disk_reserve_bytes: _Reserve = DISK_RESERVE_BYTES  # New data is refused while less of the disk is free; 0: never.
     on_database_failure: Literal["reopen", "exit"] = "reopen"  # exit: with code 12, for a supervisor to restart it.
@@ -118,6 +121,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 grace_seconds=self.gc_grace_seconds,
                 log_keep_seconds=self.activity_keep_seconds,
                 log_bytes_max=self.activity_bytes_max,
+                archived_keep_seconds=self.archived_keep_seconds,
+                archived_bytes_max=self.archived_bytes_max,
+                dead_letter_bytes_max=self.dead_letter_bytes_max,
             ),
             consumers=ConsumerOptions(
                 consumers_max=self.queue_max_consumers,

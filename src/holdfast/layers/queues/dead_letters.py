@@ -5,8 +5,8 @@ correlation id and failures, and records its original queue, the time, and the l
 letter queue like any message, and is never dead-lettered again.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,8 +17,8 @@ from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import failures, sidecars
 from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.layers.queues.enqueue import TTL_EXPIRED, advance_group, insert, set_ttl
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, parse_id
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, keys_of, parse_id
+from holdfast.layers.queues.policies import SUFFIX, dead_letter_queue, policy_of
 from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
 
 
@@ -133,6 +133,52 @@ def redrive_step(
     if call is not None:
         store_result(tx, call, progress)
     return progress, tx.events
+
+
+class LetterSize(NamedTuple):
+    """A ready dead letter: its key in the dead letter queue, when it failed for the last time, and its bytes."""
+
+    key: bytes
+    died_ms: int
+    bytes: int
+
+
+def sizes(tx: Transaction, dead: QueueKey, *, after: bytes = b"", limit: int) -> tuple[list[LetterSize], bytes | None]:
+    """The dead letters among the next `limit` messages after the key `after`, and the key to continue after."""
+    begin, end = keys_of(dead).ready_range()
+    pairs = tx.scan(after + b"\x00" if after else begin, end, limit=limit)
+    found = []
+    for key, value in pairs:
+        letter = decode(value)
+        if letter.origin is not None:
+            apart = letter.size if letter.has_body or letter.blob is not None else 0
+            found.append(LetterSize(key, letter.died_ms, len(value) + apart))
+    return found, pairs[-1][0] if len(pairs) == limit else None
+
+
+def drop(tx: Transaction, dead: QueueKey, letters: Iterable[LetterSize]) -> tuple[int, list[tuple[Any, ...]]]:
+    """Remove dead letters, unless they were received or redriven since; how many, and the events to publish."""
+    dead_tx, count = QueueTransaction(tx, dead), 0
+    for letter in letters:
+        stored = tx.get(letter.key)
+        if stored is not None and decode(stored).died_ms == letter.died_ms:
+            message = decode(stored)
+            dead_tx.remove_ready(message)
+            expire_message(dead_tx, message)
+            count += 1
+    if count:
+        dead_tx.save()
+    return count, tx.events
+
+
+def queues_of(tx: Transaction, universe: str, names: Iterable[str]) -> set[str]:
+    """Of the queues with these names, all that receive dead letters."""
+    found = {name for name in names if name.endswith(SUFFIX)}
+    for name in names:
+        if tx.get(keys_of(QueueKey(universe, name)).policy) is not None:
+            queue = QueueKey(universe, name)
+            found.add(dead_letter_queue(queue, policy_of(tx, queue)).name)
+    return found
 
 
 def _move(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:

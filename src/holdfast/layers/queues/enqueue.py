@@ -115,8 +115,26 @@ def _delete_expired_keys(queue_tx: QueueTransaction) -> None:
     if minute <= queue_tx.counters.swept_minute:
         return
     queue_tx.counters.swept_minute = minute
-    tx.delete_range(keys.ids.range()[0], keys.ids.key(_period(tx.now_ms) - 1))
-    tx.delete_range(keys.acks.range()[0], keys.acks.key(minute - IDEMPOTENCY_SECONDS // 60 - 1))
+    for begin, end in _expired_ranges(keys, tx.now_ms):
+        tx.delete_range(begin, end)
+
+
+def has_expired_keys(tx: Transaction, queue: QueueKey) -> bool:
+    """Whether a queue has expired idempotency keys or ack records. Puts delete them, but it may have none."""
+    return any(tx.scan(begin, end, limit=1) for begin, end in _expired_ranges(keys_of(queue), tx.now_ms))
+
+
+def delete_expired_keys(tx: Transaction, queue: QueueKey) -> None:
+    """Delete the expired idempotency keys and ack records of a queue."""
+    for begin, end in _expired_ranges(keys_of(queue), tx.now_ms):
+        tx.delete_range(begin, end)
+
+
+def _expired_ranges(keys: QueueKeys, now_ms: int) -> tuple[tuple[bytes, bytes], ...]:
+    return (
+        (keys.ids.range()[0], keys.ids.key(_period(now_ms) - 1)),
+        (keys.acks.range()[0], keys.acks.key(now_ms // 60_000 - IDEMPOTENCY_SECONDS // 60 - 1)),
+    )
 
 
 def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id: bytes, tier: Tier) -> Receipt:

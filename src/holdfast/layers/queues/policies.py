@@ -18,6 +18,7 @@ from holdfast.names import checked_name
 from holdfast.wire.queues import QueuePolicy
 
 DEFAULT = QueuePolicy()
+SUFFIX = ".dlq"  # Of the name of a dead letter queue, unless the policy names it.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(QueuePolicy).decode
 
@@ -68,7 +69,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
 
 def dead_letter_queue(queue: QueueKey, policy: QueuePolicy) -> QueueKey:
     """The queue that receives a queue's dead letters."""
-    return QueueKey(queue.universe, policy.dead_letter_queue or f"{queue.name}.dlq")
+    return QueueKey(queue.universe, policy.dead_letter_queue or f"{queue.name}{SUFFIX}")
 
 
 def queue_name(name: object) -> str:

@@ -18,18 +18,23 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, WorldNotFound
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.kv.keys import prefix_range
-from holdfast.layers import blobs
+from holdfast.kv.keys import pack, prefix_range
+from holdfast.layers import blobs, idempotency
 from holdfast.layers.blobs import AREAS, Blob, Mark
+from holdfast.layers.queues import dead_letters
 from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.worlds import first_elements
+from holdfast.layers.worlds import World, WorldState, first_elements, last_meta
 from holdfast.limits import BLOB_ABANDONED_SECONDS, GC_BATCH, PAGE_ITEMS
 from holdfast.wire.space import Collected
 
 PINNED: Final = "pinned"
 OLD: Final = "stored by an older version"
+ARCHIVED: Final = "archived worlds"
+DEAD_LETTERS: Final = "dead letters"
+RESULTS: Final = "results"
+_RESULTS_OF_QUEUES: Final = (pack(("i",)), pack(("a",)))  # Idempotency keys and ack records.
 _UNIVERSES: Final = Subspace("u")
 Item = TypeVar("Item")
 
@@ -50,6 +55,30 @@ class FoundBlob(NamedTuple):
     @property
     def path(self) -> str:
         return blobs.object_path(self.universe, self.digest, self.blob.upload)
+
+
+class KeyKinds:
+    """Finds what a key of a universe belongs to, where that is finer than its area."""
+
+    def __init__(self, tx: Transaction, universe: str) -> None:
+        self._areas = {area: Subspace("u", universe, area).prefix for area in ("q", "w")}
+        queues = list(_names(tx, Subspace("u", universe, "q")))
+        self._dead_letter_queues = dead_letters.queues_of(tx, universe, queues)
+        self._archived = {name for name in _names(tx, Subspace("u", universe, "w")) if _is_archived(tx, universe, name)}
+
+    def of(self, area: str, key: bytes) -> str:
+        """The area of a key, or a kind within it."""
+        prefix = self._areas.get(area)
+        if prefix is None:
+            return area
+        start = len(prefix) + 1
+        end = key.index(b"\x00", start)
+        name = key[start:end].decode()
+        if area == "w":
+            return ARCHIVED if name in self._archived else area
+        if key.startswith(_RESULTS_OF_QUEUES, end + 1):
+            return RESULTS
+        return DEAD_LETTERS if name in self._dead_letter_queues else area
 
 
 class Search:
@@ -108,21 +137,34 @@ class Search:
 
     def _read_universe(self, tx: Transaction, universe: str) -> None:
         everything = Subspace("u", universe)
+        kinds = KeyKinds(tx, universe) if self._measures else None
         for area in _names(tx, everything):
             if area in AREAS:
+                if self._measures and area != AREAS[0]:
+                    self._measure(tx, *everything.range(area), (universe, area))
                 continue
-            self._read_area(tx, *everything.range(area), (universe, area))
+            self._read_area(tx, *everything.range(area), (universe, area), kinds)
 
-    def _read_area(self, tx: Transaction, begin: bytes, end: bytes, place: tuple[str, str]) -> None:
+    def _measure(self, tx: Transaction, begin: bytes, end: bytes, place: tuple[str, str]) -> None:
+        for key, value in _pairs(tx, begin, end):
+            self._add_size(place, key, value)
+
+    def _read_area(
+        self, tx: Transaction, begin: bytes, end: bytes, place: tuple[str, str], kinds: "KeyKinds | None" = None
+    ) -> None:
         universe, area = place
-        count = size = 0
         for key, value in _pairs(tx, begin, end):
             self._note(blobs.hashes_in(value), universe or None, _REASONS.get(area, area))
             if area == "segments":
                 self.segments.setdefault(universe, []).append(msgspec.msgpack.decode(value, type=SegmentRecord))
-            count, size = count + 1, size + len(key) + len(value)
-        before = self.sizes.get(place, (0, 0))
-        self.sizes[place] = before[0] + count, before[1] + size
+            if kinds is not None:
+                self._add_size((universe, kinds.of(area, key)), key, value)
+            elif self._measures:
+                self._add_size((universe, RESULTS if key.startswith(idempotency.PREFIX) else area), key, value)
+
+    def _add_size(self, place: tuple[str, str], key: bytes, value: bytes) -> None:
+        count, size = self.sizes.get(place, (0, 0))
+        self.sizes[place] = count + 1, size + len(key) + len(value)
 
     def _note(self, hashes: set[str] | frozenset[str], universe: str | None, reason: str) -> list[FoundBlob]:
         """Note that these hashes are named in a universe, or in all; returns the blobs that had no reason before."""
@@ -216,9 +258,7 @@ def _mark_or_delete(tx: Transaction, batch: Sequence[FoundBlob], grace_ms: int) 
     return [
         found
         for found in batch
-        if blobs.mark_or_delete(
-            tx, found.universe, found.digest, seen=found.blob, mark=found.mark, grace_ms=grace_ms
-        )
+        if blobs.mark_or_delete(tx, found.universe, found.digest, seen=found.blob, mark=found.mark, grace_ms=grace_ms)
     ]
 
 
@@ -297,6 +337,13 @@ def _blobs_of(tx: Transaction, universe: str) -> Iterator[FoundBlob]:
             named = None if blob.named is None else frozenset(each.hex() for each in blob.named)
         mark = blobs.mark_of(tx, universe, digest)
         yield FoundBlob(universe, digest.hex(), blobs.without_body(blob), mark, named)
+
+
+def _is_archived(tx: Transaction, universe: str, name: str) -> bool:
+    try:
+        return last_meta(tx, World(universe, name)).state in (WorldState.ARCHIVED, WorldState.DELETING)
+    except WorldNotFound:
+        return False
 
 
 def _names(tx: Transaction, subspace: Subspace) -> Iterator[str]:

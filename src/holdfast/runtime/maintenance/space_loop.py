@@ -1,28 +1,49 @@
-"""Periodic deletion of what is not needed any more: unreferenced blobs, and session logs past their retention."""
+"""Periodic deletion of what is not needed any more: unreferenced blobs, and data past its retention."""
 
 import logging
 import threading
+from collections.abc import Callable
 from random import Random
+from typing import Final
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
-from holdfast.runtime.activity import retention
+from holdfast.runtime.activity import retention as log_retention
+from holdfast.runtime.maintenance import retention
 from holdfast.runtime.maintenance.garbage_collection import collect, is_collection_due
 from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.runtime.publishing import Publish, discard
+from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.worlds import WorldStore
 
 _log = logging.getLogger("holdfast.upkeep")
+_STEPS: Final = {
+    "_collect": "the deletion of unreferenced blobs",
+    "_trim_logs": "the retention of session logs",
+    "_trim_worlds": "the retention of archived worlds",
+    "_trim_dead_letters": "the retention of dead letters",
+    "_trim_results": "the deletion of expired results",
+}
 
 
 class SpaceLoop:
     """A thread that deletes at an interval. An error is logged, and the next pass continues."""
 
     def __init__(
-        self, database: Database, objects: ObjectStore | None, options: SpaceOptions, every_seconds: float
+        self,
+        database: Database,
+        objects: ObjectStore | None,
+        options: SpaceOptions,
+        every_seconds: float,
+        *,
+        publish: Publish = discard,
     ) -> None:
         self._database = database
         self._objects = objects
+        self._worlds = WorldStore(database, objects, BlobStore(database, objects))
         self._options = options
+        self._publish = publish
         self._every_seconds = every_seconds
         self._jitter = Random()
         self._stopping = threading.Event()
@@ -39,16 +60,40 @@ class SpaceLoop:
     def _run(self) -> None:
         # Spread, so that the nodes of a PostgreSQL do not search all at once.
         while not self._stopping.wait(self._every_seconds * (0.9 + 0.2 * self._jitter.random())):
-            try:
-                self._collect()
-                trim_logs(self._database, self._objects, self._options)
-            except Closed:
-                return
-            except HoldfastError as error:
-                _log.warning("the deletion of unreferenced data was interrupted; trying again later: %s", error)
-            except Exception:
-                _log.exception("the deletion of unreferenced data was interrupted; trying again later")
+            for step in (
+                self._collect,
+                self._trim_logs,
+                self._trim_worlds,
+                self._trim_dead_letters,
+                self._trim_results,
+            ):
+                if self._stopping.is_set() or not self._run_guarded(step):
+                    return
             self.passes += 1
+
+    def _run_guarded(self, step: Callable[[], None]) -> bool:
+        """Run one step. An error does not stop the others. Whether the key space is still open."""
+        try:
+            step()
+        except Closed:
+            return False
+        except HoldfastError as error:
+            _log.warning("%s was interrupted; trying again later: %s", _STEPS[step.__name__], error)
+        except Exception:
+            _log.exception("%s was interrupted; trying again later", _STEPS[step.__name__])
+        return True
+
+    def _trim_logs(self) -> None:
+        trim_logs(self._database, self._objects, self._options)
+
+    def _trim_worlds(self) -> None:
+        retention.trim_worlds(self._database, self._worlds, self._options)
+
+    def _trim_dead_letters(self) -> None:
+        retention.trim_dead_letters(self._database, self._options, self._publish)
+
+    def _trim_results(self) -> None:
+        retention.delete_results(self._database)
 
     def _collect(self) -> None:
         """Collect if anything is due, and otherwise once per grace period: worlds and states leave no marks."""
@@ -69,8 +114,8 @@ def trim_logs(database: Database, objects: ObjectStore | None, options: SpaceOpt
     if objects is None or (options.log_keep_seconds is None and options.log_bytes_max is None):
         return
     now_ms = database.read(_now_ms)
-    for universe in retention.universes(objects):
-        files, size = retention.trim(
+    for universe in log_retention.universes(objects):
+        files, size = log_retention.trim(
             objects,
             universe,
             now_ms=now_ms,

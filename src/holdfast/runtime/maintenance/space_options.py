@@ -7,15 +7,29 @@ from holdfast.limits import GC_GRACE_SECONDS, GC_GRACE_SECONDS_MAX
 
 
 class SpaceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How long blobs and session logs are kept."""
+    """How long data is kept that nothing needs any more. Limits of bytes are for each universe."""
 
     grace_seconds: float = GC_GRACE_SECONDS  # How long a blob that nothing names is kept.
     log_keep_seconds: float | None = None  # How long a rotated session log is kept; None: for ever.
-    log_bytes_max: int | None = None  # Bytes of rotated session logs per universe; None: no limit.
+    log_bytes_max: int | None = None  # Bytes of rotated session logs; None: no limit.
+    archived_keep_seconds: float | None = None  # How long an archived world is kept; None: for ever.
+    archived_bytes_max: int | None = None  # Bytes of the journals of archived worlds; None: no limit.
+    dead_letter_bytes_max: int | None = None  # Bytes of dead letters; None: no limit.
 
     @property
     def grace_ms(self) -> int:
         return round(self.grace_seconds * 1_000)
+
+
+def check_options(options: SpaceOptions) -> None:
+    """Check the values of options.
+
+    Raises:
+        InvalidArgument: one is negative.
+    """
+    for name, value in msgspec.structs.asdict(options).items():
+        if value is not None and not value >= 0:
+            raise InvalidArgument(f"{name} is {value}; give a number from 0 on, or None")
 
 
 def checked_grace_ms(seconds: float) -> int:

@@ -6,15 +6,17 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.kv import Database
 from holdfast.layers import blobs
 from holdfast.runtime.activity import retention
-from holdfast.runtime.maintenance.garbage_collection import Search
+from holdfast.runtime.maintenance.garbage_collection import ARCHIVED, DEAD_LETTERS, RESULTS, Search
+from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.wire.space import SpaceReport, SpaceUse
 
 
-def report(database: Database, objects: ObjectStore | None) -> SpaceReport:
+def report(database: Database, objects: ObjectStore | None, options: SpaceOptions) -> SpaceReport:
     """What all universes keep. Reads the whole key space, in one snapshot."""
     search = Search(database, objects, measures=True)
+    kinds = {**_KINDS, **_retained(options)}
     uses = [
-        SpaceUse(universe, *_KINDS.get(area, (area, "stored")), count, size)
+        SpaceUse(universe, *kinds.get(area, (area, "stored")), count, size)
         for (universe, area), (count, size) in search.sizes.items()
         if count
     ]
@@ -25,10 +27,29 @@ def report(database: Database, objects: ObjectStore | None) -> SpaceReport:
     if objects is not None:
         for universe in retention.universes(objects):
             size = retention.size(objects, universe)
-            uses.append(SpaceUse(universe, "session logs", "within their retention", *size))
+            why = _limits(options.log_keep_seconds, options.log_bytes_max)
+            uses.append(SpaceUse(universe, "session logs", why, *size))
     return SpaceReport(
         sorted(uses, key=lambda use: (use.universe, -use.bytes, use.kind, use.reason)), search.unsearched
     )
+
+
+def _retained(options: SpaceOptions) -> dict[str, tuple[str, str]]:
+    """Kinds of data that have a retention, and why they are kept."""
+    archived = _limits(options.archived_keep_seconds, options.archived_bytes_max)
+    bytes_max = options.dead_letter_bytes_max
+    dead = "kept for the dead_letter_retention_seconds of their queues"
+    return {
+        ARCHIVED: (ARCHIVED, f"hot journal records, inboxes and snapshots; {archived}"),
+        DEAD_LETTERS: (DEAD_LETTERS, dead if bytes_max is None else f"{dead}, up to {bytes_max} bytes"),
+    }
+
+
+def _limits(seconds: float | None, bytes_max: int | None) -> str:
+    if seconds is None and bytes_max is None:
+        return "kept for ever"
+    limits = [] if seconds is None else [f"for {seconds:.0f} s"]
+    return "kept " + ", ".join(limits + ([] if bytes_max is None else [f"up to {bytes_max} bytes"]))
 
 
 def _blob_uses(search: Search) -> list[SpaceUse]:
@@ -45,10 +66,11 @@ def _blob_uses(search: Search) -> list[SpaceUse]:
 _UNREFERENCED: Final = "unreferenced; deleted after the grace period"
 _REASONS: Final = {"pinned": "pinned", "stored by an older version": "stored by an older version"}
 _KINDS: Final = {
-    "q": ("queues", "messages, their failures and idempotency keys"),
+    "q": ("queues", "messages, their failures and schedules"),
+    RESULTS: ("results", "of finished calls and messages, for callers that repeat them; kept for up to 20 minutes"),
     "w": ("worlds", "hot journal records, inboxes and snapshots"),
     "segments": ("segment index", "where cold journal records are"),
     blobs.UNREFERENCED: ("blob marks", "blobs that may be unreferenced"),
     blobs.DELETED: ("deleted blobs", "their bodies are deleted after the grace period"),
-    "pairs": ("other pairs", "tokens, results of keyed calls, and pairs that callers wrote"),
+    "pairs": ("other pairs", "tokens, and pairs that callers wrote"),
 }

@@ -191,9 +191,12 @@ class WorldStore:
             copied += len(batch)
         return self._database.transact(_end_fork, target, begun.target, call)
 
-    def delete(self, world: World, incarnation: int | None = None) -> Described:
-        """Remove everything of an archived world except its lifecycle record and shared blobs."""
-        meta = self._database.transact(worlds.begin_delete, world, incarnation)
+    def delete(self, world: World, incarnation: int | None = None, *, archived_ms: int | None = None) -> Described:
+        """Remove everything of an archived world except its lifecycle record and shared blobs.
+
+        With `archived_ms`, only if it is archived since then.
+        """
+        meta = self._database.transact(worlds.begin_delete, world, incarnation, archived_ms)
         if meta.state is not WorldState.DELETED:
             self._clear(world, meta.incarnation)
             self._database.transact(worlds.end_delete, world, meta.incarnation)

@@ -1,0 +1,183 @@
+"""Retention of archived worlds, of dead letters, and of the results of finished calls and messages.
+
+Archived worlds and dead letters are deleted beyond an age or a number of bytes, the oldest first. Results are deleted
+when they expire, even if no call or message follows. Each step can be repeated, so several processes may do it at once,
+and a deletion that was interrupted is finished by the next pass.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from holdfast.errors import Closed, HoldfastError, WorldNotActive, WorldNotFound
+from holdfast.kv import Database, Transaction
+from holdfast.layers import idempotency, queues, segments, worlds
+from holdfast.layers.queues import QueueKey, dead_letters, enqueue
+from holdfast.layers.queues.dead_letters import LetterSize
+from holdfast.layers.worlds import World, WorldMeta, WorldState
+from holdfast.limits import MESSAGES_MAX, PAGE_ITEMS
+from holdfast.runtime.maintenance.scan import scan_range, universes
+from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.runtime.publishing import Publish
+from holdfast.tiers import Tier
+from holdfast.wire.worlds import Described
+
+_log = logging.getLogger("holdfast.upkeep")
+
+
+class Deleter(Protocol):
+    """The world store, as the retention uses it."""
+
+    def delete(self, world: World, incarnation: int | None = None, *, archived_ms: int | None = None) -> Described: ...
+
+
+class ArchivedWorld(NamedTuple):
+    """A world that is archived, or whose deletion was interrupted."""
+
+    world: World
+    meta: WorldMeta
+
+
+# Archived worlds.
+
+
+def trim_worlds(database: Database, store: Deleter, options: SpaceOptions) -> int:
+    """Delete the archived worlds of all universes that are past their retention; how many."""
+    if options.archived_keep_seconds is None and options.archived_bytes_max is None:
+        return 0
+    return sum(_trim_worlds_of(database, store, options, universe) for universe in universes(database))
+
+
+def _trim_worlds_of(database: Database, store: Deleter, options: SpaceOptions, universe: str) -> int:
+    found = sorted(_archived(database, universe), key=lambda each: (each.meta.archived_ms, each.meta.created_ms))
+    excess, sizes = 0, {}
+    if options.archived_bytes_max is not None:
+        sizes = {each.world: size_of(database, each.world) for each in found}
+        excess = sum(sizes.values()) - options.archived_bytes_max
+    now_ms = database.read(_now_ms)
+    count = 0
+    for each in found:
+        is_old = (
+            options.archived_keep_seconds is not None
+            and each.meta.archived_ms + round(options.archived_keep_seconds * 1_000) <= now_ms
+        )
+        if not is_old and excess <= 0 and each.meta.state is WorldState.ARCHIVED:
+            continue
+        if _delete_world(store, each):
+            count, excess = count + 1, excess - sizes.get(each.world, 0)
+    return count
+
+
+def _delete_world(store: Deleter, archived: ArchivedWorld) -> bool:
+    world, meta = archived
+    try:
+        store.delete(world, meta.incarnation, archived_ms=meta.archived_ms)
+    except Closed:
+        raise
+    except (WorldNotActive, WorldNotFound):
+        return False  # It was resumed, or deleted by another process.
+    except HoldfastError as error:
+        _log.warning("archived world %s/%s could not be deleted: %s", world.universe, world.name, error)
+        return False
+    _log.info("archived world %s/%s deleted", world.universe, world.name)
+    return True
+
+
+def _archived(database: Database, universe: str) -> Iterator[ArchivedWorld]:
+    after = ""
+    while names := database.read(worlds.names, universe, after=after, limit=PAGE_ITEMS):
+        after = names[-1]
+        for world in (World(universe, name) for name in names):
+            meta = database.read(_find_meta, world)
+            if meta is not None and meta.state is WorldState.ARCHIVED and not meta.archived_ms:
+                meta = database.transact(worlds.note_archived, world)
+            if meta is not None and meta.state in (WorldState.ARCHIVED, WorldState.DELETING):
+                yield ArchivedWorld(world, meta)
+
+
+def size_of(database: Database, world: World) -> int:
+    """The bytes of a world's keys and segments. Blobs are not counted: others may name them too."""
+    size = sum(len(key) + len(value) for key, value in scan_range(database, *worlds.subspace(world).range()))
+    after = -1
+    while page := database.read(segments.page, world, after=after, limit=PAGE_ITEMS):
+        size += sum(segment.size for segment in page)
+        after = page[-1].end
+    return size
+
+
+def _find_meta(tx: Transaction, world: World) -> WorldMeta | None:
+    try:
+        return worlds.last_meta(tx, world)
+    except WorldNotFound:
+        return None
+
+
+# Dead letters.
+
+
+def trim_dead_letters(database: Database, options: SpaceOptions, publish: Publish) -> int:
+    """Delete the oldest dead letters of the universes that have more bytes of them than allowed; how many."""
+    if options.dead_letter_bytes_max is None:
+        return 0
+    return sum(
+        _trim_dead_letters_of(database, universe, options.dead_letter_bytes_max, publish)
+        for universe in universes(database)
+    )
+
+
+def _trim_dead_letters_of(database: Database, universe: str, bytes_max: int, publish: Publish) -> int:
+    found = [
+        (letter, queue) for queue in _dead_letter_queues(database, universe) for letter in _letters(database, queue)
+    ]
+    excess = sum(letter.bytes for letter, _ in found) - bytes_max
+    surplus: dict[QueueKey, list[LetterSize]] = {}
+    for letter, queue in sorted(found, key=lambda each: each[0].died_ms):
+        if excess <= 0:
+            break
+        excess -= letter.bytes
+        surplus.setdefault(queue, []).append(letter)
+    count = 0
+    for queue, letters in surplus.items():
+        for at in range(0, len(letters), MESSAGES_MAX):
+            dropped, events = database.transact(dead_letters.drop, queue, letters[at : at + MESSAGES_MAX])
+            publish(events)
+            count += dropped
+    if count:
+        _log.info("%s dead letters of %s deleted", count, universe)
+    return count
+
+
+def _letters(database: Database, queue: QueueKey) -> Iterator[LetterSize]:
+    after: bytes | None = b""
+    while after is not None:
+        page, after = database.read(dead_letters.sizes, queue, after=after, limit=PAGE_ITEMS)
+        yield from page
+
+
+def _dead_letter_queues(database: Database, universe: str) -> list[QueueKey]:
+    names = [queue.name for queue in _queues(database, universe)]
+    return [QueueKey(universe, name) for name in sorted(database.read(dead_letters.queues_of, universe, names))]
+
+
+# Results.
+
+
+def delete_results(database: Database) -> None:
+    """Delete the expired results of keyed calls, and the expired idempotency keys and ack records of queues."""
+    while database.read(idempotency.has_expired_keys, tier=Tier.IMPORTANT):
+        database.transact(idempotency.forget, tier=Tier.IMPORTANT)
+    for universe in universes(database):
+        for queue in _queues(database, universe):
+            if database.read(enqueue.has_expired_keys, queue, tier=Tier.IMPORTANT):
+                database.transact(enqueue.delete_expired_keys, queue, tier=Tier.IMPORTANT)
+
+
+def _queues(database: Database, universe: str) -> Iterator[QueueKey]:
+    after = ""
+    while names := database.read(queues.names, universe, after=after, limit=PAGE_ITEMS):
+        yield from (QueueKey(universe, name) for name in names)
+        after = names[-1]
+
+
+def _now_ms(tx: Transaction) -> int:
+    return tx.now_ms
