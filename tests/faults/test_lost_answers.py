@@ -21,8 +21,9 @@ import holdfast
 from holdfast import Plane
 from holdfast.client import connection, streaming
 from holdfast.errors import Busy, CommitUnknown, HoldfastError, InvalidArgument, NotAllowed, Unreachable, Unsupported
+from holdfast.wire.blobs import Stored
 from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
-from holdfast.wire.problems import problem_of
+from holdfast.wire.problems import Problem, problem_of
 from holdfast.wire.queues import NewMessage, PutMessages
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
@@ -310,3 +311,61 @@ def test_a_refused_repetition_of_a_long_call_leaves_the_outcome_unknown() -> Non
                 streaming.post(server_address, PutMessages("jobs", [NewMessage(b"2")]), "another")
         finally:
             server.shutdown()
+
+
+# Servers of older versions.
+
+
+async def test_a_payload_can_be_put_at_a_server_that_does_not_know_pins() -> None:
+    """Such a server refuses a frame with a field that it does not know."""
+    frames: list[bytes] = []
+
+    def serve(socket: ServerConnection) -> None:
+        socket.recv()
+        socket.send(encode([PROTOCOL, "", 16]))
+        with suppress(ConnectionClosed):
+            while True:
+                frames.append(bytes(socket.recv()))
+                (call,) = decode_calls(frames[-1])
+                socket.send(encode([Reply(call.number, Stored("ab" * 32, 20_000))]))
+
+    with serve_sync(serve, "127.0.0.1", 0) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        try:
+            url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+            async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+                for _ in range(2):  # Before and after the first hello.
+                    assert await plane.blobs.put(b"x" * 20_000, pinned=False) == "ab" * 32
+        finally:
+            server.shutdown()
+    assert [b"pinned" in frame for frame in frames] == [False, False]
+
+
+def test_a_large_payload_can_be_put_at_a_server_that_does_not_know_pins() -> None:
+    targets: list[str] = []
+
+    class OldServer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            while size := int(self.rfile.readline(), 16):
+                self.rfile.read(size + 2)
+            self.rfile.readline()
+            targets.append(self.path)
+            is_known = "?" not in self.path
+            refusal = Problem("invalid_query", "", 400, "Unknown query parameter 'pinned'; known: universe")
+            body = msgspec.json.encode(Stored("ab" * 32, 1) if is_known else refusal)
+            self.send_response(200 if is_known else 400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), OldServer) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        try:
+            with holdfast.connect(f"http://127.0.0.1:{server.server_port}", patience_seconds=DEADLINE_SECONDS) as plane:
+                assert plane.blobs.put(bytes(4 << 20), pinned=False) == "ab" * 32
+        finally:
+            server.shutdown()
+    assert targets == ["/v1/blobs?pinned=false", "/v1/blobs"]

@@ -27,6 +27,7 @@ from holdfast.pipeline.jobs import reachability
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import UNREACHABLE
+from holdfast.runtime.maintenance import garbage_collection
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.mail import NewMail
 
@@ -228,6 +229,39 @@ def test_universes_have_separate_blobs(spark: SparkSession, tmp_path: Path) -> N
     reachability.run(spark, config, now=NOW)
     (row,) = rows(config).values()
     assert (row["universe"], row["hash"]) == ("other", hash)
+
+
+def test_a_dry_run_of_a_collection_finds_the_same_blobs(spark: SparkSession, tmp_path: Path) -> None:
+    """Two independent searches of one plane agree, except that a session log keeps no blob."""
+    config = config_of(tmp_path)
+    with holdfast.open(config.data, universe="other") as plane:
+        plane.blobs.put(b"small by_state", pinned=False)  # Named in another universe only.
+    with holdfast.open(config.data) as plane:
+        logged: set[tuple[str, str]] = set()
+        for reference in REFERENCES:
+            small = plane.blobs.put(f"small {reference.__name__}".encode(), pinned=False)
+            large = plane.blobs.put(reference.__name__.encode().ljust(LARGE), pinned=False)
+            reference(plane, small, large)
+            logged |= {("main", small), ("main", large)} if reference is by_log else set()
+        plane.queue("jobs").put(b"z" * LARGE)
+        scheduled = plane.blobs.put(b"s" * LARGE, pinned=False)
+        plane.queue("jobs").schedule("nightly", "0 3 * * *", {"see": scheduled})
+        plane.queue("failing").put(b"d" * LARGE)
+        message = plane.queue("failing").receive()
+        assert message is not None
+        message.reject("no")
+        lost = plane.blobs.put(b"named by a lost blob", pinned=False)
+        plane.blobs.put(f"only the lost refer to {lost}".encode().ljust(LARGE), pinned=False)
+        services = plane._transport.services
+        search = garbage_collection.Search(services.database, services.objects)
+        planned = plane.gc(dry_run=True)
+    assert reachability.run(spark, config, now=NOW).ok
+    table = Lake(config.lake).table(UNREACHABLE).rows()
+    unreachable = {(row["universe"], row["hash"]) for row in table.to_pylist()}
+    unreferenced = {(found.universe, found.hash) for found in search.unreferenced}
+    assert len(unreachable) == 3
+    assert unreferenced == unreachable | logged
+    assert (planned.waiting, planned.unsearched) == (len(unreferenced), [])
 
 
 @given(st.data())

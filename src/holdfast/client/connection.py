@@ -85,6 +85,7 @@ class Connection:
         self._outbox: list[PendingCall] = []
         self._batcher = RequestBatcher(self._send_batched)
         self._socket: Socket | None = None
+        self._revision = 0  # What the server knows; see `Hello`.
         self._batching: AdaptiveBatching | None = None
         self._unsent_frames: list[bytes] = []  # Frames that wait until the socket accepts more.
         self._runner: asyncio.Task[None] | None = None
@@ -169,6 +170,8 @@ class Connection:
         if self._runner is None:
             self._disconnected_since = loop.time()
             self._runner = loop.create_task(self._run())
+        if self._socket is not None:  # Otherwise when it is connected.
+            pending.adapt(self._revision)
         self._pending[pending.number] = pending
         self._outbox.append(pending)
         if now:
@@ -278,6 +281,7 @@ class Connection:
             assert isinstance(socket, Socket)
             errors: list[Exception] = []
             socket.on_message = partial(self._on_message, socket, errors)
+            self._revision = hello.revision
             self._resume(socket)
             try:
                 while True:  # Short messages go to the callback. This receives only fragmented messages, and the end.
@@ -312,6 +316,7 @@ class Connection:
             ):
                 pending.fail(unknown(pending.request, "the server no longer remembers its idempotency key"))
             else:
+                pending.adapt(self._revision)
                 if pending.sent:
                     pending.mark_repeated()
                 self._outbox.append(pending)

@@ -11,6 +11,7 @@ from holdfast.client.undo import undo_of
 from holdfast.errors import HoldfastError, InvalidArgument, Unsupported
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
+from holdfast.wire.blobs import PutBlob
 from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
@@ -37,6 +38,13 @@ class PendingCall:
         self.sent = False
         self.lost_at: float | None = None  # When the connection of the first attempt ended.
         self.abandoned = False
+
+    def adapt(self, revision: int) -> None:
+        """Leave out what the server does not know: it would refuse the whole frame."""
+        if revision < 1 and isinstance(self.request, PutBlob) and not self.request.pinned:
+            # A server without pins keeps every blob.
+            self.request = msgspec.structs.replace(self.request, pinned=True)
+            self.data = _encode(Call(self.number, self.request, self.key))
 
     def fail(self, error: HoldfastError) -> None:
         if not self.future.done():

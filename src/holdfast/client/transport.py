@@ -16,10 +16,10 @@ from holdfast.client.connection import Connection
 from holdfast.client.lease_renewal import RemoteLeaseRenewer
 from holdfast.client.pending_calls import TooLong
 from holdfast.client.transfers import STREAMED, Transfer
-from holdfast.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
+from holdfast.errors import Closed, HoldfastError, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
 from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
-from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
+from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, Stored, WriteBlob
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.requests import Answer, Request
 
@@ -64,8 +64,17 @@ class AsyncRemoteTransport:
         """Read or write a blob over HTTP, while the caller's thread waits."""
         self._check_open()
         if isinstance(request, PutBlob):
-            return streaming.put(self, WriteBlob(request.universe, request.pinned), request.data)
+            return self._upload(request)
         return Body(b"".join(streaming.receive(streaming.Download(self, OpenBlob(request.hash, request.universe)))))
+
+    def _upload(self, request: PutBlob) -> Stored:
+        try:
+            return streaming.put(self, WriteBlob(request.universe, request.pinned), request.data)
+        except HoldfastError as error:
+            if request.pinned or "Unknown query parameter 'pinned'" not in str(error):
+                raise
+            # A server of an older version, which keeps every blob.
+            return streaming.put(self, WriteBlob(request.universe), request.data)
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
         self._check_open()

@@ -46,7 +46,7 @@ from holdfast.server.replies import Replies, encode_replies, unexpected_error
 from holdfast.server.sockets import BoundedSocket
 from holdfast.server.transport import ServerTransport
 from holdfast.server.websocket_reader import WebsocketReader
-from holdfast.wire.frames import PROTOCOL, Call, Hello, Reply, decode_calls, decode_hello, encode
+from holdfast.wire.frames import PROTOCOL, REVISION, Call, Hello, Reply, decode_calls, decode_hello, encode
 from holdfast.wire.problems import problem_of
 from holdfast.wire.queues import ReceiveMessages
 
@@ -215,7 +215,7 @@ class StreamConnection:
             return False
         self.session = f"{self._authorizer.name}/{hello.session}"
         self._streams.register(self)
-        await self._send({"type": "websocket.send", "bytes": encode(Hello(PROTOCOL, hello.session, CALLS_MAX))})
+        await self._send({"type": "websocket.send", "bytes": encode(Hello(PROTOCOL, hello.session, CALLS_MAX, REVISION))})
         return True
 
     async def _next_frame(self) -> bytes | None:
