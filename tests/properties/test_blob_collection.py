@@ -1,7 +1,7 @@
 """Puts, names, crashes and collections in any order: no named blob is deleted, and every other one is in the end.
 
-Two nodes share the key space: on PostgreSQL two connections, elsewhere one database. What happens between the steps of a
-collection or of a put happens at the other node.
+Two nodes share the key space: on PostgreSQL two connections, elsewhere one database. What happens between the steps of
+a collection or of a put happens at the other node.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ NAMED_BY = {2: {1}, 3: {0}}  # By the content of each.
 
 contents = st.integers(0, len(CONTENTS) - 1)
 places = st.sampled_from(("message", "schedule", "state", "pair", "inbox", "journal", "snapshot"))
-checked_places = st.sampled_from(("message", "schedule", "inbox"))  # Refuse a blob that is not stored.
+checked_places = st.sampled_from(("message", "schedule", "inbox", "snapshot"))  # Refuse a blob that is not stored.
 fail_at = st.none() | st.integers(0, 40)
 steps = st.integers(0, 30)
 
@@ -97,7 +97,7 @@ class BlobCollection(RuleBasedStateMachine):
 
     @rule(content=contents, place=checked_places)
     def name_what_may_be_deleted(self, content: int, place: str) -> None:
-        """A message, a schedule or an inbox item never names a blob that is not stored."""
+        """A message, a schedule, an inbox item or a snapshot never names a blob that is not stored."""
         try:
             self.name(content, place)
         except BlobNotFound:
