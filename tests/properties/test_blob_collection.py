@@ -52,7 +52,7 @@ NAMED_BY = {2: {1}, 3: {0}}  # By the content of each.
 
 contents = st.integers(0, len(CONTENTS) - 1)
 places = st.sampled_from(("message", "schedule", "state", "pair", "inbox", "journal", "snapshot"))
-checked_places = st.sampled_from(("message", "schedule", "inbox", "snapshot"))  # Refuse a blob that is not stored.
+checked_places = st.sampled_from(("message", "schedule", "inbox", "snapshot"))  # Remove the mark of the blob.
 fail_at = st.none() | st.integers(0, 40)
 steps = st.integers(0, 30)
 
@@ -97,7 +97,7 @@ class BlobCollection(RuleBasedStateMachine):
 
     @rule(content=contents, place=checked_places)
     def name_what_may_be_deleted(self, content: int, place: str) -> None:
-        """A message, a schedule, an inbox item or a snapshot never names a blob that is not stored."""
+        """A message, a schedule or an inbox item never names a blob that is not stored."""
         try:
             self.name(content, place)
         except BlobNotFound:
@@ -371,6 +371,8 @@ class BlobCollection(RuleBasedStateMachine):
             key = (self.world.name, self.database.read(journals.head, self.world))
             transact(journals.append, self.world, [b"\x82\x00\x78\x40" + hash.encode()], expected_head=key[1])
         else:
+            if not self.exists(content):  # It can be indexed, but keeps nothing.
+                raise BlobNotFound("a snapshot without its bytes")
             key = (self.world.name, self.database.read(journals.head, self.world))
             draft = snapshots.SnapshotRecord(hash, key[1], snapshots.NOW, None, None)
             try:

@@ -14,10 +14,11 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import BlobNotFound, Busy, InvalidArgument, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, queues, worlds
+from holdfast.layers import blobs, inboxes, journals, queues, snapshots, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.idempotency import keyed_call, store_result
 from holdfast.layers.queues import QueueKey
+from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.limits import BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX, GC_GRACE_SECONDS, PAYLOAD_INLINE_BYTES_MAX
 from holdfast.runtime.maintenance import retention
@@ -27,6 +28,7 @@ from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import NewMessage, PutMessages, QueuePolicy
 
 LARGE = bytes(range(256)) * 200
@@ -91,8 +93,8 @@ def test_a_message_without_a_blob_costs_nothing(plane: Plane) -> None:
     assert [key for area in blobs.AREAS for key, _ in plane.pairs.scan(*Subspace("u", "main", area).range())] == []
 
 
-def test_a_pin_a_state_a_snapshot_and_another_blob_keep_a_blob(plane: Plane, clock: ManualClock) -> None:
-    contents = [f"{n}".encode() * (PAYLOAD_INLINE_BYTES_MAX + 1) for n in range(5)]
+def test_everything_that_names_a_blob_keeps_it(plane: Plane, clock: ManualClock) -> None:
+    contents = [f"{n}".encode() * (PAYLOAD_INLINE_BYTES_MAX + 1) for n in range(8)]
     pinned = plane.blobs.put(contents[0])
     in_state, in_blob = (plane.blobs.put(content, pinned=False) for content in contents[1:3])
     plane.state("report").update({"blob": in_state})
@@ -101,11 +103,23 @@ def test_a_pin_a_state_a_snapshot_and_another_blob_keep_a_blob(plane: Plane, clo
     world.create()
     world.append(["hello"], expected_head=0)
     snapshot = world.snapshots.commit("state" * 10_000, height=1)
+    plane.queue("failing").put(contents[5])
+    message = plane.queue("failing").receive()
+    assert message is not None
+    message.reject("no")
+    in_segment, in_pair = (plane.blobs.put(content, pinned=False) for content in contents[6:])
+    cold = plane.world("cold")
+    cold.create()
+    cold.append([in_segment, *range(19)], expected_head=0)
+    cold.snapshots.commit(None, height=20)
+    assert cold.compact(entries=10, margin=0).segments == 2
+    plane.pairs.put(b"mine", in_pair.upper().encode())
     lost = plane.blobs.put(contents[4], pinned=False)
     for _ in range(3):
         plane.gc()
         pass_grace(clock)
-    kept = [pinned, in_state, in_blob, holder, snapshot.snapshot_ref]
+    in_dead_letter = hashlib.sha256(contents[5]).hexdigest()
+    kept = [pinned, in_state, in_blob, holder, snapshot.snapshot_ref, in_dead_letter, in_segment, in_pair]
     assert [plane.blobs.has(hash) for hash in kept] == [True] * len(kept)
     assert not plane.blobs.has(lost)
     plane.blobs.unpin(pinned)
@@ -232,6 +246,45 @@ def test_a_blob_that_changed_after_the_search_stays(
     is_deleted = database.transact(blobs.mark_or_delete, "main", digest, seen=seen, mark=mark, grace_ms=GRACE_MS)
     assert is_deleted == ("unchanged" in request.node.name)
     assert (database.read(blobs.find, "main", digest) is None) == is_deleted
+
+
+ADA = World("main", "ada")
+BLOB_MESSAGE = NewMessage(b"", blob=HASH, blob_size=len(LARGE))
+
+
+@pytest.mark.parametrize(
+    ("name", "needs_record"),
+    [
+        (lambda tx: queues.put(tx, QueueKey("main", "jobs"), [BLOB_MESSAGE]), True),
+        (
+            lambda tx: queues.set_schedule(
+                tx, QueueKey("main", "jobs"), "daily", cron="0 3 * * *", timezone="UTC", message=BLOB_MESSAGE
+            ),
+            True,
+        ),
+        (lambda tx: inboxes.enqueue(tx, ADA, DomainEvent(schema="s", payload_blob=HASH)), True),
+        (
+            lambda tx: snapshots.commit(tx, ADA, SnapshotRecord(HASH, 1, snapshots.NOW, None, None), promote=False),
+            False,  # It can be indexed before its bytes are stored, but not become the baseline.
+        ),
+    ],
+    ids=["message", "schedule", "inbox item", "snapshot"],
+)
+def test_naming_a_blob_removes_its_mark_and_needs_its_record(
+    name: Callable[[Transaction], object], needs_record: bool
+) -> None:
+    database = MemoryDatabase(clock=ManualClock())
+    database.transact(snapshots.create_world, ADA)
+    database.transact(journals.append, ADA, [b"\x82\x00\x00"], expected_head=0)
+    if needs_record:
+        with pytest.raises(BlobNotFound, match="put it first"):
+            database.transact(name)
+    digest = bytes.fromhex(HASH)
+    seen = database.transact(blobs.record, "main", digest, Blob(len(LARGE), upload="", pinned=False))
+    database.transact(blobs.mark_or_delete, "main", digest, seen=seen, mark=None, grace_ms=GRACE_MS)
+    assert database.read(blobs.mark_of, "main", digest) is not None
+    database.transact(name)
+    assert database.read(blobs.mark_of, "main", digest) is None
 
 
 def test_a_negative_grace_period_is_refused(plane: Plane) -> None:

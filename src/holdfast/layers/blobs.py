@@ -8,8 +8,8 @@ A larger body is in the object store, at `cas/<universe>/sha256/<hash>.<upload>`
 recorded here: a body without a record is harmless; a record without a body would be data loss. Every upload has a path
 of its own, so deleting a body never removes the one that another put of the same content has just written.
 
-    stored ──a search finds no name──► marked ──a grace period, another search──► record deleted ──a grace period──► body
-       ▲                                 │                                                                        deleted
+    stored ──a search finds no name──► marked ──a grace period, another search──► record deleted
+       ▲                                 │                                          └──a grace period──► body deleted
        └────────put again or named───────┘
 
 Two searches that are a grace period apart must find no name. Between them, a put of the same content, or a message,

@@ -215,7 +215,9 @@ class StreamConnection:
             return False
         self.session = f"{self._authorizer.name}/{hello.session}"
         self._streams.register(self)
-        await self._send({"type": "websocket.send", "bytes": encode(Hello(PROTOCOL, hello.session, CALLS_MAX, REVISION))})
+        await self._send(
+            {"type": "websocket.send", "bytes": encode(Hello(PROTOCOL, hello.session, CALLS_MAX, REVISION))}
+        )
         return True
 
     async def _next_frame(self) -> bytes | None:

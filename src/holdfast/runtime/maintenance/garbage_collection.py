@@ -1,12 +1,13 @@
 """Deletes blobs that nothing names any more.
 
-    search one snapshot ──► mark ──a grace period──► search again ──► delete the record ──a grace period──► delete the body
+    search one snapshot ──► mark ──a grace period──► search again ──► delete the record
+                                                                        └──a grace period──► delete the body
 
 A blob is named by its hash, anywhere in its universe: in a message, an inbox, a journal, a snapshot, a state, an
 entity, a mail, or in the content of another blob that is kept; and in any pair outside of universes. Anything that
-looks like the hash counts. Session logs do not count: they record what happened, and name what is gone. Values are searched in
-one snapshot of the key space, so a name that moves during the search is not missed. Segments and large blobs are
-immutable and are searched after it. If any of them cannot be read, nothing is deleted.
+looks like the hash counts. Session logs do not count: they record what happened, and name what is gone. Values are
+searched in one snapshot of the key space, so a name that moves during the search is not missed. Segments and large
+blobs are immutable and are searched after it. If any of them cannot be read, nothing is deleted.
 
 Each step is one transaction or can be repeated, so a collection that was interrupted is continued by the next one, and
 several processes may collect at once.
