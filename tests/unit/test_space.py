@@ -357,7 +357,8 @@ def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
     database.transact(blobs.record, "main", digest, Blob(5, b"small", pinned=False))
     database.transact(blobs.release, "main", digest.hex())
     clock.advance_ms(BLOB_TOUCH_SECONDS * 1_000)
-    loop = SpaceLoop(database, objects, SpaceOptions(grace_seconds=0), 0.001)
+    store = WorldStore(database, objects, BlobStore(database, objects))
+    loop = SpaceLoop(database, objects, SpaceOptions(grace_seconds=0), 0.001, worlds=store)
     while loop.passes < 2:
         pass
     loop.stop()

@@ -190,12 +190,12 @@ def _open(url: str, options: Options) -> Services:
     if url.startswith("dir:") and reserve_bytes:
         folder = folder_at(url.removeprefix("dir:"))
         services.disk_space = DiskSpaceMonitor(database, folder, reserve_bytes=reserve_bytes)
+    store = WorldStore(database, services.objects, BlobStore(database, services.objects))
     if every_seconds is not None:
-        store = WorldStore(database, services.objects, BlobStore(database, services.objects))
         services.compaction = CompactionLoop(database, store, every_seconds)
     if gc_every_seconds is not None and url != "memory:" and options.clock is None:
         services.space_loop = SpaceLoop(
-            database, services.objects, options.space, gc_every_seconds, publish=services.publish
+            database, services.objects, options.space, gc_every_seconds, worlds=store, publish=services.publish
         )
     return services
 

@@ -14,8 +14,6 @@ from holdfast.runtime.maintenance import retention
 from holdfast.runtime.maintenance.garbage_collection import collect, is_collection_due
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.publishing import Publish, discard
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
 
 _log = logging.getLogger("holdfast.upkeep")
 _STEPS: Final = {
@@ -37,11 +35,12 @@ class SpaceLoop:
         options: SpaceOptions,
         every_seconds: float,
         *,
+        worlds: retention.Deleter,
         publish: Publish = discard,
     ) -> None:
         self._database = database
         self._objects = objects
-        self._worlds = WorldStore(database, objects, BlobStore(database, objects))
+        self._worlds = worlds
         self._options = options
         self._publish = publish
         self._every_seconds = every_seconds
