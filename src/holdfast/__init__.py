@@ -84,7 +84,7 @@ if TYPE_CHECKING:
         Schedule,
     )
     from holdfast.wire.restores import Entry, Restored, Verdict
-    from holdfast.wire.space import Collected, SpaceReport, SpaceUse
+    from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StorageStatus
     from holdfast.wire.states import UpdatedState
     from holdfast.wire.tokens import NewToken, TokenInfo
     from holdfast.wire.transport import HeldLock, LockStats
@@ -173,6 +173,8 @@ __all__ = [
     "Snapshots",
     "SpaceReport",
     "SpaceUse",
+    "StorageStatus",
+    "LastCollection",
     "State",
     "Subspace",
     "Tier",
@@ -280,6 +282,8 @@ _MODULES: Final = {
     "Snapshots": "holdfast.handles.sync.worlds",
     "SpaceReport": "holdfast.wire.space",
     "SpaceUse": "holdfast.wire.space",
+    "StorageStatus": "holdfast.wire.space",
+    "LastCollection": "holdfast.wire.space",
     "State": "holdfast.handles.sync.states",
     "Subspace": "holdfast.kv",
     "Tier": "holdfast.tiers",

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
-from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed
+from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed, Unreachable
 from holdfast.handles.plane import AsyncPlane
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.embedded import AsyncEmbeddedTransport
@@ -36,7 +36,9 @@ from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.server.queue_metrics import ConsumerMetrics
 from holdfast.server.recovery import Recovery
+from holdfast.server.space_metrics import SpaceMetrics
 from holdfast.testing.clock import ManualClock
+from holdfast.testing.faults import ChosenFault, faulty_objects
 from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
 from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, ReceiveMessages
@@ -249,10 +251,54 @@ async def test_every_metric_is_documented(server: Server, tmp_path: Path) -> Non
     waiting = ConsumerMetrics(server.transport.services.waiting_consumers)
     services = server.transport.services
     services.disk_space = DiskSpaceMonitor(services.database, tmp_path)
-    collectors = (server.metrics, waiting, IngressMetrics(server.transport.ingress), Recovery(services))
+    space = SpaceMetrics(services.space_counters)
+    collectors = (server.metrics, waiting, space, IngressMetrics(server.transport.ingress), Recovery(services))
     collected = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_\w+)` \| (\w+)", document, re.MULTILINE))
     assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in collected.items()}
+
+
+async def test_collections_and_what_is_stored_are_measured() -> None:
+    clock = ManualClock()
+    server = Server(clock=clock)
+    server.metrics.registry.register(SpaceMetrics(server.transport.services.space_counters))
+    large, pinned = bytes(range(256)) * 100, b"pinned" * 10_000
+    assert not [name for name in await server.samples() if "space_" in name or "last_success" in name]
+    await server.plane.queue("jobs").put(large)
+    await server.plane.blobs.put(pinned)
+    message = await server.plane.queue("jobs").receive()
+    assert message is not None
+    await message.ack()
+    await server.plane.gc()
+    clock.advance_ms(2 * 86_400_000)
+    await server.plane.gc(dry_run=True)
+    samples = await server.samples()
+    assert samples["holdfast_space_bytes kind=blobs"] == len(large) + len(pinned)
+    assert samples["holdfast_gc_deleted_total kind=blobs"] == 0
+    assert clock.now_ms() / 1_000 - samples["holdfast_gc_last_success_timestamp_seconds"] == 2 * 86_400
+    await server.plane.gc()
+    samples = await server.samples()
+    assert samples["holdfast_space_bytes kind=blobs"] == len(pinned)
+    assert samples["holdfast_space_bytes kind=queues"] > 0
+    assert samples["holdfast_space_measured_timestamp_seconds"] == clock.now_ms() / 1_000
+    assert samples["holdfast_gc_deleted_total kind=blobs"] == 1
+    assert samples["holdfast_gc_deleted_bytes_total kind=blobs"] == len(large)
+    assert samples["holdfast_gc_last_success_timestamp_seconds"] == clock.now_ms() / 1_000
+    clock.advance_ms(2 * 86_400_000)
+    await server.plane.gc()
+    assert (await server.samples())["holdfast_gc_deleted_total kind=bodies"] == 1
+    success = clock.now_ms() / 1_000
+    clock.advance_ms(1_000)
+    services = server.transport.services
+    services.objects = faulty_objects(services.objects, ChosenFault(0, lambda: Unreachable("The store is away")))
+    with pytest.raises(Unreachable):
+        await server.plane.gc()
+    samples = await server.samples()
+    assert samples["holdfast_gc_failures_total"] == 1
+    assert samples["holdfast_gc_last_success_timestamp_seconds"] == success
+    status = (await server.plane.storage_status()).collection
+    assert (status.error, status.failures, status.succeeded_ms) == ("The store is away", 1, success * 1_000)
+    await server.transport.close()
 
 
 async def test_number_of_measured_queues_is_bounded() -> None:

@@ -62,7 +62,7 @@ from holdfast.wire.queues import (
     SurveyQueues,
 )
 from holdfast.wire.requests import Request
-from holdfast.wire.space import CollectGarbage, ShowSpace
+from holdfast.wire.space import CollectGarbage, ShowSpace, ShowStorage
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.tokens import CreateToken, RevokeToken
 from holdfast.wire.worlds import (
@@ -312,6 +312,7 @@ def test_services_that_read_write_nothing(clock: ManualClock, monkeypatch: pytes
         ListWaits(),
         ReadReceipts("ada"),
         ShowSpace(),
+        ShowStorage(),
     ]
     streams = {ListBackup, OpenBackup, RunCheckups}  # They read a copy, and have their own tests.
     assert {type(request) for request in reads} | streams == {

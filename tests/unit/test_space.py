@@ -22,6 +22,7 @@ from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World
 from holdfast.limits import BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX, GC_GRACE_SECONDS, PAYLOAD_INLINE_BYTES_MAX
 from holdfast.runtime.maintenance import retention
+from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_loop import SpaceLoop, trim_logs
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.sync.blobs import BlobStore
@@ -344,7 +345,41 @@ def test_space_shows_what_is_kept_and_why(plane: Plane) -> None:
     assert uses["blobs", "pinned"] == (1, 6)
     consume(plane)
     uses = {(use.kind, use.reason): (use.count, use.bytes) for use in plane.space().uses}
-    assert uses["blobs", "unreferenced; deleted after the grace period"] == (1, len(LARGE))
+    assert uses["blobs", "unreferenced"] == (1, len(LARGE))
+
+
+def test_space_shows_until_when_data_is_kept(plane: Plane, clock: ManualClock) -> None:
+    def shown(kind: str, reason: str) -> tuple[int, int, str, int | None]:
+        uses = {(use.kind, use.reason): use for use in plane.space().uses}
+        return tuple(getattr(uses[kind, reason], name) for name in ("count", "bytes", "until", "next_ms"))
+
+    in_grace = "for the grace period (gc_grace_seconds)"
+    plane.queue("jobs").put(LARGE)
+    consume(plane)
+    put_ms = clock.now_ms()
+    due_ms = put_ms + GRACE_MS + BLOB_TOUCH_SECONDS * 1_000
+    assert shown("blobs", "unreferenced") == (1, len(LARGE), in_grace, due_ms)
+    clock.advance_ms(due_ms - put_ms - 1)
+    assert plane.gc().deleted == 0
+    clock.advance_ms(1)
+    assert plane.gc().deleted == 1
+    bodies = "bodies of deleted blobs, for readers and backups"
+    assert shown("deleted blobs", bodies) == (1, len(LARGE), in_grace, None)
+    pass_grace(clock)
+    plane.gc()
+    assert [use.kind for use in plane.space().uses if "blobs" in use.kind] == []
+
+
+def test_space_shows_the_last_collection_and_the_disk(plane: Plane, clock: ManualClock) -> None:
+    assert plane.storage_status().collection == holdfast.LastCollection()
+    clock.advance_ms(1_000)
+    plane.gc()
+    status = plane.space().status
+    assert (status.failure, status.disk_low) == (None, False)
+    assert status.disk_reserve_bytes is not None
+    assert (status.disk_free_bytes or 0) > status.disk_reserve_bytes > 0
+    assert status.collection.succeeded_ms == clock.now_ms()
+    assert status.collection.result == plane.gc()
 
 
 def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
@@ -357,12 +392,13 @@ def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
     database.transact(blobs.record, "main", digest, Blob(5, b"small", pinned=False))
     database.transact(blobs.release, "main", digest.hex())
     clock.advance_ms(BLOB_TOUCH_SECONDS * 1_000)
-    store = WorldStore(database, objects, BlobStore(database, objects))
-    loop = SpaceLoop(database, objects, SpaceOptions(grace_seconds=0), 0.001, worlds=store)
+    counters, store = SpaceCounters(), WorldStore(database, objects, BlobStore(database, objects))
+    loop = SpaceLoop(database, objects, SpaceOptions(grace_seconds=0), 0.001, worlds=store, counters=counters)
     while loop.passes < 2:
         pass
     loop.stop()
     assert database.read(blobs.find, "main", digest) is None
+    assert counters.deleted["blobs"] == 1
     with pytest.raises(InvalidArgument, match="gc_every_seconds"):
         holdfast.open(url, gc_every_seconds=0)
 
@@ -534,9 +570,9 @@ def test_space_shows_retentions(tmp_path: Path, clock: ManualClock) -> None:
         make_world(plane, "ada")
         make_dead_letters(plane, "jobs", clock)
         log_a_file(plane, "s")
-        reasons = {use.kind: use.reason for use in plane.space().uses}
-    assert "kept for 60 s, up to 1000 bytes" in reasons["archived worlds"]
-    assert "up to 500 bytes" in reasons["dead letters"]
-    assert reasons["session logs"] == "kept for 5 s"
+        until = {use.kind: use.until for use in plane.space().uses}
+    assert "for 60 s (archived_keep_seconds) and up to 1,000 bytes" in until["archived worlds"]
+    assert "up to 500 bytes" in until["dead letters"]
+    assert until["session logs"] == "for 5 s (activity_keep_seconds)"
     with pytest.raises(InvalidArgument, match="archived_bytes_max"):
         holdfast.open(f"dir:{tmp_path / 'data'}", archived_bytes_max=-1)

@@ -184,12 +184,18 @@ def unmark(tx: Transaction, universe: str, digest: bytes, mark: Mark) -> None:
         tx.delete(_mark_key(universe, digest))
 
 
+def due_ms(blob: Blob, mark: Mark | None, *, grace_ms: int) -> int | None:
+    """From when on the record of an unreferenced blob can be deleted; None if no search has found it so yet."""
+    if mark is None or not mark.is_found:
+        return None
+    touched_ms = blob.put_ms + BLOB_TOUCH_SECONDS * 1_000 if blob.put_ms else 0
+    return max(mark.at_ms, touched_ms) + grace_ms
+
+
 def is_due(blob: Blob, mark: Mark | None, *, now_ms: int, grace_ms: int) -> bool:
     """Whether the record of an unreferenced blob with this mark can be deleted."""
-    if mark is None or not mark.is_found:
-        return False
-    touched_ms = blob.put_ms + BLOB_TOUCH_SECONDS * 1_000 if blob.put_ms else 0
-    return max(mark.at_ms, touched_ms) + grace_ms <= now_ms
+    at_ms = due_ms(blob, mark, grace_ms=grace_ms)
+    return at_ms is not None and at_ms <= now_ms
 
 
 def mark_or_delete(

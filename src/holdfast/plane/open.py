@@ -195,7 +195,13 @@ def _open(url: str, options: Options) -> Services:
         services.compaction = CompactionLoop(database, store, every_seconds)
     if gc_every_seconds is not None and url != "memory:" and options.clock is None:
         services.space_loop = SpaceLoop(
-            database, services.objects, options.space, gc_every_seconds, worlds=store, publish=services.publish
+            database,
+            services.objects,
+            options.space,
+            gc_every_seconds,
+            worlds=store,
+            publish=services.publish,
+            counters=services.space_counters,
         )
     return services
 

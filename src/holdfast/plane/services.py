@@ -28,6 +28,7 @@ from holdfast.runtime.locks.universe_locks import UniverseLocks
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
+from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_loop import SpaceLoop
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.maintenance.sweeper import Sweeper
@@ -74,6 +75,7 @@ class Services:
         self.compaction: CompactionLoop | None = None
         self.disk_space: DiskSpaceMonitor | None = None
         self.space = space or SpaceOptions()
+        self.space_counters = SpaceCounters(clock)
         self.space_loop: SpaceLoop | None = None
         self.consumers = consumers or ConsumerOptions()
         self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)

@@ -1,28 +1,52 @@
 """Handlers of space requests."""
 
-from holdfast.plane.handlers import service
+import msgspec
+
+from holdfast.plane.handlers import immediate, service
+from holdfast.plane.services import Services
 from holdfast.plane.stores import AnyStores, Served
-from holdfast.runtime.maintenance import garbage_collection, space_use
+from holdfast.runtime.maintenance import space_use
 from holdfast.runtime.maintenance.space_options import checked_grace_ms
-from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, SpaceReport
+from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
 
 
 @service
 def collect(stores: AnyStores, request: CollectGarbage) -> Served[Collected]:
-    services = stores.services
-    seconds = services.space.grace_seconds if request.grace_seconds is None else request.grace_seconds
-    return stores.run_in_thread(
-        garbage_collection.collect,
-        services.database,
-        services.objects,
-        grace_ms=checked_grace_ms(seconds),
-        dry_run=request.dry_run,
-        with_old=request.with_old,
-    )
+    seconds = stores.services.space.grace_seconds if request.grace_seconds is None else request.grace_seconds
+    return stores.run_in_thread(_collect, stores.services, request, grace_ms=checked_grace_ms(seconds))
 
 
 @service
 def show(stores: AnyStores, request: ShowSpace) -> Served[SpaceReport]:
     del request
-    services = stores.services
-    return stores.run_in_thread(space_use.report, services.database, services.objects, services.space)
+    return stores.run_in_thread(_report, stores.services)
+
+
+@immediate
+def show_storage(stores: AnyStores, request: ShowStorage) -> StorageStatus:
+    del request
+    return storage_status(stores.services)
+
+
+def storage_status(services: Services) -> StorageStatus:
+    """Whether the key space works, how full its disk is, and how the last collection went."""
+    failure, disk = services.database.failure, services.disk_space
+    return StorageStatus(
+        failure=None if failure is None else f"{failure.code}: {failure}",
+        disk_low=services.database.low_space,
+        disk_free_bytes=None if disk is None else disk.free_bytes,
+        disk_reserve_bytes=None if disk is None else disk.reserve_bytes,
+        collection=services.space_counters.last,
+    )
+
+
+def _collect(services: Services, request: CollectGarbage, *, grace_ms: int) -> Collected:
+    counters, options = services.space_counters, {"dry_run": request.dry_run, "with_old": request.with_old}
+    with counters.count_failures():
+        return counters.collect(services.database, services.objects, services.space, grace_ms=grace_ms, **options)
+
+
+def _report(services: Services) -> SpaceReport:
+    report = space_use.report(services.database, services.objects, services.space)
+    services.space_counters.set_uses(report.uses)
+    return msgspec.structs.replace(report, status=storage_status(services))

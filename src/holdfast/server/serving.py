@@ -40,6 +40,7 @@ from holdfast.server.recovery import EXIT_FAILED, Recovery
 from holdfast.server.relay import RelayOptions
 from holdfast.server.settings import Settings
 from holdfast.server.sockets import BoundedSocket
+from holdfast.server.space_metrics import SpaceMetrics
 from holdfast.server.tokens import TokenAuthenticator, check_bind, is_loopback, make_authenticator
 
 _log = logging.getLogger("holdfast.server")
@@ -128,6 +129,7 @@ class Serving:
         )
         self.metrics.registry.register(IngressMetrics(transport.ingress))
         self.metrics.registry.register(ConsumerMetrics(transport.services.waiting_consumers))
+        self.metrics.registry.register(SpaceMetrics(transport.services.space_counters))
         app = make_app(self.context, settings.http_limits)
         app.router.routes[:0] = [
             *self.health.routes(),

@@ -27,13 +27,36 @@ class SpaceUse(msgspec.Struct, frozen=True):
     reason: str
     count: int
     bytes: int
+    until: str = ""  # Until when it is kept, in words.
+    next_ms: int | None = None  # When the first of these is deleted by the next collection. None: no time is set.
+
+
+class LastCollection(msgspec.Struct, frozen=True):
+    """The collections of one process since it started. A server starts one every `gc_every_seconds`."""
+
+    succeeded_ms: int | None = None  # The end of the last one that succeeded. None: there was none yet.
+    result: Collected | None = None  # What it deleted. None: nothing was due, so it searched nothing.
+    error: str | None = None  # Why the last one failed. None: it succeeded.
+    failures: int = 0
+
+
+class StorageStatus(msgspec.Struct, frozen=True):
+    """Whether the key space works, how full its disk is, and how the last collection went."""
+
+    failure: str | None = None  # Why the key space has failed: writes are refused. None: it works.
+    disk_low: bool = False  # Only the reserve is left: new data is refused.
+    disk_free_bytes: int | None = None  # None: not in a local directory, or no reserve is kept.
+    disk_reserve_bytes: int | None = None
+    collection: LastCollection = LastCollection()
 
 
 class SpaceReport(msgspec.Struct, frozen=True):
     """What is kept, and why."""
 
     uses: list[SpaceUse]
-    unsearched: list[str] = []
+    unsearched: list[str] = []  # What could not be read, so that no blob can be deleted.
+    status: StorageStatus = StorageStatus()
+    measured_ms: int = 0  # When the key space was read.
 
 
 class CollectGarbage(Request[Collected], frozen=True, tag="space.collect"):
@@ -55,4 +78,14 @@ class ShowSpace(Request[SpaceReport], frozen=True, tag="space.show"):
 
     operation = Operation(
         reads=True, permission="space:show", http=(Route("GET", "/v1/space", "Show what is kept, and why."),)
+    )
+
+
+class ShowStorage(Request[StorageStatus], frozen=True, tag="space.status"):
+    """Whether the key space works, how full its disk is, and how the last collection went. Reads no stored data."""
+
+    operation = Operation(
+        reads=True,
+        permission="space:show",
+        http=(Route("GET", "/v1/space/status", "Show whether the key space works, and how full its disk is."),),
     )

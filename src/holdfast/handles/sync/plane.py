@@ -25,7 +25,7 @@ from holdfast.wire import Transport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
-from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, SpaceReport
+from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
 from holdfast.wire.universes import ListUniverses
 from holdfast.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
 
@@ -143,8 +143,12 @@ class Plane:
         return self._transport.call(CollectGarbage(dry_run, grace_seconds, with_old))
 
     def space(self) -> SpaceReport:
-        """What is kept in all universes, how much it takes, and why it is kept."""
+        """What is kept in all universes: how much it takes, why, and until when. Reads the whole key space."""
         return self._transport.call(ShowSpace())
+
+    def storage_status(self) -> StorageStatus:
+        """Whether the key space works, how full its disk is, and how the last collection went. Reads no stored data."""
+        return self._transport.call(ShowStorage())
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit across all layers and return its result.

@@ -13,7 +13,7 @@ Each step is one transaction or can be repeated, so a collection that was interr
 several processes may collect at once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -209,9 +209,15 @@ def collect(
     grace_ms: int,
     dry_run: bool = False,
     with_old: bool = False,
+    searched: Callable[[Search], None] | None = None,
 ) -> Collected:
-    """Delete blobs that nothing has named for `grace_ms`, and bodies whose blobs were deleted that long ago."""
+    """Delete blobs that nothing has named for `grace_ms`, and bodies whose blobs were deleted that long ago.
+
+    `searched` is called with the search before anything is deleted.
+    """
     search = Search(database, objects, with_old=with_old)
+    if searched is not None:
+        searched(search)
     unreferenced = search.unreferenced
     deleted: list[FoundBlob] = []
     if dry_run and not search.unsearched:

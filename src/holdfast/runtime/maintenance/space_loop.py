@@ -11,7 +11,8 @@ from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.runtime.activity import retention as log_retention
 from holdfast.runtime.maintenance import retention
-from holdfast.runtime.maintenance.garbage_collection import collect, is_collection_due
+from holdfast.runtime.maintenance.garbage_collection import is_collection_due
+from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.publishing import Publish, discard
 
@@ -37,6 +38,7 @@ class SpaceLoop:
         *,
         worlds: retention.Deleter,
         publish: Publish = discard,
+        counters: SpaceCounters | None = None,
     ) -> None:
         self._database = database
         self._objects = objects
@@ -44,6 +46,7 @@ class SpaceLoop:
         self._options = options
         self._publish = publish
         self._every_seconds = every_seconds
+        self._counters = counters or SpaceCounters()
         self._jitter = Random()
         self._stopping = threading.Event()
         self._searched_ms: int | None = None
@@ -73,7 +76,8 @@ class SpaceLoop:
     def _run_guarded(self, step: Callable[[], None]) -> bool:
         """Run one step. An error does not stop the others. Whether the key space is still open."""
         try:
-            step()
+            with self._counters.count_failures():
+                step()
         except Closed:
             return False
         except HoldfastError as error:
@@ -83,7 +87,7 @@ class SpaceLoop:
         return True
 
     def _trim_logs(self) -> None:
-        trim_logs(self._database, self._objects, self._options)
+        self._counters.count_session_logs(*trim_logs(self._database, self._objects, self._options))
 
     def _trim_worlds(self) -> None:
         retention.trim_worlds(self._database, self._worlds, self._options)
@@ -99,8 +103,9 @@ class SpaceLoop:
         grace_ms = self._options.grace_ms
         now_ms, is_due = self._database.read(_check_due, grace_ms)
         if not is_due and self._searched_ms is not None and now_ms - self._searched_ms < grace_ms:
+            self._counters.count_nothing_due()
             return
-        done = collect(self._database, self._objects, grace_ms=grace_ms)
+        done = self._counters.collect(self._database, self._objects, self._options, grace_ms=grace_ms)
         self._searched_ms = now_ms
         if done.unsearched:
             _log.warning("no blob was deleted, because %s could not be searched", done.unsearched[0])
@@ -108,11 +113,12 @@ class SpaceLoop:
             _log.info("%s blobs (%s bytes) and %s bodies deleted", done.deleted, done.deleted_bytes, done.freed)
 
 
-def trim_logs(database: Database, objects: ObjectStore | None, options: SpaceOptions) -> None:
-    """Delete the session logs of all universes that are past their retention."""
+def trim_logs(database: Database, objects: ObjectStore | None, options: SpaceOptions) -> tuple[int, int]:
+    """Delete the session logs of all universes that are past their retention; how many files and bytes."""
     if objects is None or (options.log_keep_seconds is None and options.log_bytes_max is None):
-        return
+        return 0, 0
     now_ms = database.read(_now_ms)
+    deleted = deleted_bytes = 0
     for universe in log_retention.universes(objects):
         files, size = log_retention.trim(
             objects,
@@ -123,6 +129,8 @@ def trim_logs(database: Database, objects: ObjectStore | None, options: SpaceOpt
         )
         if files:
             _log.info("%s session logs (%s bytes) of %s deleted", files, size, universe)
+        deleted, deleted_bytes = deleted + files, deleted_bytes + size
+    return deleted, deleted_bytes
 
 
 def _check_due(tx: Transaction, grace_ms: int) -> tuple[int, bool]:

@@ -1,12 +1,13 @@
-"""What is kept, and why: the size of each kind of data in a plane."""
+"""What is kept, why, and until when: the size of each kind of data in a plane."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.kv import Database
 from holdfast.layers import blobs
 from holdfast.runtime.activity import retention
-from holdfast.runtime.maintenance.garbage_collection import ARCHIVED, DEAD_LETTERS, RESULTS, Search
+from holdfast.runtime.maintenance.garbage_collection import ARCHIVED, DEAD_LETTERS, RESULTS, FoundBlob, Search
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.wire.space import SpaceReport, SpaceUse
 
@@ -14,63 +15,106 @@ from holdfast.wire.space import SpaceReport, SpaceUse
 def report(database: Database, objects: ObjectStore | None, options: SpaceOptions) -> SpaceReport:
     """What all universes keep. Reads the whole key space, in one snapshot."""
     search = Search(database, objects, measures=True)
+    return SpaceReport(uses_of(search, objects, options), search.unsearched, measured_ms=search.now_ms)
+
+
+def uses_of(search: Search, objects: ObjectStore | None, options: SpaceOptions) -> list[SpaceUse]:
+    """What each universe keeps, as a search saw it, the largest first."""
     kinds = {**_KINDS, **_retained(options)}
     uses = [
-        SpaceUse(universe, *kinds.get(area, (area, "stored")), count, size)
+        SpaceUse(universe, kind, reason, count, size, until)
         for (universe, area), (count, size) in search.sizes.items()
+        for kind, reason, until in [kinds.get(area, (area, "stored", "until it is deleted"))]
         if count
     ]
-    uses += _blob_uses(search)
+    uses += _blob_uses(search, options.grace_ms)
     for universe, segments in search.segments.items():
         cold = sum(segment.size for segment in segments)
-        uses.append(SpaceUse(universe, "segments", "cold journal records of worlds", len(segments), cold))
+        reason = "cold journal records of worlds"
+        uses.append(SpaceUse(universe, "segments", reason, len(segments), cold, "until their world is deleted"))
     if objects is not None:
+        for universe in search.universes:
+            uses += _body_uses(search, objects, universe)
+        until = _limits("activity", options.log_keep_seconds, options.log_bytes_max)
         for universe in retention.universes(objects):
-            size = retention.size(objects, universe)
-            why = _limits(options.log_keep_seconds, options.log_bytes_max)
-            uses.append(SpaceUse(universe, "session logs", why, *size))
-    return SpaceReport(
-        sorted(uses, key=lambda use: (use.universe, -use.bytes, use.kind, use.reason)), search.unsearched
-    )
+            count, size = retention.size(objects, universe)
+            uses.append(SpaceUse(universe, "session logs", "rotated session logs", count, size, until))
+    return sorted(uses, key=lambda use: (use.universe, -use.bytes, use.kind, use.reason))
 
 
-def _retained(options: SpaceOptions) -> dict[str, tuple[str, str]]:
-    """Kinds of data that have a retention, and why they are kept."""
-    archived = _limits(options.archived_keep_seconds, options.archived_bytes_max)
-    bytes_max = options.dead_letter_bytes_max
-    dead = "kept for the dead_letter_retention_seconds of their queues"
+def _retained(options: SpaceOptions) -> dict[str, tuple[str, str, str]]:
+    """Kinds of data that have a retention, why they are kept, and until when."""
+    archived = _limits("archived", options.archived_keep_seconds, options.archived_bytes_max)
+    dead = "for the dead_letter_retention_seconds of their queues"
+    if options.dead_letter_bytes_max is not None:
+        dead += f" and up to {options.dead_letter_bytes_max:,} bytes per universe (dead_letter_bytes_max)"
     return {
-        ARCHIVED: (ARCHIVED, f"hot journal records, inboxes and snapshots; {archived}"),
-        DEAD_LETTERS: (DEAD_LETTERS, dead if bytes_max is None else f"{dead}, up to {bytes_max} bytes"),
+        ARCHIVED: (ARCHIVED, "hot journal records, inboxes and snapshots of archived worlds", archived),
+        DEAD_LETTERS: (DEAD_LETTERS, "messages that failed too often", dead),
     }
 
 
-def _limits(seconds: float | None, bytes_max: int | None) -> str:
-    if seconds is None and bytes_max is None:
-        return "kept for ever"
-    limits = [] if seconds is None else [f"for {seconds:.0f} s"]
-    return "kept " + ", ".join(limits + ([] if bytes_max is None else [f"up to {bytes_max} bytes"]))
+def _limits(name: str, seconds: float | None, bytes_max: int | None) -> str:
+    """A retention by age and bytes, with the settings of that name that it comes from."""
+    limits = []
+    if seconds is not None:
+        limits.append(f"for {seconds:g} s ({name}_keep_seconds)")
+    if bytes_max is not None:
+        limits.append(f"up to {bytes_max:,} bytes per universe ({name}_bytes_max)")
+    return " and ".join(limits) or f"for ever: {name}_keep_seconds and {name}_bytes_max are not set"
 
 
-def _blob_uses(search: Search) -> list[SpaceUse]:
+def _blob_uses(search: Search, grace_ms: int) -> Iterator[SpaceUse]:
     """The blobs, by the first reason that was found for each."""
-    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    found_by: dict[tuple[str, str | None], list[FoundBlob]] = {}
     for found in search.blobs:
-        reason = search.reason_of(found)
-        why = _UNREFERENCED if reason is None else _REASONS.get(reason, f"named by {reason}")
-        count, size = totals.get((found.universe, why), (0, 0))
-        totals[found.universe, why] = count + 1, size + found.blob.size
-    return [SpaceUse(universe, "blobs", why, *total) for (universe, why), total in totals.items()]
+        found_by.setdefault((found.universe, search.reason_of(found)), []).append(found)
+    for (universe, reason), group in found_by.items():
+        size = sum(found.blob.size for found in group)
+        if reason is None:
+            due = [blobs.due_ms(found.blob, found.mark, grace_ms=grace_ms) for found in group]
+            next_ms = min((each for each in due if each is not None), default=None)
+            yield SpaceUse(universe, "blobs", "unreferenced", len(group), size, _GRACE, next_ms)
+        else:
+            why, until = _REASONS.get(reason, (f"named by {reason}", "until nothing names them"))
+            yield SpaceUse(universe, "blobs", why, len(group), size, until)
 
 
-_UNREFERENCED: Final = "unreferenced; deleted after the grace period"
-_REASONS: Final = {"pinned": "pinned", "stored by an older version": "stored by an older version"}
+def _body_uses(search: Search, objects: ObjectStore, universe: str) -> Iterator[SpaceUse]:
+    """The bodies in the object store that no recorded blob has."""
+    recorded = {found.path for found in search.blobs if found.universe == universe}
+    count = size = 0
+    for meta, _ in objects.times(blobs.folder(universe)):
+        if meta.path not in recorded:
+            count, size = count + 1, size + meta.size
+    if count:
+        reason = "bodies of deleted blobs, for readers and backups"
+        yield SpaceUse(universe, "deleted blobs", reason, count, size, _GRACE)
+
+
+_GRACE: Final = "for the grace period (gc_grace_seconds)"
+_REASONS: Final = {
+    "pinned": ("pinned", "until they are unpinned"),
+    "stored by an older version": ("stored by an older version", "until `holdfast gc --with-old`"),
+}
 _KINDS: Final = {
-    "q": ("queues", "messages, their failures and schedules"),
-    RESULTS: ("results", "of finished calls and messages, for callers that repeat them; kept for up to 20 minutes"),
-    "w": ("worlds", "hot journal records, inboxes and snapshots"),
-    "segments": ("segment index", "where cold journal records are"),
-    blobs.UNREFERENCED: ("blob marks", "blobs that may be unreferenced"),
-    blobs.DELETED: ("deleted blobs", "their bodies are deleted after the grace period"),
-    "pairs": ("other pairs", "tokens, and pairs that callers wrote"),
+    "q": ("queues", "messages, their failures and schedules", "until they are acked, deleted or purged"),
+    RESULTS: ("results", "of finished calls and messages, for callers that repeat them", "for up to 20 minutes"),
+    "w": (
+        "worlds",
+        "hot journal records, inboxes and snapshots",
+        "until they are compacted, or their world is deleted",
+    ),
+    "w-deleted": ("deleted worlds", "the incarnations of deleted worlds", "for ever"),
+    "segments": ("segment index", "where cold journal records are", "until their world is deleted"),
+    "effects": ("effects", "pending effects of worlds", "until they are done, or their world is deleted"),
+    "timers": ("timers", "timers of worlds", "until they are due, or their world is deleted"),
+    "mail": ("mail", "mail, receipts and policies", "until it is confirmed or expires"),
+    "mail-due": ("mail index", "when mail expires", "until the mail is confirmed or expires"),
+    "agents": ("agents", "registered agents and their keys", "for ever"),
+    "leases": ("leases", "the last grant of each lease, with its fence", "for ever, so that fences grow"),
+    "states": ("states", "values of states", "until they are removed"),
+    "entities": ("entities", "entities and their fields", "until they are deleted; a small record stays"),
+    "entity-history": ("entity history", "changes of entities", "for ever"),
+    "pairs": ("other pairs", "tokens, and pairs that callers wrote", "until they are deleted"),
 }
