@@ -25,6 +25,7 @@ from holdfast import errors
 from holdfast.cli import context_file, exit_codes, exports, lock_run, printing
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.main import root
+from holdfast.cli.sizes import SIZE
 from holdfast.errors import HoldfastError, LeaseExpired, Unreachable
 from holdfast.layers.queues.counters import load_counters
 from holdfast.layers.queues.keys import QueueKey, keys_of
@@ -264,6 +265,8 @@ _NEEDS_PLANE: Final = {
     "entity delete": ("task", "t-1"),
     "blob get": ("0" * 64,),
     "blob has": ("0" * 64,),
+    "blob pin": ("0" * 64,),
+    "blob unpin": ("0" * 64,),
     "activity tail": (),
     "activity files": (),
     "token list": (),
@@ -894,6 +897,49 @@ def test_blobs_are_stored_and_read(hf: Hf, tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_blobs_are_pinned_and_unpinned(hf: Hf) -> None:
+    hash = hf("blob", "put", "--unpinned", "-", input=b"body").stdout.strip()
+    other = hf("blob", "put", "-", input=b"other").stdout.strip()
+    reasons = {use["reason"]: use["count"] for use in parsed(hf("space", "--json"))["uses"] if use["kind"] == "blobs"}
+    assert reasons == {"unreferenced": 1, "pinned": 1}
+    assert "until it is unpinned" in hf("blob", "pin", hash).stdout
+    assert "gc_grace_seconds" in hf("blob", "unpin", other).stdout
+    assert parsed(hf("blob", "unpin", other, "--json")) == {"hash": other, "pinned": False}
+    hf("gc")
+    assert parsed(hf("gc", "--grace", "0", "--json"))["waiting"] == 1, "it was put less than an hour ago"
+    hf("blob", "has", hash)
+    assert "put it first" in hf("blob", "pin", "0" * 64, code=4).stderr
+    assert "64 hex digits" in hf("blob", "unpin", "x", code=2).stderr
+
+
+def test_space_and_gc_print_sizes_with_units_and_the_next_step(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "x" * 20_480)
+    hf("queue", "purge", "jobs", "--yes")
+    shown = hf("space")
+    line = next(line for line in shown.stdout.splitlines() if "unreferenced" in line)
+    assert "20.0 KiB" in line
+    assert "UTC" in line
+    assert "holdfast gc --dry-run" in shown.stderr
+    assert "new data is refused while less than 64.0 MiB are free" in shown.stderr
+    dry = hf("gc", "--dry-run").stdout
+    assert "In the grace period: 1 unreferenced blob (20.0 KiB)" in dry
+    assert "nothing was deleted" in dry
+    status = hf("space", "--status").stdout
+    assert "Key space: works" in status
+    assert parsed(hf("space", "--status", "--json"))["disk_low"] is False
+
+
+@pytest.mark.parametrize(("text", "size"), [("5", 5), ("64MiB", 64 << 20), ("1.5 gib", 3 << 29), ("10GB", 10**10)])
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert SIZE.convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "5 pounds", "1e3"])
+def test_an_invalid_size_is_rejected(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a size"):
+        SIZE.convert(text, None, None)
+
+
 def test_states_are_compared_and_swapped(hf: Hf) -> None:
     hf("state", "get", "orders/17", code=4)
     etag = parsed(hf("state", "set", "orders/17", '{"shipped": false}', "--if-absent", "--json"))["etag"]
@@ -951,11 +997,21 @@ def test_bench_measures_and_leaves_no_messages(hf: Hf) -> None:
 
 def test_serve_passes_its_flags_to_the_server(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
+    monkeypatch.setattr("os.umask", lambda mask: mask)  # It would apply to later tests of this process.
     monkeypatch.setattr("holdfast.server.serving.run", lambda settings: seen.append(settings) or 0)
     monkeypatch.setenv("HOLDFAST_DEBUG", "1")
     hf("serve", "--data", "memory:", "--port", "0", "--drain-seconds", "3", "--log-format", "json")
     assert (seen[0].data, seen[0].port, seen[0].drain_seconds, seen[0].tokens) == ("memory:", 0, 3.0, False)
     assert hf("serve", "--tls-cert", "x.pem", "--data", "memory:", code=2).stderr
+    hf("serve", "--data", "memory:", "--gc-every", "0", "--gc-grace", "2h", "--activity-keep", "7d")
+    hf("serve", "--data", "memory:", "--activity-max", "1GiB")
+    assert seen.pop().options.space.log_bytes_max == 1 << 30
+    space = seen[1].options.space
+    assert (seen[1].options.gc_every_seconds, space.grace_seconds) == (None, 7_200)
+    assert (space.log_keep_seconds, space.log_bytes_max) == (7 * 86_400, None)
+    hf("serve", "--data", "memory:", "--disk-reserve", "1GiB", "--on-database-failure", "exit", "--gc-every", "5m")
+    assert (seen[2].disk_reserve_bytes, seen[2].on_database_failure) == (1 << 30, "exit")
+    assert seen[2].options.gc_every_seconds == 300
 
 
 def test_tokens_are_created_for_the_current_universe_and_shown_once(hf: Hf) -> None:

@@ -19,10 +19,25 @@ def blob() -> None:
     """Store and read blobs, which are addressed by their SHA-256 hash."""
 
 
-@blob.command(examples=["holdfast blob put report.pdf", "tar c . | holdfast blob put -"])
+@blob.command(
+    examples=[
+        "holdfast blob put report.pdf",
+        "tar c . | holdfast blob put -",
+        "holdfast blob put part.bin --unpinned      # then put a message or a state that names its hash",
+    ]
+)
 @click.argument("file")
-def put(file: str) -> None:
-    """Store a file, or standard input for -. Prints the blob's hash."""
+@click.option(
+    "--unpinned",
+    is_flag=True,
+    help="Delete it some time after no message, world, state or other data names its hash. By default it is pinned.",
+)
+def put(file: str, unpinned: bool) -> None:
+    """Store a file, or standard input for -. Prints the blob's hash.
+
+    The blob is pinned: it stays until it is unpinned and nothing names it. The same content is stored once, and stays
+    pinned if it was put with a pin before.
+    """
     with ExitStack() as stack:
         stream = stack.enter_context(values.open_input(None, file))
         plane = stack.enter_context(connect.open_plane(create=True))
@@ -33,7 +48,7 @@ def put(file: str) -> None:
                 yield chunk
                 advance(len(chunk))
 
-        hash = plane.blobs.write(count_bytes())
+        hash = plane.blobs.write(count_bytes(), pinned=not unpinned)
     printing.result(hash, {"hash": hash})
 
 
@@ -65,6 +80,25 @@ def has(hash: str) -> None:
         if not plane.blobs.has(hash):
             raise BlobNotFound(f"Blob {hash} is not stored in universe {plane.universe}")
     printing.result("yes", {"hash": hash, "stored": True})
+
+
+@blob.command(examples=["holdfast blob pin 9f86d0…"])
+@click.argument("hash")
+def pin(hash: str) -> None:
+    """Keep a blob although nothing names its hash. Pinning it again changes nothing."""
+    with connect.open_plane() as plane:
+        plane.blobs.pin(hash)
+    printing.result(f"Pinned: {hash} is kept until it is unpinned", {"hash": hash, "pinned": True})
+
+
+@blob.command(examples=["holdfast blob unpin 9f86d0…", "holdfast gc --dry-run      # is it still named?"])
+@click.argument("hash")
+def unpin(hash: str) -> None:
+    """Keep a blob only as long as something names its hash, and for the grace period after that."""
+    with connect.open_plane() as plane:
+        plane.blobs.unpin(hash)
+    text = f"Unpinned: {hash} is kept while something names it, and for the grace period (gc_grace_seconds) after that"
+    printing.result(text, {"hash": hash, "pinned": False})
 
 
 def _size(stream: IO[bytes]) -> int | None:

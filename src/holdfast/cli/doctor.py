@@ -11,7 +11,9 @@ import msgspec
 from holdfast.cli import connect, directories, printing
 from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.exit_codes import DAMAGED
-from holdfast.errors import Corrupt, InvalidArgument, PathUnusable
+from holdfast.cli.space import storage_warnings
+from holdfast.errors import Corrupt, InvalidArgument, NotAllowed, PathUnusable, Validation
+from holdfast.handles.sync.plane import Plane
 from holdfast.names import folder_at
 from holdfast.plane.formats import check_exists, check_marker
 from holdfast.private_files import make_private, readable_by_others
@@ -63,12 +65,14 @@ def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None
         _salvage(directories.data_directory(target, purpose="salvage"), folder_at(salvage).absolute())
         return
     others: list[Path] = []
+    warnings: list[str] = []
     fixed = 0
     if target.is_server:
         if fix:
             raise InvalidArgument("--fix changes the modes of a data directory; run it where the server's data is")
         location, leftovers = target.url, []
         with connect.open_plane(target) as plane:
+            warnings = _storage_warnings(plane)
             checks = _collect(plane.backups.examine(deep=deep))
     else:
         folder = directories.data_directory(target, purpose="doctor")
@@ -85,12 +89,25 @@ def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None
             "findings": [msgspec.to_builtins(finding) for finding in findings],
             "readable_by_others": [str(path) for path in others],
             "fixed": fixed,
+            "warnings": warnings,
         }
         printing.record(fields)
     else:
         _print(location, checks, findings, leftovers)
         _print_modes(location, others, fixed)
     click.get_current_context().exit(DAMAGED if findings else 0)
+
+
+def _storage_warnings(plane: Plane) -> list[str]:
+    """What is wrong with the key space and the disk of a server, printed before the checks, which may then fail."""
+    try:
+        warnings = storage_warnings(plane.storage_status())
+    except (NotAllowed, Validation):  # The token does not allow it, or the server is older.
+        return []
+    if not wants_json():
+        for warning in warnings:
+            click.echo(printing.escape_control(f"✗ {warning}"), err=True)
+    return warnings
 
 
 def _salvage(source: Path, target: Path) -> None:

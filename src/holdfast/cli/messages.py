@@ -87,7 +87,7 @@ def read_message(plane: Plane, stream: IO[bytes], options: MessageOptions) -> Ne
             size += len(chunk)
             yield chunk
 
-    hash = plane.blobs.write(count_bytes())
+    hash = plane.blobs.write(count_bytes(), pinned=False)  # The message names it.
     return NewMessage(blob=hash, blob_size=size, **options)
 
 

@@ -7,6 +7,7 @@ import click
 
 from holdfast.cli.commands import LeafCommand, given_options
 from holdfast.cli.durations import SECONDS
+from holdfast.cli.sizes import SIZE
 
 # Variables that the other commands read; the server has no such settings.
 _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOLDFAST_DEBUG")
@@ -37,6 +38,41 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     "compact_every_seconds",
     type=SECONDS,
     help="How often to move old journal records to the object store.",
+)
+@click.option(
+    "--gc-every",
+    "gc_every_seconds",
+    type=SECONDS,
+    help="How often to delete unreferenced blobs and session logs past their retention; 0: never.  [default: 1h]",
+)
+@click.option(
+    "--gc-grace",
+    "gc_grace_seconds",
+    type=SECONDS,
+    help="How long to keep an unreferenced blob, and its body after that.  [default: 1d]",
+)
+@click.option(
+    "--activity-keep",
+    "activity_keep_seconds",
+    type=SECONDS,
+    help="How long to keep rotated session logs.  [default: for ever]",
+)
+@click.option(
+    "--activity-max",
+    "activity_bytes_max",
+    type=SIZE,
+    help="How much of a universe's rotated session logs to keep, as in 10GiB.  [default: no limit]",
+)
+@click.option(
+    "--disk-reserve",
+    "disk_reserve_bytes",
+    type=SIZE,
+    help="Refuse new data while less of the disk is free; 0: never.  [default: 64MiB]",
+)
+@click.option(
+    "--on-database-failure",
+    type=click.Choice(["reopen", "exit"]),
+    help="What to do when the key space fails: reopen it, or exit with code 12.  [default: reopen]",
 )
 @click.option("--host", help="The address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="The port to listen on; 0 selects a free one.  [default: 9440]")

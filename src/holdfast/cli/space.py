@@ -1,11 +1,15 @@
 """`holdfast gc` and `holdfast space`: delete what nothing needs any more, and show what is kept and why."""
 
+from datetime import UTC, datetime
+
 import click
 import msgspec
 
 from holdfast.cli import connect, printing
 from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.durations import SECONDS
+from holdfast.cli.sizes import size_text
+from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StorageStatus
 
 
 @click.command(
@@ -14,7 +18,10 @@ from holdfast.cli.durations import SECONDS
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted now.")
 @click.option(
-    "--grace", "grace_seconds", type=SECONDS, help="How long an unreferenced blob is kept.  [default: of the plane]"
+    "--grace",
+    "grace_seconds",
+    type=SECONDS,
+    help="How long an unreferenced blob is kept.  [default: gc_grace_seconds of the server; 1 day]",
 )
 @click.option(
     "--with-old",
@@ -29,28 +36,127 @@ def gc(dry_run: bool, grace_seconds: float | None, with_old: bool) -> None:
     """
     with connect.open_plane() as plane:
         done = plane.gc(dry_run=dry_run, grace_seconds=grace_seconds, with_old=with_old)
-    verb = "Would delete" if dry_run else "Deleted"
-    lines = [
-        f"{verb} {done.deleted:,} unreferenced blobs ({done.deleted_bytes:,} bytes)",
-        f"{verb} {done.freed:,} bodies of blobs that were deleted before",
-        f"In their grace period: {done.waiting:,} unreferenced blobs ({done.waiting_bytes:,} bytes)",
-        f"Kept: {done.kept:,} blobs ({done.kept_bytes:,} bytes)",
-    ]
-    if done.unsearched:
-        lines.append("Nothing could be deleted, because these could not be searched; run `holdfast doctor`:")
-        lines += [f"  {printing.escape_control(text)}" for text in done.unsearched]
-    printing.result("\n".join(lines), msgspec.to_builtins(done))
+    printing.result("\n".join(_collected_lines(done)), msgspec.to_builtins(done))
 
 
-@click.command(cls=LeafCommand, examples=["holdfast space", "holdfast space --json"])
-def space() -> None:
-    """Show what is kept in all universes, how much it takes, and why. Reads the whole key space."""
+@click.command(cls=LeafCommand, examples=["holdfast space", "holdfast space --status", "holdfast space --json"])
+@click.option(
+    "--status", is_flag=True, help="Only show the key space, the disk and the last collection. Reads no data."
+)
+def space(status: bool) -> None:
+    """Show what is kept in all universes, how much it takes, why, and until when. Reads the whole key space."""
+    target = connect.current_target()
     with connect.open_plane() as plane:
+        if status:
+            found = plane.storage_status()
+            if wants_json():
+                printing.record(msgspec.to_builtins(found))
+            else:
+                click.echo(printing.escape_control("\n".join(_status_lines(found, is_server=target.is_server))))
+            return
         report = plane.space()
     if wants_json():
         printing.record(msgspec.to_builtins(report))
-        return
-    rows = [msgspec.to_builtins(use) for use in report.uses]
-    printing.rows(rows, ["universe", "kind", "reason", "count", "bytes"], empty="Nothing is stored.")
-    for text in report.unsearched:
-        click.echo(printing.escape_control(f"Not searched: {text}"), err=True)
+    else:
+        _print_report(report, is_server=target.is_server)
+
+
+def storage_warnings(status: StorageStatus) -> list[str]:
+    """What an operator must know of a failed key space and of a disk that is nearly full."""
+    warnings = []
+    if status.failure is not None:
+        warnings.append(
+            f"The key space has failed and refuses writes ({status.failure}). A server reopens it by itself once the "
+            "cause is gone, for example once a full disk has space; its log has the cause."
+        )
+    if status.disk_low:
+        warnings.append(
+            f"The disk is nearly full: {_size(status.disk_free_bytes)} are free and the reserve is "
+            f"{_size(status.disk_reserve_bytes)}, so new data is refused. Reads, acks and deletes still work. Free "
+            "disk space; `holdfast space` shows what is stored."
+        )
+    return warnings
+
+
+def _print_report(report: SpaceReport, *, is_server: bool) -> None:
+    printing.rows(
+        [_row(use) for use in report.uses],
+        ["universe", "kind", "count", "size", "reason", "kept"],
+        empty="Nothing is stored.",
+    )
+    lines = [f"Total: {size_text(sum(use.bytes for use in report.uses))}", *_status_lines(report.status, is_server)]
+    if report.unsearched:
+        lines.append("No blob can be deleted, because these could not be searched; run `holdfast doctor`:")
+        lines += [f"  {text}" for text in report.unsearched]
+    else:
+        lines.append("See what can be deleted now: holdfast gc --dry-run")
+    click.echo(printing.escape_control("\n".join(lines)), err=True)
+
+
+def _row(use: SpaceUse) -> dict[str, object]:
+    kept = use.until if use.next_ms is None else f"{use.until}; the first until {_time_text(use.next_ms)}"
+    return {
+        "universe": use.universe or "-",
+        "kind": use.kind,
+        "count": f"{use.count:,}",
+        "size": size_text(use.bytes),
+        "reason": use.reason,
+        "kept": kept,
+    }
+
+
+def _status_lines(status: StorageStatus, is_server: bool) -> list[str]:
+    lines = storage_warnings(status)
+    if status.failure is None:
+        lines.append("Key space: works")
+    if status.disk_free_bytes is not None:
+        free, reserve = _size(status.disk_free_bytes), _size(status.disk_reserve_bytes)
+        lines.append(f"Disk: {free} free; new data is refused while less than {reserve} are free (disk_reserve_bytes)")
+    if is_server:
+        lines.append(_collection_line(status.collection))
+    return lines
+
+
+def _collection_line(last: LastCollection) -> str:
+    if last.succeeded_ms is None:
+        line = "Last collection: none since the server started; the first one is after gc_every_seconds"
+    elif last.result is None:
+        line = f"Last collection: {_time_text(last.succeeded_ms)}; nothing was due"
+    else:
+        deleted, freed = _count(last.result.deleted, "blob"), _count(last.result.freed, "body", "bodies")
+        size = size_text(last.result.deleted_bytes)
+        line = f"Last collection: {_time_text(last.succeeded_ms)}; deleted {deleted} ({size}) and {freed}"
+    if last.error is not None:
+        line += f"\nThe last attempt failed: {last.error}. It is repeated; try it now: holdfast gc"
+    return line
+
+
+def _collected_lines(done: Collected) -> list[str]:
+    verb = "Would delete" if done.dry_run else "Deleted"
+    deleted, waiting = _count(done.deleted, "unreferenced blob"), _count(done.waiting, "unreferenced blob")
+    later = "large bodies stay for another grace period, for readers and backups"
+    next_one = "`holdfast space` shows when the next one goes"
+    lines = [
+        f"{verb} {deleted} ({size_text(done.deleted_bytes)})" + (f"; {later}" if done.deleted else ""),
+        f"{verb} {_count(done.freed, 'body', 'bodies')} of blobs that were deleted earlier",
+        f"In the grace period: {waiting} ({size_text(done.waiting_bytes)})" + (f"; {next_one}" if done.waiting else ""),
+        f"Kept: {_count(done.kept, 'blob')} ({size_text(done.kept_bytes)}), pinned or named by other data",
+    ]
+    if done.unsearched:
+        lines.append("No blob can be deleted, because these could not be searched; run `holdfast doctor`:")
+        lines += [f"  {text}" for text in done.unsearched]
+    elif done.dry_run:
+        lines.append("Dry run: nothing was deleted. Delete it with: holdfast gc")
+    return lines
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _size(size: int | None) -> str:
+    return size_text(size or 0)
+
+
+def _time_text(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

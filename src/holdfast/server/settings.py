@@ -55,7 +55,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tiers: str | None = None  # The TOML file with the tier of each entity field.
     verify_blobs: Literal["always", "sampled", "never"] = "always"
     compact_every_seconds: _Seconds | None = None  # How often journals are compacted; default: never.
-    gc_every_seconds: _Seconds = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted.
+    gc_every_seconds: _SecondsOrZero = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; 0: never.
     gc_grace_seconds: _SecondsOrZero = GC_GRACE_SECONDS  # How long an unreferenced blob is kept.
     activity_keep_seconds: _Seconds | None = None  # How long rotated session logs are kept; default: for ever.
     activity_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Session logs of a universe; default: no limit.
@@ -116,7 +116,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             tiers=self.tiers,
             verify_blobs=self.verify_blobs,
             compact_every_seconds=self.compact_every_seconds,
-            gc_every_seconds=self.gc_every_seconds,
+            gc_every_seconds=self.gc_every_seconds or None,
             space=SpaceOptions(
                 grace_seconds=self.gc_grace_seconds,
                 log_keep_seconds=self.activity_keep_seconds,
