@@ -2,7 +2,9 @@
 
 import importlib.util
 import json
+import os
 import re
+import resource
 import shutil
 import threading
 from collections.abc import Iterator
@@ -40,6 +42,7 @@ PAGES = [
     "entities",
     "entities/order",
     "entities/order/a-1",
+    "space",
     "reports",
 ]
 NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
@@ -448,6 +451,98 @@ def test_a_report_is_shown_without_running_scripts(noisy: Page, page_log: PageLo
         assert [error for error in page_log.errors if "script" not in error] == []
     finally:
         (reports / "latest.html").write_text(REPORT)
+
+
+# Space.
+
+
+def test_what_is_kept_is_shown_and_collected(page: Page, tmp_path: Path) -> None:
+    running = Server(tmp_path, gc_grace_seconds=7_200)
+    try:
+        with running.plane() as plane:
+            plane.blobs.put(bytes(range(256)) * 200)
+            plane.queue("jobs").put(b"x" * 40_960)
+            message = plane.queue("jobs").receive()
+            assert message is not None
+            message.ack()
+        open_page(page, running, "space")
+        kept = page.get_by_role("region", name="What is kept")
+        row = kept.get_by_role("row").filter(has_text="unreferenced")
+        expect(row).to_contain_text("40 KiB")
+        expect(row).to_contain_text("for the grace period (gc_grace_seconds)")
+        expect(row.get_by_role("cell").last).to_contain_text(":")
+        expect(kept.get_by_role("row").filter(has_text="pinned")).to_contain_text("50 KiB")
+        expect(page.locator(".tile.waiting b")).to_have_text("40 KiB")
+        expect(page.locator(".tile.free b")).to_contain_text("iB")
+        expect(page.get_by_text("none since the server started")).to_be_visible()
+        page.get_by_role("button", name="Dry run").click()
+        expect(page.locator(".verdict")).to_have_text(
+            "Would delete 0 blobs (0 B) and 0 bodies of blobs deleted earlier. In the grace period: 1 blob (40 KiB)."
+        )
+        page.get_by_role("button", name="Collect now").click()
+        expect(page.locator(".verdict")).to_contain_text("Deleted 0 blobs")
+        expect(page.get_by_text("none since the server started")).to_have_count(0)
+        expect(page.get_by_text("0 blobs (0 B), 0 bodies")).to_be_visible()
+        with running.plane() as plane:
+            plane.blobs.put(b"y" * 30_720)
+        page.get_by_role("button", name="Measure again").click()
+        expect(kept.get_by_role("row").filter(has_text="pinned")).to_contain_text("80 KiB")
+        page.get_by_label("Filter by name").fill("unref")
+        expect(kept.get_by_role("row")).to_have_count(2)
+    finally:
+        running.kill()
+
+
+def test_the_key_space_is_not_measured_again_by_a_timer(page: Page, server: Any) -> None:
+    page.clock.install()
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url.removeprefix(server.url)))
+    open_page(page, server, "space")
+    page.clock.run_for(40_000)
+    expect(page.locator(".status.live")).to_be_visible()
+    assert requested.count("/v1/space/status") > 1
+    assert requested.count("/v1/space") == 1
+
+
+def test_every_page_shows_a_failed_key_space(noisy: Page, tmp_path: Path) -> None:
+    running = Server(tmp_path)
+    try:
+        with running.plane() as plane:
+            plane.queue("jobs").put_many([os.urandom(10_000) for _ in range(4)])  # More than may be written below.
+        open_page(noisy, running, "queues")
+        banner = noisy.get_by_role("alert").filter(has_text="The key space has failed")
+        expect(banner).to_have_count(0)
+        resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
+        running.get("/v1/queue/enqueue", body=b'{"queue": "jobs", "messages": [{"payload": 1}]}')
+        expect(banner).to_contain_text("writes are refused until the server has reopened it")
+        check_by_axe(noisy)
+        banner.get_by_role("link", name="Show space").click()
+        expect(noisy.get_by_role("heading", level=1)).to_have_text("Space")
+        expect(banner).to_be_visible()
+        expect(noisy.locator(".pill.bad")).to_have_text("failed")
+        resource.prlimit(running.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        expect(banner).to_have_count(0)
+        expect(noisy.get_by_role("region", name="What is kept").get_by_role("row").first).to_be_visible()
+    finally:
+        running.kill()
+
+
+def test_every_page_shows_a_disk_that_is_nearly_full(page: Page, tmp_path: Path) -> None:
+    reserve = 1 << 40
+    if shutil.disk_usage(tmp_path).free >= reserve:
+        pytest.skip("more of this disk is free than the largest reserve")
+    running = Server(tmp_path, disk_reserve_bytes=reserve, process={"disk_reserve_share_max": 9.0})
+    try:
+        open_page(page, running)
+        expect(
+            page.get_by_role("alert").filter(has_text="The disk is nearly full: new data is refused.")
+        ).to_be_visible()
+        check_by_axe(page)
+        page.get_by_role("link", name="Show space").click()
+        expect(page.locator(".pill.bad")).to_have_text("nearly full")
+        expect(page.get_by_role("alert").filter(has_text="The disk is nearly full")).to_be_visible()
+    finally:
+        running.kill()
 
 
 # Tokens.

@@ -24,6 +24,7 @@ from holdfast.handles.sync.plane import Plane
 CHILD = """
 import json, resource, sys
 import msgspec
+from holdfast import limits
 from holdfast.server.http_protocol import BoundedHttp
 from holdfast.server.serving import run
 from holdfast.server.settings import Settings
@@ -34,6 +35,8 @@ class Bounded(Settings, frozen=True, kw_only=True):
         return msgspec.structs.replace(super().http_limits, **json.loads(sys.argv[2]))
 
 given = json.loads(sys.argv[3])
+if share := given.pop("disk_reserve_share_max", None):
+    limits.DISK_RESERVE_SHARE_MAX = share
 if files := given.pop("files_max", None):
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(files, 1_024), files))
 for name, value in given.items():
@@ -55,7 +58,7 @@ class Server:
         **flags: Any,
     ) -> None:
         """`flags` are those of `holdfast serve`. Bounds without flags: `limits` are HttpLimits, and `process` has
-        attributes of BoundedHttp, and `files_max`."""
+        attributes of BoundedHttp, `files_max` and `disk_reserve_share_max`."""
         self.data = f"dir:{folder / 'data'}"
         self._log = folder / "server.log"
         self._log_read = 0

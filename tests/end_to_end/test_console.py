@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import socket
 import time
 from collections import Counter
@@ -359,6 +360,26 @@ def test_a_token_of_one_universe_receives_nothing_of_another(guarded: Any) -> No
         held.release()
         plane.tokens.revoke(token)
         assert listener.next()[0] == "problem"  # And no event before it.
+
+
+def test_a_page_is_told_of_a_failed_key_space_and_when_it_works_again(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        with server.plane() as plane:
+            plane.queue("jobs").put_many([os.urandom(10_000) for _ in range(4)])  # More than may be written below.
+        with Listener(server) as listener:
+            listener.next("history")
+            resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
+            status, _, _ = server.get("/v1/queue/enqueue", body=b'{"queue": "jobs", "messages": [{"payload": 1}]}')
+            assert status == 503
+            _, failed = listener.next("storage")
+            assert failed["failure"] in ("disk_full", "database_failed", "commit_unknown")
+            status, _, body = request(server, "/v1/space/status")
+            assert (status, json.loads(body)["failure"] is not None) == (200, True)
+            resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+            assert listener.next("storage")[1] == {"failure": None, "disk_low": False}
+    finally:
+        server.kill()
 
 
 def test_an_invalid_universe_name_is_refused(server: Any) -> None:

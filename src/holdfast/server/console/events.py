@@ -2,6 +2,7 @@
 
     history    the samples of the last minutes, once
     sample     every second, if the token may read metrics
+    storage    whether the key space has failed or its disk is nearly full, when that changes
     changed    the sections in which data was written; the page then reads `/v1` again
     end        the server shuts down, or an hour has passed: reconnect
 
@@ -15,6 +16,7 @@ from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -52,6 +54,13 @@ _SECTIONS: Final[dict[str, tuple[tuple[str, ...], type[Request[Any]]]]] = {
     "leases": (("leases",), ListLeases),
     "entities": (("entities",), ListKinds),
 }
+
+
+class _Storage(msgspec.Struct, frozen=True):
+    """Why a server refuses writes. Every page shows it, whatever its token allows; /readyz says the same."""
+
+    failure: str | None = None  # The code of the error after which the key space has failed.
+    disk_low: bool = False
 
 
 class ConsoleEvents:
@@ -110,17 +119,25 @@ class ConsoleEvents:
         finally:
             self._open -= Counter((authorizer.name,))  # Subtraction drops names whose count is zero.
 
+    def _storage(self) -> "_Storage":
+        failure = self._database.failure
+        return _Storage(None if failure is None else failure.code, self._database.low_space)
+
     async def _poll(
         self, authorizer: Authorizer, watches: list[tuple[str, Watch]], *, metrics: bool
     ) -> AsyncGenerator[bytes, None]:
         events = Events(SSE)
         began, checked = time.monotonic(), float("-inf")
         last_sample: Sample | None = None
+        last_storage = _Storage()
         while True:
             now = time.monotonic()
             if self._context.draining or now - began > CONSOLE_SECONDS_MAX:
                 yield events.event("end", End("shutdown_draining" if self._context.draining else "reconnect"))
                 return
+            if (storage := self._storage()) != last_storage:
+                last_storage = storage
+                yield events.event("storage", storage)
             sections = sorted({section for section, watch in watches if watch.wait(0)})
             if sections:
                 yield events.event("changed", {"rooms": sections})

@@ -10,10 +10,11 @@ import * as overview from "./overview.js";
 import * as queues from "./queues.js";
 import * as reports from "./reports.js";
 import { Series } from "./series.js";
+import * as space from "./space.js";
 import * as worlds from "./worlds.js";
 
-const PAGES = { overview, queues, mail, worlds, leases, entities, reports };
-const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", worlds: "Worlds", leases: "Leases", entities: "Entities", reports: "Reports" };
+const PAGES = { overview, queues, mail, worlds, leases, entities, space, reports };
+const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", worlds: "Worlds", leases: "Leases", entities: "Entities", space: "Space", reports: "Reports" };
 const REFRESH_MS = 5_000; // Refreshes values that change with time only.
 const SESSION_MS = 30_000; // Refreshes the list of universes, and detects expired tokens.
 const REFRESH_PAUSE_MS = 400; // Minimum pause between two refreshes, however much is written.
@@ -93,6 +94,7 @@ class App {
     this.heading = h("h1", { tabindex: "-1" });
     this.actions = h("div", { class: "actions" });
     this.banner = h("div", { class: "banner", role: "alert", hidden: true });
+    this.storage = h("div", { class: "banner", role: "alert", hidden: true }, h("span", {}), h("a", { href: "#/space", text: "Show space" }));
     this.container = h("div", { class: "page" });
     this.toasts = h("div", { class: "toasts", role: "status" });
     this.links = Object.fromEntries(Object.entries(NAMES).map(([name, words]) => [name, h("a", { href: `#/${name}` }, icon(name), h("span", { text: words }))]));
@@ -109,7 +111,7 @@ class App {
         h("nav", { "aria-label": "Pages" }, Object.values(this.links)),
         h("div", { class: "foot" }, this.session.tokens ? h("span", { class: "who", title: "Name of your token", text: this.session.name }) : h("span", { class: "who", text: "no authentication" }), theme, keys, leave),
       ),
-      h("main", { id: "main" }, h("div", { class: "top" }, this.heading, this.actions, h("div", { class: "where" }, h("label", { for: "universe", text: "Universe" }), this.universes, this.status)), this.banner, this.container),
+      h("main", { id: "main" }, h("div", { class: "top" }, this.heading, this.actions, h("div", { class: "where" }, h("label", { for: "universe", text: "Universe" }), this.universes, this.status)), this.banner, this.storage, this.container),
       this.toasts,
       this.help,
     );
@@ -144,8 +146,11 @@ class App {
   }
 
   onEvent(name, data) {
-    if (name === "history") data.samples.forEach((sample) => this.series.add(sample));
-    else if (name === "sample") this.series.add(data);
+    if (name === "history") {
+      data.samples.forEach((sample) => this.series.add(sample));
+      this.showStorage({ failure: null, disk_low: false }); // An event follows if it is otherwise.
+    } else if (name === "sample") this.series.add(data);
+    else if (name === "storage") this.showStorage(data);
     else if (name === "changed" && this.module.sections.some((section) => data.rooms.includes(section))) this.refresh();
     if (name === "history" || name === "sample") this.page?.sample?.();
   }
@@ -192,6 +197,17 @@ class App {
     if (!words) this.banner.replaceChildren();
     else if (!this.banner.firstElementChild) this.banner.append(h("span", {}), retry ? button("Reconnect now", retry, { class: "small" }) : "");
     if (words) setText(this.banner.firstElementChild, words);
+  }
+
+  // Shows on every page that the server refuses writes.
+  showStorage({ failure, disk_low: isLow }) {
+    const words = failure
+      ? `The key space has failed (${failure}): writes are refused until the server has reopened it. Its log has the cause.`
+      : isLow
+        ? "The disk is nearly full: new data is refused. Reads, acks and deletes still work. Free disk space."
+        : "";
+    this.storage.hidden = !words;
+    setText(this.storage.firstElementChild, words);
   }
 
   route() {
@@ -291,7 +307,7 @@ class App {
       if (name) location.hash = `#/${name}`;
     } else if (event.key === "g") this.going = true;
     else if (event.key === "t") this.theme();
-    else if (event.key === "r") this.refresh();
+    else if (event.key === "r") this.page?.reload ? this.act(() => this.page.reload()) : this.refresh();
     else if (event.key === "?") this.help.showModal();
     else if (event.key === "/") {
       const field = this.container.querySelector("input");
