@@ -469,7 +469,7 @@ def test_what_is_kept_is_shown_and_collected(page: Page, tmp_path: Path) -> None
         kept = page.get_by_role("region", name="What is kept")
         row = kept.get_by_role("row").filter(has_text="unreferenced")
         expect(row).to_contain_text("40 KiB")
-        expect(row).to_contain_text("for the grace period (gc_grace_seconds)")
+        expect(row).to_contain_text("for the grace period of 2 h (gc_grace_seconds)")
         expect(row.get_by_role("cell").last).to_contain_text(":")
         expect(kept.get_by_role("row").filter(has_text="pinned")).to_contain_text("50 KiB")
         expect(page.locator(".tile.waiting b")).to_have_text("40 KiB")

@@ -923,7 +923,7 @@ def test_space_and_gc_print_sizes_with_units_and_the_next_step(hf: Hf) -> None:
     assert "new data is refused while less than 64.0 MiB are free" in shown.stderr
     dry = hf("gc", "--dry-run").stdout
     assert "In the grace period: 1 unreferenced blob (20.0 KiB)" in dry
-    assert "nothing was deleted" in dry
+    assert "nothing can be deleted now" in dry
     status = hf("space", "--status").stdout
     assert "Key space: works" in status
     assert parsed(hf("space", "--status", "--json"))["disk_low"] is False

@@ -353,7 +353,7 @@ def test_space_shows_until_when_data_is_kept(plane: Plane, clock: ManualClock) -
         uses = {(use.kind, use.reason): use for use in plane.space().uses}
         return tuple(getattr(uses[kind, reason], name) for name in ("count", "bytes", "until", "next_ms"))
 
-    in_grace = "for the grace period (gc_grace_seconds)"
+    in_grace = "for the grace period of 1 d (gc_grace_seconds)"
     plane.queue("jobs").put(LARGE)
     consume(plane)
     put_ms = clock.now_ms()
@@ -364,7 +364,7 @@ def test_space_shows_until_when_data_is_kept(plane: Plane, clock: ManualClock) -
     clock.advance_ms(1)
     assert plane.gc().deleted == 1
     bodies = "bodies of deleted blobs, for readers and backups"
-    assert shown("deleted blobs", bodies) == (1, len(LARGE), in_grace, None)
+    assert shown("deleted blobs", bodies) == (1, len(LARGE), f"{in_grace} after their deletion", None)
     pass_grace(clock)
     plane.gc()
     assert [use.kind for use in plane.space().uses if "blobs" in use.kind] == []
@@ -571,7 +571,7 @@ def test_space_shows_retentions(tmp_path: Path, clock: ManualClock) -> None:
         make_dead_letters(plane, "jobs", clock)
         log_a_file(plane, "s")
         until = {use.kind: use.until for use in plane.space().uses}
-    assert "for 60 s (archived_keep_seconds) and up to 1,000 bytes" in until["archived worlds"]
+    assert "for 1 min (archived_keep_seconds) and up to 1,000 bytes" in until["archived worlds"]
     assert "up to 500 bytes" in until["dead letters"]
     assert until["session logs"] == "for 5 s (activity_keep_seconds)"
     with pytest.raises(InvalidArgument, match="archived_bytes_max"):

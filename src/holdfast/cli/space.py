@@ -94,7 +94,7 @@ def _print_report(report: SpaceReport, *, is_server: bool) -> None:
 
 
 def _row(use: SpaceUse) -> dict[str, object]:
-    kept = use.until if use.next_ms is None else f"{use.until}; the first until {_time_text(use.next_ms)}"
+    kept = use.until if use.next_ms is None else f"{use.until}; the first one goes at {_time_text(use.next_ms)}"
     return {
         "universe": use.universe or "-",
         "kind": use.kind,
@@ -145,8 +145,10 @@ def _collected_lines(done: Collected) -> list[str]:
     if done.unsearched:
         lines.append("No blob can be deleted, because these could not be searched; run `holdfast doctor`:")
         lines += [f"  {text}" for text in done.unsearched]
+    elif done.dry_run and done.deleted + done.freed:
+        lines.append("Dry run: nothing was deleted. Delete this with: holdfast gc")
     elif done.dry_run:
-        lines.append("Dry run: nothing was deleted. Delete it with: holdfast gc")
+        lines.append("Dry run: nothing can be deleted now")
     return lines
 
 

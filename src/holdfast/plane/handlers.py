@@ -107,5 +107,5 @@ def low_space_error() -> DiskFull:
     """The error of a write while the disk is nearly full."""
     return DiskFull(
         "The disk is nearly full (disk_reserve_bytes); nothing was written. Reads, acks and deletes still work: "
-        "free some space, then try again"
+        "free some space, then try again. `holdfast space` shows what is stored"
     )

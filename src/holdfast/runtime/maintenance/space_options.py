@@ -39,5 +39,5 @@ def checked_grace_ms(seconds: float) -> int:
         InvalidArgument: it is negative or too long.
     """
     if not 0 <= seconds <= GC_GRACE_SECONDS_MAX:
-        raise InvalidArgument(f"The grace period is {seconds} s; give 0 to {GC_GRACE_SECONDS_MAX} s")
+        raise InvalidArgument(f"The grace period is {seconds:,g} s; give 0 to {GC_GRACE_SECONDS_MAX:,} s (a year)")
     return round(seconds * 1_000)

@@ -27,19 +27,19 @@ def uses_of(search: Search, objects: ObjectStore | None, options: SpaceOptions) 
         for kind, reason, until in [kinds.get(area, (area, "stored", "until it is deleted"))]
         if count
     ]
-    uses += _blob_uses(search, options.grace_ms)
+    uses += _blob_uses(search, options)
     for universe, segments in search.segments.items():
         cold = sum(segment.size for segment in segments)
         reason = "cold journal records of worlds"
         uses.append(SpaceUse(universe, "segments", reason, len(segments), cold, "until their world is deleted"))
     if objects is not None:
         for universe in search.universes:
-            uses += _body_uses(search, objects, universe)
+            uses += _body_uses(search, objects, universe, f"for the {_grace(options)} after their deletion")
         until = _limits("activity", options.log_keep_seconds, options.log_bytes_max)
         for universe in retention.universes(objects):
             count, size = retention.size(objects, universe)
             uses.append(SpaceUse(universe, "session logs", "rotated session logs", count, size, until))
-    return sorted(uses, key=lambda use: (use.universe, -use.bytes, use.kind, use.reason))
+    return sorted(uses, key=lambda use: (not use.universe, use.universe, -use.bytes, use.kind, use.reason))
 
 
 def _retained(options: SpaceOptions) -> dict[str, tuple[str, str, str]]:
@@ -58,13 +58,13 @@ def _limits(name: str, seconds: float | None, bytes_max: int | None) -> str:
     """A retention by age and bytes, with the settings of that name that it comes from."""
     limits = []
     if seconds is not None:
-        limits.append(f"for {seconds:g} s ({name}_keep_seconds)")
+        limits.append(f"for {_duration(seconds)} ({name}_keep_seconds)")
     if bytes_max is not None:
         limits.append(f"up to {bytes_max:,} bytes per universe ({name}_bytes_max)")
     return " and ".join(limits) or f"for ever: {name}_keep_seconds and {name}_bytes_max are not set"
 
 
-def _blob_uses(search: Search, grace_ms: int) -> Iterator[SpaceUse]:
+def _blob_uses(search: Search, options: SpaceOptions) -> Iterator[SpaceUse]:
     """The blobs, by the first reason that was found for each."""
     found_by: dict[tuple[str, str | None], list[FoundBlob]] = {}
     for found in search.blobs:
@@ -72,15 +72,17 @@ def _blob_uses(search: Search, grace_ms: int) -> Iterator[SpaceUse]:
     for (universe, reason), group in found_by.items():
         size = sum(found.blob.size for found in group)
         if reason is None:
-            due = [blobs.due_ms(found.blob, found.mark, grace_ms=grace_ms) for found in group]
+            due = [blobs.due_ms(found.blob, found.mark, grace_ms=options.grace_ms) for found in group]
             next_ms = min((each for each in due if each is not None), default=None)
-            yield SpaceUse(universe, "blobs", "unreferenced", len(group), size, _GRACE, next_ms)
+            starts = "" if next_ms is not None else ", which starts with the next collection"
+            until = f"for the {_grace(options)}{starts}"
+            yield SpaceUse(universe, "blobs", "unreferenced", len(group), size, until, next_ms)
         else:
             why, until = _REASONS.get(reason, (f"named by {reason}", "until nothing names them"))
             yield SpaceUse(universe, "blobs", why, len(group), size, until)
 
 
-def _body_uses(search: Search, objects: ObjectStore, universe: str) -> Iterator[SpaceUse]:
+def _body_uses(search: Search, objects: ObjectStore, universe: str, until: str) -> Iterator[SpaceUse]:
     """The bodies in the object store that no recorded blob has."""
     recorded = {found.path for found in search.blobs if found.universe == universe}
     count = size = 0
@@ -89,10 +91,20 @@ def _body_uses(search: Search, objects: ObjectStore, universe: str) -> Iterator[
             count, size = count + 1, size + meta.size
     if count:
         reason = "bodies of deleted blobs, for readers and backups"
-        yield SpaceUse(universe, "deleted blobs", reason, count, size, _GRACE)
+        yield SpaceUse(universe, "deleted blobs", reason, count, size, until)
 
 
-_GRACE: Final = "for the grace period (gc_grace_seconds)"
+def _grace(options: SpaceOptions) -> str:
+    return f"grace period of {_duration(options.grace_seconds)} (gc_grace_seconds)"
+
+
+def _duration(seconds: float) -> str:
+    for unit_seconds, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds and seconds % unit_seconds == 0:
+            return f"{seconds // unit_seconds:g} {unit}"
+    return f"{seconds:g} s"
+
+
 _REASONS: Final = {
     "pinned": ("pinned", "until they are unpinned"),
     "stored by an older version": ("stored by an older version", "until `holdfast gc --with-old`"),
