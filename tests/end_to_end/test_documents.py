@@ -172,7 +172,9 @@ def is_served(port: int, path: str) -> bool:
     return status < 400
 
 
-@pytest.mark.parametrize("document", ["write-a-backend", "back-up-and-restore", "hold-a-lease", "send-mail"])
+@pytest.mark.parametrize(
+    "document", ["write-a-backend", "back-up-and-restore", "free-space", "hold-a-lease", "send-mail"]
+)
 def test_the_blocks_of_a_guide_run(document: str, tmp_path: Path) -> None:
     run_blocks(f"how-to/{document}.md", tmp_path, {})
 
@@ -201,6 +203,15 @@ def test_the_settings_of_the_production_guide_are_valid(tmp_path: Path) -> None:
     [settings] = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "holdfast.toml").write_text(settings)
     assert Settings.load(file=tmp_path / "holdfast.toml", environment={}).tokens
+
+
+def test_the_alerts_of_the_production_guide_name_metrics() -> None:
+    text = (ROOT / "docs" / "how-to" / "production.md").read_text()
+    [rules] = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    listed = set(re.findall(r"^\| `(holdfast_\w+)`", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    named = re.findall(r"\bholdfast_\w+", rules)
+    assert rules.count("alert:") == rules.count("expr:") > 3
+    assert set(named) <= listed
 
 
 GUIDES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))

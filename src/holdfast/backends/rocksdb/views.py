@@ -64,7 +64,10 @@ class FailedPairs:
 
 def failed_error(failure: HoldfastError) -> DatabaseFailed:
     """The error of a call after an earlier failure."""
-    error = DatabaseFailed(f"An earlier write failed ({failure}); nothing was written. Open the database again")
+    error = DatabaseFailed(
+        f"An earlier write failed ({failure}); nothing was written. A server opens its key space again by itself: try "
+        "again later. An embedded plane has plane.reopen()"
+    )
     error.__cause__ = failure
     return error
 
