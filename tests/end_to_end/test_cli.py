@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import resource
 import runpy
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,8 +97,8 @@ def open_when_free(url: str) -> Plane:
 
 
 @contextmanager
-def running_server(folder: Path, *, tokens: bool) -> Iterator[Any]:
-    server = _processes["Server"](folder, tokens=tokens)
+def running_server(folder: Path, *, tokens: bool, **options: Any) -> Iterator[Any]:
+    server = _processes["Server"](folder, tokens=tokens, **options)
     try:
         yield server
         server.stop()
@@ -348,3 +350,36 @@ def test_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_path: P
     report = hf("doctor", code=10).stdout
     assert f"blob {hash} of main: its content does not match its hash; restore it from a backup" in report
     assert "its journal is truncated: record 8 to 9 is missing, below its head 10" in report
+
+
+# Space.
+
+
+def test_commands_report_a_disk_that_is_nearly_full(hf: Hf, tmp_path: Path) -> None:
+    reserve = 1 << 40
+    if shutil.disk_usage(tmp_path).free >= reserve:
+        pytest.skip("more of this disk is free than the largest reserve")
+    low = {"disk_reserve_share_max": 9.0}
+    with running_server(tmp_path, tokens=False, disk_reserve_bytes=reserve, process=low) as server:
+        warning = "The disk is nearly full"
+        shown = hf("--url", server.url, "space", "--status").stdout
+        assert warning in shown
+        assert "Last collection: none since the server started" in shown
+        assert warning in hf("--url", server.url, "space").stderr
+        assert warning in hf("--url", server.url, "doctor").stderr
+        assert warning in json.loads(hf("--url", server.url, "doctor", "--json").stdout)["warnings"][0]
+        refused = hf("--url", server.url, "queue", "put", "jobs", "1", code=9).stderr
+        assert "`holdfast space` shows what is stored" in refused
+
+
+def test_commands_report_a_failed_key_space(hf: Hf, tmp_path: Path) -> None:
+    with running_server(tmp_path, tokens=False) as server:
+        with server.plane() as plane:
+            plane.queue("jobs").put_many([os.urandom(10_000) for _ in range(4)])  # More than may be written below.
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
+        hf("--url", server.url, "queue", "put", "jobs", "1", code=9)
+        shown = hf("--url", server.url, "space", "--status").stdout
+        assert "The key space has failed and refuses writes (disk_full: " in shown
+        assert "Key space: works" not in shown
+        resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        until(lambda: "Key space: works" in hf("--url", server.url, "space", "--status").stdout)

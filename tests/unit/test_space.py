@@ -12,7 +12,7 @@ import holdfast
 from holdfast import Plane
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import BlobNotFound, Busy, InvalidArgument, WorldNotActive, WorldNotFound
+from holdfast.errors import BlobNotFound, Busy, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import blobs, inboxes, journals, queues, snapshots, worlds
 from holdfast.layers.blobs import Blob
@@ -332,6 +332,25 @@ def test_the_oldest_session_logs_are_deleted_by_bytes(
     sizes = [meta.size for meta in objects.list("activity")]
     assert logged(SpaceOptions(log_bytes_max=sum(sizes) - 1)) == ["s1", "s2"]
     assert logged(SpaceOptions(log_bytes_max=0)) == []
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_loop_counts_what_it_deletes_and_its_failures(
+    plane: Plane, objects: ObjectStore, clock: ManualClock, fails: bool
+) -> None:
+    log_a_file(plane, "s0")
+    (file,) = objects.list("activity")
+    clock.advance_ms(3_600_000)
+    plane.close()
+    database, counters = MemoryDatabase(clock=clock), SpaceCounters(clock)
+    store = faulty_objects(objects, ChosenFault(0, lambda: Unreachable("away"))) if fails else objects
+    loop = SpaceLoop(database, store, SpaceOptions(log_keep_seconds=60), 0.001, counters)
+    while loop.passes < 2:
+        pass
+    loop.stop()
+    assert (counters.deleted["session logs"], counters.deleted_bytes["session logs"]) == (1, file.size)
+    assert counters.last.failures == fails
+    assert (counters.last.succeeded_ms, counters.last.error) == (clock.now_ms(), None)
 
 
 # What is kept, and why.
