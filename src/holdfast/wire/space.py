@@ -86,6 +86,6 @@ class ShowStorage(Request[StorageStatus], frozen=True, tag="space.status"):
 
     operation = Operation(
         reads=True,
-        permission="space:show",
+        permission="space:status",
         http=(Route("GET", "/v1/space/status", "Show whether the key space works, and how full its disk is."),),
     )
