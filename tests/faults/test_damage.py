@@ -11,7 +11,7 @@ from rocksdict import Rdict
 import holdfast
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.log_check import check_files
+from holdfast.backends.rocksdb.log_check import Repairs, check_files
 from holdfast.backends.rocksdb.log_records import LogWalk, Record
 from holdfast.backends.rocksdb.readers import RocksReader
 from holdfast.backends.rocksdb.salvage import salvage
@@ -308,7 +308,7 @@ def image_of_many_logs(tmp_path: Path) -> Path:
 
 
 def test_many_logs_are_replayed_completely(image_of_many_logs: Path) -> None:
-    assert check_files(image_of_many_logs) == []
+    assert check_files(image_of_many_logs) == Repairs()
     with RocksDatabase(image_of_many_logs) as database:
         assert count(database) == 3_000
 
@@ -321,10 +321,69 @@ def test_a_truncated_older_log_is_reported(image_of_many_logs: Path) -> None:
         RocksDatabase(image_of_many_logs)
 
 
-def test_a_missing_older_log_is_reported(image_of_many_logs: Path) -> None:
-    sorted(image_of_many_logs.glob("*.log"))[1].unlink()
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_missing_older_log_is_reported(image_of_many_logs: Path, index: int) -> None:
+    sorted(image_of_many_logs.glob("*.log"))[index].unlink()
     with pytest.raises(DamagedDatabase, match="missing commits"):
         RocksDatabase(image_of_many_logs)
+
+
+def test_logs_whose_commits_are_in_tables_are_ignored(tmp_path: Path) -> None:
+    """A power loss may keep any of the removed logs: here the oldest, and not the one after it."""
+    with RocksDatabase(tmp_path / "live") as database:
+        for number in range(4):
+            database.transact(put_numbers, range(number, number + 1))
+            if number == 0:
+                shutil.copytree(tmp_path / "live", tmp_path / "before")
+            if number < 3:
+                database.flush_tables()
+        image = Path(shutil.copytree(tmp_path / "live", tmp_path / "image"))
+    old = newest_log(tmp_path / "before")
+    assert records(old) and not (image / old.name).exists()
+    shutil.copyfile(old, image / old.name)
+    for _ in range(2):
+        with RocksReader(image) as reader:
+            assert reader.read(lambda tx: len(tx.scan(b"key", b"kez", limit=10))) == 4
+    with RocksDatabase(image) as reopened:
+        assert count(reopened) == 4
+
+
+def make_earlier_manifest(folder: Path) -> tuple[Path, bytes]:
+    """A directory, and the content of its MANIFEST from before its last opening."""
+    with RocksDatabase(folder / "kv") as database:
+        database.transact(put_numbers, range(10))
+    [manifest] = (folder / "kv").glob("MANIFEST-*")
+    return manifest, manifest.read_bytes()
+
+
+def test_a_new_current_without_its_manifest_is_repaired(tmp_path: Path) -> None:
+    """RocksDB syncs both names at once, so a power loss may keep one of them."""
+    earlier, content = make_earlier_manifest(tmp_path)
+    (tmp_path / "kv" / "CURRENT").write_text("MANIFEST-009999\n")
+    with RocksReader(tmp_path / "kv") as reader:
+        assert reader.read(lambda tx: len(tx.scan(b"key", b"kez", limit=100))) == 10
+    assert (tmp_path / "kv" / "CURRENT").read_text() == "MANIFEST-009999\n"
+    with RocksDatabase(tmp_path / "kv") as database:
+        assert count(database) == 10
+
+
+@pytest.mark.parametrize("lost", ["commits", "table", "part of the manifest"])
+def test_a_missing_manifest_is_not_replaced_by_an_incomplete_one(tmp_path: Path, lost: str) -> None:
+    earlier, content = make_earlier_manifest(tmp_path)
+    kv = tmp_path / "kv"
+    if lost == "commits":
+        with RocksDatabase(kv) as database:
+            database.transact(put_numbers, range(10, 20))
+        (kv / (kv / "CURRENT").read_text().strip()).unlink()
+        earlier.write_bytes(content)
+    elif lost == "table":
+        next(kv.glob("*.sst")).unlink()
+    else:
+        earlier.write_bytes(content[:-30])
+    (kv / "CURRENT").write_text("MANIFEST-009999\n")
+    with pytest.raises(DamagedDatabase, match="MANIFEST-009999 is damaged: it is missing"):
+        RocksDatabase(kv)
+    assert (kv / "CURRENT").read_text() == "MANIFEST-009999\n"
 
 
 def test_a_flipped_byte_inside_a_table_is_reported(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from rocksdict import (
 )
 
 from holdfast.backends.rocksdb.directory_lock import directory_lock, mark_closed, mark_open
-from holdfast.backends.rocksdb.failures import is_file_limit, translate_error
-from holdfast.backends.rocksdb.log_check import check_durable, check_files, cut_logs
+from holdfast.backends.rocksdb.failures import is_shortage, translate_error
+from holdfast.backends.rocksdb.log_check import check_durable, check_files, repair_files
 from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
 from holdfast.backends.rocksdb.views import (
     CachedPairs,
@@ -293,7 +293,7 @@ def _open(path: Path) -> tuple[Rdict, Watermark]:
         sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
         with directory_lock(path) as is_free:
             if is_free:  # Otherwise RocksDB will say who has it open.
-                cut_logs(check_files(path))
+                repair_files(path, check_files(path))
         with panics_as_errors():
             rocks = Rdict(str(path), table_options())
         try:
@@ -305,7 +305,7 @@ def _open(path: Path) -> tuple[Rdict, Watermark]:
     except DamagedDatabase:
         raise
     except OSError as error:
-        if is_file_limit(error):
+        if is_shortage(error):
             raise translate_error(error, path) from error
         raise PathUnusable(
             f"{path} cannot be used ({error.strerror}); choose a folder that this user can write"

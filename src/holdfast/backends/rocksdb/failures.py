@@ -2,14 +2,19 @@
 
 import errno
 from pathlib import Path
+from typing import Final
 
 from holdfast.backends.rocksdb.lock_holder import describe_holder
 from holdfast.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
 
 
-def is_file_limit(error: Exception) -> bool:
-    """Whether the process or the system has too many open files."""
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+_FILE_LIMITS: Final = (errno.EMFILE, errno.ENFILE)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_shortage(error: OSError) -> bool:
+    """Whether there are too many open files, or no space: the path itself can be used."""
+    return error.errno in (*_FILE_LIMITS, *_NO_SPACE)
 
 
 def translate_error(error: Exception, path: Path) -> Backend | Corrupt:
@@ -23,7 +28,7 @@ def translate_error(error: Exception, path: Path) -> Backend | Corrupt:
         )
     if any(cause in text for cause in ("No space left on device", "Disk quota exceeded", "File too large")):
         return DiskFull(f"The device of {path} is full; nothing was written. Free some space and open it again")
-    if is_file_limit(error) or "Too many open files" in text:
+    if "Too many open files" in text:
         return DatabaseFailed(
             f"{path} cannot be used: this process has too many open files. Raise the limit (ulimit -n), then open it "
             "again"

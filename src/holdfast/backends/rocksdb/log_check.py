@@ -9,7 +9,12 @@ decides what it is:
     damage   Anything else. Above all a valid record of a later commit behind the place: commits between are missing.
 
 Every record carries the sequence number of its first write and its number of writes, so the sequence numbers of all
-logs must be contiguous.
+logs must be contiguous, and continue those of the tables. Logs that the MANIFEST does not need are ignored: a power loss
+may have kept any of them.
+
+RocksDB lets CURRENT name a new MANIFEST before it syncs the folder of both. So a power loss may keep the new CURRENT and
+lose the new MANIFEST. The earlier MANIFEST is still there, because it is removed after that sync, and it is taken if it
+is complete: with all of its tables, and with all commits up to the watermark in them and in the logs.
 """
 
 import os
@@ -31,11 +36,15 @@ from holdfast.backends.rocksdb.log_records import (
     read_header,
     record_is_valid,
 )
+from holdfast.backends.rocksdb.manifest import Manifest, UnknownEdit, read_manifest
 from holdfast.backends.rocksdb.watermark import read_watermark
 from holdfast.errors import DamagedDatabase
+from holdfast.folders import sync_folder
+from holdfast.private_files import open_private
 
 _BUDGET_BYTES: Final = 16 << 20  # About one second.
 _CURRENT: Final = re.compile(rb"MANIFEST-[0-9]{6,20}\n")
+_FIRST_MANIFEST: Final = "MANIFEST-000001"  # RocksDB replaces it before the first opening ends.
 _ADVICE: Final = "restore it from a backup, or copy what can be read with `holdfast doctor --salvage NEW_FOLDER`"
 
 
@@ -46,8 +55,15 @@ class Cut(NamedTuple):
     offset: int
 
 
-def check_files(directory: Path) -> list[Cut]:
-    """Where to cut logs before RocksDB opens the directory; no process may write to it meanwhile.
+class Repairs(NamedTuple):
+    """What a power loss has left, and must be changed before RocksDB opens a directory."""
+
+    cuts: tuple[Cut, ...] = ()
+    current: str | None = None  # The MANIFEST that CURRENT must name; empty: CURRENT must be removed.
+
+
+def check_files(directory: Path) -> Repairs:
+    """What to repair before RocksDB opens the directory; no process may write to it meanwhile.
 
     Raises:
         DamagedDatabase: commits that were durable are missing or damaged.
@@ -56,17 +72,53 @@ def check_files(directory: Path) -> list[Cut]:
     if not (directory / "CURRENT").exists():
         if durable or any(directory.glob("*.sst")):
             raise damaged(directory / "CURRENT", "it is missing, but the directory has been used")
-        return []
-    check_manifest(directory)
-    return _LogCheck(directory, durable).run()
+        return Repairs()
+    named = _named_manifest(directory)
+    if not named.exists():
+        return _check_without_manifest(directory, named, durable)
+    logs = _LogCheck(directory, durable, check_manifest(directory))
+    return Repairs(tuple(logs.run()))
 
 
-def cut_logs(cuts: list[Cut]) -> None:
-    """Remove what is torn, durably."""
-    for cut in cuts:
+def repair_files(directory: Path, repairs: Repairs) -> None:
+    """Carry out repairs, durably."""
+    for cut in repairs.cuts:
         with cut.log.open("rb+") as file:
             file.truncate(cut.offset)
             os.fsync(file.fileno())
+    if repairs.current is None:
+        return
+    current, draft = directory / "CURRENT", directory / "000000.dbtmp"
+    if repairs.current:
+        with open(draft, "wb", opener=open_private) as file:
+            file.write(f"{repairs.current}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(current)
+    else:
+        current.unlink()
+    sync_folder(directory)
+
+
+def _check_without_manifest(directory: Path, named: Path, durable: int | None) -> Repairs:
+    """The repairs of a directory whose CURRENT names a MANIFEST that is missing."""
+    missing = damaged(named, "it is missing")
+    earlier = [each for each in directory.glob("MANIFEST-*") if _number(each) < _number(named)]
+    if not earlier:
+        if named.name == _FIRST_MANIFEST and durable is None and not log_files(directory):
+            return Repairs(current="")
+        raise missing
+    newest = max(earlier, key=_number)
+    data = newest.read_bytes()
+    manifest = _check_manifest_file(newest, data)
+    if manifest is None or not all((directory / f"{table:06}.sst").exists() for table in manifest.tables):
+        raise missing
+    logs = _LogCheck(directory, durable, manifest)
+    cuts = logs.run()
+    is_new = durable is None and logs.last_commit == 0
+    if not is_new and (durable is None or logs.last_commit < durable):
+        raise missing
+    return Repairs(tuple(cuts), newest.name)
 
 
 def damaged(file: Path, what: str) -> DamagedDatabase:
@@ -86,30 +138,45 @@ def check_durable(directory: Path, last: int) -> None:
         raise damaged(directory, f"its last commit is {last}, but {durable} was on disk")
 
 
-def check_manifest(directory: Path) -> None:
-    """Check the list of tables.
+def check_manifest(directory: Path) -> Manifest | None:
+    """Check the list of tables. Returns what it says; None if it has edits that are unknown here.
 
     Raises:
         DamagedDatabase: it is damaged.
     """
+    named = _named_manifest(directory)
+    try:
+        return _check_manifest_file(named, named.read_bytes())
+    except FileNotFoundError as error:
+        raise damaged(named, "it is missing") from error
+
+
+def _named_manifest(directory: Path) -> Path:
     current = (directory / "CURRENT").read_bytes()
     if not _CURRENT.fullmatch(current):
         raise damaged(directory / "CURRENT", "it does not name a manifest")
-    manifest = directory / current.decode().strip()
-    try:
-        data = manifest.read_bytes()
-    except FileNotFoundError as error:
-        raise damaged(manifest, "it is missing") from error
+    return directory / current.decode().strip()
+
+
+def _number(manifest: Path) -> int:
+    digits = manifest.name.removeprefix("MANIFEST-")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _check_manifest_file(manifest: Path, data: bytes) -> Manifest | None:
     budget = CheckBudget(_BUDGET_BYTES)
     walk = LogWalk(data, batches=False)
     for record in walk:
         if budget.spend(record.end - record.offset) and not record_is_valid(data, record):
             raise damaged(manifest, f"the checksum of the record at byte {record.offset:,} does not match")
-    if walk.bad is None:
-        return
-    behind = find_fragment(data, walk.bad + 1, budget)
-    if behind is not None or not _looks_torn(data, walk, len(data)):
-        raise damaged(manifest, f"the record at byte {walk.bad:,} cannot be read ({walk.reason})")
+    if walk.bad is not None:
+        behind = find_fragment(data, walk.bad + 1, budget)
+        if behind is not None or not _looks_torn(data, walk, len(data)):
+            raise damaged(manifest, f"the record at byte {walk.bad:,} cannot be read ({walk.reason})")
+    try:
+        return read_manifest(data)
+    except UnknownEdit:
+        return None
 
 
 def _looks_torn(data: bytes, walk: LogWalk, end: int) -> bool:
@@ -130,13 +197,26 @@ def _looks_torn(data: bytes, walk: LogWalk, end: int) -> bool:
 class _LogCheck:
     """The check of all logs of a directory."""
 
-    def __init__(self, directory: Path, durable: int | None) -> None:
-        self._logs = log_files(directory)
+    def __init__(self, directory: Path, durable: int | None, manifest: Manifest | None) -> None:
+        first_log = 0 if manifest is None else manifest.first_log
+        self._logs = [log for log in log_files(directory) if int(log.stem) >= first_log]
         self._durable = durable
+        self._flushed = 0 if manifest is None else manifest.flushed
+        self._first_max = None if manifest is None else manifest.last_commit + 1  # Of the first record.
         self._expected: int | None = None  # The sequence number that the next record must have.
         self._budget = CheckBudget(_BUDGET_BYTES)
 
+    @property
+    def last_commit(self) -> int:
+        """Every commit up to this one is in the tables or the logs, as far as they were checked."""
+        return max(self._flushed, 0 if self._expected is None else self._expected - 1)
+
     def run(self) -> list[Cut]:
+        """Where to cut the logs.
+
+        Raises:
+            DamagedDatabase: commits that were durable are missing or damaged.
+        """
         cuts: list[Cut] = []
         torn: Cut | None = None  # The last log that ends in a torn record.
         has_records = False
@@ -147,11 +227,11 @@ class _LogCheck:
             recent: list[Record] = []
             last: Record | None = None
             for record in walk:
-                if self._expected is not None and record.sequence != self._expected:
+                if self._is_unexpected(record):
                     if self._has_wrong_checksum(data, record):
                         walk.stop(record.offset, "its checksum does not match")
                         break
-                    if record.sequence < self._expected or has_records:
+                    if has_records or record.sequence <= self.last_commit:
                         raise damaged(log, self._unexpected(record))
                     if not self._has_all_synced():
                         place = f" ({torn.log.name} ends at byte {torn.offset:,})" if torn else ""
@@ -171,12 +251,18 @@ class _LogCheck:
             self._check_end()
         return cuts
 
+    def _is_unexpected(self, record: Record) -> bool:
+        if self._expected is not None:
+            return record.sequence != self._expected
+        return self._first_max is not None and record.sequence > self._first_max
+
     def _unexpected(self, record: Record) -> str:
-        return f"byte {record.offset:,} continues with write {record.sequence}, expected {self._expected}"
+        expected = self._first_max if self._expected is None else self._expected
+        return f"byte {record.offset:,} continues with write {record.sequence}, expected {expected}"
 
     def _has_all_synced(self) -> bool:
         """Whether everything that was known to be on disk is there."""
-        return self._durable is not None and self._expected is not None and self._expected - 1 >= self._durable
+        return self._durable is not None and self.last_commit >= self._durable
 
     def _has_wrong_checksum(self, data: bytes, record: Record) -> bool:
         return self._budget.spend(record.end - record.offset) and not record_is_valid(data, record)
@@ -208,11 +294,12 @@ class _LogCheck:
             raise damaged(log, f"{place}, and a valid record of a later commit follows at byte {behind:,}")
         if not is_torn:
             raise damaged(log, place)
-        if log == self._logs[-1] and self._durable is not None and lowest - 1 < self._durable:
-            raise damaged(log, f"{place}, and the commits from {lowest} to {self._durable} were on disk")
+        if log == self._logs[-1] and self._durable is not None and self.last_commit < self._durable:
+            missing = f"{self.last_commit + 1} to {self._durable}"
+            raise damaged(log, f"{place}, and the commits from {missing} were on disk")
         return Cut(log, walk.bad)
 
     def _check_end(self) -> None:
         """The newest log has the newest commits, so they must reach the watermark."""
-        if self._durable is not None and self._expected is not None and self._expected - 1 < self._durable:
-            raise damaged(self._logs[-1], f"its last commit is {self._expected - 1}, but {self._durable} was on disk")
+        if self._durable is not None and self.last_commit < self._durable:
+            raise damaged(self._logs[-1], f"its last commit is {self.last_commit}, but {self._durable} was on disk")

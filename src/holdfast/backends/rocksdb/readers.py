@@ -19,8 +19,8 @@ from rocksdict import AccessType, Rdict
 
 from holdfast.backends.rocksdb.database import table_options
 from holdfast.backends.rocksdb.directory_lock import FLOCK
-from holdfast.backends.rocksdb.failures import is_file_limit, translate_error
-from holdfast.backends.rocksdb.log_check import Cut, check_durable, check_files
+from holdfast.backends.rocksdb.failures import is_shortage, translate_error
+from holdfast.backends.rocksdb.log_check import Repairs, check_durable, check_files
 from holdfast.backends.rocksdb.views import CurrentPairs
 from holdfast.clock import IdSource, SystemClock
 from holdfast.errors import DirectoryInUse, PathUnusable, ReadOnlyTransaction
@@ -55,7 +55,7 @@ class RocksReader(SerialDatabase):
         self._links_lock = os.open(self._links.name, os.O_RDONLY)
         try:
             fcntl.flock(self._links_lock, fcntl.LOCK_SH)
-            self._rocks = _open(path, Path(self._links.name), check_files(path) if lock else [])
+            self._rocks = _open(path, Path(self._links.name), check_files(path) if lock else Repairs())
             if lock:
                 check_durable(path, self._rocks.latest_sequence_number())
         except BaseException:
@@ -129,8 +129,8 @@ def _remove_stale_links() -> None:
                 os.close(descriptor)
 
 
-def _open(path: Path, links: Path, cuts: list[Cut]) -> Rdict:
-    kept = {cut.log.name: cut.offset for cut in cuts}
+def _open(path: Path, links: Path, repairs: Repairs) -> Rdict:
+    kept = {cut.log.name: cut.offset for cut in repairs.cuts}
     try:
         for file in path.iterdir():
             if file.name == _SETTINGS:
@@ -138,12 +138,14 @@ def _open(path: Path, links: Path, cuts: list[Cut]) -> Rdict:
             elif file.name in kept:
                 with file.open("rb") as log:
                     (links / file.name).write_bytes(log.read(kept[file.name]))
+            elif file.name == "CURRENT" and repairs.current is not None:
+                (links / file.name).write_text(f"{repairs.current}\n")
             elif file.name != "LOCK":
                 (links / file.name).symlink_to(file.absolute())
         with panics_as_errors():
             return Rdict(str(links), table_options(), access_type=AccessType.read_only(False))
     except OSError as error:
-        if is_file_limit(error):
+        if is_shortage(error):
             raise translate_error(error, path) from error
         raise PathUnusable(f"{path} cannot be read ({error.strerror}); let this user read it") from error
     except Exception as error:

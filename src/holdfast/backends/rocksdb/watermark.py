@@ -10,6 +10,7 @@ seconds: after a crash of the process it is exact, and after a power loss it may
 A slot that a power loss has torn does not have its checksum; the other one then counts.
 """
 
+import math
 import os
 import struct
 import time
@@ -53,14 +54,18 @@ class Watermark:
         path = directory / NAME
         is_new = not path.exists()
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        if os.fstat(self._file).st_size != _SIZE:
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, bytes(_SIZE), 0)  # Later writes need no more space.
         self._slot = 0
-        self._synced_at = 0.0
-        self.advance(commit)
-        if is_new:
-            sync_folder(directory)
+        self._synced_at = -math.inf
+        try:
+            if os.fstat(self._file).st_size != _SIZE:
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, bytes(_SIZE), 0)  # Later writes need no more space.
+            self.advance(commit)
+            if is_new:
+                sync_folder(directory)
+        except BaseException:
+            self.close()
+            raise
 
     def advance(self, commit: int) -> None:
         """Record that `commit` is on disk. An error of the device is ignored: the watermark then lags behind."""
@@ -78,9 +83,10 @@ class Watermark:
             self.close()
 
     def close(self) -> None:
-        """Sync and close the file."""
+        """Sync and close the file. An error of the device is ignored, as in `advance`."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
                 os.fdatasync(file)
-            os.close(file)
+            with suppress(OSError):
+                os.close(file)

@@ -1,13 +1,11 @@
 """Builds what a power loss may leave of recorded file operations.
 
-The rules are those of POSIX, with one addition, the order of names:
+The rules are those of POSIX:
 
 - What was written to a file is durable after a sync of that file. Until then each write may have reached the disk or
   not, in any order, in part, or as a longer file with zeros in place of the data.
 - A name is durable after a sync of its folder. Until then each creation, rename, link and removal may have reached the
-  disk or not. A rename happens as a whole. A sync of a file does not make its name durable. Changes of names reach the
-  disk in their order, as in every journaling file system. RocksDB relies on that: it lets CURRENT name a new MANIFEST
-  before it syncs the folder of both.
+  disk or not, in any order. A rename happens as a whole. A sync of a file does not make its name durable.
 - A disk writes a sector of 512 bytes as a whole, with its content at one moment. So a write that reached the disk
   brings earlier writes to the same sector with it.
 """
@@ -32,7 +30,7 @@ class Loss(StrEnum):
     NOTHING = "nothing"  # Everything reached the disk, as when only the process is killed.
     EVERYTHING = "everything"
     IN_ORDER = "in order"  # What happened before some moment reached the disk; the write at that moment is torn.
-    ANYTHING = "anything"  # Each write by itself, and the names up to some moment.
+    ANYTHING = "anything"  # Each write and each name by itself.
 
 
 class Fate(StrEnum):
@@ -233,28 +231,33 @@ def _resize(content: bytearray, size: int) -> None:
 
 
 def build_image(
-    events: Sequence[Event], root: str, seed: int, *, first_cut: int = 0, synced_names: Iterable[str] = ()
+    events: Sequence[Event], root: str, seed: int, *, first_cut: int = 0, loss: Loss | None = None
 ) -> Image:
-    """The image of a seed: the power is lost at a random event, and the seed decides what reached the disk.
+    """The image of a seed: the power is lost at a random event, often before a sync, and the seed decides what reached the disk.
 
     Args:
         events: a trace of operations below the folder `root`.
         first_cut: the power is lost after at least this many events.
-        synced_names: paths whose creation is durable at once, although their folder was not synced.
+        loss: what is lost; None: the seed decides, and something is.
     """
     chance = random.Random(seed)
-    cut = chance.randint(first_cut, len(events))
-    disk, always = Disk(root), set(synced_names)
-    durable: set[int] = set()
-    for number, event in enumerate(events[:cut], 1):
+    cut = _cut(events, chance, first_cut)
+    chosen = chance.choice((Loss.EVERYTHING, Loss.IN_ORDER, Loss.ANYTHING, Loss.ANYTHING))
+    disk = Disk(root)
+    for event in events[:cut]:
         disk.apply(event)
-        if event.kind is Kind.MAKE_FOLDER and event.path in always:
-            durable.add(number)
-    loss = chance.choice(list(Loss))
-    keeps_name, fate_of = _choices(loss, chance, disk.unsynced_numbers())
-    entries = disk.entries(keeps_name=lambda number: number in durable or keeps_name(number), fate_of=fate_of)
+    keeps_name, fate_of = _choices(loss or chosen, chance, disk.unsynced_numbers())
+    entries = disk.entries(keeps_name=keeps_name, fate_of=fate_of)
     marks = tuple(event.data for event in events[:cut] if event.kind is Kind.MARK)
-    return Image(seed, cut, loss, entries, marks)
+    return Image(seed, cut, loss or chosen, entries, marks)
+
+
+def _cut(events: Sequence[Event], chance: random.Random, first: int) -> int:
+    """Any event, or just before a sync: then most is unsynced."""
+    before_syncs = [number for number, event in enumerate(events) if event.kind is Kind.SYNC and number >= first]
+    if before_syncs and chance.random() < 0.3:
+        return chance.choice(before_syncs)
+    return chance.randint(first, len(events))
 
 
 def _choices(loss: Loss, chance: random.Random, unsynced: list[int]) -> tuple[Callable[[int], bool], FateOf]:
@@ -263,7 +266,9 @@ def _choices(loss: Loss, chance: random.Random, unsynced: list[int]) -> tuple[Ca
     if loss is Loss.EVERYTHING:
         return lambda _: False, lambda _number, _sectors: (Fate.DROPPED, ())
     if loss is Loss.IN_ORDER:
-        moment = chance.choice(unsynced or [0])
+        # Mostly one of the last: there are files that no one ever syncs, whose writes are of all times.
+        back = min(int(chance.expovariate(1 / 5)), len(unsynced) - 1)
+        moment = unsynced[-1 - back] if unsynced else 0
 
         def in_order(number: int, sectors: range) -> tuple[Fate, Iterable[int]]:
             if number != moment:
@@ -272,8 +277,8 @@ def _choices(loss: Loss, chance: random.Random, unsynced: list[int]) -> tuple[Ca
             return fate, sectors[: chance.randint(0, len(sectors))]
 
         return lambda number: number < moment, in_order
-    rate = chance.choice((0.2, 0.5, 0.9))
-    kept_names = set(unsynced[: chance.randint(0, len(unsynced))])
+    rate, name_rate = chance.choice((0.2, 0.5, 0.9)), chance.choice((0.2, 0.5, 0.9))
+    kept_names = {number for number in unsynced if chance.random() < name_rate}
 
     def by_itself(_number: int, sectors: range) -> tuple[Fate, Iterable[int]]:
         if chance.random() < rate:
