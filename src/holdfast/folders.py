@@ -85,3 +85,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make everything in the folder durable, but not its own name."""
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            descriptor = os.open(Path(parent, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(parent))

@@ -74,9 +74,14 @@ def noted(errors: list[str]) -> Iterator[None]:
 
 
 def run_with_failure(folder: Path, call: int, error: int, times: int) -> dict[str, object]:
-    """Write a few commits while a call fails, open again without failures, and report what was found."""
+    """Write a few commits while a call fails, open again without failures, and report what was found.
+
+    A database that failed is reopened, or closed while calls still fail and then opened again.
+    """
     acknowledged: list[int] = []
     errors: list[str] = []
+    reopens = times == 1 or call % 2 == 0
+    failed: RocksDatabase | None = None
     RECORDER.storage_fail(ctypes.c_long(call), error, ctypes.c_long(times))
     for commits in (range(4), range(4, 8)):
         with noted(errors):
@@ -87,15 +92,27 @@ def run_with_failure(folder: Path, call: int, error: int, times: int) -> dict[st
                     acknowledged.append(number)
                 if commits.start == 0:
                     database.flush_tables()
-            database.close()
+            if errors and reopens:
+                failed = database
+                with noted(errors):
+                    database.reopen()
+            else:
+                database.close()
         if errors:
             break
     made = RECORDER.storage_calls()
     RECORDER.storage_fail(ctypes.c_long(-1), 0, ctypes.c_long(0))
+    if failed is not None:
+        failed.reopen()
+        assert set(acknowledged) <= set(stored_numbers(failed)), "reopening lost acknowledged writes"
+        failed.transact(write, 8)
+        acknowledged.append(8)
+        failed.close()
     with RocksDatabase(folder / "data" / "kv") as database:
         stored = stored_numbers(database)
         database.transact(write, 9)
-    return {"acknowledged": acknowledged, "errors": errors, "stored": stored, "calls": made}
+    outcome = {"acknowledged": acknowledged, "errors": errors, "stored": stored, "calls": made}
+    return {**outcome, "reopened": failed is not None}
 
 
 def fail(folder: Path, choices: list[str]) -> None:

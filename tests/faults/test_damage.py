@@ -339,7 +339,8 @@ def test_logs_whose_commits_are_in_tables_are_ignored(tmp_path: Path) -> None:
                 database.flush_tables()
         image = Path(shutil.copytree(tmp_path / "live", tmp_path / "image"))
     old = newest_log(tmp_path / "before")
-    assert records(old) and not (image / old.name).exists()
+    assert records(old)
+    assert not (image / old.name).exists()
     shutil.copyfile(old, image / old.name)
     for _ in range(2):
         with RocksReader(image) as reader:
@@ -358,7 +359,7 @@ def make_earlier_manifest(folder: Path) -> tuple[Path, bytes]:
 
 def test_a_new_current_without_its_manifest_is_repaired(tmp_path: Path) -> None:
     """RocksDB syncs both names at once, so a power loss may keep one of them."""
-    earlier, content = make_earlier_manifest(tmp_path)
+    make_earlier_manifest(tmp_path)
     (tmp_path / "kv" / "CURRENT").write_text("MANIFEST-009999\n")
     with RocksReader(tmp_path / "kv") as reader:
         assert reader.read(lambda tx: len(tx.scan(b"key", b"kez", limit=100))) == 10

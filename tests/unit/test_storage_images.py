@@ -84,6 +84,14 @@ def test_a_rename_happens_as_a_whole() -> None:
     assert {tuple(entries) for entries in images} == {("old",), ("new",)}
 
 
+def test_a_synced_rename_leaves_nothing_of_its_old_name() -> None:
+    """Also if the folder of the old name was never synced."""
+    events = [Event(Kind.MAKE_FOLDER, 3, path=f"{ROOT}/staging"), create("staging/draft", 2), SYNC_ROOT]
+    events += [Event(Kind.RENAME, path=f"{ROOT}/staging/draft", target=f"{ROOT}/object"), SYNC_ROOT]
+    images = [build_image(events, ROOT, seed, first_cut=len(events)).entries for seed in SEEDS]
+    assert {tuple(entries) for entries in images} == {("object", "staging")}
+
+
 def test_unsynced_names_reach_the_disk_in_any_order() -> None:
     events = [create("MANIFEST", 2), create("tmp", 3)]
     events.append(Event(Kind.RENAME, path=f"{ROOT}/tmp", target=f"{ROOT}/CURRENT"))

@@ -29,6 +29,7 @@ from holdfast.cli.backup_format import BackupSummary, ManifestEntry, ManifestWri
 from holdfast.cli.commands import LeafCommand
 from holdfast.cli.values import read_chunks
 from holdfast.errors import InvalidArgument
+from holdfast.folders import sync_folder, sync_tree
 from holdfast.plane.formats import FORMAT, check_marker
 from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
 from holdfast.version import __version__
@@ -93,14 +94,22 @@ def _checkpoint(source: Path, target: ObjectStore, patience_seconds: float) -> P
     if before is not None:
         if (left := source / before.checkpoint).is_dir():
             return left
-        # The earlier checkpoint is gone. Copied objects stay valid; the files of the key space are copied again.
+        # The earlier checkpoint is gone, or was not complete. Copied objects stay valid; the files of the key space are
+        # copied again.
+        for part in source.glob(f"{before.checkpoint}.*"):
+            shutil.rmtree(part)
         target.delete(_KEY_SPACE_COPIED)
         backup_format.remove_prefix(target, "keyspace")
     checkpoint = f".backup-{uuid.uuid4().hex[:12]}"
     with directories.open_key_space(source, patience_seconds) as database:
         # Recorded before it is made, so a failed backup never leaves an unknown checkpoint on the disk.
         backup_format.write_start(target, str(source.absolute()), checkpoint)
-        database.checkpoint(source / checkpoint)
+        draft = source / f"{checkpoint}.making"
+        database.checkpoint(draft)
+    # A folder with the name of the checkpoint is complete, also after a power loss.
+    sync_tree(draft)
+    draft.rename(source / checkpoint)
+    sync_folder(source)
     return source / checkpoint
 
 

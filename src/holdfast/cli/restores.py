@@ -20,7 +20,7 @@ from holdfast.cli import connect, printing
 from holdfast.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, BackupSummary, ManifestEntry
 from holdfast.cli.commands import LeafCommand
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
-from holdfast.folders import sync_folder
+from holdfast.folders import sync_folder, sync_tree
 from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
 
@@ -145,6 +145,7 @@ def _file_hash(store: ObjectStore, path: str) -> str | None:
 
 
 def _publish(draft: Path, folder: Path) -> None:
+    sync_tree(draft)  # An interrupted restore may have left files whose names are not durable yet.
     if folder.exists():
         folder.rmdir()
     draft.rename(folder)

@@ -7,7 +7,6 @@ from typing import Final
 from holdfast.backends.rocksdb.lock_holder import describe_holder
 from holdfast.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
 
-
 _FILE_LIMITS: Final = (errno.EMFILE, errno.ENFILE)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

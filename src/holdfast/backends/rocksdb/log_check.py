@@ -9,12 +9,12 @@ decides what it is:
     damage   Anything else. Above all a valid record of a later commit behind the place: commits between are missing.
 
 Every record carries the sequence number of its first write and its number of writes, so the sequence numbers of all
-logs must be contiguous, and continue those of the tables. Logs that the MANIFEST does not need are ignored: a power loss
-may have kept any of them.
+logs must be contiguous, and continue those of the tables. Logs that the MANIFEST does not need are ignored: a power
+loss may have kept any of them.
 
-RocksDB lets CURRENT name a new MANIFEST before it syncs the folder of both. So a power loss may keep the new CURRENT and
-lose the new MANIFEST. The earlier MANIFEST is still there, because it is removed after that sync, and it is taken if it
-is complete: with all of its tables, and with all commits up to the watermark in them and in the logs.
+RocksDB lets CURRENT name a new MANIFEST before it syncs the folder of both. So a power loss may keep the new CURRENT
+and lose the new MANIFEST. The earlier MANIFEST is still there, because it is removed after that sync, and it is taken
+if it is complete: with all of its tables, and with all commits up to the watermark in them and in the logs.
 """
 
 import os

@@ -149,6 +149,9 @@ def rotate(path: Path, objects: ObjectStore) -> bool:
         universe, data = path.parent.name, file.read()
         content = log_format.content(data, universe, name)
         if content.records:
+            # A power loss may undo the removal below. The file must then still have the bytes that are stored here:
+            # with others, its records would be stored twice.
+            os.fsync(file.fileno())
             _store(objects, universe, name, content, data[: content.size])
         path.unlink()
         return content.records > 0

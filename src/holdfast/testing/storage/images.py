@@ -180,11 +180,19 @@ class Disk:
             node.synced = bytearray(_content(node, lambda _number, _sectors: (Fate.KEPT, ())))
             node.unsynced = []
             return
-        for change in list(node.unsynced):
-            for folder, name, named in change.edits:
-                _set(folder.synced, name, named)
-            for folder in {folder for folder, _, _ in change.edits}:
-                folder.unsynced.remove(change)
+        while node.unsynced:
+            self._sync_change(node.unsynced[0])
+
+    def _sync_change(self, change: _NameChange) -> None:
+        """Make a change of names durable, after earlier ones of the same names: a rename may be of another folder."""
+        for folder, name, _ in change.edits:
+            for earlier in [each for each in folder.unsynced if each.number < change.number]:
+                if any(edit[:2] == (folder, name) for edit in earlier.edits):
+                    self._sync_change(earlier)
+        for folder, name, node in change.edits:
+            _set(folder.synced, name, node)
+        for folder in {folder for folder, _, _ in change.edits}:
+            folder.unsynced.remove(change)
 
 
 # For the number of a write and its sectors: its fate, and the sectors that are kept if it is torn.
@@ -233,7 +241,7 @@ def _resize(content: bytearray, size: int) -> None:
 def build_image(
     events: Sequence[Event], root: str, seed: int, *, first_cut: int = 0, loss: Loss | None = None
 ) -> Image:
-    """The image of a seed: the power is lost at a random event, often before a sync, and the seed decides what reached the disk.
+    """The image of a seed: it decides at which event the power is lost, often before a sync, and what reached the disk.
 
     Args:
         events: a trace of operations below the folder `root`.
