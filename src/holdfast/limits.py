@@ -123,7 +123,6 @@ OBJECT_PART_BYTES: Final = 8_388_608  # S3 wants parts of at least 5 MiB; memory
 OBJECT_LIST_MAX: Final = 1_000  # One page of a listing.
 OBJECT_PARTS_IN_FLIGHT: Final = 4  # Bounds the memory of one upload, together with the part size.
 OBJECT_LOCAL_READ_BYTES: Final = 1_048_576  # Requests to a local disk are cheap, and small ones save memory.
-OBJECT_FOLDERS_MAX: Final = 4_096  # Folders of a local object store that are known to be durable; others are synced.
 OBJECT_STAGED_SECONDS_MAX: Final = 86_400  # A staged file that was not written to for a day is left over from a crash.
 FOLDERS_REMEMBERED_MAX: Final = 10_000  # A folder that is forgotten costs one more sync of its parent.
 

@@ -92,6 +92,8 @@ class Writer:
     def log(self, first: int) -> None:
         for number in range(first, first + 30):
             self._plane.activity.log("session", logged(number))
+            if number % 5 == 4:
+                self._plane.activity.read(limit=1)  # It writes the records from memory to the file.
         self._plane.activity.end("session")
         self.mark("logged", first + 30)
 

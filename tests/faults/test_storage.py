@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import subprocess
@@ -196,24 +197,29 @@ def test_a_new_current_may_reach_the_disk_without_its_manifest(trace: Trace, ima
     assert without >= 3, "no image lacks the MANIFEST"
 
 
-def check_plane_images(trace: Trace, seeds: Iterable[int]) -> Counter[str]:
-    """Check an image of a whole plane per seed. Returns how many, by kind of loss and what became of the backup.
+def check_plane_image(image: Image, root: Path, *, resume: bool) -> str:
+    """Check an image of a whole plane, and return what became of the backup.
 
-    Each is written to the recorded folder: an interrupted backup resumes only where it began.
+    It is written to the recorded folder: an interrupted backup resumes only where it began.
     """
+    shutil.rmtree(root)
+    write_image(image, root)
+    outcome = "not begun"
+    try:
+        if any(mark.startswith(b"closed") for mark in image.marks):
+            outcome = PLANE_CHILD_MODULE["check_backup"](root, image.marks, resume=resume)
+        PLANE_CHILD_MODULE["check_plane"](root / "data", image.marks)
+    except BaseException as error:
+        raise AssertionError(f"{image}, backup {outcome}: {error}") from error
+    return outcome
+
+
+def check_plane_images(trace: Trace, seeds: Iterable[int]) -> Counter[str]:
+    """Check an image per seed. Returns how many, by kind of loss and what became of the backup."""
     counts: Counter[str] = Counter()
-    root = Path(trace.root)
     for seed in seeds:
         image = build_image(trace.events, trace.root, seed)
-        shutil.rmtree(root)
-        write_image(image, root)
-        outcome = "not begun"
-        try:
-            if any(mark.startswith(b"closed") for mark in image.marks):
-                outcome = PLANE_CHILD_MODULE["check_backup"](root, image.marks, resume=seed % 2 == 0)
-            PLANE_CHILD_MODULE["check_plane"](root / "data", image.marks)
-        except BaseException as error:
-            raise AssertionError(f"{image}, backup {outcome}: {error}") from error
+        outcome = check_plane_image(image, Path(trace.root), resume=seed % 2 == 0)
         counts[f"{image.loss}, backup {outcome}"] += 1
     print(f"{counts.total()} images: {dict(sorted(counts.items()))}")
     return counts
@@ -230,6 +236,20 @@ def test_the_trace_of_a_plane_has_every_kind_of_file(plane_trace: Trace) -> None
 def test_every_image_of_a_plane_holds_what_was_acknowledged(plane_trace: Trace, request: pytest.FixtureRequest) -> None:
     counts = check_plane_images(plane_trace, chosen_seeds(request, 120))
     assert request.config.getoption("--image-seed") is not None or counts.total() == 120
+
+
+def test_a_backup_never_resumes_from_a_partial_checkpoint(plane_trace: Trace) -> None:
+    """The power is lost just after a checkpoint got a name, before the names in it are durable."""
+    cuts = [
+        number
+        for number, event in enumerate(plane_trace.events, 1)
+        if event.kind is Kind.RENAME and re.search(r"/\.backup-[^/]*$", event.target)
+    ]
+    assert cuts
+    for cut in cuts:
+        for seed in range(10):
+            image = build_image(plane_trace.events[:cut], plane_trace.root, seed, first_cut=cut, loss=Loss.ANYTHING)
+            assert check_plane_image(image, Path(plane_trace.root), resume=True) == "refused"
 
 
 @pytest.mark.nightly
