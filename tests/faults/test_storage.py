@@ -252,6 +252,12 @@ def test_a_backup_never_resumes_from_a_partial_checkpoint(plane_trace: Trace) ->
             assert check_plane_image(image, Path(plane_trace.root), resume=True) == "refused"
 
 
+def test_a_restored_directory_is_durable_when_the_command_ends(plane_trace: Trace) -> None:
+    end = len(plane_trace.events)
+    image = build_image(plane_trace.events, plane_trace.root, 0, first_cut=end, loss=Loss.EVERYTHING)
+    assert check_plane_image(image, Path(plane_trace.root), resume=False) == "restored"
+
+
 @pytest.mark.nightly
 def test_ten_thousand_images_of_a_plane_hold_what_was_acknowledged(
     plane_trace: Trace, request: pytest.FixtureRequest

@@ -172,7 +172,8 @@ class RocksDatabase(SerialDatabase):
         try:
             self._rocks.flush(wait=True)
         except Exception as error:
-            raise translate_error(error, self._path) from error
+            self._failure = translate_error(error, self._path)  # RocksDB refuses all writes from then on.
+            raise self._failure from error
 
     def _snapshot(self) -> "OptimisticPairs":
         return OptimisticPairs(self._pairs, self._sequence)
