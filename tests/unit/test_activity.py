@@ -101,6 +101,8 @@ def test_a_flush_writes_records_to_the_file_of_their_session(
     header, *records = lines(folder / "main" / f"{START}_abc123_metrics.jsonl")
     writer = header["header"].pop("writer")
     assert len(writer) == 36
+    for line in (header, *records):
+        assert isinstance(line.pop("crc"), int)
     assert header == {
         "header": {"universe": "main", "session": "abc123", "kind": "metrics", "opened_ms": 1_700_000_000_000}
     }

@@ -1,5 +1,6 @@
 """Names and lines of session logs: what is written is read back, and damage does not hide other lines."""
 
+import zlib
 from types import MappingProxyType
 from typing import Any
 
@@ -54,9 +55,32 @@ def test_a_file_is_named_after_its_second_session_and_kind() -> None:
 def test_the_lines_of_a_file_have_the_documented_format() -> None:
     assert log_format.header_line(NOON) == (
         b'{"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":1794717735123,'
-        b'"writer":"0198c9a8-0000-7000-8000-000000000000"}}\n'
+        b'"writer":"0198c9a8-0000-7000-8000-000000000000"},"crc":707873342}\n'
     )
-    assert log_format.line(17, 1_763_181_735_123, b'{"a":1}') == b'{"n":17,"at_ms":1763181735123,"record":{"a":1}}\n'
+    assert log_format.line(
+        17, 1_763_181_735_123, b'{"a":1}'
+    ) == b'{"n":17,"at_ms":1763181735123,"record":{"a":1},"crc":%d}\n' % zlib.crc32(
+        b'{"n":17,"at_ms":1763181735123,"record":{"a":1}'
+    )
+
+
+def test_lines_of_earlier_versions_have_no_checksum_and_are_read() -> None:
+    header = b'{"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":5,"writer":"w"}}\n'
+    data = header + b'{"n":0,"at_ms":1,"record":{"a":"b,\\"crc\\":7"}}\n'
+    assert (numbers(data), bad_lines(data)) == ([0], 0)
+    assert log_format.header_of(header, "main", name_of(NOON)) == Header("main", "abc123", "metrics", 5, "w")
+
+
+def test_a_changed_character_is_noticed_anywhere_in_a_line() -> None:
+    """Above all where the line is valid JSON afterwards."""
+    text = log_format.line(3, 1_763_181_735_123, b'{"crc":5,"text":"a,\\"crc\\":1"}')
+    before = log_format.parse_line(text)
+    assert before is not None
+    for position in range(len(text)):
+        for bit in range(8):
+            damaged = text[:position] + bytes([text[position] ^ 1 << bit]) + text[position + 1 :]
+            found = log_format.parse_line(damaged)
+            assert found is None or (found.n, found.at_ms, found.record) == (before.n, before.at_ms, before.record)
 
 
 @given(session=NAMES, kind=NAMES, second=st.integers(0, 4_000_000_000), copy=st.integers(1, 9_999))
@@ -237,14 +261,30 @@ def ends(data: bytes) -> list[tuple[int, int]]:
     return [(end, line.n) for end, line in log_format.lines(data) if line is not None]
 
 
-def test_the_content_of_a_file_ends_with_its_last_valid_line() -> None:
+@pytest.mark.parametrize("torn", [b"", b"{", b'{"n":3,"at_ms":17', bytes(4_096), b'{"n":3,' + bytes(500) + b"\n"])
+def test_the_content_of_a_file_ends_before_what_a_crash_left(torn: bytes) -> None:
     whole = body(3)
-    content = log_format.content(whole + b"bad\nbad too\ntorn", "main", name_of(NOON))
+    content = log_format.content(whole + torn, "main", name_of(NOON))
     assert content == log_format.Content(NOON, len(whole), records=3, first_at_ms=1_000, last_at_ms=1_002)
+    content = log_format.content(whole + b"bad\nbad too\n" + torn, "main", name_of(NOON))
+    assert (content.size, content.records, content.damaged) == (len(whole) + 12, 3, 2)
+    assert log_format.damaged_lines(whole + b"bad\n" + torn) == 1
+
+
+def test_an_end_that_no_writer_began_is_damaged_and_not_truncated() -> None:
+    whole = body(3)
+    content = log_format.content(whole + b"\xff" * 100, "main", name_of(NOON))
+    assert (content.size, content.records, content.damaged) == (len(whole) + 100, 3, 1)
+
+
+def test_a_record_whose_line_end_was_changed_is_damaged_and_not_truncated() -> None:
+    whole = body(3)
+    content = log_format.content(whole[:-1] + b"\x0b", "main", name_of(NOON))
+    assert (content.size, content.records, content.damaged) == (len(whole), 2, 1)
 
 
 def test_the_content_of_a_file_without_records_is_empty() -> None:
-    content = log_format.content(log_format.header_line(NOON) + b"torn", "main", name_of(NOON))
+    content = log_format.content(log_format.header_line(NOON) + b'{"n":0', "main", name_of(NOON))
     assert (content.size, content.records) == (0, 0)
 
 

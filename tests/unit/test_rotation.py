@@ -102,7 +102,15 @@ def test_a_bad_line_in_the_middle_is_stored_unchanged(folder: Path, objects: Obj
     assert [(objects.get(each.path), each.records) for each in manifests(objects)] == [(damaged, 3)]
 
 
-@pytest.mark.parametrize("tail", [b"", b"torn", b"bad\n"])
+def test_a_file_of_damaged_lines_is_kept(folder: Path, objects: ObjectStore) -> None:
+    """Its lines may be the only trace of what was logged."""
+    path = closed_file(folder, 0, tail=b"bad\n")
+    damaged = path.read_bytes()
+    assert rotation.rotate(path, objects)
+    assert [(objects.get(each.path), each.records) for each in manifests(objects)] == [(damaged, 0)]
+
+
+@pytest.mark.parametrize("tail", [b"", b'{"n":0,"at_m', bytes(4_096)])
 def test_a_file_without_records_is_only_removed(folder: Path, objects: ObjectStore, tail: bytes) -> None:
     path = closed_file(folder, 0, tail=tail)
     assert not rotation.rotate(path, objects)

@@ -19,6 +19,7 @@ from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.cli import printing
 from holdfast.cli.values import read_chunks
 from holdfast.errors import Conflict, HashMismatch, MissingObject, ObjectNotFound
+from holdfast.json_checksums import add_checksum
 from holdfast.limits import OBJECT_LIST_MAX
 from holdfast.wire.backups import BackupFile
 
@@ -45,7 +46,7 @@ class ManifestEntry(msgspec.Struct, frozen=True):
 
 
 class BackupSummary(msgspec.Struct, frozen=True):
-    """The contents of backup.json: a complete backup."""
+    """The contents of backup.json: a complete backup. Its checksum is the last field of the file."""
 
     format: int
     data_format: int
@@ -112,7 +113,7 @@ def write_finish(target: ObjectStore, manifest: ManifestWriter, *, data_format: 
     summary = BackupSummary(
         BACKUP_FORMAT, data_format, version, _now(), manifest.files, manifest.bytes, sha.hexdigest()
     )
-    target.put(FINISHED, msgspec.json.encode(summary))
+    target.put(FINISHED, add_checksum(msgspec.json.encode(summary)))
     target.delete(STARTED)
     return summary
 

@@ -141,7 +141,7 @@ def _check_directory(folder: Path, target: connect.Target, *, deep: bool) -> Ite
     yield Seen("data directory", 1)
     with database:
         objects = directories.open_object_store(folder, target)
-        for name, run in health_checks.all_checks(database, objects, deep=deep).items():
+        for name, run in health_checks.all_checks(database, objects, folder / "activity", deep=deep).items():
             yield from (line.seen for line in check_lines(name, run()) if line.seen is not None)
 
 

@@ -21,6 +21,7 @@ from holdfast.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, Backup
 from holdfast.cli.commands import LeafCommand
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
 from holdfast.folders import sync_folder, sync_tree
+from holdfast.json_checksums import has_valid_checksum
 from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
 
@@ -82,7 +83,10 @@ def _open_backup(source: str) -> ObjectStore:
 
 def _read_summary(store: ObjectStore, source: str) -> BackupSummary:
     try:
-        summary = msgspec.json.decode(store.get(FINISHED), type=BackupSummary)
+        data = store.get(FINISHED)
+        summary = msgspec.json.decode(data, type=BackupSummary)
+        if not has_valid_checksum(data):
+            raise ValueError("its checksum does not match")
     except ObjectNotFound:
         raise NotFound(
             f"{source} is not a complete backup ({FINISHED} is missing); complete it with: "

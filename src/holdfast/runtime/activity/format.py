@@ -3,17 +3,19 @@
     2026-11-15_04-42-15_abc123_metrics.jsonl       session abc123, kind metrics, opened at that second (UTC)
     2026-11-15_04-42-15-2_abc123_metrics.jsonl     the second such file of that second
 
-    {"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":1763181735123,"writer":"0198..."}}
-    {"n":0,"at_ms":1763181735123,"record":{...}}
-    {"n":1,"at_ms":1763181735124,"record":{...}}
+    {"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":1763181735123,"writer":"0198..."},"crc":…}
+    {"n":0,"at_ms":1763181735123,"record":{...},"crc":3632233996}
+    {"n":1,"at_ms":1763181735124,"record":{...},"crc":1028317533}
 
 Sessions and kinds may contain `_`, so only the header separates them. `writer` is a UUIDv7 that identifies the file: it
 orders files of the same second, and stays the same when the file moves to the object store. `n` counts from 0 without
-gaps. A damaged or truncated line is skipped and counted; it does not affect other lines.
+gaps. `crc` is the CRC-32 of the line before it (`json_checksums.py`); lines of earlier versions have none. A damaged or
+truncated line is skipped and counted; it does not affect other lines.
 """
 
 import io
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -22,6 +24,7 @@ import msgspec
 
 from holdfast import limits
 from holdfast.errors import InvalidArgument, InvalidName, InvalidValue
+from holdfast.json_checksums import add_checksum, checksum_matches
 from holdfast.names import checked_name
 
 SUFFIX: Final = ".jsonl"
@@ -98,20 +101,23 @@ class Line(msgspec.Struct, frozen=True):
     n: int
     at_ms: int
     record: msgspec.Raw
+    crc: int | None = None
 
 
 class Content(msgspec.Struct, frozen=True):
-    """A summary of a file up to the end of its last valid line."""
+    """A summary of a file without what a crash left incomplete at its end."""
 
     header: Header
     size: int
     records: int
     first_at_ms: int
     last_at_ms: int
+    damaged: int = 0  # Lines that were complete once.
 
 
-class _FirstLine(msgspec.Struct):
+class _FirstLine(msgspec.Struct, omit_defaults=True):
     header: Header
+    crc: int | None = None
 
 
 def checked_labels(universe: object, session: object, kind: object) -> tuple[str, str, str]:
@@ -168,12 +174,14 @@ def checked_object(data: bytes) -> bytes:
 
 
 def header_line(header: Header) -> bytes:
-    return _encode(_FirstLine(header)) + b"\n"
+    return add_checksum(_encode(_FirstLine(header))) + b"\n"
 
 
 def line(n: int, at_ms: int, data: bytes) -> bytes:
     """The line of a record that `encode_record` or `checked_object` returned."""
-    return b'{"n":%d,"at_ms":%d,"record":%b}\n' % (n, at_ms, data)
+    # As `add_checksum` does, without its copies: every record passes here.
+    body = b'{"n":%d,"at_ms":%d,"record":%b' % (n, at_ms, data)
+    return b'%b,"crc":%d}\n' % (body, zlib.crc32(body))
 
 
 def file_name(header: Header, *, copy: int = 1) -> str:
@@ -205,10 +213,7 @@ def may_hold(labels: str, session: str | None, kind: str | None) -> bool:
 
 def header_of(first_line: bytes, universe: str, name: FileName) -> Header:
     """The header; if it is damaged, a header derived from the file name."""
-    try:
-        header = _decode_first(first_line).header
-    except (ValueError, RecursionError):
-        header = None
+    header = _parse_header(first_line)
     if header is not None and f"{header.session}_{header.kind}" == name.labels:
         return header
     session, _, kind = name.labels.rpartition("_")
@@ -246,40 +251,73 @@ def lines_after(data: bytes, n: int) -> Iterator[tuple[int, Line | None]]:
 
 
 def parse_line(text: bytes) -> Line | None:
-    """The record in a line; None if it is truncated or not JSON."""
+    """The record in a line; None if it is damaged or truncated."""
     try:
         found = _decode_line(text)
         if not text.isascii():
             text.decode()  # msgspec.Raw values have not been checked for valid UTF-8 yet.
     except (ValueError, RecursionError):  # Errors of msgspec and Unicode are ValueErrors.
         return None
-    return found if text.endswith(b"\n") and bytes(found.record).startswith(b"{") else None
+    is_valid = text.endswith(b"\n") and bytes(found.record).startswith(b"{") and checksum_matches(text, found.crc)
+    return found if is_valid else None
 
 
 def is_header(text: bytes) -> bool:
+    return _parse_header(text) is not None and text.endswith(b"\n")
+
+
+def _parse_header(text: bytes) -> Header | None:
     try:
-        _decode_first(text)
+        found = _decode_first(text)
     except (ValueError, RecursionError):
-        return False
-    return text.endswith(b"\n")
+        return None
+    return found.header if checksum_matches(text, found.crc) else None
 
 
 def content(data: bytes, universe: str, name: FileName) -> Content:
-    """The summary of a closed file, without truncated or damaged lines at its end."""
-    size = records = first_at_ms = last_at_ms = 0
-    for end, found in lines(data):
+    """The summary of a closed file, without what a crash left incomplete at its end.
+
+    A damaged line is kept, so that readers of the rotated file count it too.
+    """
+    size = records = damaged = first_at_ms = last_at_ms = 0
+    for end, found, is_damaged in _judged_lines(data):
         if found is not None:
             size, last_at_ms = end, found.at_ms
             first_at_ms = first_at_ms if records else found.at_ms
             records += 1
+        elif is_damaged:
+            size, damaged = end, damaged + 1
     header = header_of(data[: data.find(b"\n") + 1], universe, name)
-    return Content(header, size, records, first_at_ms, last_at_ms)
+    return Content(header, size, records, first_at_ms, last_at_ms, damaged)
+
+
+def damaged_lines(data: bytes) -> int:
+    """How many lines of a file are damaged. What a crash leaves incomplete is not."""
+    return sum(is_damaged for _, _, is_damaged in _judged_lines(data))
+
+
+def _judged_lines(data: bytes) -> Iterator[tuple[int, Line | None, bool]]:
+    """As `lines`, with whether a bad line is damaged."""
+    for end, found in lines(data):
+        begin = data.rfind(b"\n", 0, end - 1) + 1
+        yield end, found, found is None and not _is_unwritten(data[begin:end])
+
+
+def _is_unwritten(bad: bytes) -> bool:
+    """Whether a crash or a power loss can have left a bad line: only its beginning was written, or it has zeros."""
+    if _ZEROS in bad:
+        return True
+    is_beginning = any(bad[: len(begin)] == begin[: len(bad)] for begin in _BEGINNINGS)
+    # A complete line whose line end was changed is damaged.
+    return is_beginning and not bad.endswith(b"\n") and parse_line(bad[:-1] + b"\n") is None
 
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode_line: Final = msgspec.json.Decoder(Line).decode
 _decode_first: Final = msgspec.json.Decoder(_FirstLine).decode
 _BRACE: Final = ord("{")
+_BEGINNINGS: Final = (b'{"n":', b'{"header":')
+_ZEROS: Final = bytes(16)  # No line has any.
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND_FORMAT: Final = "%Y-%m-%d_%H-%M-%S"
 _STEM: Final = re.compile(

@@ -29,6 +29,7 @@ import msgspec
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import Backend, HashMismatch, ObjectExists, ObjectNotFound
+from holdfast.json_checksums import add_checksum, has_valid_checksum
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Content, FileName, Header, LogFile
 
@@ -42,7 +43,7 @@ _ListedFile: TypeAlias = tuple[str, Callable[[], LogFile | None]]  # When it was
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The metadata of a rotated file in the object store."""
+    """The metadata of a rotated file in the object store, where a checksum follows it."""
 
     path: str
     sha256: str
@@ -141,20 +142,24 @@ class Rotation:
 
 
 def rotate(path: Path, objects: ObjectStore) -> bool:
-    """Store a closed file, then remove it; False if it is empty, missing, or locked."""
+    """Store a closed file, then remove it; False if it is empty, missing, or locked.
+
+    A file of damaged lines is not empty: they are kept, and counted when they are read.
+    """
     name = log_format.parse_name(path.stem)
     with _locked(path) as file:
         if file is None or name is None:
             return False
         universe, data = path.parent.name, file.read()
         content = log_format.content(data, universe, name)
-        if content.records:
+        has_lines = content.records + content.damaged > 0
+        if has_lines:
             # A power loss may undo the removal below. The file must then still have the bytes that are stored here:
             # with others, its records would be stored twice.
             os.fsync(file.fileno())
             _store(objects, universe, name, content, data[: content.size])
         path.unlink()
-        return content.records > 0
+        return has_lines
 
 
 def copy(path: Path, objects: ObjectStore) -> Manifest | None:
@@ -164,7 +169,9 @@ def copy(path: Path, objects: ObjectStore) -> Manifest | None:
         return None
     universe, data = path.parent.name, path.read_bytes()
     content = log_format.content(data, universe, name)
-    return _store(objects, universe, name, content, data[: content.size]) if content.records else None
+    if content.records + content.damaged == 0:
+        return None
+    return _store(objects, universe, name, content, data[: content.size])
 
 
 def files_in_order(
@@ -225,7 +232,7 @@ def _store(objects: ObjectStore, universe: str, name: FileName, content: Content
     )
     _store_once(objects, manifest.path, body)
     entry = f"{_manifests(universe)}/{name.stem}_{digest[:_SHORT_HASH]}.json"
-    _store_once(objects, entry, msgspec.json.encode(manifest))
+    _store_once(objects, entry, add_checksum(msgspec.json.encode(manifest)))
     return manifest
 
 
@@ -289,10 +296,13 @@ def read_manifest(objects: ObjectStore, path: str) -> Manifest:
         HashMismatch: it is damaged.
         ObjectNotFound: there is none.
     """
+    data = objects.get(path)
     try:
-        found = msgspec.json.decode(objects.get(path), type=Manifest)
+        found = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:
         raise HashMismatch(f"The manifest entry {path} is damaged ({error})") from None
+    if not has_valid_checksum(data):
+        raise HashMismatch(f"The manifest entry {path} is damaged (its checksum does not match)")
     if not _names_its_body(path, found):
         raise HashMismatch(f"The manifest entry {path} is damaged (it does not name the file that it is for)")
     return found
@@ -350,6 +360,11 @@ def _manifests(universe: str) -> str:
 
 def _body_path(universe: str, name: FileName, digest: str) -> str:
     return f"{_BODIES}/{universe}/{name.day}/{name.labels}_{digest}{log_format.SUFFIX}"
+
+
+def local_paths(folder: Path) -> Iterator[Path]:
+    """The path of every file that is not rotated yet."""
+    return (path for path, _ in _local_paths(folder))
 
 
 def rotated_paths(objects: ObjectStore) -> Iterator[tuple[str, bool]]:

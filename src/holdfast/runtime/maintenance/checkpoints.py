@@ -173,7 +173,8 @@ class Checkpoints:
             id = self._create(data)  # Not counted towards CHECKPOINTS_MAX: it is removed below.
         try:
             with _opened_copy(data / f"{_PREFIX}{id}") as database:
-                checks = health_checks.all_checks(database, self._objects, deep=deep, live=self._database)
+                logs = data / f"{_PREFIX}{id}" / "activity"
+                checks = health_checks.all_checks(database, self._objects, logs, deep=deep, live=self._database)
                 for name, check in checks.items():
                     for line in check_lines(name, check()):
                         os.utime(data / f"{_PREFIX}{id}")

@@ -8,6 +8,8 @@ silently.
 import hashlib
 import random
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import cbor2
@@ -25,6 +27,7 @@ from holdfast.layers.queues.keys import QueueKey, StoredMessage
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PRIORITY_MAX
+from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.maintenance.scan import names, scan_range, universes
 from holdfast.wire.health_checks import Finding
@@ -37,15 +40,19 @@ CheckResults: TypeAlias = Iterator[int | Finding]
 
 
 def all_checks(
-    database: Database, objects: ObjectStore | None, *, deep: bool, live: Database | None = None
+    database: Database, objects: ObjectStore | None, logs: Path | None, *, deep: bool, live: Database | None = None
 ) -> dict[str, Callable[[], CheckResults]]:
-    """All checks by the name of what they check. `live` is the open database that `database` is a copy of, if any."""
+    """All checks by the name of what they check.
+
+    `logs` is the folder of session logs that are not rotated yet. `live` is the open database that `database` is a copy
+    of, if any.
+    """
     return {
         "keys": lambda: key_space(database),
         "blobs": lambda: all_blobs(database, objects, deep=deep),
         "worlds": lambda: all_worlds(database, objects, live),
         "messages": lambda: all_queues(database),
-        "session logs": lambda: all_session_logs(objects, deep=deep),
+        "session logs": lambda: all_session_logs(objects, logs, deep=deep),
     }
 
 
@@ -74,13 +81,21 @@ def all_blobs(database: Database, objects: ObjectStore | None, *, deep: bool) ->
                 yield Finding(f"blob {digest.hex()} of {universe}", fault)
 
 
-def all_session_logs(objects: ObjectStore | None, *, deep: bool) -> CheckResults:
-    """Every rotated session log has a valid manifest entry and the bytes of its hash; without `deep`, a sample of them.
+def all_session_logs(objects: ObjectStore | None, folder: Path | None, *, deep: bool) -> CheckResults:
+    """Session logs have no damaged lines; rotated ones have a valid manifest entry and the bytes of their hash.
 
-    A file without an entry is not a finding: its rotation was interrupted, and is repeated from the local file.
+    Without `deep`, a sample of the rotated ones is hashed. A rotated file without an entry is not a finding: its
+    rotation was interrupted, and is repeated from the local file.
     """
-    if objects is None:
-        return
+    for local in () if folder is None else rotation.local_paths(folder):
+        with suppress(FileNotFoundError):  # It was rotated meanwhile.
+            yield 1
+            yield from _damaged_lines(str(local), local.read_bytes())
+    if objects is not None:
+        yield from _rotated_session_logs(objects, deep=deep)
+
+
+def _rotated_session_logs(objects: ObjectStore, *, deep: bool) -> CheckResults:
     sample, count = random.Random(0), 0
     for path, is_entry in rotation.rotated_paths(objects):
         try:
@@ -92,12 +107,20 @@ def all_session_logs(objects: ObjectStore | None, *, deep: bool) -> CheckResults
             yield 1
             count += 1
             is_hashed = deep or count <= SAMPLED_FIRST or sample.random() < SAMPLED_OF_REST
-            if is_hashed and not rotation.is_intact(path, objects.get(path)):
+            if is_hashed and not rotation.is_intact(path, data := objects.get(path)):
                 yield Finding(f"session log {path}", "its content does not match the SHA-256 in its name")
+            elif is_hashed:
+                yield from _damaged_lines(path, data)  # It may have been damaged before it was rotated.
         except ObjectNotFound:
             continue  # It was removed meanwhile.
         except HoldfastError as error:
             yield Finding(f"session log {path}", f"it cannot be read ({error})")
+
+
+def _damaged_lines(path: str, data: bytes) -> CheckResults:
+    damaged = log_format.damaged_lines(data)
+    if damaged:
+        yield Finding(f"session log {path}", f"{damaged:,} of its lines are damaged; the others are read")
 
 
 def _exists(objects: ObjectStore, path: str) -> bool:
