@@ -12,7 +12,7 @@ import holdfast
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.backends.rocksdb.database import table_options
 from holdfast.backends.rocksdb.log_check import Repairs, check_files
-from holdfast.backends.rocksdb.log_records import LogWalk, Record
+from holdfast.backends.rocksdb.log_records import LogWalk, Record, skip_records
 from holdfast.backends.rocksdb.readers import RocksReader
 from holdfast.backends.rocksdb.salvage import salvage
 from holdfast.backends.rocksdb.watermark import NAME, read_watermark
@@ -80,6 +80,26 @@ def change(file: Path, offset: int, data: bytes) -> None:
 def test_an_undamaged_log_is_replayed_completely(image: Path) -> None:
     with RocksDatabase(image) as database:
         assert count(database) == 300
+
+
+def test_the_fast_walk_passes_over_the_records_that_the_plain_walk_finds(original_image: Path) -> None:
+    """Also where a byte is changed: then it ends before the first record that the plain walk does not accept."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    data = newest_log(original_image).read_bytes()
+    numbers = [record.offset for record in LogWalk(data)]
+    for _ in range(300):
+        damaged = bytearray(data)
+        damaged[rng.choice(numbers) + rng.randrange(19)] ^= 1 << rng.randrange(8)
+        below = rng.choice([1 << 64, rng.randrange(400)])
+        expected, last, end = None, None, 0
+        for record in LogWalk(bytes(damaged)):
+            if expected not in (None, record.sequence) or record.sequence + record.writes > below:
+                break
+            expected, last, end = record.sequence + record.writes, record, record.end
+        assert skip_records(bytes(damaged), None, below) == (end, expected, last)
+    assert skip_records(data, 2, 1 << 64) == (0, 2, None)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 60, 1_000])

@@ -30,6 +30,8 @@ from holdfast.errors import HoldfastError, LeaseExpired, Unreachable
 from holdfast.layers.queues.counters import load_counters
 from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.worlds import World, subspace
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity.format import Header
 
 Hf = Callable[..., Result]
 
@@ -1190,6 +1192,22 @@ def test_doctor_finds_damaged_and_missing_session_logs(hf: Hf, data: Path) -> No
     entry.write_bytes(manifest)
     body.unlink()
     assert any(f"{body.name}: it is not in the object store" in finding for finding in findings(hf, "--deep"))
+
+
+def test_doctor_finds_damaged_lines_of_session_logs_before_and_after_rotation(hf: Hf, data: Path) -> None:
+    """A changed digit leaves valid JSON; what a crash leaves incomplete is no damage."""
+    name = "2026-11-15_04-42-15_ada_metrics.jsonl"
+    header = log_format.header_line(Header("main", "ada", "metrics", 1_794_717_735_123, "0198"))
+    whole = header + log_format.line(0, 1_794_717_735_124, b'{"cpu":100}')
+    file = data / "activity" / "main" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(whole + b'{"n":1,"at')
+    assert parsed(hf("doctor", "--json"))["sound"]
+    file.write_bytes(whole.replace(b'"cpu":100', b'"cpu":900'))
+    assert any(f"{name}: 1 of its lines are damaged" in finding for finding in findings(hf))
+    holdfast.open(f"dir:{data}").close()
+    assert not file.exists()
+    assert any("ada_metrics" in finding and "1 of its lines are damaged" in finding for finding in findings(hf))
 
 
 def test_doctor_finds_wrong_counters_and_missing_payloads(hf: Hf, data: Path) -> None:

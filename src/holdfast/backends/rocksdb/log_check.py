@@ -35,6 +35,7 @@ from holdfast.backends.rocksdb.log_records import (
     masked_checksum,
     read_header,
     record_is_valid,
+    skip_records,
 )
 from holdfast.backends.rocksdb.manifest import Manifest, UnknownEdit, read_manifest
 from holdfast.backends.rocksdb.watermark import read_watermark
@@ -43,6 +44,7 @@ from holdfast.folders import sync_folder
 from holdfast.private_files import open_private
 
 _BUDGET_BYTES: Final = 16 << 20  # About one second.
+_SEQUENCES: Final = 1 << 64  # Above every sequence number.
 _CURRENT: Final = re.compile(rb"MANIFEST-[0-9]{6,20}\n")
 _FIRST_MANIFEST: Final = "MANIFEST-000001"  # RocksDB replaces it before the first opening ends.
 _ADVICE: Final = "restore it from a backup, or copy what can be read with `holdfast doctor --salvage NEW_FOLDER`"
@@ -222,10 +224,12 @@ class _LogCheck:
         has_records = False
         for index, log in enumerate(self._logs):
             data = log.read_bytes()
-            walk = LogWalk(data)
-            has_records = False
+            skipped = skip_records(data, self._expected, _SEQUENCES if self._durable is None else self._durable + 1)
+            self._expected = skipped.following
+            walk = LogWalk(data, begin=skipped.end)
+            has_records = skipped.last is not None
             recent: list[Record] = []
-            last: Record | None = None
+            last = skipped.last
             for record in walk:
                 if self._is_unexpected(record):
                     if self._has_wrong_checksum(data, record):
