@@ -34,7 +34,6 @@ def main() -> None:
                 for how, times in found.items():
                     copy = Path(shutil.copytree(image, Path(folder) / "copy"))
                     times.append(open_in_process(copy, how))
-                    print(f"  {how}: {times[-1]}", file=sys.stderr, flush=True)
                     shutil.rmtree(copy)
                 if round == 0:
                     found = {"with": [], "without": []}  # A warm-up.
