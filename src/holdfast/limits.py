@@ -57,6 +57,7 @@ BLOB_TOUCH_SECONDS: Final = 60  # A put of the same content within this time is 
 BLOB_UPLOAD_SECONDS_MAX: Final = 86_400  # A slower upload is refused: its body may have been deleted as abandoned.
 BLOB_ABANDONED_SECONDS: Final = 604_800  # A body without a record is then deleted; far above the slowest upload.
 GC_GRACE_SECONDS: Final = 86_400.0  # How long an unreferenced blob is kept, and its body after its record.
+SEARCH_PAUSE_SECONDS: Final = 0.001  # A background search for references rests this long after each page.
 GC_GRACE_SECONDS_MAX: Final = 31_536_000  # A year.
 GC_BATCH: Final = 200  # Blobs that one transaction of a collection marks or deletes.
 GC_EVERY_SECONDS: Final = 3_600.0  # How often blobs are deleted, where any are due.

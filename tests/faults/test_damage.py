@@ -169,8 +169,9 @@ def test_a_changed_length_is_reported(image: Path, watermark: bool) -> None:
                 with pytest.raises(DamagedDatabase):
                     check_files(image)
                 change(log, header, data[header : header + 1])
-    change(log, records(log)[3].offset + 5, b"\x40")
-    with pytest.raises(DamagedDatabase, match=f"byte {records(log)[3].offset:,} .* a later commit follows"):
+    fourth = records(log)[3].offset
+    change(log, fourth + 5, b"\x40")
+    with pytest.raises(DamagedDatabase, match=f"byte {fourth:,} .* a later commit follows"):
         RocksDatabase(image)
 
 

@@ -917,6 +917,8 @@ def test_blobs_are_pinned_and_unpinned(hf: Hf) -> None:
 def test_space_and_gc_print_sizes_with_units_and_the_next_step(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x" * 20_480)
     hf("queue", "purge", "jobs", "--yes")
+    assert "starts with the next collection" in hf("space").stdout
+    hf("gc")
     shown = hf("space")
     line = next(line for line in shown.stdout.splitlines() if "unreferenced" in line)
     assert "20.0 KiB" in line

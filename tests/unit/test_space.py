@@ -1,9 +1,11 @@
 """Deletion of unreferenced blobs, retention of session logs, and what is kept and why."""
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import BlobNotFound, Busy, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, inboxes, journals, queues, snapshots, worlds
+from holdfast.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.idempotency import keyed_call, store_result
 from holdfast.layers.queues import QueueKey
@@ -344,7 +346,8 @@ def test_a_loop_counts_what_it_deletes_and_its_failures(
     plane.close()
     database, counters = MemoryDatabase(clock=clock), SpaceCounters(clock)
     store = faulty_objects(objects, ChosenFault(0, lambda: Unreachable("away"))) if fails else objects
-    loop = SpaceLoop(database, store, SpaceOptions(log_keep_seconds=60), 0.001, counters)
+    worlds = WorldStore(database, store, BlobStore(database, store))
+    loop = SpaceLoop(database, store, SpaceOptions(log_keep_seconds=60), 0.001, worlds=worlds, counters=counters)
     while loop.passes < 2:
         pass
     loop.stop()
@@ -377,6 +380,9 @@ def test_space_shows_until_when_data_is_kept(plane: Plane, clock: ManualClock) -
     consume(plane)
     put_ms = clock.now_ms()
     due_ms = put_ms + GRACE_MS + BLOB_TOUCH_SECONDS * 1_000
+    not_searched = f"{in_grace}, which starts with the next collection"
+    assert shown("blobs", "unreferenced") == (1, len(LARGE), not_searched, None)
+    plane.gc()
     assert shown("blobs", "unreferenced") == (1, len(LARGE), in_grace, due_ms)
     clock.advance_ms(due_ms - put_ms - 1)
     assert plane.gc().deleted == 0
@@ -420,6 +426,27 @@ def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
     assert counters.deleted["blobs"] == 1
     with pytest.raises(InvalidArgument, match="gc_every_seconds"):
         holdfast.open(url, gc_every_seconds=0)
+
+
+def test_closing_a_plane_does_not_wait_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.runtime.maintenance.space_loop.SEARCH_PAUSE_SECONDS", 3_600.0)
+    database, objects = MemoryDatabase(), open_objects("memory:")
+    digest = hashlib.sha256(b"small").digest()
+    database.transact(blobs.record, "main", digest, Blob(5, b"small", pinned=False))
+    database.transact(states.update, "main", "something", b"to read")
+    searching = threading.Event()
+    read = database.read
+
+    def read_and_tell(*args: Any, **options: Any) -> Any:
+        searching.set()
+        return read(*args, **options)
+
+    monkeypatch.setattr(database, "read", read_and_tell)
+    store = WorldStore(database, objects, BlobStore(database, objects))
+    loop = SpaceLoop(database, objects, SpaceOptions(), 0.001, worlds=store)
+    assert searching.wait(60)
+    loop.stop()  # It would wait an hour.
+    assert loop.passes == 0
 
 
 # Archived worlds, dead letters and results.

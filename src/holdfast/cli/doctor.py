@@ -136,7 +136,7 @@ def _check_directory(folder: Path, target: connect.Target, *, deep: bool) -> Ite
         check_marker(folder)
         database = directories.open_key_space(folder, target.patience_seconds)
     except (Corrupt, PathUnusable) as error:
-        yield Seen("data directory", 1, Finding(str(folder), str(error)))
+        yield Seen("data directory", 1, Finding(str(folder), str(error), advice=""))  # The error has its own.
         return
     yield Seen("data directory", 1)
     with database:
@@ -192,7 +192,8 @@ def _print(location: str, checks: list[HealthCheck], findings: list[Finding], le
     for folder in leftovers:
         click.echo(f"  {folder} was left by an incomplete backup; run the backup again, or remove this folder")
     for finding in findings:
-        click.echo(printing.escape_control(f"✗ {finding.where}: {finding.what}; {finding.advice}"))
+        advice = f"; {finding.advice}" if finding.advice else ""
+        click.echo(printing.escape_control(f"✗ {finding.where}: {finding.what}{advice}"))
     click.echo(
         f"{location} is sound: all checksums match" if not findings else f"{location}: {len(findings):,} findings"
     )

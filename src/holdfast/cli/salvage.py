@@ -7,10 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.backends.rocksdb.directory_lock import directory_lock
 from holdfast.backends.rocksdb.salvage import salvage
 from holdfast.errors import Conflict, DirectoryInUse, NotFound
+from holdfast.folders import make_folder
 from holdfast.plane.formats import FORMAT, MARKER
+from holdfast.private_files import FILE_MODE, open_private
+from holdfast.runtime.maintenance.queue_repair import repair_queues
 
 _FOLDERS = ("objects", "activity")
 
@@ -26,6 +30,8 @@ class SalvagedDirectory(NamedTuple):
 def salvage_directory(source: Path, target: Path) -> SalvagedDirectory:
     """Copy the readable parts of the data directory `source` to the new one `target`.
 
+    Counters and due entries of queues are corrected, where commits that are lost left them wrong.
+
     Raises:
         NotFound: there is nothing at `source`.
         Conflict: `target` exists.
@@ -36,7 +42,7 @@ def salvage_directory(source: Path, target: Path) -> SalvagedDirectory:
     if target.exists():
         raise Conflict(f"{target} already exists, and is not overwritten; choose another target, or move it away")
     lost: list[str] = []
-    target.mkdir(parents=True)
+    make_folder(target)
     if (source / "kv").is_dir():
         with directory_lock(source / "kv") as is_free:
             if not is_free:
@@ -47,7 +53,10 @@ def salvage_directory(source: Path, target: Path) -> SalvagedDirectory:
         pairs, _, lost = salvage(source / "kv", target / "kv")
         lost.append(f"the key space {source / 'kv'}: it is missing")
     files = sum(_copy_files(source, target, lost))
-    (target / MARKER).write_bytes(msgspec.json.encode({"format": FORMAT}))
+    with RocksDatabase(target / "kv") as database:
+        repair_queues(database)
+    with open(target / MARKER, "wb", opener=open_private) as marker:
+        marker.write(msgspec.json.encode({"format": FORMAT}))
     return SalvagedDirectory(pairs, files, lost)
 
 
@@ -58,9 +67,10 @@ def _copy_files(source: Path, target: Path, lost: list[str]) -> Iterator[int]:
             if not file.is_file():
                 continue
             copy = target / file.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(copy.parent)
             try:
                 shutil.copy2(file, copy)
+                copy.chmod(FILE_MODE)
             except OSError as error:
                 lost.append(f"{file}: {error.strerror}")
             else:

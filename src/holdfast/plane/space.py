@@ -41,9 +41,16 @@ def storage_status(services: Services) -> StorageStatus:
 
 
 def _collect(services: Services, request: CollectGarbage, *, grace_ms: int) -> Collected:
-    counters, options = services.space_counters, {"dry_run": request.dry_run, "with_old": request.with_old}
+    counters = services.space_counters
     with counters.count_failures():
-        return counters.collect(services.database, services.objects, services.space, grace_ms=grace_ms, **options)
+        return counters.collect(
+            services.database,
+            services.objects,
+            services.space,
+            grace_ms=grace_ms,
+            dry_run=request.dry_run,
+            with_old=request.with_old,
+        )
 
 
 def _report(services: Services) -> SpaceReport:

@@ -28,13 +28,12 @@ from holdfast.backends.rocksdb.log_records import (
     CheckBudget,
     LogWalk,
     Record,
+    Skipped,
     find_batch,
     find_fragment,
-    has_zeros,
     is_unwritten,
     masked_checksum,
     read_header,
-    record_is_valid,
     skip_records,
 )
 from holdfast.backends.rocksdb.manifest import Manifest, UnknownEdit, read_manifest
@@ -43,7 +42,7 @@ from holdfast.errors import DamagedDatabase
 from holdfast.folders import sync_folder
 from holdfast.private_files import open_private
 
-_BUDGET_BYTES: Final = 16 << 20  # About one second.
+_BUDGET_BYTES: Final = 2 << 30  # About one second.
 _SEQUENCES: Final = 1 << 64  # Above every sequence number.
 _CURRENT: Final = re.compile(rb"MANIFEST-[0-9]{6,20}\n")
 _FIRST_MANIFEST: Final = "MANIFEST-000001"  # RocksDB replaces it before the first opening ends.
@@ -166,13 +165,11 @@ def _number(manifest: Path) -> int:
 
 
 def _check_manifest_file(manifest: Path, data: bytes) -> Manifest | None:
-    budget = CheckBudget(_BUDGET_BYTES)
     walk = LogWalk(data, batches=False)
-    for record in walk:
-        if budget.spend(record.end - record.offset) and not record_is_valid(data, record):
-            raise damaged(manifest, f"the checksum of the record at byte {record.offset:,} does not match")
+    for _ in walk:
+        pass
     if walk.bad is not None:
-        behind = find_fragment(data, walk.bad + 1, budget)
+        behind = find_fragment(data, walk.bad + 1, CheckBudget(_BUDGET_BYTES))
         if behind is not None or not _looks_torn(data, walk, len(data)):
             raise damaged(manifest, f"the record at byte {walk.bad:,} cannot be read ({walk.reason})")
     try:
@@ -224,17 +221,12 @@ class _LogCheck:
         has_records = False
         for index, log in enumerate(self._logs):
             data = log.read_bytes()
-            skipped = skip_records(data, self._expected, _SEQUENCES if self._durable is None else self._durable + 1)
+            skipped = self._skip_synced(data)
             self._expected = skipped.following
             walk = LogWalk(data, begin=skipped.end)
             has_records = skipped.last is not None
-            recent: list[Record] = []
-            last = skipped.last
             for record in walk:
                 if self._is_unexpected(record):
-                    if self._has_wrong_checksum(data, record):
-                        walk.stop(record.offset, "its checksum does not match")
-                        break
                     if has_records or record.sequence <= self.last_commit:
                         raise damaged(log, self._unexpected(record))
                     if not self._has_all_synced():
@@ -242,11 +234,7 @@ class _LogCheck:
                         raise damaged(log, f"the log is missing commits: {self._unexpected(record)}{place}")
                     return [*cuts, *(Cut(later, 0) for later in self._logs[index:])]
                 has_records = True
-                last = record
                 self._expected = record.sequence + record.writes
-                if self._durable is not None and self._expected - 1 > self._durable:
-                    recent.append(record)
-            self._check_recent(data, recent, last, walk)
             if walk.bad is not None:
                 torn = self._judge(log, data, walk)
                 cuts.append(torn)
@@ -254,6 +242,13 @@ class _LogCheck:
         if has_records:
             self._check_end()
         return cuts
+
+    def _skip_synced(self, data: bytes) -> Skipped:
+        """Pass over the records that need no closer look: their commits follow those before, and are on disk."""
+        first = next(iter(LogWalk(data)), None)
+        if first is None or self._is_unexpected(first):
+            return Skipped(0, self._expected, None)
+        return skip_records(data, self._expected, _SEQUENCES if self._durable is None else self._durable + 1)
 
     def _is_unexpected(self, record: Record) -> bool:
         if self._expected is not None:
@@ -267,24 +262,6 @@ class _LogCheck:
     def _has_all_synced(self) -> bool:
         """Whether everything that was known to be on disk is there."""
         return self._durable is not None and self.last_commit >= self._durable
-
-    def _has_wrong_checksum(self, data: bytes, record: Record) -> bool:
-        return self._budget.spend(record.end - record.offset) and not record_is_valid(data, record)
-
-    def _check_recent(self, data: bytes, recent: list[Record], last: Record | None, walk: LogWalk) -> None:
-        """Find the first record with a wrong checksum among those that may be unsynced, and the last one.
-
-        A part of it did not reach the disk, but its header did, and maybe later records. Without zeros it is damaged:
-        RocksDB reports that. If the length of the last record is wrong, what follows it only seems to be a record.
-        """
-        doubtful = [record for record in recent if has_zeros(data, record.offset, record.end)]
-        if last is not None and (not doubtful or doubtful[-1] is not last):
-            doubtful.append(last)
-        for record in doubtful:
-            if self._has_wrong_checksum(data, record):
-                walk.stop(record.offset, "its checksum does not match")
-                self._expected = record.sequence
-                return
 
     def _judge(self, log: Path, data: bytes, walk: LogWalk) -> Cut:
         """The cut at a bad place, if it is torn."""

@@ -9,8 +9,7 @@ The checksum is a masked CRC-32C of type and body. It does not cover the length.
 its block, and fewer than 7 bytes at the end of a block are filler. Other types exist, for recycled and compressed logs.
 Holdfast uses neither, and a log that was not written so makes RocksDB loop forever, so they count as damage.
 
-Checksums are computed in Python, about 15 MB a second. So only doubtful places are checked here: RocksDB checks all
-records when it replays them.
+Every checksum is compared here, so that a damaged place is known before RocksDB replays the log.
 """
 
 import re
@@ -18,19 +17,20 @@ import struct
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+import google_crc32c
+
 BLOCK: Final = 32_768
 FRAGMENT: Final = struct.Struct("<IHB")
 BATCH: Final = struct.Struct("<QI")
-_WHOLE_HEAD: Final = struct.Struct("<HBQI")  # Of a fragment with a whole record: length, type, sequence and count.
-_WHOLE_HEAD_AT: Final = 4
+_WHOLE_HEAD: Final = struct.Struct("<IHBQI")  # Of a whole record: checksum, length, type, sequence and count.
 _WHOLE: Final = 1
 _FIRST: Final = 2
 _MIDDLE: Final = 3
 _LAST: Final = 4
 _MASK_DELTA: Final = 0xA282EAD8
-_POLYNOMIAL: Final = 0x82F63B78
 _ZEROS: Final = bytes(16)  # Fewer zeros in a row also occur in keys and values.
 _ZERO_RUN: Final = re.compile(rb"\x00{16,}")
+_KINDS: Final = re.compile(rb"[\x01-\x04]")
 _SECTOR: Final = 512
 
 
@@ -56,10 +56,10 @@ class CheckBudget:
 
 
 class LogWalk:
-    """Iterates over the records of a log by their headers, without checksums.
+    """Iterates over the valid records of a log.
 
-    Afterwards, `bad` is the offset of the first record that is incomplete or impossible, None if the log ends with a
-    complete record. `missing_end` says that it extends over the end of the file.
+    Afterwards, `bad` is the offset of the first record that is incomplete, impossible or has a wrong checksum, None if
+    the log ends with a valid record. `missing_end` says that it extends over the end of the file.
     """
 
     def __init__(self, data: bytes, *, begin: int = 0, batches: bool = True) -> None:
@@ -101,6 +101,9 @@ class LogWalk:
             if position > size:
                 self.stop(start, "it extends over the end of the file", missing_end=True)
                 return
+            if not fragment_is_valid(data, begin - 7, position):
+                self.stop(start, "its checksum does not match")
+                return
             if len(head) < 12:
                 head += data[begin : min(position, begin + 12 - len(head))]
             if kind in (_WHOLE, _LAST):
@@ -132,10 +135,9 @@ class Skipped(NamedTuple):
 
 
 def skip_records(data: bytes, expected: int | None, below: int) -> Skipped:
-    """Pass over the complete records at the beginning of a log whose sequence numbers are contiguous and below `below`.
+    """Pass over the valid records at the beginning of a log whose sequence numbers are contiguous and below `below`.
 
-    `expected` is the first number; None: any. It does what `LogWalk` does in a
-    fifth of the time (200,000 records of 207 bytes: 0.16 s instead of 0.74 s), for directories with a large log.
+    `expected` is the first number; None: any. It does what `LogWalk` does, faster, for directories with a large log.
     """
     size, unpack = len(data), _WHOLE_HEAD.unpack_from
     position, last = 0, None
@@ -148,10 +150,12 @@ def skip_records(data: bytes, expected: int | None, below: int) -> Skipped:
         block_end = min((position // BLOCK + 1) * BLOCK, size)
         start, sequence = -1, 0
         while position + 19 <= block_end:
-            length, kind, number, count = unpack(data, position + _WHOLE_HEAD_AT)
+            checksum, length, kind, number, count = unpack(data, position)
             end = position + 7 + length
             following = expected + count
             if number != expected or kind != _WHOLE or end > block_end or following > below or length < 12:
+                break
+            if checksum != masked_checksum(data[position + 6 : end]):
                 break
             start, sequence, position, expected = position, expected, end, following
         if start >= 0:
@@ -187,16 +191,6 @@ def fragment_is_valid(data: bytes, begin: int, end: int) -> bool:
     return read_header(data, begin)[0] == masked_checksum(data[begin + 6 : end])
 
 
-def record_is_valid(data: bytes, record: Record) -> bool:
-    """Whether all checksums of a complete record match."""
-    return all(fragment_is_valid(data, begin, end) for begin, end in fragments(data, record))
-
-
-def has_zeros(data: bytes, begin: int, end: int) -> bool:
-    """Whether a part may never have been written: a power loss leaves zeros there."""
-    return data.find(_ZEROS, begin, end) >= 0
-
-
 def is_unwritten(data: bytes, begin: int, end: int) -> bool:
     """Whether a power loss can have left these bytes: zeros up to their end, or up to the end of a disk sector.
 
@@ -219,8 +213,8 @@ def find_batch(data: bytes, begin: int, sequence: int, budget: CheckBudget) -> i
     # A record's type, and its sequence number, of which the upper half is known.
     upper = sequence >> 32
     halves = b"|".join(re.escape(struct.pack("<I", half)) for half in (upper, upper + 1))
-    for match in re.finditer(rb"(?=[\x01\x02].{4}(?:" + halves + rb"))", data[begin:], re.DOTALL):
-        position = begin + match.start() - 6
+    for match in re.compile(rb"(?=[\x01\x02].{4}(?:" + halves + rb"))", re.DOTALL).finditer(data, begin):
+        position = match.start() - 6
         if position < begin or position + 19 > len(data):
             continue
         if struct.unpack_from("<Q", data, position + 7)[0] >= sequence and _is_fragment(data, position, budget):
@@ -230,8 +224,8 @@ def find_batch(data: bytes, begin: int, sequence: int, budget: CheckBudget) -> i
 
 def find_fragment(data: bytes, begin: int, budget: CheckBudget) -> int | None:
     """The offset of the first valid fragment at or after `begin`, as in `find_batch`."""
-    for match in re.finditer(rb"[\x01-\x04]", data[begin:]):
-        position = begin + match.start() - 6
+    for match in _KINDS.finditer(data, begin):
+        position = match.start() - 6
         if position >= begin and _is_fragment(data, position, budget):
             return position
     return None
@@ -247,21 +241,5 @@ def _is_fragment(data: bytes, position: int, budget: CheckBudget) -> bool:
 
 def masked_checksum(data: bytes) -> int:
     """The masked CRC-32C that RocksDB stores."""
-    crc, table = 0xFFFFFFFF, _TABLE
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+    crc: int = google_crc32c.value(data)
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
-
-
-def _make_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        crc = byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
-        table.append(crc)
-    return table
-
-
-_TABLE: Final = _make_table()

@@ -23,13 +23,12 @@ from holdfast.backends.rocksdb.log_records import (
     LogWalk,
     body_of,
     find_batch,
-    record_is_valid,
 )
 from holdfast.backends.rocksdb.watermark import NAME, read_watermark
 from holdfast.errors import Corrupt
 from holdfast.kv import Pair, Transaction
 
-_SCAN_BUDGET_BYTES: Final = 1 << 30  # About one minute.
+_SCAN_BUDGET_BYTES: Final = 64 << 30  # About a minute.
 _CHUNK_BYTES: Final = 2 << 20
 _KEY_BYTES: Final = 64  # The part of a key that the search for the end of a damaged part varies.
 _DELETE, _PUT, _LOG_DATA, _SINGLE_DELETE, _DELETE_RANGE = 0x0, 0x1, 0x3, 0x7, 0xF
@@ -115,15 +114,11 @@ def _valid_batches(data: bytes, name: str, lost: list[str]) -> Iterator[tuple[in
     begin: int | None = 0
     while begin is not None:
         walk = LogWalk(data, begin=begin)
-        bad = None
         lowest = 1
         for record in walk:
-            if not record_is_valid(data, record):
-                bad = record.offset
-                break
             lowest = record.sequence + record.writes
             yield record.offset, body_of(data, record)
-        bad = walk.bad if bad is None else bad
+        bad = walk.bad
         if bad is None:
             return
         begin = find_batch(data, bad + 1, lowest, budget)

@@ -40,6 +40,10 @@ _UNIVERSES: Final = Subspace("u")
 Item = TypeVar("Item")
 
 
+def go_on() -> None:
+    """Neither wait nor end."""
+
+
 class FoundBlob(NamedTuple):
     """A recorded blob, as a search saw it."""
 
@@ -86,10 +90,20 @@ class Search:
     """What names each blob, in one snapshot of a plane. Takes about 500 bytes of memory per blob."""
 
     def __init__(
-        self, database: Database, objects: ObjectStore | None, *, with_old: bool = False, measures: bool = False
+        self,
+        database: Database,
+        objects: ObjectStore | None,
+        *,
+        with_old: bool = False,
+        measures: bool = False,
+        between_pages: Callable[[], None] = go_on,
     ) -> None:
-        """With `measures`, also what each area of the key space takes, which reads all of it."""
+        """With `measures`, also what each area of the key space takes, which reads all of it.
+
+        `between_pages` is called between pages of keys and parts of objects; it may wait, or end the search by raising.
+        """
         self._objects = objects
+        self._between_pages = between_pages
         self._measures = measures
         self._with_old = with_old
         self.blobs: list[FoundBlob] = []
@@ -147,14 +161,14 @@ class Search:
             self._read_area(tx, *everything.range(area), (universe, area), kinds)
 
     def _measure(self, tx: Transaction, begin: bytes, end: bytes, place: tuple[str, str]) -> None:
-        for key, value in _pairs(tx, begin, end):
+        for key, value in _pairs(tx, begin, end, self._between_pages):
             self._add_size(place, key, value)
 
     def _read_area(
         self, tx: Transaction, begin: bytes, end: bytes, place: tuple[str, str], kinds: "KeyKinds | None" = None
     ) -> None:
         universe, area = place
-        for key, value in _pairs(tx, begin, end):
+        for key, value in _pairs(tx, begin, end, self._between_pages):
             self._note(blobs.hashes_in(value), universe or None, _REASONS.get(area, area))
             if area == "segments":
                 self.segments.setdefault(universe, []).append(msgspec.msgpack.decode(value, type=SegmentRecord))
@@ -197,6 +211,7 @@ class Search:
             for part in self._objects.open(path):
                 search.feed(part)
                 search.found &= known
+                self._between_pages()
         except HoldfastError as error:
             self.unsearched.append(f"{path}: {error}")
         return search.found
@@ -210,12 +225,13 @@ def collect(
     dry_run: bool = False,
     with_old: bool = False,
     searched: Callable[[Search], None] | None = None,
+    between_pages: Callable[[], None] = go_on,
 ) -> Collected:
     """Delete blobs that nothing has named for `grace_ms`, and bodies whose blobs were deleted that long ago.
 
-    `searched` is called with the search before anything is deleted.
+    `searched` is called with the search before anything is deleted. `between_pages` is as for `Search`.
     """
-    search = Search(database, objects, with_old=with_old)
+    search = Search(database, objects, with_old=with_old, between_pages=between_pages)
     if searched is not None:
         searched(search)
     unreferenced = search.unreferenced
@@ -360,9 +376,12 @@ def _names(tx: Transaction, subspace: Subspace) -> Iterator[str]:
         after = page[-1]
 
 
-def _pairs(tx: Transaction, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _pairs(
+    tx: Transaction, begin: bytes, end: bytes, between_pages: Callable[[], None] = go_on
+) -> Iterator[tuple[bytes, bytes]]:
     while page := tx.scan(begin, end, limit=PAGE_ITEMS):
         yield from page
+        between_pages()
         begin = page[-1][0] + b"\x00"
 
 

@@ -5,6 +5,8 @@ For a data directory that no process has open: messages must not change meanwhil
 
 from itertools import islice
 
+import msgspec
+
 from holdfast.kv import Database, Subspace, Transaction, prefix_range
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import QueueCounters, QueueTransaction
@@ -24,6 +26,13 @@ def repair_queues(database: Database) -> list[QueueKey]:
 
 
 def _repair(database: Database, queue: QueueKey) -> bool:
+    try:
+        return _recount(database, queue)
+    except msgspec.MsgspecError:
+        return False  # A message that cannot be read: `doctor` reports it.
+
+
+def _recount(database: Database, queue: QueueKey) -> bool:
     keys = queue_keys.keys_of(queue)
     counted = QueueCounters()
     for _, value in scan_range(database, *keys.ready_range()):

@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -10,7 +10,7 @@ from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Closed
 from holdfast.kv import Database
-from holdfast.runtime.maintenance.garbage_collection import Search, collect
+from holdfast.runtime.maintenance.garbage_collection import Search, collect, go_on
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.maintenance.space_use import uses_of
 from holdfast.wire.space import Collected, LastCollection, SpaceUse
@@ -41,6 +41,7 @@ class SpaceCounters:
         grace_ms: int,
         dry_run: bool = False,
         with_old: bool = False,
+        between_pages: Callable[[], None] = go_on,
     ) -> Collected:
         """Collect, and count what was deleted. A dry run does not count."""
 
@@ -48,7 +49,15 @@ class SpaceCounters:
             if search.blobs:  # Otherwise the search ended before it read everything.
                 self.set_uses(uses_of(search, objects, options))
 
-        done = collect(database, objects, grace_ms=grace_ms, dry_run=dry_run, with_old=with_old, searched=measure)
+        done = collect(
+            database,
+            objects,
+            grace_ms=grace_ms,
+            dry_run=dry_run,
+            with_old=with_old,
+            searched=measure,
+            between_pages=between_pages,
+        )
         if not dry_run:
             self._count(done)
         return done

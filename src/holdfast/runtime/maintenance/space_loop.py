@@ -9,6 +9,7 @@ from typing import Final
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
+from holdfast.limits import SEARCH_PAUSE_SECONDS
 from holdfast.runtime.activity import retention as log_retention
 from holdfast.runtime.maintenance import retention
 from holdfast.runtime.maintenance.garbage_collection import is_collection_due
@@ -55,7 +56,7 @@ class SpaceLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish the current pass, then end."""
+        """End; a search that is running is not finished."""
         self._stopping.set()
         self._thread.join()
 
@@ -86,6 +87,11 @@ class SpaceLoop:
             _log.exception("%s was interrupted; trying again later", _STEPS[step.__name__])
         return True
 
+    def _pause(self) -> None:
+        """Let other threads run between two pages of a search; raises Closed once the loop is to end."""
+        if self._stopping.wait(SEARCH_PAUSE_SECONDS):
+            raise Closed("The plane is closing")
+
     def _trim_logs(self) -> None:
         self._counters.count_session_logs(*trim_logs(self._database, self._objects, self._options))
 
@@ -105,7 +111,9 @@ class SpaceLoop:
         if not is_due and self._searched_ms is not None and now_ms - self._searched_ms < grace_ms:
             self._counters.count_nothing_due()
             return
-        done = self._counters.collect(self._database, self._objects, self._options, grace_ms=grace_ms)
+        done = self._counters.collect(
+            self._database, self._objects, self._options, grace_ms=grace_ms, between_pages=self._pause
+        )
         self._searched_ms = now_ms
         if done.unsearched:
             _log.warning("no blob was deleted, because %s could not be searched", done.unsearched[0])
