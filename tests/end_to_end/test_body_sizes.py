@@ -45,8 +45,10 @@ class BoundedServer:
             connection.close()
 
     def stored(self) -> list[str]:
-        """The names of the stored objects."""
-        return [path.name for path in self.objects.rglob("*") if path.is_file() and "cas" in path.parts]
+        """The hashes of the stored blobs."""
+        return [
+            path.name.partition(".")[0] for path in self.objects.rglob("*") if path.is_file() and "cas" in path.parts
+        ]
 
 
 @pytest.fixture(scope="module")

@@ -229,9 +229,10 @@ def collect(
 ) -> Collected:
     """Delete blobs that nothing has named for `grace_ms`, and bodies whose blobs were deleted that long ago.
 
-    `searched` is called with the search before anything is deleted. `between_pages` is as for `Search`.
+    `searched` is called with the search, which then also measures, before anything is deleted. `between_pages` is as
+    for `Search`.
     """
-    search = Search(database, objects, with_old=with_old, between_pages=between_pages)
+    search = Search(database, objects, with_old=with_old, measures=searched is not None, between_pages=between_pages)
     if searched is not None:
         searched(search)
     unreferenced = search.unreferenced

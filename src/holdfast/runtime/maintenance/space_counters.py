@@ -46,8 +46,7 @@ class SpaceCounters:
         """Collect, and count what was deleted. A dry run does not count."""
 
         def measure(search: Search) -> None:
-            if search.blobs:  # Otherwise the search ended before it read everything.
-                self.set_uses(uses_of(search, objects, options))
+            self.set_uses(uses_of(search, objects, options))
 
         done = collect(
             database,
