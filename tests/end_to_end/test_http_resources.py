@@ -478,7 +478,8 @@ ROUND_TRIPS = {
     "/v1/state/{key:path}": "/v1/state/round/trip",
     "/v1/entities/{kind}/{id}": "/v1/entities/task/round-trip",
 }
-CREATE_ONLY = {"/v1/worlds/{world}", "/v1/blobs"}  # PUT adds something; it does not replace what GET returns.
+# PUT adds something; it does not replace what GET returns.
+CREATE_ONLY = {"/v1/worlds/{world}", "/v1/blobs", "/v1/blobs/{hash}/pin"}
 
 
 @pytest.fixture(scope="module")

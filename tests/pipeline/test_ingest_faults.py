@@ -477,8 +477,8 @@ def test_torn_line_is_quarantined_until_it_is_complete(plane: Path) -> None:
     assert source.endswith(file_id(plane, file))
     ingest.run(None, config(plane))
     assert len(quarantined(plane)) == 1
-    data = file.read_bytes()
-    file.write_bytes(data + b"4}}\n" if not data.endswith(b"4") else data + b"}}\n")
+    line = planes.log_format.line(4, planes.START_MS + 4, b'{"step":4}')
+    file.write_bytes(file.read_bytes().rpartition(b"\n")[0] + b"\n" + line)
     assert ingest.run(None, config(plane)).rows["activity"] == 1
     assert quarantined(plane) == []
 

@@ -119,6 +119,10 @@ _KINDS: Final = {
     ),
     "w-deleted": ("deleted worlds", "the incarnations of deleted worlds", "for ever"),
     "segments": ("segment index", "where cold journal records are", "until their world is deleted"),
+    **dict.fromkeys(
+        (blobs.UNREFERENCED, blobs.DELETED),
+        ("blob index", "blobs and bodies that wait for their deletion", "until they are deleted or named again"),
+    ),
     "effects": ("effects", "pending effects of worlds", "until they are done, or their world is deleted"),
     "timers": ("timers", "timers of worlds", "until they are due, or their world is deleted"),
     "mail": ("mail", "mail, receipts and policies", "until it is confirmed or expires"),
