@@ -25,7 +25,8 @@ CONFLICT_PAUSE_MS_MAX: Final = 100  # Back-off doubles from 1 ms up to this, wit
 
 # Durability.
 IMPORTANT_SYNC_SECONDS_MAX: Final = 5.0  # How long an IMPORTANT write may stay unsynced.
-WATERMARK_SYNC_SECONDS: Final = 2.0  # How far the record of what was synced may lag behind after a power loss.
+WATERMARK_WRITE_SECONDS: Final = 0.005  # How far the record of what was synced may lag behind after a killed process,
+WATERMARK_SYNC_SECONDS: Final = 2.0  # and after a power loss.
 SYNC_WAIT_SECONDS_MAX: Final = 60.0  # A device that takes longer counts as failed.
 INLINE_SYNC_SECONDS_MAX: Final = 0.005  # A loop syncs inline up to this: a thread would wait for the GIL about as long.
 INLINE_SYNC_PAUSE_BATCHES: Final = 4  # After a slower sync, a thread syncs this many batches before the loop retries.

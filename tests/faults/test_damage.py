@@ -127,6 +127,25 @@ def test_a_torn_record_before_zeros_is_dropped(unsynced_image: Path) -> None:
             assert count(database) == 250
 
 
+def test_the_part_of_a_write_in_one_sector_may_be_lost(unsynced_image: Path) -> None:
+    """It has few bytes if the write begins or ends shortly before or after the border of a sector."""
+    log = newest_log(unsynced_image)
+    data = log.read_bytes()
+    crossing = [
+        (number, record) for number, record in enumerate(records(log)) if record.offset // 512 != record.end // 512
+    ]
+    for number, record in crossing:
+        if number >= 100:
+            for begin, end in (
+                (record.offset, (record.offset // 512 + 1) * 512),
+                (record.end // 512 * 512, record.end),
+            ):
+                log.write_bytes(data[:begin] + bytes(end - begin) + data[end:])
+                repairs = check_files(unsynced_image)
+                assert [cut.offset for cut in repairs.cuts] in ([record.offset], []), (number, begin, end)
+    assert min(512 - record.offset % 512 for _, record in crossing) < 16
+
+
 def test_unsynced_pages_may_reach_the_disk_out_of_order(unsynced_image: Path) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")

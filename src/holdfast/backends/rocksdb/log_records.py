@@ -192,9 +192,10 @@ def fragment_is_valid(data: bytes, begin: int, end: int) -> bool:
 
 
 def is_unwritten(data: bytes, begin: int, end: int) -> bool:
-    """Whether a power loss can have left these bytes: zeros up to their end, or up to the end of a disk sector.
+    """Whether a power loss can have left these bytes: zeros up to their end, or in the part of a whole disk sector.
 
-    RocksDB only appends to a log, so what did not reach the disk reads as zeros.
+    RocksDB only appends to a log, so what did not reach the disk reads as zeros. A write may begin and end inside of a
+    sector, so its part in one may have few bytes.
     """
     if not any(data[max(begin, end - len(_ZEROS)) : end]):
         return True
@@ -202,7 +203,8 @@ def is_unwritten(data: bytes, begin: int, end: int) -> bool:
         sector = run.end() // _SECTOR * _SECTOR
         if sector - run.start() >= len(_ZEROS) and run.end() - sector < len(_ZEROS):
             return True
-    return False
+    first, last = min((begin // _SECTOR + 1) * _SECTOR, end), max(end // _SECTOR * _SECTOR, begin)
+    return not any(data[begin:first]) or (last < end and not any(data[last:end]))
 
 
 def find_batch(data: bytes, begin: int, sequence: int, budget: CheckBudget) -> int | None:

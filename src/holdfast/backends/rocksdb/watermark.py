@@ -1,9 +1,9 @@
 """The watermark: the number of the last commit that is known to be on disk, in a file beside the logs.
 
 A log that was cut short looks like one that ends there, so the log alone does not show what is missing. The watermark
-is written after every sync of the log, so it may lag behind and never leads. It is itself synced only every few
-seconds: after a crash of the process it is exact, and after a power loss it may lack the commits of the last
-`WATERMARK_SYNC_SECONDS` of writing.
+is written after syncs of the log, so it may lag behind and never leads. It is written only every few milliseconds, and
+synced every few seconds: after a crash of the process it may lack the commits of the last `WATERMARK_WRITE_SECONDS` of
+writing, and after a power loss those of the last `WATERMARK_SYNC_SECONDS`.
 
     two slots, 512 bytes apart, written in turn:  mark 4 | checksum 4 | commit 8
 
@@ -55,7 +55,8 @@ class Watermark:
         is_new = not path.exists()
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._slot = 0
-        self._synced_at = -math.inf
+        self._commit = self._written = -1
+        self._written_at = self._synced_at = -math.inf
         try:
             if os.fstat(self._file).st_size != _SIZE:
                 os.ftruncate(self._file, 0)
@@ -69,21 +70,31 @@ class Watermark:
 
     def advance(self, commit: int) -> None:
         """Record that `commit` is on disk. An error of the device is ignored: the watermark then lags behind."""
-        if self._file is None:
+        now = time.monotonic()
+        self._commit = commit
+        if now - self._written_at >= limits.WATERMARK_WRITE_SECONDS:
+            self._write(now)
+
+    def _write(self, now: float) -> None:
+        if self._file is None or self._commit == self._written:
             return
-        number = _COMMIT.pack(commit)
+        number = _COMMIT.pack(self._commit)
         self._slot ^= 512
         try:
             os.pwrite(self._file, _MARK + zlib.crc32(number).to_bytes(4, "little") + number, self._slot)
-            now = time.monotonic()
+            self._written, self._written_at = self._commit, now
             if now - self._synced_at >= limits.WATERMARK_SYNC_SECONDS:
                 os.fdatasync(self._file)
                 self._synced_at = time.monotonic()
         except OSError:
-            self.close()
+            self._close_file()
 
     def close(self) -> None:
-        """Sync and close the file. An error of the device is ignored, as in `advance`."""
+        """Write what is not written yet, and close the file. An error of the device is ignored, as in `advance`."""
+        self._write(time.monotonic())
+        self._close_file()
+
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):
