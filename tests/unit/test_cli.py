@@ -914,6 +914,18 @@ def test_blobs_are_pinned_and_unpinned(hf: Hf) -> None:
     assert "64 hex digits" in hf("blob", "unpin", "x", code=2).stderr
 
 
+def test_gc_fails_if_something_could_not_be_searched(hf: Hf, tmp_path: Path) -> None:
+    """It might name any blob, so nothing is deleted."""
+    digits = "".join(hashlib.sha256(bytes([n])).hexdigest() for n in range(256)) * 2
+    hash = hf("blob", "put", "-", input=digits.encode()).stdout.strip()
+    hf("blob", "put", "--unpinned", "-", input=b"unnamed")
+    [body] = tmp_path.rglob(f"{hash}.*")
+    body.unlink()
+    failed = hf("gc", code=exit_codes.DAMAGED)
+    assert "could not be searched; run `holdfast doctor`" in failed.stdout
+    assert len(parsed(hf("gc", "--json", code=exit_codes.DAMAGED))["unsearched"]) == 1
+
+
 def test_space_and_gc_print_sizes_with_units_and_the_next_step(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x" * 20_480)
     hf("queue", "purge", "jobs", "--yes")

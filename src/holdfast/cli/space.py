@@ -8,6 +8,7 @@ import msgspec
 from holdfast.cli import connect, printing
 from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.durations import SECONDS
+from holdfast.cli.exit_codes import DAMAGED
 from holdfast.cli.sizes import size_text
 from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StorageStatus
 
@@ -33,10 +34,13 @@ def gc(dry_run: bool, grace_seconds: float | None, with_old: bool) -> None:
 
     A blob goes in two steps, each after the grace period: first its record, then its body in the object store, which a
     reader or a backup may still need. A server does this by itself every hour. Covers all universes.
+
+    If anything cannot be read, nothing is deleted, because it might name any blob. Exit code 10 says so.
     """
     with connect.open_plane() as plane:
         done = plane.gc(dry_run=dry_run, grace_seconds=grace_seconds, with_old=with_old)
     printing.result("\n".join(_collected_lines(done)), msgspec.to_builtins(done))
+    click.get_current_context().exit(DAMAGED if done.unsearched else 0)
 
 
 @click.command(cls=LeafCommand, examples=["holdfast space", "holdfast space --status", "holdfast space --json"])
