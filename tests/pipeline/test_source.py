@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.testing import assertDataFrameEqual
@@ -133,15 +133,18 @@ def streamed(spark: SparkSession, data: Path, name: str, columns: list[str], **o
     """All rows that a query has written so far, after reading all available data; each run resumes the last one."""
     out, checkpoint = data.parent / f"{name}-out", data.parent / f"{name}-checkpoint"
     stream = spark.readStream.format("holdfast").options(url=f"dir:{data}", table=name, **options).load()
-    query = (
-        stream.select(*columns)
-        .writeStream.format("json")
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start(str(out))
-    )
-    assert query.awaitTermination(120)
-    return [tuple(row) for row in spark.read.schema(stream.select(*columns).schema).json(str(out)).collect()]
+    rows = stream.select(*columns)
+
+    for attempt in range(5):
+        writer = rows.writeStream.format("json").option("checkpointLocation", str(checkpoint))
+        try:
+            assert writer.trigger(availableNow=True).start(str(out)).awaitTermination(120)
+            break
+        except StreamingQueryException as error:
+            # Spark gives a Python process 10 s to start, which no setting changes. A busy machine can take longer.
+            if attempt == 4 or "Python worker failed to connect back" not in str(error):
+                raise
+    return [tuple(row) for row in spark.read.schema(rows.schema).json(str(out)).collect()]
 
 
 def test_journal_stream_resumes(spark, growing):
