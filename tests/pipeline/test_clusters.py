@@ -109,18 +109,59 @@ def run_on_a_cluster(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
             subprocess.run(["rm", "-rf", each], check=True)
 
 
-def run_through_connect(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
+@contextmanager
+def connect_server(folder: Path) -> Iterator[str]:
+    """A Spark Connect server in its own process; yields its URL."""
     port = free_port()
     server = [
         str(SPARK_HOME / "bin" / "spark-submit"),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", "local[2]"),
         *("--conf", "spark.connect.grpc.binding.address=127.0.0.1"),
         *("--conf", f"spark.connect.grpc.binding.port={port}"),
-        *("--conf", f"spark.sql.warehouse.dir={folder.with_name('warehouse')}"),
+        *("--conf", f"spark.sql.warehouse.dir={folder / 'warehouse'}"),
         "spark-internal",
     ]
-    with server_process(server, port, folder.with_name("connect.log")):
-        return run_on(folder, "--remote", f"sc://127.0.0.1:{port}")
+    with server_process(server, port, folder / "connect.log"):
+        yield f"sc://127.0.0.1:{port}"
+
+
+def run_through_connect(folder: Path) -> tuple[list[dict[str, Any]], int, int]:
+    with connect_server(folder.parent) as remote:
+        return run_on(folder, "--remote", remote)
+
+
+REUSE = """
+import sys
+from pyspark.sql import SparkSession, functions as F
+
+remote, url, entries = sys.argv[1], sys.argv[2], int(sys.argv[3])
+spark = SparkSession.builder.remote(remote).getOrCreate()
+for pushdown in ("false", "true"):
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)
+    journal = spark.read.format("holdfast").options(url=url).load()
+    low = journal.where("height < 5")
+    for _ in range(2):
+        assert journal.count() == entries
+        assert low.count() == 15, low.count()
+        assert low.union(journal).count() == entries + 15
+        assert journal.join(low, ["world", "height"], "left_anti").count() == entries - 15
+        pairs = journal.alias("a").join(journal.alias("b"), F.expr("a.world = b.world and a.height = b.height + 1"))
+        assert pairs.where("a.height < 5").count() == 3 * 4
+    cached = journal.where("height < 9").cache()
+    assert (cached.count(), cached.where("height < 2").count(), journal.count()) == (27, 6, entries)
+    assert spark.read.format("holdfast").options(url=url, worlds="world-0001", fromHeight="50").load().where(
+        "height < 53"
+    ).count() == 3
+spark.stop()
+"""
+
+
+@pytest.mark.nightly
+def test_one_frame_gives_the_same_rows_in_every_query_through_connect(tmp_path: Path, built: Any) -> None:
+    with connect_server(tmp_path) as remote:
+        command = [sys.executable, "-W", "error", "-c", REUSE, remote, built.url, str(built.entries)]
+        done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Planning and filtering of the data source, without Spark."""
+"""Planning and selection of the data source, without Spark."""
 
 import os
 import runpy
@@ -6,34 +6,21 @@ import shutil
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
+from datetime import timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import (
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringContains,
-    StringStartsWith,
-)
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from holdfast.errors import Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
 from holdfast.limits import SOURCE_STAGED_SECONDS
 from holdfast.pipeline import loading
 from holdfast.pipeline.source import options, plans, tables
-from holdfast.pipeline.source.filters import COLUMNS, Conditions, split
 from holdfast.pipeline.source.options import parse_options
 from holdfast.pipeline.source.readers import StreamReader
+from holdfast.pipeline.source.selections import COLUMNS, OPTIONS
 from holdfast.pipeline.source.writers import BatchWriter, parse_load
 from holdfast.pipeline.views import open_view
 
@@ -41,117 +28,72 @@ SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
 serving = runpy.run_path(str(SERVING))["serving"]
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
 
-ROWS = pa.RecordBatch.from_pydict(
-    {
-        "universe": ["main"] * 4,
-        "world": ["a", "b", None, "ab"],
-        "height": pa.array([1, 2, 3, 4], pa.int64()),
-        "at": pa.array([0, 1_000, 2_000, None], pa.timestamp("ms", tz="UTC")),
-    }
-)
-
-
-@pytest.mark.parametrize(
-    ("filter", "heights"),
-    [
-        (EqualTo(("world",), "a"), [1]),
-        (In(("world",), ("a", "b", None)), [1, 2]),
-        (StringStartsWith(("world",), "a"), [1, 4]),
-        (IsNotNull(("world",)), [1, 2, 4]),
-        (LessThan(("height",), 2), [1]),
-        (LessThanOrEqual(("height",), 2), [1, 2]),
-        (GreaterThan(("height",), 2), [3, 4]),
-        (GreaterThanOrEqual(("height",), 2), [2, 3, 4]),
-    ],
-)
-def test_pushed_filters_are_exact(filter, heights):
-    conditions, left = split("journal", [filter])
-    assert left == []
-    assert conditions.apply(ROWS)["height"].to_pylist() == heights
-
-
-def test_timestamps_are_compared_with_or_without_a_zone():
-    for value in (datetime(1970, 1, 1, 0, 0, 1), datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)):  # noqa: DTZ001
-        conditions, left = split("activity", [GreaterThan(("at",), value)])
-        assert left == []
-        assert conditions.apply(ROWS)["height"].to_pylist() == [3]
-
-
-@pytest.mark.parametrize(
-    ("filter", "heights"),
-    [
-        (LessThan, [1, 2]),
-        (LessThanOrEqual, [1, 2]),
-        (GreaterThan, [3]),
-        (GreaterThanOrEqual, [3]),
-        (EqualTo, []),
-    ],
-)
-def test_timestamps_are_compared_with_microsecond_precision(filter, heights):
-    timestamp = datetime(1970, 1, 1, 0, 0, 1, 500, tzinfo=UTC)  # Half a millisecond after the second row.
-    conditions, _ = split("activity", [filter(("at",), timestamp)])
-    assert conditions.apply(ROWS)["height"].to_pylist() == heights
-    conditions, _ = split("activity", [In(("at",), (timestamp,))])
-    assert conditions.apply(ROWS).num_rows == 0
-
-
-def test_unsupported_filters_are_left_to_spark():
-    filters = [
-        Not(EqualTo(("world",), "a")),
-        IsNull(("world",)),
-        StringContains(("world",), "a"),
-        EqualTo(("payload",), "x"),
-        EqualTo(("world", "nested"), "x"),
-        EqualTo(("world",), None),
-        In(("world",), (None,)),
-    ]
-    conditions, left = split("journal", filters)
-    assert left == filters
-    assert conditions == Conditions()
-
-
-def test_height_bounds_come_from_filters():
-    conditions, _ = split("journal", [GreaterThan(("height",), 5), In(("height",), (3, 9)), LessThan(("height",), 9)])
-    assert conditions.bounds("height") == (6, 8)
-    assert Conditions().bounds("height") == (None, None)
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def plan_of(data: Path, filters: tuple[object, ...] = (), **given: str) -> list[plans.Partition]:
+def plan_of(data: Path, **given: str) -> list[plans.Partition]:
     chosen = parse_options({"url": f"dir:{data}", **given})  # `given` may have another `url`.
-    conditions, _ = split(chosen.table, filters)
     with open_view(chosen.config) as view:
-        return plans.plan_partitions(view, chosen, conditions)
+        return plans.plan_partitions(view, chosen)
 
 
-def read(
-    data: Path, plan_partitions: list[plans.Partition], filters: tuple[object, ...] = (), **given: str
-) -> list[dict]:
+def read(data: Path, plan_partitions: list[plans.Partition], **given: str) -> list[dict]:
     chosen = parse_options({"url": f"dir:{data}", **given})
-    conditions, _ = split(chosen.table, filters)
     return [
-        row
-        for partition in plan_partitions
-        for batch in plans.read(partition, chosen, conditions)
-        for row in batch.to_pylist()
+        row for partition in plan_partitions for batch in plans.read(partition, chosen) for row in batch.to_pylist()
     ]
 
 
-def test_filters_exclude_chunks_from_the_plan(data):
+def test_options_exclude_chunks_from_the_plan(data):
     planes.build(data, worlds=3, entries=300)
-    filters = (EqualTo(("world",), "world-0001"), GreaterThanOrEqual(("height",), 70), LessThan(("height",), 100))
-    (partition,) = plan_of(data, filters)
-    assert [(chunk.world, chunk.start, chunk.end, chunk.span) for chunk in partition.chunks] == [
-        ("world-0001", 64, 127, (70, 99))
-    ]
-    rows = read(data, [partition], filters)
-    assert [row["height"] for row in rows] == list(range(70, 100))
-    assert plan_of(data, (EqualTo(("universe",), "other"),)) == []
-    assert plan_of(data, (EqualTo(("height",), 10_000),)) == []
+    given = {"worlds": "world-0001", "fromHeight": "70"}
+    (partition,) = plan_of(data, **given)
+    assert {chunk.world for chunk in partition.chunks} == {"world-0001"}
+    assert [chunk.span for chunk in partition.chunks][0] == (70, 127)
+    assert [row["height"] for row in read(data, [partition], **given)] == list(range(70, 301))
+    assert plan_of(data, universe="other") == []
+    assert plan_of(data, fromHeight="10000") == []
+    assert plan_of(data, worlds="world-00") == []
+
+
+@pytest.mark.parametrize("table", options.READABLE_TABLES)
+def test_options_select_exactly_the_wanted_rows(data, table):
+    """Each option alone and all of them together, compared with the same selection of all rows in Python."""
+    planes.build(data, worlds=3, entries=150, messages=40, mails=80, entities=8, activity=20)
+    planes.leave_log(data, 5)
+    everything = read(data, plan_of(data, table=table), table=table)
+    given = {}
+    for option, column in COLUMNS[table].items():
+        values = sorted({row[column] for row in everything})
+        middle = values[(len(values) - 1) // 2]
+        if option in ("worlds", "kinds"):
+            wanted = {values[0], middle}
+            given[option] = (" , ".join(wanted), lambda row, column=column, wanted=wanted: row[column] in wanted)
+        elif option == "fromHeight":
+            given[option] = (str(middle), lambda row, column=column, middle=middle: row[column] >= middle)
+        else:  # Half a millisecond later: the row itself is excluded.
+            later = middle + timedelta(microseconds=500)
+            local = later.astimezone(timezone(timedelta(hours=5))).isoformat()
+            given[option] = (local, lambda row, column=column, later=later: row[column] >= later)
+    for names in ([*given], *([name] for name in given)):
+        options_given = {name: given[name][0] for name in names} | {"table": table}
+        found = read(data, plan_of(data, **options_given), **options_given)
+        expected = [row for row in everything if all(given[name][1](row) for name in names)]
+        assert sorted(map(repr, found)) == sorted(map(repr, expected))
+        assert found or len(names) > 1
+
+
+def test_options_select_rows_of_a_stream(data):
+    planes.build(data, worlds=3, entries=60)
+    given = {"worlds": "world-0001", "fromHeight": "50", "kinds": "entry,baseline"}
+    reader = StreamReader(parse_options({"url": f"dir:{data}", **given}))
+    end = reader.latestOffset({}, ReadAllAvailable())
+    rows = [row for part in reader.partitions({}, end) for batch in reader.read(part) for row in batch.to_pylist()]
+    expected = read(data, plan_of(data, **given), **given)
+    assert {(row["world"], row["height"]) for row in rows} == {(row["world"], row["height"]) for row in expected}
+    assert len(rows) == len(expected) > 0
 
 
 def test_partitions_have_about_the_configured_number_of_rows(data):
@@ -350,6 +292,12 @@ def test_missing_staged_object_is_not_damage(data, table):
         read(data, plan_partitions, table=table)
 
 
+def test_selection_of_a_write_is_rejected():
+    chosen = parse_options({"url": "dir:x", "table": "queues", "queue": "jobs", "load": "a", "since": "2026-11-15"})
+    with pytest.raises(InvalidArgument, match="since are for reads only"):
+        parse_load(chosen, ["key", "payload"])
+
+
 def test_missing_staged_rows_fail_the_write(data):
     planes.build(data, worlds=1, entries=10)
     chosen = parse_options({"url": f"dir:{data}", "table": "queues", "queue": "jobs", "load": "monday"})
@@ -401,7 +349,7 @@ def test_old_staged_files_are_deleted(data):
     assert staged
     old = time.time() - SOURCE_STAGED_SECONDS - 60
     os.utime(staged[0], (old, old))
-    plan_of(data, (EqualTo(("universe",), "other"),))
+    plan_of(data, universe="other")
     assert not staged[0].exists()
     assert staged[1].exists()
 
@@ -425,10 +373,21 @@ def test_foreign_files_beside_the_staging_folder_are_kept(data):
         ({"url": "dir:x", "table": "nonsense"}, "table"),
         ({"url": "dir:x", "colour": "red"}, "colour"),
         ({"url": "dir:x", "damage": "heal"}, "damage"),
-        ({"url": "dir:x", "rowsPerPartition": "0"}, "rowsperpartition"),
-        ({"url": "dir:x", "maxRowsPerBatch": "many"}, "maxrowsperbatch"),
-        ({"url": "dir:x", "startingOffsets": "never"}, "startingoffsets"),
+        ({"url": "dir:x", "rowsPerPartition": "0"}, "rowsPerPartition"),
+        ({"url": "dir:x", "maxRowsPerBatch": "many"}, "maxRowsPerBatch"),
+        ({"url": "dir:x", "startingOffsets": "never"}, "startingOffsets"),
         ({"url": "dir:x", "universe": "../x"}, "universe"),
+        ({"url": "dir:x", "worlds": ""}, "worlds.*separated by commas"),
+        ({"url": "dir:x", "worlds": "a,,b"}, "worlds.*separated by commas"),
+        ({"url": "dir:x", "worlds": "a b"}, "world name"),
+        ({"url": "dir:x", "kinds": "entries"}, "kinds of journal records are entry"),
+        ({"url": "dir:x", "fromHeight": "-1"}, "fromHeight.*from 0 on"),
+        ({"url": "dir:x", "fromHeight": "9223372036854775808"}, "fromHeight.*from 0 on"),
+        ({"url": "dir:x", "fromHeight": "\u0663"}, "fromHeight.*from 0 on"),
+        ({"url": "dir:x", "table": "activity", "since": "yesterday"}, "since.*2026-11-15"),
+        ({"url": "dir:x", "since": "2026-11-15"}, "since does not apply to the table journal.*worlds"),
+        ({"url": "dir:x", "table": "queues", "worlds": "a"}, "worlds does not apply to the table queues.*since"),
+        ({"url": "dir:x", "table": "inboxes", "kinds": "a"}, "kinds does not apply"),
     ],
 )
 def test_invalid_options_are_rejected(given, said, monkeypatch):
@@ -458,9 +417,11 @@ def test_documentation_names_every_option_and_column():
     documented = {
         name for row in rows for name in row[0].lower().split(", ") if row[1] in ("all", "reads", "writes", "streams")
     }
-    assert documented == {"storage.name", *(name for name in options.OPTION_NAMES if name not in options.SPARK_OPTIONS)}
-    filtered = {row[0]: tuple(row[1].split(", ")) for row in rows if len(row) == 2}
-    assert filtered == COLUMNS
+    assert documented == {"storage.name", *map(str.lower, options.OPTION_NAMES)}
+    selected = {row[0]: dict(zip(OPTIONS, row[1:], strict=True)) for row in rows if len(row) == 5}
+    assert {
+        table: {option: column for option, column in found.items() if column} for table, found in selected.items()
+    } == COLUMNS
     written = {
         row[0]: (tuple(row[1].split(", ")), tuple(row[2].split(", ")))
         for row in rows

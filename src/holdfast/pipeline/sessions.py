@@ -32,11 +32,7 @@ LOOPBACK: Final = "127.0.0.1"
 _EXIT_SECONDS: Final = 300.0  # For Java to exit and write its archive.
 _TAIL_BYTES: Final = 2_000  # How much of Java's output an error quotes.
 
-# Jobs need these in any session.
-_NEEDED: Final = {
-    "spark.sql.python.filterPushdown.enabled": "true",  # Without it, reads of the holdfast data source fail.
-    "spark.sql.session.timeZone": "UTC",
-}
+_NEEDED: Final = {"spark.sql.session.timeZone": "UTC"}  # Jobs need this in any session.
 # Fast to start and small: jobs spend their time in Python workers.
 _JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 

@@ -10,6 +10,8 @@ from holdfast.errors import InvalidArgument
 from holdfast.limits import SOURCE_PARTITION_ROWS
 from holdfast.names import checked_name, folder_at
 from holdfast.pipeline.config import Config
+from holdfast.pipeline.source import selections
+from holdfast.pipeline.source.selections import Selection
 
 READABLE_TABLES: Final = ("journal", "activity", "segments", "queues", "mail", "entities")
 STREAMABLE_TABLES: Final = ("journal", "activity")
@@ -20,19 +22,21 @@ OPTION_NAMES: Final = (
     "token",
     "ca",
     "cert",
-    "certkey",
+    "certKey",
     "objects",
     "activity",
     "universe",
     "staging",
     "damage",
-    "rowsperpartition",
-    "maxrowsperbatch",
-    "startingoffsets",
+    *selections.OPTIONS,
+    "rowsPerPartition",
+    "maxRowsPerBatch",
+    "startingOffsets",
     "load",
     "key",
     "queue",
 )
+_KNOWN: Final = frozenset(name.lower() for name in OPTION_NAMES)  # Spark's options are case-insensitive.
 SPARK_OPTIONS: Final = (
     "path",
     "checkpointlocation",
@@ -54,6 +58,7 @@ class Options(msgspec.Struct, frozen=True):
     load: str | None
     key: str
     queue: str | None
+    selection: Selection
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -61,12 +66,12 @@ def parse_options(given: Mapping[str, str]) -> Options:
 
     Raises:
         InvalidArgument: an option is missing, unknown or invalid.
-        InvalidName: the universe is not a valid name.
+        InvalidName: the universe, a world or a kind is not a valid name.
     """
     found = {name.lower(): value for name, value in given.items()}
     storage = {name.removeprefix("storage."): value for name, value in found.items() if name.startswith("storage.")}
     for name in found:
-        if name not in (*OPTION_NAMES, *SPARK_OPTIONS) and not name.startswith("storage."):
+        if name not in _KNOWN and name not in SPARK_OPTIONS and not name.startswith("storage."):
             raise InvalidArgument(f"Unknown option {name!r}; use {', '.join(OPTION_NAMES)} or storage.NAME")
     url = found.get("url") or found.get("path") or os.environ.get("HOLDFAST_URL")
     if not url:
@@ -84,18 +89,20 @@ def parse_options(given: Mapping[str, str]) -> Options:
         storage=storage,
         universes=(universe,) if universe else (),
     )
+    table = _one_of(found, "table", (*READABLE_TABLES, "inboxes"), "journal")
     return Options(
         config,
-        _one_of(found, "table", (*READABLE_TABLES, "inboxes"), "journal"),
+        table,
         _staging(found.get("staging"), url),
         _one_of(found, "damage", ("fail", "skip"), "fail") == "skip",
-        _number(found, "rowsperpartition") or SOURCE_PARTITION_ROWS,
-        _number(found, "maxrowsperbatch"),
-        _one_of(found, "startingoffsets", ("earliest", "latest"), "earliest") == "latest",
+        _number(found, "rowsPerPartition") or SOURCE_PARTITION_ROWS,
+        _number(found, "maxRowsPerBatch"),
+        _one_of(found, "startingOffsets", ("earliest", "latest"), "earliest") == "latest",
         universe,
         found.get("load"),
         found.get("key") or "key",
         found.get("queue"),
+        selections.parse_selection(table, found),
     )
 
 
@@ -119,16 +126,16 @@ def _staging(given: str | None, url: str) -> str:
 
 
 def _one_of(found: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
-    value = found.get(name, default).lower()
+    value = found.get(name.lower(), default).lower()
     if value not in allowed:
         raise InvalidArgument(f"The option {name} is {value!r}; use {', '.join(allowed)}")
     return value
 
 
 def _number(found: Mapping[str, str], name: str) -> int | None:
-    value = found.get(name)
+    value = found.get(name.lower())
     if value is None:
         return None
-    if not value.isdecimal() or int(value) < 1:
+    if not (value.isascii() and value.isdecimal()) or int(value) < 1:
         raise InvalidArgument(f"The option {name} is {value!r}; use a number from 1 on")
     return int(value)

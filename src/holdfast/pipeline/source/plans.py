@@ -22,7 +22,6 @@ from holdfast.pipeline.codec import Damaged, journal_rows
 from holdfast.pipeline.journal_chunks import JournalChunk, Stores, staged_object_missing
 from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition, activity_rows
 from holdfast.pipeline.source import tables
-from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.options import Options
 from holdfast.pipeline.views import View
 from holdfast.runtime.activity.format import LogFile
@@ -52,19 +51,19 @@ class StagedPartition(msgspec.Struct, frozen=True, tag=True):
 Partition = JournalPartition | LogPartition | StagedPartition  # What one task reads.
 
 
-def plan_partitions(view: View, options: Options, conditions: Conditions) -> list[Partition]:
+def plan_partitions(view: View, options: Options) -> list[Partition]:
     """The partitions of a batch read."""
     delete_stale(options.staging)
-    universes = [universe for universe in view.universes() if conditions.allow(universe=universe)]
+    selection, universes = options.selection, list(view.universes())
     if options.table == "journal":
-        located = (chunk for universe in universes for chunk in _matching_chunks(view, universe, options, conditions))
+        located = (chunk for universe in universes for chunk in _selected_chunks(view, universe, options))
         return _journal_partitions(view, located, options)
     if options.table == "activity":
         files = (
             _log_chunk(view, file, options)
             for universe in universes
             for file in view.logs(universe)
-            if conditions.allow(universe=universe, session=file.session, kind=file.kind, file=file.id)
+            if selection.has_kind(file.kind)
         )
         return [
             LogPartition(part)
@@ -72,11 +71,11 @@ def plan_partitions(view: View, options: Options, conditions: Conditions) -> lis
         ]
     store = view.stores.staging(options.staging)
     found_rows = (batch for universe in universes for batch in tables.batches(view, options.table, universe))
-    wanted = (batch for batch in map(conditions.apply, found_rows) if batch.num_rows)
+    wanted = (batch for batch in map(selection.apply, found_rows) if batch.num_rows)
     return [_stage(store, options.staging, batch) for batch in wanted]
 
 
-def read(partition: Partition, options: Options, conditions: Conditions) -> Iterator[pa.RecordBatch]:
+def read(partition: Partition, options: Options) -> Iterator[pa.RecordBatch]:
     """The rows of a partition; runs on an executor.
 
     Raises:
@@ -84,7 +83,7 @@ def read(partition: Partition, options: Options, conditions: Conditions) -> Iter
     """
     stores = Stores(options.config.storage)
     for batch in _batches(partition, stores, skips_damage=options.skips_damage):
-        wanted = conditions.apply(batch)
+        wanted = options.selection.apply(batch)
         if wanted.num_rows:
             yield wanted
 
@@ -159,7 +158,7 @@ def partitions_between(view: View, options: Options, start: dict[str, int], end:
         msgspec.structs.replace(_log_chunk(view, file, options, start=span[0]), size=span[1])
         for universe in sorted({key.partition("/")[0] for key in grown})
         for file in view.logs(universe)
-        if (span := grown.get(f"{universe}/{file.id}")) is not None
+        if (span := grown.get(f"{universe}/{file.id}")) is not None and options.selection.has_kind(file.kind)
     )
     return [
         LogPartition(part) for part in pack_by_weight(files, lambda chunk: chunk.size - chunk.start, SOURCE_FILE_BYTES)
@@ -182,19 +181,18 @@ def _journal_partitions(view: View, located: Iterable[JournalChunk], options: Op
     return [JournalPartition(part) for part in pack_by_weight(found, lambda chunk: chunk.rows, options.partition_rows)]
 
 
-def _matching_chunks(view: View, universe: str, options: Options, conditions: Conditions) -> Iterator[JournalChunk]:
-    low, high = conditions.bounds("height")
+def _selected_chunks(view: View, universe: str, options: Options) -> Iterator[JournalChunk]:
     for name in view.world_names(universe):
-        if conditions.allow(world=name) and (world := view.world(universe, name)) is not None:
-            head = world.head if high is None else min(world.head, high + 1)
-            yield from view.locate_chunks(msgspec.structs.replace(world, head=head), max(low or 0, 0), options.staging)
+        if options.selection.has_world(name) and (world := view.world(universe, name)) is not None:
+            yield from view.locate_chunks(world, options.selection.from_height, options.staging)
 
 
 def _chunks_between(view: View, key: str, span: tuple[int, int], options: Options) -> Iterator[JournalChunk]:
     universe, _, name = key.partition("/")
-    world = view.world(universe, name)
-    if world is not None:  # None: deleted since; it has no journal any more.
-        yield from view.locate_chunks(msgspec.structs.replace(world, head=span[1]), span[0], options.staging)
+    world = view.world(universe, name) if options.selection.has_world(name) else None
+    if world is not None:  # None: not wanted, or deleted since, so it has no journal any more.
+        start = max(span[0], options.selection.from_height)
+        yield from view.locate_chunks(msgspec.structs.replace(world, head=span[1]), start, options.staging)
 
 
 def _log_chunk(view: View, file: LogFile, options: Options, *, start: int = 0) -> LogChunk:

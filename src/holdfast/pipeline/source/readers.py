@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from holdfast.pipeline.source import filters, offsets, plans
-from holdfast.pipeline.source.filters import Conditions
+from holdfast.pipeline.source import offsets, plans
 from holdfast.pipeline.source.offsets import Offset
 from holdfast.pipeline.source.options import STREAMABLE_TABLES, Options, check_table
 from holdfast.pipeline.source.tables import SCHEMAS
@@ -16,25 +15,18 @@ from holdfast.pipeline.views import open_view
 
 
 class BatchReader(DataSourceReader):
-    """Reads a table as of the time when the query is planned."""
+    """Reads a table as of the first query of the DataFrame; Spark keeps its plan for the later ones."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._conditions = Conditions()
-
-    def pushFilters(self, filters_: list[Filter]) -> Iterator[Filter]:  # noqa: N802
-        self._conditions, left = filters.split(self._options.table, filters_)
-        return iter(left)
 
     def partitions(self) -> Sequence[InputPartition]:
         with open_view(self._options.config) as view:
-            return [
-                InputPartition(partition) for partition in plans.plan_partitions(view, self._options, self._conditions)
-            ]
+            return [InputPartition(partition) for partition in plans.plan_partitions(view, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # An empty plan still has one partition, with no value.
-        return iter(()) if partition.value is None else _read(partition.value, self._options, self._conditions)
+        return iter(()) if partition.value is None else _read(partition.value, self._options)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -91,14 +83,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(partition.value, self._options, Conditions())
+        return _read(partition.value, self._options)
 
     def _latest(self) -> Offset:
         with open_view(self._options.config) as view:
             return plans.heads(view) if self._options.table == "journal" else plans.log_ends(view)
 
 
-def _read(partition: plans.Partition, options: Options, conditions: Conditions) -> Iterator[pa.RecordBatch]:
+def _read(partition: plans.Partition, options: Options) -> Iterator[pa.RecordBatch]:
     """The rows of a partition in Spark's types, whose timestamps are microseconds."""
     spark_types = to_arrow_schema(from_arrow_schema(SCHEMAS[options.table]), timezone="UTC")
-    return (batch.cast(spark_types) for batch in plans.read(partition, options, conditions))
+    return (batch.cast(spark_types) for batch in plans.read(partition, options))

@@ -20,6 +20,7 @@ from holdfast.pipeline.journal_chunks import Stores, staged_object_missing
 from holdfast.pipeline.loading import Load, LoadResult
 from holdfast.pipeline.source.options import WRITABLE_TABLES, Options, check_table
 from holdfast.pipeline.source.plans import delete_stale, pack_by_weight
+from holdfast.pipeline.source.selections import OPTIONS, Selection
 
 
 @dataclass
@@ -37,6 +38,8 @@ def parse_load(options: Options, columns: list[str]) -> Load:
         InvalidArgument: the load has no name, or the columns do not fit.
     """
     check_table(options, WRITABLE_TABLES, operation="written to")
+    if options.selection != Selection(options.table):
+        raise InvalidArgument(f"The options {', '.join(OPTIONS)} are for reads only; select the rows before the write")
     if options.load is None:
         raise InvalidArgument('Name the load with option("load", …): within one load, every key is written once')
     load = Load(options.load, options.table, options.key, options.queue, options.universe or UNIVERSE)
