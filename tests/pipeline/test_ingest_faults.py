@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.errors import Unreachable
+from holdfast.errors import PathUnusable, Unreachable
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import ingest_run, plans
 from holdfast.pipeline.intake.quarantine import Quarantine, Quarantined, Scope
 from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.lake import Lake, LakeTable
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS, TABLES
 from holdfast.pipeline.views import open_view
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
@@ -132,6 +132,27 @@ def at_commit(monkeypatch: pytest.MonkeyPatch, at: int, act: Callable[[], None],
 
     monkeypatch.setattr(LakeTable, "replace", counted)
     return count
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_files_that_executors_wrote_to_their_own_folder_are_not_committed(
+    plane: Path, expected_content: Callable[[], dict[str, Any]], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """The folder of the lake is not shared: what executors write there is on another disk."""
+
+    def move_away() -> None:
+        committed = {path for table in TABLES.values() for path in lake(plane).table(table).files()}
+        for file in Path(config(plane).lake).glob("*/universe=*/*.parquet"):
+            if str(file) not in committed:
+                file.rename(plane.parent / file.name)
+
+    with monkeypatch.context() as patch:
+        at_commit(patch, at, move_away, after=False)
+        with pytest.raises(PathUnusable, match="driver and all executors share"):
+            ingest.run(None, config(plane))
+    assert all(Path(file).exists() for table in TABLES.values() for file in lake(plane).table(table).files())
+    ingest.run(None, config(plane))
+    assert content(plane) == expected_content()
 
 
 def damage(plane: Path) -> None:

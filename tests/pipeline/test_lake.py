@@ -84,6 +84,27 @@ def test_rows_and_watermarks_are_committed_together(lake: Lake) -> None:
     assert again.count() == 5
 
 
+@pytest.mark.parametrize("loss", ["all", "one", "truncated"])
+def test_files_that_are_not_in_the_lake_are_not_committed(lake: Lake, loss: str) -> None:
+    table = lake.table(JOURNAL)
+    table.append_rows(entries("main", "ada", range(5)), {"journal/main/ada": Move(0, 5)})
+    rows = pa.concat_tables([entries("main", "ada", range(5, 9)), entries("other", "bob", range(3))])
+    added = files.write(JOURNAL, table.location, files.sorted_batches(JOURNAL, rows))
+    assert len(added) == 2
+    store = Stores(table.location.storage)(table.location.store_url)
+    for file in added[: 2 if loss == "all" else 1]:
+        data = store.get(file.path)
+        store.delete(file.path)
+        if loss == "truncated":
+            store.put(file.path, data[:-1])
+    with pytest.raises(PathUnusable, match="driver and all executors share") as caught:
+        table.append(added, {"journal/main/ada": Move(5, 9)})
+    assert f"{2 if loss == 'all' else 1} of 2 new files" in str(caught.value)
+    again = lake.table(JOURNAL)
+    assert (again.count(), again.watermark("journal/main/ada")) == (5, 5)
+    assert heights(again, "ada") == list(range(5))
+
+
 def test_commit_from_an_outdated_watermark_writes_nothing(lake: Lake) -> None:
     first, second = lake.table(JOURNAL), lake.table(JOURNAL)
     first.append_rows(entries("main", "bob", range(1)), {"journal/main/bob": Move(0, 1)})

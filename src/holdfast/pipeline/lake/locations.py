@@ -45,6 +45,18 @@ class Location(msgspec.Struct, frozen=True):
                 f"{self.url}/{path} does not exist; was the lake vacuumed with too few --keep-hours?"
             ) from error
 
+    def size(self, path: str) -> int | None:
+        """The size of a file in bytes; None if it does not exist."""
+        if not self.is_local:
+            try:
+                return Stores(self.storage)(self.url).head(path).size
+            except ObjectNotFound:
+                return None
+        try:
+            return os.stat(f"{self.url}/{path}").st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
     def sync(self, path: str) -> None:
         """Sync a local file and its folder entry to disk. Object stores are durable without it."""
         if self.is_local:

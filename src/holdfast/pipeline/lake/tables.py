@@ -11,6 +11,7 @@ to a new one. It fails as a whole, with nothing written, unless every watermark 
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -23,6 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from holdfast.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
+from holdfast.limits import VIEW_OBJECTS_IN_FLIGHT
 from holdfast.pipeline.lake import files, frames, reading
 from holdfast.pipeline.lake.files import AddedFile
 from holdfast.pipeline.lake.locations import Location, parse_location
@@ -172,6 +174,7 @@ class LakeTable:
         """Replace old files by new ones in one commit. `is_same_data`: the rows are the same.
 
         Raises:
+            PathUnusable: a new file is not in the lake, because an executor has written it elsewhere.
             TransactionConflict: a watermark has moved, or another run has replaced files; nothing was committed.
         """
         moves = dict(moves or {})
@@ -179,6 +182,7 @@ class LakeTable:
             moves.setdefault(REWRITES, Move(self.watermark(REWRITES), self.watermark(REWRITES) + 1))
         if not (old or new or moves):
             return
+        self._check_written(new)
         delta, watermarks = self._ensure_created(), self.watermarks()
         for name, move in moves.items():
             if watermarks.get(name, 0) != move.origin:
@@ -244,6 +248,21 @@ class LakeTable:
     def delta(self) -> DeltaTable:
         """The delta-rs table, created if it does not exist."""
         return self._ensure_created()
+
+    def _check_written(self, new: Sequence[AddedFile]) -> None:
+        """Raise PathUnusable unless every new file is in the lake: a commit of a missing file would lose its rows."""
+        with ThreadPoolExecutor(VIEW_OBJECTS_IN_FLIGHT) as pool:
+            sizes = list(pool.map(self.location.size, [file.path for file in new]))
+        wrong = [(file, size) for file, size in zip(new, sizes, strict=True) if size != file.size]
+        if wrong:
+            file, size = wrong[0]
+            found = "does not exist" if size is None else f"has {size:,} bytes, not {file.size:,}"
+            raise PathUnusable(
+                f"{len(wrong)} of {len(new)} new files of the table {self.table.name} are not in the lake: "
+                f"{self.location.url}/{file.path} {found}. The executors wrote them elsewhere, and nothing was "
+                "committed; use a lake that the driver and all executors share, such as s3://bucket/prefix or a "
+                "network folder that is mounted at the same path everywhere"
+            )
 
     def _ensure_created(self) -> DeltaTable:
         if self._delta is None:
