@@ -28,6 +28,7 @@ SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
 serving = runpy.run_path(str(SERVING))["serving"]
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
 
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
@@ -51,7 +52,7 @@ def test_options_exclude_chunks_from_the_plan(data):
     given = {"worlds": "world-0001", "fromHeight": "70"}
     (partition,) = plan_of(data, **given)
     assert {chunk.world for chunk in partition.chunks} == {"world-0001"}
-    assert [chunk.span for chunk in partition.chunks][0] == (70, 127)
+    assert partition.chunks[0].span == (70, 127)
     assert [row["height"] for row in read(data, [partition], **given)] == list(range(70, 301))
     assert plan_of(data, universe="other") == []
     assert plan_of(data, fromHeight="10000") == []

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast.errors import LeaseHeld, TransactionConflict
+from holdfast.pipeline import jobs, measures
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import ingest, rollup
 from holdfast.pipeline.lake import Lake, retries
@@ -319,3 +320,31 @@ def check_percentiles(row: dict[str, Any], name: str, values: list[int | None]) 
         assert row[f"{name}_p{percent}_ms"] == (expected if expected is None else pytest.approx(expected))
     if known:
         assert row[f"{name}_p50_ms"] == statistics.median(known)
+
+
+def test_writes_between_the_jobs_of_a_run_do_not_show(spark: SparkSession, tmp_path: Path) -> None:
+    """All jobs of a run read one view, so that one report is about one moment."""
+    built = planes.build(tmp_path / "data", worlds=2, entries=100, messages=30, mails=10, entities=3, activity=5)
+    config = Config(data=built.url, lake=str(tmp_path / "lake"))
+    with open_view(config) as view:
+        before = measures.measure(view)
+        logs = {file.id for file in view.logs("main")}
+    results = []
+    for result in jobs.run_all(spark, config):
+        results.append(result)
+        planes.extend(tmp_path / "data", built.worlds, 7, seed=len(results))
+        put(config, "orders", universe=f"later-{len(results)}")
+        with planes.opened(built.url) as plane:
+            plane.queue("orders").put(b"x" * 30_000)
+            plane.mailbox("agent-1").send("agent-2", b"late")
+    lake = Lake(config.lake)
+    assert [(each.job, each.findings) for each in results] == [(name, []) for name in jobs.FULL_RUN]
+    assert lake.table(TABLES["journal"]).count() == results[1].rows["records"] == built.entries
+    assert {row["file"] for row in lake.table(TABLES["activity"]).rows(["file"]).to_pylist()} == logs
+    backlogs = lake.table(TABLES["rollup_queues"]).rows().to_pylist()
+    assert {(row["universe"], row["queue"], row["backlog"]) for row in backlogs} == set(before.backlogs)
+    sizes = lake.table(TABLES["rollup_storage"]).rows().to_pylist()
+    plane_sizes = {(row["universe"], row["name"], row["rows"]) for row in sizes if row["source"] == "plane"}
+    assert plane_sizes == {(size.universe, size.name, size.rows) for size in before.sizes}
+    assert results[2].rows["blobs"] == next(size.rows for size in before.sizes if size.name == "blobs")
+    assert jobs.run("ingest", spark, config).rows["journal"] == 5 * 7 * len(built.worlds)  # The next run has them.

@@ -48,7 +48,6 @@ from holdfast.pipeline.jobs import audit
 from holdfast.pipeline.journal_chunks import JournalChunk
 from holdfast.pipeline.logs import DamagedLines, ReadPosition, activity_rows
 from holdfast.pipeline.source import plans
-from holdfast.pipeline.source.filters import Conditions
 from holdfast.pipeline.source.options import parse_options
 from holdfast.pipeline.views import View, open_view
 from holdfast.pipeline.views import server as server_views
@@ -492,7 +491,7 @@ def test_segments_of_several_worlds_are_fetched_concurrently(data, staging, cach
         assert list(view.make_readable(located, staging)) == one_by_one
         wanted = [(chunk.world, chunk.start, chunk.path) for chunk in one_by_one]
         partitions = (
-            plans.plan_partitions(view, source, Conditions()),
+            plans.plan_partitions(view, source),
             plans.partitions_between(view, source, {}, plans.heads(view)),
         )
         for found in partitions:

@@ -247,10 +247,13 @@ def _run(
         _check_plane(config, creates="load" in names)
     results: list[JobResult] = []
     needs_spark = not set(names) <= set(jobs.JOBS_WITHOUT_SPARK)
-    with _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark:
+    with (
+        _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark,
+        jobs.view_options(names, config) as shared,
+    ):
         for name in names:
             with _bar(name) as progress, _spark_errors(name):
-                results.append(jobs.run(name, spark, config, progress=progress, **extra))
+                results.append(jobs.run(name, spark, config, progress=progress, **(extra | shared[name])))
     _print(results, many=len(names) > 1)
     if not all(each.ok for each in results):
         click.get_current_context().exit(DAMAGED)

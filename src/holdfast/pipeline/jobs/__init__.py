@@ -1,6 +1,7 @@
 """The jobs: each is a module with `run(spark, config)`, which returns a JobResult."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import import_module
 from threading import Event
@@ -28,6 +29,7 @@ JOBS: Final = {
 JOBS_WITHOUT_SPARK: Final = ("report",)
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
 FULL_RUN: Final = ("ingest", "audit", "reachability", "rollup", "report")
+_JOBS_WITH_VIEW: Final = ("ingest", "audit", "reachability", "rollup")
 
 
 class JobOptions(TypedDict, total=False):
@@ -38,7 +40,7 @@ class JobOptions(TypedDict, total=False):
     stop: Event
     grace_seconds: float  # reachability
     now: datetime  # reachability, rollup and report
-    view: "View"  # rollup
+    view: "View"  # ingest, audit, reachability and rollup
     source: "DataFrame | str"  # load
     target: str
     load: str
@@ -72,6 +74,24 @@ def run(
 
 
 def run_all(spark: "SparkSession", config: Config, *, progress: ProgressCallback | None = None) -> Iterator[JobResult]:
-    """Run ingest, audit, reachability, rollup and report; findings of one job do not stop the next."""
-    for name in FULL_RUN:
-        yield run(name, spark, config, progress=progress)
+    """Run ingest, audit, reachability, rollup and report on one view; findings of one job do not stop the next."""
+    with view_options(FULL_RUN, config) as options:
+        for name in FULL_RUN:
+            yield run(name, spark, config, progress=progress, **options[name])
+
+
+@contextmanager
+def view_options(names: Sequence[str], config: Config) -> Iterator[dict[str, JobOptions]]:
+    """The options that make these jobs read one view of the plane, by job: their results are of the same time.
+
+    A single job opens its own view.
+    """
+    options: dict[str, JobOptions] = {name: {} for name in names}
+    if sum(name in _JOBS_WITH_VIEW for name in names) < 2:
+        yield options
+        return
+    from holdfast.pipeline.views import open_view
+
+    with open_view(config) as view:
+        view.pin()
+        yield {name: {"view": view} if name in _JOBS_WITH_VIEW else {} for name in names}

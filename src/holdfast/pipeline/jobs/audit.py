@@ -29,7 +29,7 @@ from holdfast.pipeline.journal_chunks import Stores, WorldView
 from holdfast.pipeline.lake import Lake, LakeTable, Writer, reading, retries, staging
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import View, shared_view
 
 
 def run(
@@ -37,8 +37,9 @@ def run(
     config: Config,
     *,
     progress: Callable[[str, int, int], None] | None = None,
+    view: View | None = None,
 ) -> JobResult:
-    """Audit every world. `ok` means that there are no findings.
+    """Audit every world, of `view` if one is given. `ok` means that there are no findings.
 
     Raises:
         InvalidArgument: the reducer does not exist.
@@ -54,10 +55,10 @@ def run(
     notes: list[str] = []
     findings: list[dict[str, Any]] = []
     wrong = 0
-    with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
-        batches = _batches(view, staged.store_url, lake_journal, AUDIT_TASK_BYTES * tasks.parallelism(spark))
+    with shared_view(config, view) as plane, staging.temporary_folder(lake.location) as staged:
+        batches = _batches(plane, staged.store_url, lake_journal, AUDIT_TASK_BYTES * tasks.parallelism(spark))
         for audit_batch in batches:
-            results = list(_audit_batch(spark, config, view, audit_batch.audit_inputs, lake_journal))
+            results = list(_audit_batch(spark, config, plane, audit_batch.audit_inputs, lake_journal))
             staging.clear(staged.child(audit_batch.folder))
             writer.write(_rows(results))
             for each in results:

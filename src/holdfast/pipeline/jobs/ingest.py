@@ -34,7 +34,7 @@ from holdfast.pipeline.lake import Lake, compaction, staging
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.progress import ProgressCallback
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import View, shared_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,8 +50,9 @@ def run(
     follow: bool = False,
     every_seconds: float = INGEST_FOLLOW_SECONDS,
     stop: threading.Event | None = None,
+    view: View | None = None,
 ) -> JobResult:
-    """Ingest new data; with `follow`, repeat until `stop` is set or the process is interrupted.
+    """Ingest new data, of `view` if one is given; with `follow`, repeat until `stop` is set or there is an interrupt.
 
     `ok` means that the quarantine is empty. Without Spark, everything runs in this process.
 
@@ -61,7 +62,7 @@ def run(
         HoldfastError: the plane or the lake cannot be reached.
     """
     started = time.monotonic()
-    result = _ingest_once(spark, config, progress, with_repair=True)
+    result = _ingest_once(spark, config, progress, with_repair=True, view=view)
     if follow:
         with suppress(KeyboardInterrupt):
             for update in _follow_plane(spark, config, progress, every_seconds, stop or threading.Event()):
@@ -166,9 +167,10 @@ def _ingest_once(
     *,
     with_repair: bool,
     inline_bytes: int = 0,
+    view: View | None = None,
 ) -> JobResult:
-    with open_view(config) as view:
-        return ingest_view(spark, config, view, progress=progress, with_repair=with_repair, inline_bytes=inline_bytes)
+    with shared_view(config, view) as used:
+        return ingest_view(spark, config, used, progress=progress, with_repair=with_repair, inline_bytes=inline_bytes)
 
 
 def _combine(before: JobResult, result: JobResult) -> JobResult:

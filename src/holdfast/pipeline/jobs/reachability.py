@@ -29,7 +29,7 @@ from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake, retries, staging
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import View, shared_view
 from holdfast.pipeline.views.rows import BlobRow
 from holdfast.runtime.maintenance.scan import scan_range
 
@@ -41,8 +41,11 @@ def run(
     progress: Callable[[str, int, int], None] | None = None,
     grace_seconds: float = BLOB_GRACE_SECONDS,
     now: datetime | None = None,
+    view: View | None = None,
 ) -> JobResult:
-    """Find the unreferenced blobs of each universe. `ok` means that everything could be searched.
+    """Find the unreferenced blobs of each universe, in `view` if one is given.
+
+    `ok` means that everything could be searched.
 
     Raises:
         TransactionConflict: other runs committed the table first, too often.
@@ -59,14 +62,14 @@ def run(
     batches: list[pa.RecordBatch] = []
     findings: list[dict[str, Any]] = []
     notes: list[str] = []
-    with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
-        for n, universe in enumerate(view.universes()):
-            marker = _BlobMarker(spark, config, view, universe, staged.child(f"universe-{n}"))
+    with shared_view(config, view) as plane, staging.temporary_folder(lake.location) as staged:
+        for n, universe in enumerate(plane.universes()):
+            marker = _BlobMarker(spark, config, plane, universe, staged.child(f"universe-{n}"))
             marker.run()
             findings += [
                 {"universe": universe, "reason": "missing", "detail": description} for description in marker.missing
             ]
-            found = list(_unreachable(view, universe, marker))
+            found = list(_unreachable(plane, universe, marker))
             rows = _rows(found, before, now, timedelta(seconds=grace_seconds), is_certain=not marker.missing)
             batches.append(pa.RecordBatch.from_pylist(rows, UNREACHABLE.schema))
             notes.append(_add_counts(counts, universe, marker, rows))

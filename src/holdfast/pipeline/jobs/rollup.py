@@ -49,7 +49,7 @@ from holdfast.pipeline.schemas import (
     ROLLUPS,
     Table,
 )
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import View, shared_view
 from holdfast.runtime.activity.events import LOG_KIND, MAIL_KIND
 
 # Ordered so that a table comes before its sources.
@@ -213,10 +213,8 @@ class _Rollup:
 
     def _measure_plane(self, config: Config, view: View | None) -> PlaneMeasurements | None:
         try:
-            if view is not None:
-                return measures.measure(view)
-            with open_view(config) as opened:
-                return measures.measure(opened)
+            with shared_view(config, view) as used:
+                return measures.measure(used)
         except HoldfastError as error:
             self.notes.append(f"The plane could not be read, so backlogs and sizes are missing: {error}")
             return None

@@ -9,6 +9,9 @@ with open_view(config) as view:
         chunks = view.chunks(world, start, staging)
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from holdfast.errors import InvalidUrl
 from holdfast.layers.migrations import check_complete
 from holdfast.pipeline.config import Config
@@ -17,7 +20,7 @@ from holdfast.pipeline.views import directory, postgres, server
 from holdfast.pipeline.views.view import View
 from holdfast.tiers import Tier
 
-__all__ = ["JournalChunk", "View", "WorldView", "open_view"]
+__all__ = ["JournalChunk", "View", "WorldView", "open_view", "shared_view"]
 
 
 def open_view(config: Config) -> View:
@@ -37,6 +40,16 @@ def open_view(config: Config) -> View:
         view.close()
         raise
     return view
+
+
+@contextmanager
+def shared_view(config: Config, view: View | None = None) -> Iterator[View]:
+    """The given view, which stays open; or a new one, which is closed at the end."""
+    if view is not None:
+        yield view
+        return
+    with open_view(config) as opened:
+        yield opened
 
 
 def _open(config: Config) -> View:

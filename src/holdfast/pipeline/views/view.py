@@ -72,13 +72,24 @@ class View:
         self._store_id = store_id
         self._universes = universes
         self._resources = resources or ExitStack()
+        self._pinned_logs: dict[str, list[LogFile]] | None = None
 
     def universes(self) -> Iterator[str]:
         """The names of all universes, or of the selected ones. Some may have session logs only."""
+        if self._pinned_logs is not None:
+            yield from self._pinned_logs
+            return
         every = heapq.merge(scan.universes(self.database), self._local_universes(), self._rotated_universes())
         for name, _ in itertools.groupby(every):
             if not self._universes or name in self._universes:
                 yield name
+
+    def pin(self) -> None:
+        """List the universes and session logs now, for all later reads: new ones appear while a view is open.
+
+        The key space of a directory or server does not change; every read of a PostgreSQL has its own snapshot.
+        """
+        self._pinned_logs = {universe: list(self._list_logs(universe)) for universe in self.universes()}
 
     def worlds(self, universe: str) -> Iterator[WorldView]:
         """Every world that has a journal, by name; deleted ones have none."""
@@ -155,7 +166,12 @@ class View:
         return data
 
     def logs(self, universe: str) -> Iterator[LogFile]:
-        """The session log files in order, each with its current size."""
+        """The session log files in order, each with the size it had when it was listed."""
+        if self._pinned_logs is not None:
+            return iter(self._pinned_logs.get(universe, ()))
+        return self._list_logs(universe)
+
+    def _list_logs(self, universe: str) -> Iterator[LogFile]:
         rotated = None if self.objects is None else Manifests(self.objects, self._store_id)
         return rotation.files_in_order(self._logs or _NO_FOLDER, rotated, universe)
 
@@ -264,7 +280,7 @@ class View:
 
     def _rotated_since(self, file: LogFile) -> LogFile | None:
         """The rotated version of a file that was listed before its rotation."""
-        return next((each for each in self.logs(file.universe) if each.id == file.id and each.is_rotated), None)
+        return next((each for each in self._list_logs(file.universe) if each.id == file.id and each.is_rotated), None)
 
     def _read_object(self, path: str) -> bytes:
         if self.objects is None:
