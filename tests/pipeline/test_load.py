@@ -79,6 +79,26 @@ def test_tables_and_other_file_formats_are_loaded(spark: SparkSession, data, tmp
         )
 
 
+def test_csv_export_of_messages_is_loaded(spark: SparkSession, data, tmp_path):
+    with planes.opened(f"dir:{data}") as plane:
+        for n in range(6):
+            plane.queue("jobs").put({"n": n}, priority=n, correlation_id=f"c-{n}", group=f"g-{n}" if n % 2 else None)
+    source = spark.read.format("holdfast").options(url=f"dir:{data}", table="queues").load()
+    columns = ("id", "queue", "priority", "group", "correlation_id", "content_type", "max_attempts")
+    source.selectExpr(*(f"`{name}`" for name in columns), "cast(payload as string) as payload").write.csv(
+        str(tmp_path / "export.csv"), header=True
+    )
+    config = Config(data=f"dir:{data}", lake="unused", universes=("copy",))
+    assert load.run(spark, config, source=str(tmp_path / "export.csv"), load="copy", key="id").rows == {"queues": 6}
+    found = []
+    for universe in ("main", "copy"):
+        with planes.opened(f"dir:{data}", universe=universe) as plane:
+            messages = plane.queue("jobs").peek(100)
+            found.append([(each.payload, each.priority, each.correlation_id, each.group) for each in messages])
+    assert sorted(found[0], key=repr) == sorted(found[1], key=repr)
+    assert len(found[0]) == 6
+
+
 def test_invalid_load_is_rejected_before_anything_is_written(spark, data, orders):
     config = Config(data=f"dir:{data}", lake="unused")
     with pytest.raises(InvalidArgument, match="lack the columns nothing"):

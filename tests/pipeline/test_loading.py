@@ -113,6 +113,46 @@ def test_message_options_are_columns(plane):
     assert second.payload == b'{"n":[1,2]}'
 
 
+def test_rows_of_text_are_converted_to_the_types_of_a_message(plane):
+    """CSV has text only, and no value for an empty cell."""
+    row = {
+        "id": "a",
+        "payload": '{"n":1}',
+        "priority": "9",
+        "max_attempts": "3",
+        "ttl_seconds": "60",
+        "visibility_seconds": "1.5",
+        "attributes": '{"k": "v"}',
+        "group": "7",
+        "correlation_id": None,
+    }
+    run(plane._transport, JOBS, [row, {"id": "b", "payload": "{}", "priority": Decimal("2"), "group": 8}])
+    first, second = sorted(plane.queue("jobs").peek(10), key=lambda message: -message.priority)
+    assert (first.priority, first.group, first.attributes) == (9, "7", {"k": "v"})
+    assert (second.priority, second.group) == (2, "8")
+    assert set(loading._OPTIONS) == {*loading.COLUMNS["queues"][1]} - {"queue", "universe"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "advice"),
+    [
+        ("priority", "high", "whole number"),
+        ("priority", "1.5", "whole number"),
+        ("priority", "NaN", "whole number"),
+        ("priority", True, "whole number"),
+        ("max_attempts", "", "whole number"),
+        ("attributes", "k=v", "JSON object"),
+        ("attributes", '{"k": 1}', "JSON object"),
+        ("group", 1.5, "text"),
+        ("ttl_seconds", "soon", "number of seconds"),
+    ],
+)
+def test_value_of_the_wrong_type_is_rejected_with_advice(plane, column, value, advice):
+    with pytest.raises(InvalidArgument, match=f"{column} of a row .*{advice}"):
+        run(plane._transport, JOBS, [{"id": "a", "payload": "{}", column: value}])
+    assert plane.queues() == []
+
+
 def test_rows_keep_their_order_within_a_queue(plane):
     mixed = [{"id": n, "payload": b"%d" % n, "queue": f"queue-{n % 3}", "priority": 5} for n in range(300)]
     assert run(plane._transport, Load("mixed", "queues", key="id"), mixed) == LoadResult(300, 0)

@@ -66,6 +66,42 @@ def test_active_session_is_reused_and_configured(spark: SparkSession) -> None:
 
 
 @pytest.mark.nightly
+def test_end_of_java_is_one_error_and_spark_starts_again(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+import holdfast
+from holdfast.errors import Unreachable
+from holdfast.pipeline import jobs, sessions
+from holdfast.pipeline.config import Config
+
+url = "dir:{tmp_path / "data"}"
+with holdfast.open(url) as plane:
+    plane.world("ada").create()
+    plane.world("ada").append([{{"n": n}} for n in range(50)], expected_head=0)
+config = Config(data=url, lake="{tmp_path / "lake"}")
+spark = sessions.start()
+java = spark.sparkContext._gateway.proc.pid
+
+def kill(*progress):
+    os.kill(java, signal.SIGKILL)
+
+try:
+    jobs.run("ingest", spark, config, progress=kill)
+except Unreachable as error:
+    print(error)
+assert sessions.running() is None
+spark = sessions.start()
+print(sum(jobs.run("ingest", spark, config).rows[name] for name in ("journal", "quarantine")))
+spark.stop()
+"""
+    done = run(code, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    message, rows = done.stdout.splitlines()
+    assert message.startswith("The Java process of Spark ended during ingest (signal SIGKILL)")
+    assert int(rows) in (0, 50)  # Java may have ended after the commit.
+
+
+@pytest.mark.nightly
 def test_without_java_the_wheels_java_is_used(no_java: str, tmp_path: Path) -> None:
     code = """
 from holdfast.pipeline import sessions

@@ -570,6 +570,34 @@ def test_cached_sst_file_of_another_plane_is_not_used(data, staging, cache, tmp_
     assert len(ends) == 2  # The same pairs in two key spaces.
 
 
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "empty"])
+def test_damaged_cache_is_fetched_again(data, staging, cache, monkeypatch, damage):
+    planes.build(data, worlds=2, entries=300)
+    with RocksDatabase(data / "kv") as database:
+        database.flush_tables()
+    sent = []
+    monkeypatch.setattr(Backups, "open", _recording(Backups.open, sent))
+    config = Config(data="", lake="unused")
+    with serving(f"dir:{data}") as server:
+        config = msgspec.structs.replace(config, data=server.url, objects=f"dir:{data / 'objects'}")
+        with open_view(config) as view:
+            before = everything(view, staging)
+        (tables,) = cache.rglob("tables")
+        for table in tables.iterdir():
+            content = bytearray(table.read_bytes())
+            for n in range(0, len(content) - 4_096, 100):  # In every block; the end of a file is compared anyway.
+                content[n] ^= 1
+            if damage == "delete":
+                table.unlink()
+            else:
+                table.write_bytes({"flip": content, "truncate": content[:-1], "empty": b""}[damage])
+        for fetched in (True, False):  # The second view uses the repaired cache.
+            sent.clear()
+            with open_view(config) as view:
+                assert everything(view, staging) == before
+            assert any(length > 4_096 for path, length in sent if path.endswith(".sst")) == fetched
+
+
 def test_concurrent_views_of_one_server_share_the_cache(data, staging, cache, monkeypatch):
     planes.build(data, worlds=2, entries=300)
     with RocksDatabase(data / "kv") as database:

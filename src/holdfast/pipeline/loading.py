@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -222,8 +223,7 @@ def _ledger_key(load: Load, row: Row) -> tuple[str, str]:
 def _message(transport: Transport, load: Load, universe: str, key: str, row: Row) -> Step:
     del key
     payload, kind = _bytes(row["payload"])
-    options = {name: row[name] for name in _OPTIONS if row.get(name) is not None}
-    options |= {name: _seconds(name, options[name]) for name in _SECONDS if name in options}
+    options = {name: parse(name, row[name]) for name, parse in _OPTIONS.items() if row.get(name) is not None}
     options.setdefault("content_type", kind)
     queue = row.get("queue") or load.queue
     if len(payload) > PAYLOAD_INLINE_BYTES_MAX:
@@ -261,6 +261,34 @@ def _seconds(name: str, value: Any) -> float:
         raise InvalidArgument(f"{name} of a row is {value!r}; use a number of seconds") from error
 
 
+def _integer(name: str, value: Any) -> int:
+    """A whole number. Files without types, such as CSV, have it as text; Spark may pass a Decimal."""
+    try:
+        number = Decimal(str(value))
+        if isinstance(value, bool) or number != int(number):
+            raise ValueError(value)
+    except (ArithmeticError, ValueError) as error:
+        raise InvalidArgument(f"{name} of a row is {value!r}; use a whole number") from error
+    return int(number)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str) or type(value) is int:
+        return str(value)
+    raise InvalidArgument(f"{name} of a row is {value!r}; use text")
+
+
+def _attributes(name: str, value: Any) -> dict[str, str]:
+    """A map of text to text, or the same as a JSON object: CSV has no maps."""
+    try:
+        given = orjson.loads(value) if isinstance(value, str) else value
+        return msgspec.convert(given, dict[str, str])
+    except (ValueError, msgspec.ValidationError) as error:
+        raise InvalidArgument(
+            f'{name} of a row is {value!r}; use a map of text to text, or a JSON object such as {{"name": "value"}}'
+        ) from error
+
+
 def _bytes(value: Any) -> tuple[bytes, str]:
     """A value as bytes and their content type: bytes unchanged, text as JSON text, anything else encoded as JSON."""
     if isinstance(value, bytes | bytearray):
@@ -275,8 +303,18 @@ def _bytes(value: Any) -> tuple[bytes, str]:
         ) from error
 
 
-_OPTIONS: Final = tuple(name for name in COLUMNS["queues"][1] if name not in ("queue", "universe"))
-_SECONDS: Final = ("delay_seconds", "ttl_seconds", "visibility_seconds", "retry_delay_seconds")
+_OPTIONS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "content_type": _text,
+    "attributes": _attributes,
+    "correlation_id": _text,
+    "priority": _integer,
+    "group": _text,
+    "delay_seconds": _seconds,
+    "ttl_seconds": _seconds,
+    "max_attempts": _integer,
+    "visibility_seconds": _seconds,
+    "retry_delay_seconds": _seconds,
+}
 _WRITTEN: Final = canonical(True)
 _STEPS: Final[dict[str, Callable[[Transport, Load, str, str, Row], Step]]] = {
     "queues": _message,

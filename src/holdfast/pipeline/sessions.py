@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from holdfast.errors import InvalidArgument, Unreachable, Unsupported
+from holdfast.errors import HoldfastError, InvalidArgument, Unreachable, Unsupported
 from holdfast.pipeline import java_runtime
 
 if TYPE_CHECKING:
@@ -76,7 +76,67 @@ def running() -> "SparkSession | None":
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise Unsupported("The pipeline needs Spark; run: pip install 'holdfast[spark]'") from error
-    return SparkSession.getActiveSession()
+    session = SparkSession.getActiveSession()
+    if session is not None and has_ended(session):
+        _forget()
+        return None
+    return session
+
+
+def has_ended(spark: "SparkSession") -> bool:
+    """Whether the Java process of a session has ended. Spark Connect has none in this process."""
+    from py4j.protocol import Py4JError
+
+    if ".connect." in type(spark).__module__:
+        return False
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    if process is not None and process.poll() is not None:
+        return True
+    try:
+        spark.sparkContext._jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return True
+    return False
+
+
+@contextmanager
+def report_end_of_java(spark: "SparkSession | None", job: str) -> Iterator[None]:
+    """Raise Unreachable if Java ends meanwhile, instead of one of many errors of Spark's parts.
+
+    The session is forgotten, so that `start` starts another.
+    """
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:  # py4j, sockets and PySpark have unrelated exception types.
+        if spark is None or not has_ended(spark):
+            raise
+        code = getattr(spark.sparkContext._gateway, "proc", None) and spark.sparkContext._gateway.proc.returncode
+        _forget()
+        raise Unreachable(
+            f"The Java process of Spark ended during {job}{_exit_text(code)}. Check the machine's log for a lack of "
+            "memory, start Spark again, and repeat the job; it continues after its last commit"
+        ) from error
+
+
+def _exit_text(code: int | None) -> str:
+    if code is None:
+        return ""
+    return f" (signal {signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
+
+
+def _forget() -> None:
+    """Drop the session of a Java process that has ended, which PySpark would use again."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
+    if gateway is not None:
+        with suppress(Exception):  # Its connections are broken.
+            gateway.shutdown()
 
 
 def _uses_local_spark(master: str | None, remote: str | None, environment: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from holdfast.errors import InvalidArgument
+from holdfast.pipeline import sessions
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.progress import ProgressCallback, report_progress
 
@@ -64,11 +65,12 @@ def run(
 
     Raises:
         InvalidArgument: there is no such job.
+        Unreachable: the Java process of Spark ended.
     """
     if name not in JOBS:
         raise InvalidArgument(f"Unknown job {name!r}; the jobs are: {', '.join(JOBS)}")
     job = import_module(f"{__name__}.{name}")
-    with report_progress(spark, progress):
+    with sessions.report_end_of_java(spark, name), report_progress(spark, progress):
         result: JobResult = job.run(spark, config, progress=progress, **options)
     return result
 

@@ -1,8 +1,11 @@
 """A view of a running server: the files of an online backup, opened locally.
 
-    CACHE/<server>/tables/            SST files of its key space, cached for the next view: they never change
-    CACHE/<server>/.view-<id>/kv/     the snapshot of the key space: links to these
+    CACHE/<server>/tables/<name>-<sha256>.sst   tables of its key space, cached for the next view: they never change
+    CACHE/<server>/.view-<id>/kv/               the snapshot of the key space: links to these
     CACHE/<server>/.view-<id>/activity/
+
+A cached table is used if it has the size and the end of the server's, and the hash in its own name. Otherwise it is
+fetched again, so that damage of the cache repairs itself.
 
 Objects come from the store in the config. Without one, the server sends them: data for executors is staged, and the
 rest is fetched when it is read.
@@ -37,6 +40,8 @@ from holdfast.plane.formats import FORMAT
 from holdfast.wire.backups import BackupBegun, BackupFile
 
 _POLL_SECONDS: Final = 0.2
+_INTACT_MAX: Final = 100_000
+_intact: Final[set[tuple[str, int, int, int]]] = set()  # Cached tables whose hash was checked, as they were then.
 _TAIL_BYTES: Final = 4_096  # The end of an SST file has the ids of the database and process that wrote it.
 
 
@@ -162,26 +167,50 @@ def _download(backups: Backups, id: str, folder: Path, tables: Path, *, with_log
             _save(backups, id, file, folder / file.path)
         elif rest.endswith(".sst"):
             named.add(rest)
-            _place_table(backups, id, file, tables / rest, folder / "kv" / rest)
+            _place_table(backups, id, file, tables, folder / "kv" / rest)
         elif rest != "LOCK":
             _save(backups, id, file, folder / "kv" / rest)
     for known in tables.iterdir():
-        if known.name not in named:
+        if f"{known.name.partition('-')[0]}.sst" not in named:
             known.unlink(missing_ok=True)
     return manifests
 
 
-def _place_table(backups: Backups, id: str, file: BackupFile, cached: Path, path: Path) -> None:
-    """Put an SST file into the view: a link to the cached one, if that is the same file."""
-    with suppress(FileNotFoundError):  # Another view may delete it.
-        if cached.stat().st_size == file.size and _file_tail(cached) == _remote_tail(backups, id, file):
-            _link(cached, path)
-            return
+def _place_table(backups: Backups, id: str, file: BackupFile, tables: Path, path: Path) -> None:
+    """Put a table into the view: a link to the cached one, if that is the same file and undamaged."""
+    for cached in tables.glob(f"{path.stem}-*.sst"):
+        with suppress(FileNotFoundError):  # Another view may delete it.
+            if (
+                cached.stat().st_size == file.size
+                and _file_tail(cached) == _remote_tail(backups, id, file)
+                and _is_intact(cached)
+            ):
+                _link(cached, path)
+                return
+            cached.unlink()
     _save(backups, id, file, path)
-    draft = cached.with_name(f"{cached.name}.{uuid.uuid4().hex}")
+    draft = tables / f"{path.stem}-{uuid.uuid4().hex}.draft"
     with suppress(FileNotFoundError):  # Another view may delete the draft as unknown.
         _link(path, draft)
-        draft.replace(cached)
+        draft.replace(tables / f"{path.stem}-{_hash(path)}.sst")
+
+
+def _is_intact(cached: Path) -> bool:
+    """Whether a cached table has the hash in its name. A process computes it once, and again after a change."""
+    status = cached.stat()
+    state = (str(cached), status.st_ino, status.st_mtime_ns, status.st_size)
+    if state not in _intact:
+        if _hash(cached) != cached.stem.partition("-")[2]:
+            return False
+        if len(_intact) >= _INTACT_MAX:
+            _intact.clear()
+        _intact.add(state)
+    return True
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _save(backups: Backups, id: str, file: BackupFile, path: Path) -> None:
