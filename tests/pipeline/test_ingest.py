@@ -81,12 +81,12 @@ def assert_complete(plane: Path) -> None:
         ]
     logged = lake.table(ACTIVITY).rows(["file", "n", "record"]).to_pylist()
     assert Counter((row["file"], row["n"], row["record"]) for row in logged) == Counter(lines)
-    changed = lake.table(ENTITY_CHANGES).rows(["kind", "id", "version", "at"]).to_pylist()
+    changed = lake.table(ENTITY_CHANGES).rows(["kind", "id", "version", "changed_at"]).to_pylist()
     assert Counter(
-        (row["kind"], row["id"], row["version"], int(row["at"].timestamp() * 1_000)) for row in changed
+        (row["kind"], row["id"], row["version"], int(row["changed_at"].timestamp() * 1_000)) for row in changed
     ) == Counter(changes)
-    judged = lake.table(SEGMENTS).rows(["world", "start", "end"]).to_pylist()
-    assert Counter((row["world"], row["start"], row["end"]) for row in judged) == Counter(segments)
+    judged = lake.table(SEGMENTS).rows(["world", "start", "last"]).to_pylist()
+    assert Counter((row["world"], row["start"], row["last"]) for row in judged) == Counter(segments)
 
 
 def row_counts(result: JobResult) -> dict[str, int]:

@@ -79,10 +79,10 @@ def content(plane: Path) -> dict[str, Any]:
         table.name: sorted(map(repr, lake(plane).table(table).rows(columns).to_pylist()))
         for table, columns in (
             (JOURNAL, ["universe", "world", "height", "kind", "payload", "hash"]),
-            (SEGMENTS, ["universe", "world", "start", "end", "verdict"]),
+            (SEGMENTS, ["universe", "world", "start", "last", "verdict"]),
             (ACTIVITY, ["universe", "file", "n", "record"]),
             (ENTITY_CHANGES, ["universe", "kind", "id", "version", "fields"]),
-            (QUARANTINE, ["universe", "table", "source", "start", "end", "reason"]),
+            (QUARANTINE, ["universe", "table_name", "source", "start", "last", "reason"]),
         )
     }
     assert all(len(rows) == len(set(rows)) for rows in found.values())
@@ -106,7 +106,7 @@ def expected_content(plane: Path) -> Callable[[], dict[str, Any]]:
 def quarantined(plane: Path, reason: str | None = None) -> list[tuple[str, str, int, int, str]]:
     rows = lake(plane).table(QUARANTINE).rows().to_pylist()
     return sorted(
-        (row["table"], row["source"], row["start"], row["end"], row["reason"])
+        (row["table_name"], row["source"], row["start"], row["last"], row["reason"])
         for row in rows
         if reason in (None, row["reason"])
     )

@@ -339,7 +339,7 @@ def test_times_and_lists_round_trip(lake: Lake) -> None:
         "kind": "agent",
         "id": "7",
         "version": 1,
-        "at": 1_763_181_735_123,
+        "changed_at": 1_763_181_735_123,
         "durability": "critical",
         "fields": "{}",
         "removed": ["a", "b"],

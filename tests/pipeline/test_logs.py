@@ -60,7 +60,7 @@ def test_line_becomes_a_row_with_its_time_and_record(store):
         "kind": "metrics",
         "file": "2026-11-15_0198",
         "n": 1,
-        "at": datetime.fromtimestamp(AT_MS // 1_000, UTC).replace(microsecond=124_000),
+        "logged_at": datetime.fromtimestamp(AT_MS // 1_000, UTC).replace(microsecond=124_000),
         "day": date(2025, 11, 15),
     }
 

@@ -93,6 +93,6 @@ def test_every_table_has_the_same_row_count_in_other_readers(lake: Path) -> None
 def test_columns_have_the_schema_types_in_other_readers(lake: Path) -> None:
     found = polars.read_delta(str(lake / ACTIVITY.name))
     assert set(found.columns) == set(ACTIVITY.schema.names)
-    assert found.schema["at"] == polars.Datetime("us", "UTC")  # Delta has microsecond timestamps only.
+    assert found.schema["logged_at"] == polars.Datetime("us", "UTC")  # Delta has microsecond timestamps only.
     assert found["day"].dtype == polars.Date
-    assert (found["at"].dt.date() == found["day"]).all()
+    assert (found["logged_at"].dt.date() == found["day"]).all()

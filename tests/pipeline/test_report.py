@@ -73,7 +73,7 @@ def lake(tmp_path: Path) -> Lake:
             {"world": "ada", "verdict": "ok", "reason": None},
             {"world": EVIL, "height": 64, "verdict": "contradicts", "reason": EVIL},
         ],
-        "quarantine": [{"table": "journal", "source": EVIL, "detail": EVIL}],
+        "quarantine": [{"table_name": "journal", "source": EVIL, "detail": EVIL}],
         "unreachable": [{"hash": "ab", "size": 1 << 20, "reclaimable": True}, {"hash": "cd", "size": 5}],
     }
     for name, rows in content.items():

@@ -31,3 +31,8 @@ def test_table_matches_its_documentation(table: Table) -> None:
 @pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
 def test_sort_and_partition_columns_exist(table: Table) -> None:
     assert {*table.folders, *table.order} <= set(table.schema.names)
+
+
+def test_no_column_is_a_reserved_word_of_sql() -> None:
+    reserved = {"at", "end", "table", "group", "order", "user", "from", "to", "select", "where", "when", "then", "all"}
+    assert {name for table in TABLES.values() for name in table.schema.names if name in reserved} == set()

@@ -63,7 +63,7 @@ def lake_sizes(lake: Lake, universes: Sequence[str] | None = None) -> list[Size]
 
 def storage_rows(sizes: Sequence[Size], at: datetime) -> pa.Table:
     """Sizes as rows of `rollup_storage`."""
-    rows = [{**size._asdict(), "day": at.date(), "at": at} for size in sizes]
+    rows = [{**size._asdict(), "day": at.date(), "measured_at": at} for size in sizes]
     return pa.Table.from_pylist(rows, ROLLUP_STORAGE.schema)
 
 

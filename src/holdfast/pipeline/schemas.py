@@ -1,7 +1,8 @@
 """The tables of the lake. `docs/lake.md` documents them, and a test compares the two.
 
-A table's version is stored in its metadata. A new column is a new version, which older readers understand; any other
-change needs a new table.
+A table's version is stored in its metadata. A new column is a new version, which older readers understand. So is a
+renamed column: the next run that writes to the table rewrites its files (`lake/renames.py`). Any other change needs a
+new table. No column is named like a reserved word of SQL.
 """
 
 from typing import Final
@@ -20,10 +21,28 @@ class Table(msgspec.Struct, frozen=True):
     schema: pa.Schema
     order: tuple[str, ...]
     folders: tuple[str, ...] = ("universe",)
+    renamed: dict[str, str] = {}  # The old names of columns, by their new ones.
+
+    def with_old_names(self) -> "Table":
+        """The table as it was before columns were renamed."""
+        schema = pa.schema([field.with_name(self.renamed.get(field.name, field.name)) for field in self.schema])
+        order = tuple(self.renamed.get(name, name) for name in self.order)
+        return Table(self.name, self.version, schema, order, self.folders)
 
 
 def _table(name: str, version: int, order: tuple[str, ...], /, **columns: pa.DataType) -> Table:
-    return Table(name, version, pa.schema([("universe", pa.string()), *columns.items()]), order)
+    schema = pa.schema([("universe", pa.string()), *columns.items()])
+    return Table(name, version, schema, order, renamed=_RENAMED.get(name, {}))
+
+
+_RENAMED: Final = {
+    "segments": {"last": "end"},
+    "activity": {"logged_at": "at"},
+    "entity_changes": {"changed_at": "at"},
+    "world_state": {"folded_at": "at"},
+    "quarantine": {"table_name": "table", "last": "end"},
+    "rollup_storage": {"measured_at": "at"},
+}
 
 
 def _percentiles(measure: str) -> dict[str, pa.DataType]:
@@ -46,11 +65,11 @@ JOURNAL: Final = _table(
 
 SEGMENTS: Final = _table(
     "segments",
-    1,
+    2,
     ("world", "start"),
     world=pa.string(),
     start=pa.int64(),
-    end=pa.int64(),  # Inclusive.
+    last=pa.int64(),  # Inclusive.
     object_path=pa.string(),
     checksum=pa.string(),
     size=pa.int64(),
@@ -61,13 +80,13 @@ SEGMENTS: Final = _table(
 
 ACTIVITY: Final = _table(
     "activity",
-    1,
+    2,
     ("kind", "file", "n"),
     session=pa.string(),
     kind=pa.string(),
     file=pa.string(),  # Identifies the file, rotated or not.
     n=pa.int64(),  # The line number in its file.
-    at=_UTC,
+    logged_at=_UTC,
     day=pa.date32(),
     record=pa.string(),  # JSON.
 )
@@ -108,12 +127,12 @@ MAIL: Final = _table(
 
 ENTITY_CHANGES: Final = _table(
     "entity_changes",
-    1,
+    2,
     ("kind", "id", "version"),
     kind=pa.string(),
     id=pa.string(),
     version=pa.int64(),
-    at=_UTC,
+    changed_at=_UTC,
     durability=pa.string(),
     fields=pa.string(),  # JSON.
     removed=pa.list_(pa.string()),
@@ -122,7 +141,7 @@ ENTITY_CHANGES: Final = _table(
 
 WORLD_STATE: Final = _table(
     "world_state",
-    1,
+    2,
     ("world", "height"),
     world=pa.string(),
     height=pa.int64(),  # Every record below it is applied.
@@ -130,17 +149,17 @@ WORLD_STATE: Final = _table(
     digest=pa.string(),  # SHA-256 of `state`, hex.
     verdict=pa.string(),  # ok, contradicts, incomplete
     reason=pa.string(),
-    at=_UTC,
+    folded_at=_UTC,
 )
 
 QUARANTINE: Final = _table(
     "quarantine",
-    1,
-    ("table", "source", "start"),
-    table=pa.string(),  # The table that lacks the rows.
+    2,
+    ("table_name", "source", "start"),
+    table_name=pa.string(),  # The table that lacks the rows.
     source=pa.string(),  # A world, a log file or an entity.
     start=pa.int64(),  # The first affected height, line or version.
-    end=pa.int64(),  # The last one, inclusive.
+    last=pa.int64(),  # The last one, inclusive.
     reason=pa.string(),  # A short code: missing, checksum, malformed, torn, schema, …
     detail=pa.string(),
     seen_at=_UTC,
@@ -253,14 +272,14 @@ ROLLUP_LEASES: Final = _table(
 
 ROLLUP_STORAGE: Final = _table(
     "rollup_storage",
-    1,
+    2,
     ("day", "source", "name"),
     day=pa.date32(),  # The day of the measurement; the last one of a day is kept.
     source=pa.string(),  # plane, or lake
     name=pa.string(),  # A table of the lake; or worlds, records, segments, blobs of the plane.
     rows=pa.int64(),
     bytes=pa.int64(),
-    at=_UTC,
+    measured_at=_UTC,
 )
 
 ROLLUPS: Final = (

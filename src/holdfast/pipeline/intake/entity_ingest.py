@@ -118,7 +118,7 @@ def _row(entity: EntityRow, change: Change) -> dict[str, object]:
         "kind": entity.kind,
         "id": entity.id,
         "version": change.version,
-        "at": change.at_ms,
+        "changed_at": change.at_ms,
         "durability": change.durability.value,
         "fields": _json(change.fields),
         "removed": list(change.removed),

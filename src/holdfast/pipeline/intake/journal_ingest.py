@@ -53,7 +53,11 @@ def segment_rows(segment_checks: Sequence[SegmentCheck]) -> pa.Table:
         {
             "universe": each.universe,
             "world": each.world,
-            **{name: getattr(each.segment, name) for name in each.segment.__struct_fields__},
+            "start": each.segment.start,
+            "last": each.segment.end,
+            "object_path": each.segment.object_path,
+            "checksum": each.segment.checksum,
+            "size": each.segment.size,
             "verdict": each.verdict,
             "reason": each.reason,
             "seen_at": now_ms,

@@ -20,6 +20,8 @@ from holdfast.pipeline.schemas import QUARANTINE
 REWOUND: Final = "rewound"  # The plane is behind the lake, or diverged: it was restored from a backup.
 UNBOUNDED: Final = (1 << 63) - 1
 
+_FIELDS: Final = {"table_name": "table", "last": "end"}  # Fields by columns; these names are reserved in SQL.
+
 Key: TypeAlias = tuple[str, str, str, int]  # universe, table, source, start
 
 
@@ -135,14 +137,14 @@ def _load(table: LakeTable) -> _Rows:
     found: _Rows = {}
     for row in table.rows().to_pylist():
         seen_at = row.pop("seen_at")
-        quarantined = Quarantined(**row)
+        quarantined = Quarantined(**{_FIELDS.get(name, name): value for name, value in row.items()})
         found[quarantined.key] = (quarantined, seen_at)
     return found
 
 
 def _to_table(rows: Sequence[tuple[Quarantined, Any]]) -> pa.Table:
     columns = {
-        name: [seen_at if name == "seen_at" else getattr(row, name) for row, seen_at in rows]
+        name: [seen_at if name == "seen_at" else getattr(row, _FIELDS.get(name, name)) for row, seen_at in rows]
         for name in QUARANTINE.schema.names
     }
     return pa.table(columns, QUARANTINE.schema)

@@ -164,7 +164,7 @@ def _recheck_segments(run: Run) -> None:
 
 
 def _recheck_items(run: Run, row: dict[str, object], staging: str) -> Iterator[Item]:
-    universe, name, start, end = str(row["universe"]), str(row["world"]), row["start"], row["end"]
+    universe, name, start, end = str(row["universe"]), str(row["world"]), row["start"], row["last"]
     world = run.view.world(universe, name)
     for segment in world.segments if world is not None else ():
         if world is not None and (segment.start, segment.end) == (start, end):

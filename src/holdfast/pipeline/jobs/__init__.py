@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
@@ -15,6 +16,8 @@ from holdfast.pipeline.progress import ProgressCallback, report_progress
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from holdfast.pipeline.lake import Lake
+    from holdfast.pipeline.schemas import Table
     from holdfast.pipeline.views import View
 
 # Descriptions, for command-line help. The first five, in this order, are a full run.
@@ -30,6 +33,7 @@ JOBS: Final = {
 JOBS_WITHOUT_SPARK: Final = ("report",)
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
 FULL_RUN: Final = ("ingest", "audit", "reachability", "rollup", "report")
+_JOBS_THAT_WRITE_NO_TABLE: Final = ("report", "load")
 _JOBS_WITH_VIEW: Final = ("ingest", "audit", "reachability", "rollup")
 
 
@@ -71,8 +75,26 @@ def run(
         raise InvalidArgument(f"Unknown job {name!r}; the jobs are: {', '.join(JOBS)}")
     job = import_module(f"{__name__}.{name}")
     with sessions.report_end_of_java(spark, name), report_progress(spark, progress):
+        if name not in _JOBS_THAT_WRITE_NO_TABLE:
+            _rename_columns(spark, config)
         result: JobResult = job.run(spark, config, progress=progress, **options)
     return result
+
+
+def _rename_columns(spark: "SparkSession | None", config: Config) -> None:
+    """Rename the columns of a lake that an older version wrote."""
+    from holdfast.pipeline.lake import Lake, retries
+    from holdfast.pipeline.schemas import TABLES
+
+    lake = Lake(config.lake, config.storage)
+    for table in TABLES.values():
+        if table.renamed:
+            work = partial(_rename_columns_of, lake, table, spark)
+            retries.retry_until_committed(f"the table {table.name}", work)
+
+
+def _rename_columns_of(lake: "Lake", table: "Table", spark: "SparkSession | None") -> None:
+    lake.table(table).rename_columns(spark)
 
 
 def run_all(spark: "SparkSession", config: Config, *, progress: ProgressCallback | None = None) -> Iterator[JobResult]:

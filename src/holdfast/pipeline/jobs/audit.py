@@ -308,7 +308,7 @@ def _rows(results: Iterable[AuditResult]) -> pa.RecordBatch:
             "digest": each.digest,
             "verdict": each.verdict,
             "reason": _reason(each.findings[0]) if each.findings else None,
-            "at": now,
+            "folded_at": now,
         }
         for each in results
     ]

@@ -19,8 +19,15 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def read(spark: "SparkSession", table: Table, location: Location, files: Sequence[tuple[str, str]]) -> "DataFrame":
-    """A DataFrame of the rows of these (path, universe) files."""
+def read(
+    spark: "SparkSession",
+    table: Table,
+    location: Location,
+    files: Sequence[tuple[str, str]],
+    *,
+    has_old_names: bool = False,
+) -> "DataFrame":
+    """A DataFrame of the rows of these (path, universe) files, all of which have the old names of columns or none."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = spark_schema(table)
@@ -28,7 +35,11 @@ def read(spark: "SparkSession", table: Table, location: Location, files: Sequenc
         return spark.createDataFrame(table.schema.empty_table(), schema)
     if location.is_local:
         paths = [f"{location.url}/{path}" for path, _ in files]
-        return spark.read.schema(schema).option("basePath", location.url).parquet(*paths)
+        reader = spark.read.option("basePath", location.url)
+        if not has_old_names:
+            return reader.schema(schema).parquet(*paths)
+        old = reader.schema(spark_schema(table.with_old_names())).parquet(*paths)
+        return old.withColumnsRenamed({before: name for name, before in table.renamed.items()})
 
     shown = to_arrow_schema(schema, timezone="UTC")  # Spark has microsecond timestamps only.
 

@@ -20,11 +20,14 @@ def rows(
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
 ) -> pa.Table:
-    """The rows of one file; columns that an older file lacks are null."""
+    """The rows of one file; columns that an older file lacks are null, and renamed ones have their new names."""
     schema = _schema(table, columns)
     source = pa.BufferReader(location.read(path))
     present = set(pq.read_schema(source).names)
     source.seek(0)
+    if not present.isdisjoint(table.renamed.values()):
+        old = _with_new_names(table, pq.read_table(source))
+        return _complete(old if where is None else old.filter(where), schema, universe)
     found = pq.read_table(source, columns=[name for name in schema.names if name in present], filters=where)
     return _complete(found, schema, universe)
 
@@ -35,9 +38,15 @@ def batches_of(
     """The rows of one file, in batches of bounded size."""
     schema = _schema(table, columns)
     file = pq.ParquetFile(pa.BufferReader(location.read(path)))
-    present = [name for name in schema.names if name in file.schema_arrow.names]
+    wanted = {*schema.names, *(table.renamed[name] for name in schema.names if name in table.renamed)}
+    present = [name for name in file.schema_arrow.names if name in wanted]
     for batch in file.iter_batches(batch_size=ROWS_BATCH, columns=present):
-        yield from _complete(pa.Table.from_batches([batch]), schema, universe).to_batches()
+        yield from _complete(_with_new_names(table, pa.Table.from_batches([batch])), schema, universe).to_batches()
+
+
+def _with_new_names(table: Table, found: pa.Table) -> pa.Table:
+    new_names = {old: new for new, old in table.renamed.items()}
+    return found.rename_columns([new_names.get(name, name) for name in found.column_names])
 
 
 def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -25,7 +25,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from holdfast.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
 from holdfast.limits import VIEW_OBJECTS_IN_FLIGHT
-from holdfast.pipeline.lake import files, frames, reading
+from holdfast.pipeline.lake import files, frames, reading, renames
 from holdfast.pipeline.lake.files import AddedFile
 from holdfast.pipeline.lake.locations import Location, parse_location
 from holdfast.pipeline.lake.watermarks import Watermarks
@@ -94,6 +94,31 @@ class LakeTable:
     @property
     def exists(self) -> bool:
         return self._delta is not None
+
+    @property
+    def has_old_names(self) -> bool:
+        """Whether columns still have the names that they had before they were renamed."""
+        if self._delta is None or not self.table.renamed:
+            return False
+        return any(field.name in self.table.renamed.values() for field in self._delta.schema().fields)
+
+    def rename_columns(self, spark: "SparkSession | None" = None) -> None:
+        """Rewrite the files of a table with old names, in one commit. All watermarks stay.
+
+        Raises:
+            TransactionConflict: another run has committed meanwhile; nothing was committed.
+        """
+        if self._delta is None:
+            return
+        if not self.has_old_names:
+            self._upgrade(self._delta)
+            return
+        old = [(file.path, file.universe) for file in self.entries()]
+        new = list(renames.rewrite(spark, self.table.name, self.location, old))
+        rewrites = {REWRITES: Move(self.watermark(REWRITES), self.watermark(REWRITES) + 1)}
+        self._check_written(new)
+        self._commit(self._delta, _add_actions(new, is_same_data=False), rewrites, mode="overwrite")
+        self._upgrade(self._delta)
 
     def refresh(self) -> None:
         """Move the snapshot to the latest commit."""
@@ -182,6 +207,9 @@ class LakeTable:
             moves.setdefault(REWRITES, Move(self.watermark(REWRITES), self.watermark(REWRITES) + 1))
         if not (old or new or moves):
             return
+        if self.has_old_names:
+            self.rename_columns()
+            raise TransactionConflict(f"Columns of the table {self.table.name} were renamed; plan again")
         self._check_written(new)
         delta, watermarks = self._ensure_created(), self.watermarks()
         for name, move in moves.items():
@@ -190,20 +218,24 @@ class LakeTable:
                     f"{name} of table {self.table.name} is at {watermarks.get(name, 0)}, not {move.origin}: another "
                     "run committed first; plan again"
                 )
+        actions = [*_add_actions(new, is_same_data=is_same_data), *_remove_actions(old, is_same_data=is_same_data)]
+        self._commit(delta, actions, moves)
+
+    def _commit(
+        self,
+        delta: DeltaTable,
+        actions: list[AddAction | RemoveAction],
+        moves: Mapping[str, Move],
+        *,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> None:
         now_ms = time.time_ns() // 1_000_000
-        actions: list[AddAction | RemoveAction] = [
-            AddAction(file.path, file.size, {"universe": file.universe}, now_ms, not is_same_data, file.stats)
-            for file in new
-        ]
-        actions += [
-            RemoveAction(file.path, not is_same_data, now_ms, file.size, {"universe": file.universe}) for file in old
-        ]
         transactions = [Transaction(name, move.target, now_ms) for name, move in moves.items()]
         before = delta.version()
         with _translate_errors(self.location):
             delta.create_write_transaction(
                 actions,
-                "append",
+                mode,
                 self.table.schema,
                 list(self.table.folders),
                 commit_properties=CommitProperties(app_transactions=transactions),
@@ -239,7 +271,8 @@ class LakeTable:
     def read(self, spark: "SparkSession", *, universes: Sequence[str] | None = None) -> "DataFrame":
         """This snapshot of the table as a DataFrame; empty if the table does not exist."""
         chosen = [file for file in self.entries() if universes is None or file.universe in universes]
-        return frames.read(spark, self.table, self.location, [(file.path, file.universe) for file in chosen])
+        paths = [(file.path, file.universe) for file in chosen]
+        return frames.read(spark, self.table, self.location, paths, has_old_names=self.has_old_names)
 
     def write(self, frame: "DataFrame") -> list[AddedFile]:
         """Write the rows of a DataFrame on executors; `append` or `overwrite` then commits the files."""
@@ -311,6 +344,19 @@ class LakeTable:
                 delta.alter.add_columns(missing)
             delta.alter.set_table_properties({_VERSION: str(self.table.version)}, raise_if_not_exists=False)
             delta.update_incremental()
+
+
+def _add_actions(new: Sequence[AddedFile], *, is_same_data: bool) -> list[AddAction | RemoveAction]:
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        AddAction(file.path, file.size, {"universe": file.universe}, now_ms, not is_same_data, file.stats)
+        for file in new
+    ]
+
+
+def _remove_actions(old: Sequence[LakeFile], *, is_same_data: bool) -> list[AddAction | RemoveAction]:
+    now_ms = time.time_ns() // 1_000_000
+    return [RemoveAction(file.path, not is_same_data, now_ms, file.size, {"universe": file.universe}) for file in old]
 
 
 def _version(delta: DeltaTable) -> int:

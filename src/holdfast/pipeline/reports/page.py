@@ -108,9 +108,9 @@ def _health(facts: Facts) -> str:
         facts.quarantined,
         [
             Column("Source", lambda row: row["source"], "text"),
-            Column("Table", lambda row: row["table"], "text"),
+            Column("Table", lambda row: row["table_name"], "text"),
             Column("From", lambda row: formatting.number(row["start"])),
-            Column("To", lambda row: formatting.number(row["end"])),
+            Column("To", lambda row: formatting.number(row["last"])),
             Column("Reason", lambda row: f"{row['reason']}: {row['detail']}", "code"),
         ],
     )

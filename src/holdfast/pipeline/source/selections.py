@@ -19,8 +19,8 @@ from holdfast.pipeline.codec import KINDS
 # The column that each option selects by.
 COLUMNS: Final[dict[str, dict[str, str]]] = {
     "journal": {"worlds": "world", "kinds": "kind", "fromHeight": "height"},
-    "activity": {"kinds": "kind", "since": "at"},
-    "segments": {"worlds": "world", "fromHeight": "end"},
+    "activity": {"kinds": "kind", "since": "logged_at"},
+    "segments": {"worlds": "world", "fromHeight": "last"},
     "queues": {"since": "created_at"},
     "mail": {"since": "sent_at"},
     "entities": {"kinds": "kind", "since": "updated_at"},

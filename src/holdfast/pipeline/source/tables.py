@@ -23,7 +23,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             ("universe", pa.string()),
             ("world", pa.string()),
             ("start", pa.int64()),
-            ("end", pa.int64()),  # Inclusive.
+            ("last", pa.int64()),  # Inclusive.
             ("object_path", pa.string()),
             ("checksum", pa.string()),
             ("size", pa.int64()),
