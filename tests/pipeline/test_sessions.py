@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from holdfast.errors import InvalidArgument, Unsupported
-from holdfast.pipeline import java_runtime, progress, sessions
+from holdfast.pipeline import java_runtime, progress, sessions, tasks
 
 # The commands that Spark's scripts need; none of them is Java.
 TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
@@ -57,6 +57,20 @@ def test_workers_use_this_python(spark: SparkSession) -> None:
             yield pa.RecordBatch.from_pydict({"path": [sys.executable]})
 
     assert {row.path for row in spark.range(1).mapInArrow(executable, "path string").collect()} == {sys.executable}
+
+
+def test_job_survives_a_python_worker_that_is_killed(spark: SparkSession, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+
+    def work(task: bytes) -> bytes:
+        if task == b"5" and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task * 2
+
+    given = [b"%d" % n for n in range(8)]
+    assert sorted(tasks.execute(spark, work, given)) == sorted(task * 2 for task in given)
+    assert killed.exists()
 
 
 def test_active_session_is_reused_and_configured(spark: SparkSession) -> None:

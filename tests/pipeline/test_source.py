@@ -82,7 +82,7 @@ def test_options_select_rows(spark, built):
     assert chosen.where("height = 61").count() == 2
     assert chosen.count() == expected.count()
     activity = table(spark, built.url, "activity", kinds="metrics")
-    times = sorted(row.at for row in activity.select("at").collect())
+    times = sorted(row.logged_at for row in activity.select("logged_at").collect())
     assert len(times) == 40
     later = table(spark, built.url, "activity", kinds="metrics", since=f"{times[20].isoformat()}Z")
     assert later.count() == sum(moment >= times[20] for moment in times)
@@ -307,8 +307,8 @@ def test_dataframe_is_written_through_a_server_once_despite_failed_tasks(spark, 
     frame = jobs(spark, 300).drop("attributes").coalesce(1)
     broken = frame.mapInArrow(once_broken, frame.schema)
     with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
-        with pytest.raises(PySparkException, match="the executor is gone"):
-            save(broken, server.url, "queues", queue="jobs", load="monday")
+        save(broken, server.url, "queues", queue="jobs", load="monday")  # Spark repeats the task.
+        assert fails.exists()
         save(broken, server.url, "queues", queue="jobs", load="monday")
         assert plane.queue("jobs").stats().put_total == 300
         letters = spark.range(20).selectExpr("id as key", "'ada' as sender", "'bob' as recipient", "'hi' as body")

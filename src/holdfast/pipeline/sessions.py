@@ -29,6 +29,7 @@ _CONNECT_PORT: Final = 15_002
 _MASTER_PORT: Final = 7_077
 _CONNECT_SECONDS: Final = 10.0
 LOOPBACK: Final = "127.0.0.1"
+_TASK_ATTEMPTS: Final = 4  # As on a cluster. By default a local Spark fails at the first lost Python worker.
 _EXIT_SECONDS: Final = 300.0  # For Java to exit and write its archive.
 _TAIL_BYTES: Final = 2_000  # How much of Java's output an error quotes.
 
@@ -89,7 +90,7 @@ def has_ended(spark: "SparkSession") -> bool:
 
     if ".connect." in type(spark).__module__:
         return False
-    process = getattr(spark.sparkContext._gateway, "proc", None)
+    process = _java_process(spark)
     if process is not None and process.poll() is not None:
         return True
     try:
@@ -112,17 +113,23 @@ def report_end_of_java(spark: "SparkSession | None", job: str) -> Iterator[None]
     except Exception as error:  # py4j, sockets and PySpark have unrelated exception types.
         if spark is None or not has_ended(spark):
             raise
-        code = getattr(spark.sparkContext._gateway, "proc", None) and spark.sparkContext._gateway.proc.returncode
+        process = _java_process(spark)
         _forget()
         raise Unreachable(
-            f"The Java process of Spark ended during {job}{_exit_text(code)}. Check the machine's log for a lack of "
+            f"The Java process of Spark ended during {job}{_exit_text(process)}. Check the machine's log for a lack of "
             "memory, start Spark again, and repeat the job; it continues after its last commit"
         ) from error
 
 
-def _exit_text(code: int | None) -> str:
-    if code is None:
+def _java_process(spark: "SparkSession") -> "subprocess.Popen[bytes] | None":
+    """The Java process, if this process has started it."""
+    return getattr(spark.sparkContext._gateway, "proc", None)
+
+
+def _exit_text(process: "subprocess.Popen[bytes] | None") -> str:
+    if process is None or process.returncode is None:
         return ""
+    code = process.returncode
     return f" (signal {signal.Signals(-code).name})" if code < 0 else f" (exit code {code})"
 
 
@@ -280,7 +287,7 @@ def _local_settings(app: str, *options: str) -> dict[str, str]:
     cores = len(os.sched_getaffinity(0))
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     return {
-        "spark.master": f"local[{cores}]",
+        "spark.master": f"local[{cores},{_TASK_ATTEMPTS}]",
         "spark.app.name": app,
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
