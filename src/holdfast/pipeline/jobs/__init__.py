@@ -8,7 +8,7 @@ from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import Backend, Corrupt, InvalidArgument
 from holdfast.pipeline import sessions
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.progress import ProgressCallback, report_progress
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Descriptions, for command-line help. The first five, in this order, are a full run.
 JOBS: Final = {
     "ingest": "Copy new data of the plane into the lake, each row exactly once.",
-    "audit": "Check the checksums, heights, baselines and restores of every world.",
+    "audit": "Check every checksum of the plane and the lake, and the heights and restores of every world.",
     "reachability": "Find unreferenced blobs and their size. Nothing is deleted.",
     "rollup": "Aggregate latency, throughput, retries, dead letters, mailboxes, leases and storage.",
     "report": "Write an HTML report with plots of the aggregates.",
@@ -94,7 +94,11 @@ def _rename_columns(spark: "SparkSession | None", config: Config) -> None:
 
 
 def _rename_columns_of(lake: "Lake", table: "Table", spark: "SparkSession | None") -> None:
-    lake.table(table).rename_columns(spark)
+    try:
+        found = lake.table(table)
+    except (Corrupt, Backend):
+        return  # The job itself reports what it cannot read.
+    found.rename_columns(spark)
 
 
 def run_all(spark: "SparkSession", config: Config, *, progress: ProgressCallback | None = None) -> Iterator[JobResult]:

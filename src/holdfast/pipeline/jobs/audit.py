@@ -1,4 +1,4 @@
-"""`audit`: check that every world is consistent with its journal, and the lake with the plane.
+"""`audit`: check everything that has a hash, every world against its journal, and the lake against the plane.
 
 An executor audits whole worlds, because a fold is sequential; worlds are sent in batches of bounded size. The lake is
 read before the plane, so the lake can only be behind. Nothing is repaired. If two audits run at the same time, the
@@ -7,7 +7,7 @@ table has the rows of the one that ended last; each returns its own findings.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
@@ -16,30 +16,32 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import HashMismatch, MissingObject
 from holdfast.layers import blobs
 from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX
-from holdfast.pipeline import audit_rules, replays, tasks
+from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX, SCAN_TASK_BYTES
+from holdfast.pipeline import audit_rules, hash_checks, replays, tasks
 from holdfast.pipeline.audit_rules import AuditInput, AuditResult, Finding, SnapshotBody
 from holdfast.pipeline.config import Config, JobResult
+from holdfast.pipeline.hash_checks import Check, Problem
 from holdfast.pipeline.intake.plans import journal_watermark
 from holdfast.pipeline.intake.quarantine import Quarantine
 from holdfast.pipeline.journal_chunks import Stores, WorldView
-from holdfast.pipeline.lake import Lake, LakeTable, Writer, reading, retries, staging
+from holdfast.pipeline.lake import AddedFile, Lake, LakeTable, Writer, reading, retries, staging
 from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.schemas import JOURNAL, WORLD_STATE
+from holdfast.pipeline.schemas import JOURNAL, QUARANTINE, TABLES, WORLD_STATE
 from holdfast.pipeline.views import View, shared_view
 
 
 def run(
-    spark: SparkSession,
+    spark: SparkSession | None,
     config: Config,
     *,
     progress: Callable[[str, int, int], None] | None = None,
     view: View | None = None,
 ) -> JobResult:
-    """Audit every world, of `view` if one is given. `ok` means that there are no findings.
+    """Audit everything that has a hash, of `view` if one is given. `ok` means that there are no findings.
 
     Raises:
         InvalidArgument: the reducer does not exist.
@@ -48,19 +50,30 @@ def run(
     started = time.monotonic()
     replays.reducer_of(config.reducer)
     lake = Lake(config.lake, config.storage)
-    table = lake.table(WORLD_STATE)
-    lake_journal = _LakeJournal(spark, lake, config)
-    writer = Writer(WORLD_STATE, table.location, is_sorted=False)
-    counts = {"worlds": 0, "records": 0, "snapshots": 0}
-    notes: list[str] = []
+    counts = dict.fromkeys(("worlds", "records", "snapshots", "blobs", "logs", "lake_files"), 0)
+    hashes = _HashAudit(spark, config, counts)
+    problems, notes, tables = hashes.check_lake(lake)
+    lake_journal = _LakeJournal(spark, lake, config, is_comparable=not {JOURNAL.name, QUARANTINE.name} & tables)
+    if not lake_journal.is_comparable:
+        notes.append("The journal of the lake was not compared with the plane, because the lake is damaged")
     findings: list[dict[str, Any]] = []
+    checked_blobs: dict[str, set[str]] = {}
     wrong = 0
     with shared_view(config, view) as plane, staging.temporary_folder(lake.location) as staged:
+        if isinstance(plane.database, RocksDatabase):
+            problems += hash_checks.key_space(plane)
+        if any(problem.reason == "keys" for problem in problems):
+            notes.append("Worlds, blobs and logs were not audited, because the key space is damaged")
+            return _result(counts, [_problem_row(problem) for problem in problems], notes, started)
+        writer = Writer(WORLD_STATE, lake.location.child(WORLD_STATE.name), is_sorted=False)
         batches = _batches(plane, staged.store_url, lake_journal, AUDIT_TASK_BYTES * tasks.parallelism(spark))
         for audit_batch in batches:
             results = list(_audit_batch(spark, config, plane, audit_batch.audit_inputs, lake_journal))
             staging.clear(staged.child(audit_batch.folder))
             writer.write(_rows(results))
+            for audit_input in audit_batch.audit_inputs:
+                refs = {body.record.snapshot_ref for body in audit_input.snapshots}
+                checked_blobs.setdefault(audit_input.universe, set()).update(refs)
             for each in results:
                 counts["worlds"] += 1
                 counts["records"] += each.records
@@ -70,21 +83,113 @@ def run(
             del findings[FINDINGS_MAX:]
             if progress is not None:
                 progress("worlds", counts["worlds"], counts["worlds"])
+        for universe in plane.universes():
+            problems += hashes.check_objects(plane, universe, checked_blobs.get(universe, set()))
     files = writer.close()
+    if WORLD_STATE.name in tables:
+        notes.append(f"The table {WORLD_STATE.name} is damaged and was not written")
+    else:
+        _write_states(lake, files, config)
+    counts[WORLD_STATE.name] = sum(file.rows for file in files)
+    if wrong:
+        notes.append(f"{wrong} of {counts['worlds']} worlds have findings")
+    if config.reducer is None:
+        notes.append("Without a reducer, snapshots were not compared with the fold of their records")
+    findings += [_problem_row(problem) for problem in problems]
+    return _result(counts, findings, notes, started)
+
+
+def _result(counts: dict[str, int], findings: list[dict[str, Any]], notes: list[str], started: float) -> JobResult:
+    seconds = time.monotonic() - started
+    return JobResult(
+        job="audit", ok=not findings, rows=counts, seconds=seconds, findings=findings[:FINDINGS_MAX], notes=notes
+    )
+
+
+def _write_states(lake: Lake, files: Sequence[AddedFile], config: Config) -> None:
+    table = lake.table(WORLD_STATE)
 
     def put() -> None:
         table.refresh()
         table.overwrite(files, universes=config.universes or None)
 
     retries.retry_until_committed(f"the table {WORLD_STATE.name}", put)
-    if wrong:
-        notes.append(f"{wrong} of {counts['worlds']} worlds have findings")
-    if config.reducer is None:
-        notes.append("Without a reducer, snapshots were not compared with the fold of their records")
-    rows = {**counts, WORLD_STATE.name: sum(file.rows for file in files)}
-    return JobResult(
-        job="audit", ok=not wrong, rows=rows, seconds=time.monotonic() - started, findings=findings, notes=notes
-    )
+
+
+class _HashAudit:
+    """Checks files and objects against their recorded hashes, on executors."""
+
+    def __init__(self, spark: SparkSession | None, config: Config, counts: dict[str, int]) -> None:
+        self._spark = spark
+        self._config = config
+        self._counts = counts
+
+    def check_lake(self, lake: Lake) -> tuple[list[Problem], list[str], set[str]]:
+        """The problems of the lake's files, notes, and the names of the tables with problems."""
+        problems, notes, damaged, unhashed = list[Problem](), list[str](), set[str](), 0
+        for name in TABLES:
+            found = hash_checks.table_checks(lake, name, self._config.universes)
+            store = lake.location.child(name).store_url
+            problems_here = [*found.problems, *self._execute(store, found.checks)]
+            if problems_here:
+                damaged.add(name)
+            problems += problems_here
+            self._counts["lake_files"] += len(found.checks)
+            unhashed += sum(check.sha256 is None for check in found.checks)
+        if unhashed:
+            notes.append(f"{unhashed:,} files of the lake are of an older version and have no hash; they were decoded")
+        return problems, notes, damaged
+
+    def check_objects(self, view: View, universe: str, skipped: set[str]) -> list[Problem]:
+        """The problems of a universe's rotated session logs, and of its blobs except the `skipped` ones."""
+        bad_blobs = self._check(view, "blobs", hash_checks.blob_checks(view, universe, skipped))
+        named = hash_checks.named_in(view, universe, {problem.blob for problem in bad_blobs if problem.blob})
+        return [
+            *self._check(view, "logs", hash_checks.log_checks(view, universe)),
+            *(msgspec.structs.replace(each, detail=f"{each.detail}{named[each.blob or '']}") for each in bad_blobs),
+        ]
+
+    def _check(self, view: View, noun: str, found: Iterator[Check | Problem]) -> list[Problem]:
+        problems: list[Problem] = []
+        while items := list(islice(found, _CHECKS_AT_A_TIME)):
+            self._counts[noun] += len(items)
+            checks = [item for item in items if isinstance(item, Check)]
+            problems += [item for item in items if isinstance(item, Problem)]
+            if view.objects_url is not None:
+                problems += self._execute(view.objects_url, checks)
+            elif view.objects is not None:  # Executors cannot reach the objects.
+                verified = [hash_checks.verify(check, view.objects) for check in checks]
+                problems += [problem for problem in verified if problem is not None]
+        return problems
+
+    def _execute(self, store: str, checks: Sequence[Check]) -> Iterator[Problem]:
+        parallelism = tasks.parallelism(self._spark)
+        for wave in _waves(checks, SCAN_TASK_BYTES * parallelism):
+            groups = tasks.balanced([check.size for check in wave], parallelism)
+            work = [
+                msgspec.msgpack.encode(hash_checks.CheckTask(self._config.storage, store, [wave[n] for n in group]))
+                for group in groups
+            ]
+            for result in tasks.execute(self._spark, hash_checks.run_task, work):
+                yield from msgspec.msgpack.decode(result, type=list[Problem])
+
+
+def _waves(checks: Sequence[Check], wave_bytes: int) -> Iterator[list[Check]]:
+    wave: list[Check] = []
+    size = 0
+    for check in checks:
+        wave.append(check)
+        size += check.size
+        if size >= wave_bytes:
+            yield wave
+            wave, size = [], 0
+    if wave:
+        yield wave
+
+
+def _problem_row(problem: Problem) -> dict[str, Any]:
+    universe = problem.universe or None
+    return {"universe": universe, "world": None, "height": None, "reason": problem.reason, "detail": problem.detail}
 
 
 class _LakeSummary(msgspec.Struct):
@@ -99,12 +204,18 @@ class _LakeSummary(msgspec.Struct):
 class _LakeJournal:
     """The journal table of the lake, as of the start of the audit."""
 
-    def __init__(self, spark: SparkSession, lake: Lake, config: Config) -> None:
+    def __init__(self, spark: SparkSession | None, lake: Lake, config: Config, *, is_comparable: bool) -> None:
+        """`is_comparable`: the table is undamaged."""
+        self.is_comparable = is_comparable
+        self.exists = False
+        self._watermarks: Mapping[str, int] = {}
+        self._gaps: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        self._summaries: dict[tuple[str, str], _LakeSummary] = {}
+        if not is_comparable:
+            return
         journal = lake.table(JOURNAL)
         self.exists = journal.exists
         self._watermarks = journal.watermarks()
-        self._gaps: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        self._summaries: dict[tuple[str, str], _LakeSummary] = {}
         if not self.exists:
             return
         for gap in Quarantine(lake).rows():
@@ -163,7 +274,9 @@ class _WorldSummary(msgspec.Struct, frozen=True):
     damaged: int
 
 
-def _summarize_lake(spark: SparkSession, journal: LakeTable, universes: Sequence[str]) -> Iterator[_WorldSummary]:
+def _summarize_lake(
+    spark: SparkSession | None, journal: LakeTable, universes: Sequence[str]
+) -> Iterator[_WorldSummary]:
     files = [file for file in journal.entries() if not universes or file.universe in universes]
     groups = tasks.balanced([file.size for file in files], tasks.parallelism(spark))
     scans = [_ScanTask(journal.location, [(files[n].path, files[n].universe) for n in group]) for group in groups]
@@ -271,7 +384,7 @@ def _snapshot_body(view: View, universe: str, record: SnapshotRecord, url: str) 
 
 
 def _audit_batch(
-    spark: SparkSession, config: Config, view: View, audit_inputs: list[AuditInput], lake_journal: _LakeJournal
+    spark: SparkSession | None, config: Config, view: View, audit_inputs: list[AuditInput], lake_journal: _LakeJournal
 ) -> Iterator[AuditResult]:
     groups = tasks.balanced([audit_input.size for audit_input in audit_inputs], tasks.parallelism(spark))
     work = [
@@ -324,5 +437,6 @@ def _finding_row(verdict: AuditResult, finding: Finding) -> dict[str, Any]:
     return {**named, **msgspec.structs.asdict(finding)}
 
 
+_CHECKS_AT_A_TIME: Final = 10_000
 _SCANNED_COLUMNS: Final = ("world", "height", "raw", "hash")
 _UNREADABLE: Final = frozenset(("missing", "checksum", "malformed", "schema"))

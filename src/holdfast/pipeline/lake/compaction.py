@@ -56,6 +56,7 @@ def vacuum(table: LakeTable, *, keep_hours: int = LAKE_KEEP_HOURS) -> list[str]:
         return []
     deleted: list[str] = table.delta().vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
     table.refresh()
+    table.log_hashes.delete_stale()
     return deleted
 
 

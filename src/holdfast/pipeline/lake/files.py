@@ -1,9 +1,12 @@
 """Writes Parquet files of a table: one for each universe, sorted, with the statistics that a commit needs.
 
-Partition columns are not in the files. Timestamps are microseconds, as Delta requires.
+Partition columns are not in the files. Timestamps are microseconds, as Delta requires. A file has the SHA-256 of its
+bytes in its name, which is in the commit, and a checksum in every page.
 """
 
+import hashlib
 import io
+import re
 import uuid
 from collections.abc import Iterable, Iterator
 from datetime import date, datetime
@@ -25,6 +28,15 @@ _FOLDER_CHARACTERS: Final = 200  # A folder name has at most 255 bytes; the Delt
 _NO_DICTIONARY: Final = frozenset(
     {"raw", "hash", "payload", "record", "state", "fields", "digest", "id"}
 )  # High cardinality.
+
+
+_HASHED_NAME: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{64})\.parquet\Z")
+
+
+def hash_in_name(path: str) -> str | None:
+    """The SHA-256 in the name of a file; None if an older version wrote it."""
+    found = _HASHED_NAME.match(path.rpartition("/")[2])
+    return None if found is None else found[1]
 
 
 class AddedFile(msgspec.Struct, frozen=True):
@@ -115,7 +127,7 @@ class _File:
         self._universe = universe
         self._is_sorted = is_sorted
         self._schema = stored_schema(table)
-        self._path = f"{_UNIVERSE}={universe[:_FOLDER_CHARACTERS]}/{uuid.uuid4().hex}.parquet"
+        self._stem = f"{_UNIVERSE}={universe[:_FOLDER_CHARACTERS]}/{uuid.uuid4().hex}"
         self._stats = _Stats(table)
         self._buffered: list[pa.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -126,6 +138,7 @@ class _File:
             compression="zstd",
             use_dictionary=[name for name in self._schema.names if name not in _NO_DICTIONARY],
             write_statistics=self._stats.columns,
+            write_page_checksum=True,
             sorting_columns=pq.SortingColumn.from_ordering(self._schema, [(name, "ascending") for name in table.order]),
         )
 
@@ -140,17 +153,21 @@ class _File:
         self._write_row_group()
         self._writer.close()
         if isinstance(self._sink, io.BytesIO):
-            size = self._sink.tell()
-            Stores(self._location.storage)(self._location.url).put(self._path, self._sink.getvalue())
+            data = self._sink.getvalue()
+            size, path = len(data), f"{self._stem}-{hashlib.sha256(data).hexdigest()}.parquet"
+            Stores(self._location.storage)(self._location.url).put(path, data)
         else:
+            with self._sink.open("rb") as file:
+                path = f"{self._stem}-{hashlib.file_digest(file, 'sha256').hexdigest()}.parquet"
             size = self._sink.stat().st_size
-            self._location.sync(self._path)
-        return AddedFile(self._path, size, self._universe, self._stats.rows, self._stats.json())
+            self._sink.rename(Path(self._location.url, path))
+            self._location.sync(path)
+        return AddedFile(path, size, self._universe, self._stats.rows, self._stats.json())
 
     def _new_sink(self) -> io.BytesIO | Path:
         if not self._location.is_local:
             return io.BytesIO()
-        target = Path(self._location.url, self._path)
+        target = Path(self._location.url, f"{self._stem}.parquet")
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 

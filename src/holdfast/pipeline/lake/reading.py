@@ -1,11 +1,13 @@
 """Reads the lake's files as Arrow tables and batches. No Spark here."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from holdfast.errors import DamagedDatabase
 from holdfast.limits import ROWS_BATCH
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import Table
@@ -23,13 +25,15 @@ def rows(
     """The rows of one file; columns that an older file lacks are null, and renamed ones have their new names."""
     schema = _schema(table, columns)
     source = pa.BufferReader(location.read(path))
-    present = set(pq.read_schema(source).names)
-    source.seek(0)
-    if not present.isdisjoint(table.renamed.values()):
-        old = _with_new_names(table, pq.read_table(source))
-        return _complete(old if where is None else old.filter(where), schema, universe)
-    found = pq.read_table(source, columns=[name for name in schema.names if name in present], filters=where)
-    return _complete(found, schema, universe)
+    with _damage_reported(location, path):
+        present = set(pq.read_schema(source).names)
+        source.seek(0)
+        if not present.isdisjoint(table.renamed.values()):
+            old = _with_new_names(table, pq.read_table(source, page_checksum_verification=True))
+            return _complete(old if where is None else old.filter(where), schema, universe)
+        names = [name for name in schema.names if name in present]
+        found = pq.read_table(source, columns=names, filters=where, page_checksum_verification=True)
+        return _complete(found, schema, universe)
 
 
 def batches_of(
@@ -37,11 +41,29 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one file, in batches of bounded size."""
     schema = _schema(table, columns)
-    file = pq.ParquetFile(pa.BufferReader(location.read(path)))
+    source = pa.BufferReader(location.read(path))
+    with _damage_reported(location, path):
+        file = pq.ParquetFile(source, page_checksum_verification=True)
     wanted = {*schema.names, *(table.renamed[name] for name in schema.names if name in table.renamed)}
     present = [name for name in file.schema_arrow.names if name in wanted]
-    for batch in file.iter_batches(batch_size=ROWS_BATCH, columns=present):
+    batches = file.iter_batches(batch_size=ROWS_BATCH, columns=present)
+    while True:
+        with _damage_reported(location, path):
+            batch = next(batches, None)
+        if batch is None:
+            return
         yield from _complete(_with_new_names(table, pa.Table.from_batches([batch])), schema, universe).to_batches()
+
+
+@contextmanager
+def _damage_reported(location: Location, path: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:  # Damaged bytes may raise any of Arrow's errors.
+        raise DamagedDatabase(
+            f"The file {location.url}/{path} of the lake is damaged ({str(error).partition(chr(10))[0]}); "
+            "to see what is affected, run: holdfast pipeline audit"
+        ) from error
 
 
 def _with_new_names(table: Table, found: pa.Table) -> pa.Table:

@@ -28,6 +28,7 @@ from holdfast.limits import VIEW_OBJECTS_IN_FLIGHT
 from holdfast.pipeline.lake import files, frames, reading, renames
 from holdfast.pipeline.lake.files import AddedFile
 from holdfast.pipeline.lake.locations import Location, parse_location
+from holdfast.pipeline.lake.log_hashes import CHECKPOINT_INTERVAL, LogHashes
 from holdfast.pipeline.lake.watermarks import Watermarks
 from holdfast.pipeline.schemas import Table
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 REWRITES: Final = "rewrites"
 _VERSION: Final = "holdfast.schema"
 _CONFIGURATION: Final = {
-    "delta.checkpointInterval": "50",
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
     "delta.logRetentionDuration": "interval 7 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
 }
@@ -89,6 +90,7 @@ class LakeTable:
         self.location = location
         self._delta: DeltaTable | None = None
         self._watermarks = Watermarks(location)
+        self.log_hashes = LogHashes(location)
         self.refresh()
 
     @property
@@ -243,6 +245,7 @@ class LakeTable:
             delta.update_incremental()
         for version in range(before + 1, delta.version() + 1):
             self.location.sync(f"_delta_log/{version:020}.json")
+        self.log_hashes.record(delta.version())
 
     def scan(
         self,

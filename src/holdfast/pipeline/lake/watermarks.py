@@ -21,6 +21,7 @@ from holdfast.pipeline.lake.locations import Location
 
 _LOG: Final = "_delta_log"
 _CHECKPOINT: Final = re.compile(r"_delta_log/(\d{20})\.checkpoint(\.\d{10}\.\d{10})?\.parquet\Z")
+_ADVICE: Final = "restore the lake, or delete it and ingest again"
 _PREFIX: Final = b'{"txn":'
 
 
@@ -55,10 +56,16 @@ class Watermarks:
         for number in range(self._version + 1, version + 1):
             for line in self._read_commit(number).splitlines():
                 if line.startswith(_PREFIX):
-                    watermark = _decode(line).txn
+                    watermark = self._decode(line, number)
                     self._values[watermark.app] = watermark.version
             self._version = number
         return self._values
+
+    def _decode(self, line: bytes, number: int) -> _Transaction:
+        try:
+            return _decode(line).txn
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise DamagedDatabase(f"Commit {number} of {self._location.url} is damaged; {_ADVICE}") from error
 
     def _load_checkpoint(self, version: int) -> None:
         checkpoints: dict[int, list[str]] = {}
@@ -70,10 +77,14 @@ class Watermarks:
             return
         latest = max(checkpoints)
         for path in checkpoints[latest]:
-            file = pq.ParquetFile(pa.BufferReader(self._location.read(path)))
-            if "txn" in file.schema_arrow.names:
-                for batch in file.iter_batches(columns=["txn"]):
-                    self._add(batch.column(0).drop_null())
+            data = pa.BufferReader(self._location.read(path))
+            try:
+                file = pq.ParquetFile(data)
+                if "txn" in file.schema_arrow.names:
+                    for batch in file.iter_batches(columns=["txn"]):
+                        self._add(batch.column(0).drop_null())
+            except (pa.ArrowException, OSError, KeyError) as error:
+                raise DamagedDatabase(f"The checkpoint {path} of {self._location.url} is damaged; {_ADVICE}") from error
         self._version = latest
 
     def _add(self, watermarks: pa.StructArray) -> None:
@@ -91,6 +102,4 @@ class Watermarks:
         try:
             return bytes(self._location.read(f"{_LOG}/{number:020}.json"))
         except ObjectNotFound as error:
-            raise DamagedDatabase(
-                f"{self._location.url} lacks commit {number}; restore the lake, or delete it and ingest again"
-            ) from error
+            raise DamagedDatabase(f"{self._location.url} lacks commit {number}; {_ADVICE}") from error

@@ -70,9 +70,9 @@ def open_server(config: Config) -> View:
             )
         cache = _cache(config.data)
         folder = resources.enter_context(folders.temporary(cache))
-        manifests = _download(plane.backups, begun.id, folder, cache / "tables", with_logs=config.objects is None)
+        logs = _download(plane.backups, begun.id, folder, cache / "tables", with_logs=config.objects is None)
         database = resources.enter_context(RocksDatabase(folder / "kv"))
-        objects = stores(config.objects) if config.objects else BackupObjects(plane.backups, begun.id, manifests)
+        objects = stores(config.objects) if config.objects else BackupObjects(plane.backups, begun.id, logs)
         return View(
             database,
             objects=objects,
@@ -88,12 +88,12 @@ def open_server(config: Config) -> View:
 class BackupObjects(ObjectStore):
     """The objects of a backup, fetched from the server. Read-only."""
 
-    def __init__(self, backups: Backups, id: str, manifests: list[ObjectMeta]) -> None:
-        """Create the store; `manifests` are those of its session logs, the only objects that are listed."""
+    def __init__(self, backups: Backups, id: str, logs: list[ObjectMeta]) -> None:
+        """Create the store; `logs` are rotated session logs and their manifests, the only objects that are listed."""
         super().__init__(MemoryStore())
         self._backups = backups
         self._id = id
-        self._manifests = sorted(manifests, key=lambda meta: meta.path)
+        self._logs = sorted(logs, key=lambda meta: meta.path)
 
     def get(self, path: str) -> bytes:
         return b"".join(self.open(path))
@@ -109,9 +109,9 @@ class BackupObjects(ObjectStore):
             raise ObjectNotFound(f"{path} is not in the server's object store") from error
 
     def list(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> "list[ObjectMeta]":
-        begin = bisect_right(self._manifests, after or "", key=lambda meta: meta.path)
+        begin = bisect_right(self._logs, after or "", key=lambda meta: meta.path)
         wanted = f"{prefix.removesuffix('/')}/" if prefix else ""
-        return [meta for meta in self._manifests[begin:] if meta.path.startswith(wanted)][:limit]
+        return [meta for meta in self._logs[begin:] if meta.path.startswith(wanted)][:limit]
 
     def _check_checkpoint(self) -> None:
         """Raise Unreachable if the server removed the checkpoint: then objects are not missing, but unreadable."""
@@ -151,16 +151,16 @@ def _cache(url: str) -> Path:
 
 
 def _download(backups: Backups, id: str, folder: Path, tables: Path, *, with_logs: bool) -> list[ObjectMeta]:
-    """Fetch the key space and local session logs into `folder`; returns the manifests of rotated session logs."""
+    """Fetch the key space and local session logs into `folder`; returns the rotated session logs and manifests."""
     (folder / "kv").mkdir()
     tables.mkdir(exist_ok=True)
-    manifests: list[ObjectMeta] = []
+    logs: list[ObjectMeta] = []
     named: set[str] = set()
     for file in backups.files(id):
         part, _, rest = check_path(file.path).partition("/")  # Never trust paths from the network.
         if part == "objects":
-            if rest.startswith(f"{FOLDER}/"):
-                manifests.append(ObjectMeta(rest, file.size, ""))
+            if rest.startswith((f"{FOLDER}/", "activity/")):
+                logs.append(ObjectMeta(rest, file.size, ""))
             elif not with_logs:
                 break  # Files of the backup come first; objects are read from their store.
         elif part == "activity":
@@ -173,7 +173,7 @@ def _download(backups: Backups, id: str, folder: Path, tables: Path, *, with_log
     for known in tables.iterdir():
         if f"{known.name.partition('-')[0]}.sst" not in named:
             known.unlink(missing_ok=True)
-    return manifests
+    return logs
 
 
 def _place_table(backups: Backups, id: str, file: BackupFile, tables: Path, path: Path) -> None:

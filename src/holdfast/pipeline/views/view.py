@@ -3,6 +3,7 @@
 import hashlib
 import heapq
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -73,6 +74,7 @@ class View:
         self._universes = universes
         self._resources = resources or ExitStack()
         self._pinned_logs: dict[str, list[LogFile]] | None = None
+        self._opened_ms = time.time_ns() // 1_000_000
 
     def universes(self) -> Iterator[str]:
         """The names of all universes, or of the selected ones. Some may have session logs only."""
@@ -174,6 +176,39 @@ class View:
     def _list_logs(self, universe: str) -> Iterator[LogFile]:
         rotated = None if self.objects is None else Manifests(self.objects, self._store_id)
         return rotation.files_in_order(self._logs or _NO_FOLDER, rotated, universe)
+
+    def rotated_logs(self, universe: str) -> dict[str, str | None]:
+        """The manifest entry of each session log in the object store, both by path; None if it has no entry.
+
+        A file that is still local has no entry yet. Files that were written after the view was opened are left out.
+        """
+        if self.objects is None:
+            return {}
+        # Bodies first: an entry is written after its body.
+        bodies = dict.fromkeys(self._list_objects(rotation.bodies_folder(universe)))
+        found: dict[str, str | None] = {}
+        by_hash = {rotation.hash_in_name(path)[: rotation.SHORT_HASH]: path for path in bodies}
+        for entry in self._list_objects(f"{manifests.FOLDER}/{universe}"):
+            short = entry.removesuffix(".json").rpartition("_")[2]
+            found[by_hash.get(short, f"{rotation.bodies_folder(universe)}/…_{short}")] = entry
+        unlisted = [path for path in bodies if path not in found]
+        if unlisted:
+            local = {
+                hashlib.sha256(self.log_body(file)).hexdigest() for file in self.logs(universe) if not file.is_rotated
+            }
+            young = {
+                meta.path
+                for meta, at_ms in self.objects.times(rotation.bodies_folder(universe))
+                if at_ms >= self._opened_ms
+            }
+            found |= {path: None for path in unlisted if rotation.hash_in_name(path) not in local and path not in young}
+        return found
+
+    def _list_objects(self, prefix: str) -> Iterator[str]:
+        after = None
+        while self.objects is not None and (page := self.objects.list(prefix, after=after)):
+            yield from (meta.path for meta in page)
+            after = page[-1].path
 
     def log_body(self, file: LogFile) -> bytes:
         """The bytes of a file, up to the size it had when it was listed.

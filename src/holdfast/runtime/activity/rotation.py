@@ -37,7 +37,7 @@ _log = logging.getLogger("holdfast.activity")
 
 _BODIES: Final = "activity"
 _MANIFESTS: Final = "activity-manifest"
-_SHORT_HASH: Final = 16  # Digits of the SHA-256 in the name of a manifest entry.
+SHORT_HASH: Final = 16  # Digits of the SHA-256 in the name of a manifest entry.
 
 _ListedFile: TypeAlias = tuple[str, Callable[[], LogFile | None]]  # When it was opened, and a loader.
 
@@ -214,9 +214,9 @@ def _locked(path: Path) -> Iterator[IO[bytes] | None]:
         yield file if lock(file.fileno(), path) else None
 
 
-def _store(objects: ObjectStore, universe: str, name: FileName, content: Content, body: bytes) -> Manifest:
+def _manifest(universe: str, name: FileName, content: Content, body: bytes) -> Manifest:
     digest = hashlib.sha256(body).hexdigest()
-    manifest = Manifest(
+    return Manifest(
         path=_body_path(universe, name, digest),
         sha256=digest,
         bytes=len(body),
@@ -230,8 +230,19 @@ def _store(objects: ObjectStore, universe: str, name: FileName, content: Content
         first_at_ms=content.first_at_ms,
         last_at_ms=content.last_at_ms,
     )
+
+
+def expected_manifest(path: str, body: bytes) -> Manifest | None:
+    """The manifest entry that a rotated file must have, computed from its bytes; None if `path` is not that of one."""
+    universe, _, stem = path.removeprefix(f"{_MANIFESTS}/").removesuffix(".json").partition("/")
+    name = log_format.parse_name(stem.rpartition("_")[0])
+    return None if name is None else _manifest(universe, name, log_format.content(body, universe, name), body)
+
+
+def _store(objects: ObjectStore, universe: str, name: FileName, content: Content, body: bytes) -> Manifest:
+    manifest = _manifest(universe, name, content, body)
     _store_once(objects, manifest.path, body)
-    entry = f"{_manifests(universe)}/{name.stem}_{digest[:_SHORT_HASH]}.json"
+    entry = f"{_manifests(universe)}/{name.stem}_{manifest.sha256[:SHORT_HASH]}.json"
     _store_once(objects, entry, add_checksum(msgspec.json.encode(manifest)))
     return manifest
 
@@ -325,7 +336,7 @@ def _names_its_body(path: str, manifest: Manifest) -> bool:
     return (
         name is not None
         and manifest.universe == universe
-        and manifest.sha256[:_SHORT_HASH] == short
+        and manifest.sha256[:SHORT_HASH] == short
         and manifest.path == _body_path(universe, name, manifest.sha256)
         and f"{manifest.session}_{manifest.kind}" == name.labels
     )
@@ -365,6 +376,11 @@ def _body_path(universe: str, name: FileName, digest: str) -> str:
 def local_paths(folder: Path) -> Iterator[Path]:
     """The path of every file that is not rotated yet."""
     return (path for path, _ in _local_paths(folder))
+
+
+def bodies_folder(universe: str) -> str:
+    """The folder of a universe's rotated files."""
+    return f"{_BODIES}/{universe}"
 
 
 def rotated_paths(objects: ObjectStore) -> Iterator[tuple[str, bool]]:
