@@ -132,9 +132,10 @@ def ingest(follow: bool, **options: Unpack[JobArguments]) -> None:
 @_job_options
 @_reducer_option
 def audit(**options: Unpack[JobArguments]) -> None:
-    """Check the checksums, heights, baselines and restores of every world.
+    """Check every checksum of the plane and the lake, and the heights, baselines and restores of every world.
 
-    Exit code 10 means that data is damaged; the output names the world and the height.
+    Exit code 10 means that data is damaged; the output names the world and the height, or the damaged object and what
+    it affects.
     """
     _run(["audit"], options)
 
