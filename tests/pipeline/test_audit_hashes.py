@@ -18,6 +18,7 @@ from holdfast.pipeline.jobs import audit, ingest
 from holdfast.pipeline.lake import Lake, Move
 from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
 from holdfast.pipeline.views import open_view
+from holdfast.runtime.activity import rotation
 from holdfast.runtime.maintenance.scan import scan_range
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
@@ -162,6 +163,19 @@ def test_damage_is_reported_with_what_it_affects(root: Path, damage: Callable[[P
     assert not result.ok
     assert len(result.findings) == 1, details(result)
     assert re.search(expected, details(result)), details(result)
+
+
+def test_log_whose_rotation_was_interrupted_is_not_damaged(root: Path) -> None:
+    """Its body is in the object store, its manifest entry is not, and the local file is still there, torn."""
+    file = planes.leave_log(root / "data", 5, torn=True)
+    objects = planes.open_objects(f"dir:{root / 'data' / 'objects'}")
+    manifest = rotation.copy(file, objects)
+    assert manifest is not None
+    entry = manifest_of(root, Path(manifest.path))
+    entry.unlink()
+    assert audit.run(None, config_of(root)).findings == []
+    file.unlink()
+    assert "has no manifest entry; 4 lines of crashed_metrics" in details(audit.run(None, config_of(root)))
 
 
 def test_damaged_file_of_the_lake_is_a_typed_error_for_readers(root: Path) -> None:

@@ -194,7 +194,9 @@ class View:
         unlisted = [path for path in bodies if path not in found]
         if unlisted:
             local = {
-                hashlib.sha256(self.log_body(file)).hexdigest() for file in self.logs(universe) if not file.is_rotated
+                rotation.hash_when_rotated(file, self.log_body(file))
+                for file in self.logs(universe)
+                if not file.is_rotated
             }
             young = {
                 meta.path

@@ -324,6 +324,13 @@ def hash_in_name(path: str) -> str:
     return path.removesuffix(log_format.SUFFIX).rpartition("_")[2]
 
 
+def hash_when_rotated(file: LogFile, data: bytes) -> str:
+    """The SHA-256 that a local file gets in the object store, where bad lines at its end are cut off."""
+    name = log_format.parse_name(file.name)
+    size = len(data) if name is None else log_format.content(data, file.universe, name).size
+    return hashlib.sha256(data[:size]).hexdigest()
+
+
 def is_intact(path: str, data: bytes) -> bool:
     """Whether the bytes of a rotated file have the SHA-256 that its path names."""
     return hashlib.sha256(data).hexdigest() == hash_in_name(path)
