@@ -292,6 +292,7 @@ def _local_settings(app: str, *options: str) -> dict[str, str]:
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.extraJavaOptions": " ".join((*_JVM, f"-Dlog4j2.configurationFile={logging}", *options)),
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",  # Files of the lake have a checksum in each page.
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": str(max(2, cores)),
