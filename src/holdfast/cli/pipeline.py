@@ -103,7 +103,7 @@ _reducer_option = click.option(
 @_job_options
 @_reducer_option
 def run(**options: Unpack[JobArguments]) -> None:
-    """Run ingest, audit, reachability, rollup and report, in this order.
+    """Run ingest, audit, reachability, contents, rollup and report, in this order.
 
     Exit code 10 means that the audit found damage; the other jobs run anyway.
     """
@@ -145,6 +145,22 @@ def audit(**options: Unpack[JobArguments]) -> None:
 def reachability(**options: Unpack[JobArguments]) -> None:
     """Find blobs that nothing refers to, and their size. Nothing is deleted."""
     _run(["reachability"], options)
+
+
+@pipeline.command(
+    examples=[
+        "holdfast pipeline contents --data ./data --lake ./lake",
+        "holdfast pipeline contents --data http://127.0.0.1:9440 --lake ./lake --payloads",
+    ]
+)
+@_job_options
+@click.option("--payloads", is_flag=True, help="Also copy the content of messages and mail.")
+def contents(payloads: bool, **options: Unpack[JobArguments]) -> None:
+    """Copy what queues, mailboxes, states, leases, schedules and tokens hold now.
+
+    Each run replaces the rows of the one before, and adds the changes of state documents to `state_changes`.
+    """
+    _run(["contents"], options, payloads=payloads)
 
 
 @pipeline.command(examples=["holdfast pipeline rollup --data ./data --lake ./lake"])

@@ -178,6 +178,137 @@ UNREACHABLE: Final = _table(
     seen_at=_UTC,
 )
 
+QUEUED_MESSAGES: Final = _table(
+    "queued_messages",
+    1,
+    ("queue", "put_at"),
+    queue=pa.string(),
+    id=pa.string(),
+    state=pa.string(),  # ready, leased, delayed, or blocked: behind another message of its group
+    priority=pa.int32(),
+    group_name=pa.string(),
+    put_at=_UTC,
+    due_at=_UTC,  # The end of its lease or delay.
+    expires_at=_UTC,
+    attempts=pa.int32(),
+    failures=pa.int32(),
+    max_attempts=pa.int32(),
+    correlation_id=pa.string(),
+    content_type=pa.string(),
+    attributes=pa.string(),  # JSON.
+    size=pa.int64(),
+    blob=pa.string(),  # The hash of its payload, if that is a blob.
+    payload=pa.string(),  # Only if the run was asked for payloads.
+    last_error=pa.string(),
+    origin=pa.string(),  # The queue that a dead letter comes from.
+    died_at=_UTC,
+    seen_at=_UTC,
+)
+
+STORED_MAIL: Final = _table(
+    "stored_mail",
+    1,
+    ("recipient", "sequence"),
+    recipient=pa.string(),
+    sequence=pa.int64(),
+    id=pa.string(),
+    sender=pa.string(),
+    sent_at=_UTC,
+    expires_at=_UTC,
+    delivered=pa.bool_(),
+    correlation_id=pa.string(),
+    content_type=pa.string(),
+    size=pa.int64(),
+    body=pa.string(),  # Only if the run was asked for payloads.
+    seen_at=_UTC,
+)
+
+RECEIPTS: Final = _table(
+    "receipts",
+    1,
+    ("sender", "sequence"),
+    sender=pa.string(),
+    sequence=pa.int64(),
+    mail_id=pa.string(),
+    recipient=pa.string(),
+    state=pa.string(),  # stored, delivered or confirmed
+    changed_at=_UTC,
+    seen_at=_UTC,
+)
+
+STATES: Final = _table(
+    "states",
+    1,
+    ("key",),
+    key=pa.string(),
+    version=pa.int64(),
+    etag=pa.string(),
+    updated_at=_UTC,
+    correlation_id=pa.string(),
+    size=pa.int64(),
+    value=pa.string(),
+    seen_at=_UTC,
+)
+
+STATE_CHANGES: Final = _table(
+    "state_changes",
+    1,
+    ("key", "seen_at"),
+    key=pa.string(),
+    version=pa.int64(),
+    etag=pa.string(),
+    updated_at=_UTC,
+    correlation_id=pa.string(),
+    value=pa.string(),
+    removed=pa.bool_(),
+    seen_at=_UTC,
+)
+
+LEASES: Final = _table(
+    "leases",
+    1,
+    ("key",),
+    key=pa.string(),
+    owner=pa.string(),
+    fence=pa.int64(),
+    held=pa.bool_(),
+    acquired_at=_UTC,
+    expires_at=_UTC,
+    seen_at=_UTC,
+)
+
+SCHEDULES: Final = _table(
+    "schedules",
+    1,
+    ("queue", "name"),
+    queue=pa.string(),
+    name=pa.string(),
+    cron=pa.string(),
+    timezone=pa.string(),
+    next_at=_UTC,
+    seen_at=_UTC,
+)
+
+TOKENS: Final = _table(
+    "tokens",
+    1,
+    ("id",),
+    id=pa.string(),
+    name=pa.string(),
+    universes=pa.list_(pa.string()),
+    verbs=pa.list_(pa.string()),
+    made_by=pa.string(),  # The token that created it.
+    created_at=_UTC,
+    expires_at=_UTC,
+    revoked_at=_UTC,
+    rate_per_second=pa.float64(),
+    body_bytes_max=pa.int64(),
+    seen_at=_UTC,
+)
+
+# Rewritten by `contents`, except for STATE_CHANGES.
+CONTENTS: Final = (QUEUED_MESSAGES, STORED_MAIL, RECEIPTS, STATES, STATE_CHANGES, LEASES, SCHEDULES, TOKENS)
+
 ROLLUP_QUEUES: Final = _table(
     "rollup_queues",
     1,
@@ -304,6 +435,7 @@ TABLES: Final = {
         WORLD_STATE,
         QUARANTINE,
         UNREACHABLE,
+        *CONTENTS,
         *ROLLUPS,
     )
 }

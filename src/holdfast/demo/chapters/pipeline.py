@@ -23,6 +23,7 @@ _JOBS: Final = {
     "ingest": "copies new data into tables, each row once",
     "audit": "replays every journal and checks every checksum",
     "reachability": "finds blobs that nothing refers to",
+    "contents": "copies what queues, mailboxes and states hold now",
     "rollup": "summarises queues, mail and storage",
     "report": "writes one HTML page",
 }

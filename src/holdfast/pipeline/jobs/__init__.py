@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from holdfast.pipeline.schemas import Table
     from holdfast.pipeline.views import View
 
-# Descriptions, for command-line help. The first five, in this order, are a full run.
+# Descriptions, for command-line help. The first six, in this order, are a full run.
 JOBS: Final = {
     "ingest": "Copy new data of the plane into the lake, each row exactly once.",
     "audit": "Check every checksum of the plane and the lake, and the heights and restores of every world.",
     "reachability": "Find unreferenced blobs and their size. Nothing is deleted.",
+    "contents": "Copy what queues, mailboxes, states, leases, schedules and tokens hold now.",
     "rollup": "Aggregate latency, throughput, retries, dead letters, mailboxes, leases and storage.",
     "report": "Write an HTML report with plots of the aggregates.",
     "load": "Load rows of a table or file into queues, mailboxes or inboxes.",
     "vacuum": "Compact small files of the lake, and delete files that no table uses.",
 }
-JOBS_WITHOUT_SPARK: Final = ("report",)
+JOBS_WITHOUT_SPARK: Final = ("contents", "report")
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
-FULL_RUN: Final = ("ingest", "audit", "reachability", "rollup", "report")
+FULL_RUN: Final = ("ingest", "audit", "reachability", "contents", "rollup", "report")
 _JOBS_THAT_WRITE_NO_TABLE: Final = ("report", "load")
-_JOBS_WITH_VIEW: Final = ("ingest", "audit", "reachability", "rollup")
+_JOBS_WITH_VIEW: Final = ("ingest", "audit", "reachability", "contents", "rollup")
 
 
 class JobOptions(TypedDict, total=False):
@@ -44,8 +45,9 @@ class JobOptions(TypedDict, total=False):
     every_seconds: float
     stop: Event
     grace_seconds: float  # reachability
-    now: datetime  # reachability, rollup and report
-    view: "View"  # ingest, audit, reachability and rollup
+    now: datetime  # reachability, contents, rollup and report
+    view: "View"  # ingest, audit, reachability, contents and rollup
+    payloads: bool  # contents
     source: "DataFrame | str"  # load
     target: str
     load: str
@@ -102,7 +104,7 @@ def _rename_columns_of(lake: "Lake", table: "Table", spark: "SparkSession | None
 
 
 def run_all(spark: "SparkSession", config: Config, *, progress: ProgressCallback | None = None) -> Iterator[JobResult]:
-    """Run ingest, audit, reachability, rollup and report on one view; findings of one job do not stop the next."""
+    """Run all jobs of a full run on one view; findings of one job do not stop the next."""
     with view_options(FULL_RUN, config) as options:
         for name in FULL_RUN:
             yield run(name, spark, config, progress=progress, **options[name])

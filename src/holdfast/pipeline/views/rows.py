@@ -10,14 +10,17 @@ from typing import Final
 import msgspec
 
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import entities
+from holdfast.layers import entities, leases
 from holdfast.layers.blobs import AREAS, Blob, hashes_in
 from holdfast.layers.entities import Entity, EntityKey
+from holdfast.layers.leases import Grant
 from holdfast.layers.mailboxes import keys as mailbox_keys
 from holdfast.layers.mailboxes.keys import Address
+from holdfast.layers.mailboxes.receipts import decode as _decode_receipt
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues import schedules_of
 from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id
+from holdfast.layers.states import State
 from holdfast.limits import PAGE_ITEMS
 from holdfast.runtime.maintenance.scan import names, scan_range
 from holdfast.wire.entities import Fields
@@ -64,6 +67,42 @@ class MailRow(msgspec.Struct, frozen=True):
     content_type: str
     correlation_id: str
     body: bytes
+
+
+class ReceiptRow(msgspec.Struct, frozen=True):
+    """A receipt that its sender may still read."""
+
+    universe: str
+    sender: str
+    sequence: int
+    mail_id: str
+    recipient: str
+    state: str
+    at_ms: int
+
+
+class StateRow(msgspec.Struct, frozen=True):
+    """A state document."""
+
+    universe: str
+    key: str
+    version: int
+    etag: str
+    updated_ms: int
+    correlation_id: str | None
+    value: bytes
+
+
+class LeaseRow(msgspec.Struct, frozen=True):
+    """The latest grant of a lease."""
+
+    universe: str
+    key: str
+    owner: str
+    fence: int
+    held: bool  # At the time of the read.
+    acquired_ms: int
+    expires_ms: int
 
 
 class EntityRow(msgspec.Struct, frozen=True):
@@ -165,6 +204,45 @@ def mails(database: Database, universe: str) -> Iterator[MailRow]:
             )
 
 
+def receipts(database: Database, universe: str) -> Iterator[ReceiptRow]:
+    """Every receipt of every sender, in order."""
+    for agent in names(database, Subspace("u", universe, "mail")):
+        address = Address(universe, agent)
+        for _, value in scan_range(database, *mailbox_keys.keys_of(address).receipts_from(0)):
+            receipt = _decode_receipt(value)
+            yield ReceiptRow(
+                universe, str(address), receipt.sequence, receipt.id, receipt.to, receipt.state, receipt.at_ms
+            )
+
+
+def states(database: Database, universe: str) -> Iterator[StateRow]:
+    """Every state document, by key."""
+    keys = Subspace("u", universe, "states")
+    for key, value in scan_range(database, *keys.range()):
+        state = _decode_state(value)
+        yield StateRow(
+            universe,
+            keys.unpack(key)[0],
+            state.version,
+            state.etag,
+            state.updated_ms,
+            state.correlation_id,
+            state.value,
+        )
+
+
+def all_leases(database: Database, universe: str) -> Iterator[LeaseRow]:
+    """The latest grant of every lease, by key."""
+    after = ""
+    while True:
+        now_ms, page = database.read(_leases, universe, after)
+        for after, grant in page:
+            held = grant.holds_at(now_ms)
+            yield LeaseRow(universe, after, grant.owner, grant.fence, held, grant.acquired_ms, grant.expires_ms)
+        if len(page) < PAGE_ITEMS:
+            return
+
+
 def all_entities(database: Database, universe: str) -> Iterator[EntityRow]:
     """Every entity, deleted ones too."""
     for kind in names(database, Subspace("u", universe, "entities")):
@@ -226,6 +304,10 @@ def references(database: Database, universe: str) -> Iterator[Reference]:
                 yield Reference(universe, hash, area)
 
 
+def _leases(tx: Transaction, universe: str, after: str) -> tuple[int, list[tuple[str, Grant]]]:
+    return tx.now_ms, leases.page(tx, universe, after=after, limit=PAGE_ITEMS)
+
+
 def _get(tx: Transaction, key: bytes) -> bytes | None:
     return tx.get(key)
 
@@ -259,4 +341,5 @@ def _message(queue: QueueKey, message: StoredMessage, state: str) -> MessageRow:
 
 
 _decode_blob: Final = msgspec.msgpack.Decoder(Blob).decode
+_decode_state: Final = msgspec.msgpack.Decoder(State).decode
 _decode_entity: Final = msgspec.msgpack.Decoder(Entity).decode

@@ -24,9 +24,10 @@ from holdfast.errors import (
     WorldNotFound,
 )
 from holdfast.kv import Database, Subspace, Transaction, pages
-from holdfast.layers import blobs, journals, snapshots, worlds
+from holdfast.layers import blobs, journals, snapshots, tokens, worlds
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
+from holdfast.layers.tokens import Token
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import CHUNK_ENTRIES, CHUNK_PAGE
 from holdfast.names import checked_name
@@ -35,11 +36,22 @@ from holdfast.pipeline.logs import LogChunk
 from holdfast.pipeline.views import manifests, rows
 from holdfast.pipeline.views.chunk_stager import ChunkStager
 from holdfast.pipeline.views.manifests import Manifests
-from holdfast.pipeline.views.rows import BlobRow, ChangeRow, EntityRow, MailRow, MessageRow, Reference
+from holdfast.pipeline.views.rows import (
+    BlobRow,
+    ChangeRow,
+    EntityRow,
+    LeaseRow,
+    MailRow,
+    MessageRow,
+    ReceiptRow,
+    Reference,
+    StateRow,
+)
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import LogFile
 from holdfast.runtime.maintenance import scan
+from holdfast.wire.queues import Schedule
 
 Result = TypeVar("Result")
 
@@ -274,6 +286,26 @@ class View:
     def mails(self, universe: str) -> Iterator[MailRow]:
         """Every unconfirmed mail."""
         return rows.mails(self.database, universe)
+
+    def receipts(self, universe: str) -> Iterator[ReceiptRow]:
+        """Every receipt that its sender may still read."""
+        return rows.receipts(self.database, universe)
+
+    def states(self, universe: str) -> Iterator[StateRow]:
+        """Every state document."""
+        return rows.states(self.database, universe)
+
+    def leases(self, universe: str) -> Iterator[LeaseRow]:
+        """The latest grant of every lease, held or not."""
+        return rows.all_leases(self.database, universe)
+
+    def schedules(self, universe: str) -> Iterator[tuple[str, Schedule]]:
+        """Every schedule, with its queue."""
+        return rows.schedules(self.database, universe)
+
+    def tokens(self) -> list[Token]:
+        """Every access token of the plane, usable or not."""
+        return self.database.read(tokens.all_tokens)
 
     def entities(self, universe: str) -> Iterator[EntityRow]:
         """Every entity, including deleted ones."""
