@@ -1,8 +1,8 @@
 """The report: one self-contained HTML page.
 
 facts.py         the numbers of the page, read from the aggregates of the lake
-plots.py         lines, bars and grids as SVG; colours come from the page's CSS, for light and dark mode
+charts.py        lines over time, drawn by uPlot in the browser, with a table of the same numbers
 formatting.py    numbers, bytes, durations and times as text
-components.py    HTML building blocks: tables and figures
+components.py    HTML building blocks: tables with bars, and grids of numbers
 page.py          the page
 """

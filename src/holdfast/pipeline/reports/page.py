@@ -8,12 +8,13 @@ from importlib.resources import files
 from typing import Any, Final
 
 from holdfast.limits import REPORT_GRID, REPORT_ROWS
-from holdfast.pipeline.reports import formatting, plots
-from holdfast.pipeline.reports.components import Column, figure, introduction, placeholder, plot_with_table, table
+from holdfast.pipeline.reports import charts, formatting
+from holdfast.pipeline.reports.charts import Series
+from holdfast.pipeline.reports.components import Column, beside, grid, introduction, placeholder, table
 from holdfast.pipeline.reports.facts import Facts, Row, Timeline
-from holdfast.pipeline.reports.plots import Bar, Series
+from holdfast.server.console.report_scripts import chart_style, script_sources, scripts, source_hash
 
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_STORAGE_LINES: Final = 5  # The largest parts; a line for each of the page's colours.
 
 
 def page(facts: Facts) -> str:
@@ -33,7 +34,7 @@ def page(facts: Facts) -> str:
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Holdfast report, {formatting.timestamp(facts.made_at)}</title><style>{_style()}</style></head><body>"
         '<a class="skip" href="#content">Skip to the content</a>'
@@ -42,7 +43,7 @@ def page(facts: Facts) -> str:
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
         f'<main id="content">{_cards(facts)}{sections}</main>'
         f"<footer><p>Times are UTC. Tables show the first {REPORT_ROWS} rows; the lake has all of them.</p></footer>"
-        "</body></html>\n"
+        f"{''.join(f'<script>{text}</script>' for text in scripts())}</body></html>\n"
     )
 
 
@@ -121,22 +122,19 @@ def _queues(facts: Facts) -> str:
     timeline = facts.throughput
     counts = {name: [float(row.get(name, 0)) for row in timeline.rows] for name in ("put", "acked", "dead", "retries")}
     totals = {name: formatting.number(sum(values)) for name, values in counts.items()}
-    done = plots.lines(
+    done = charts.lines(
         "Messages per hour",
         f"All queues, {_span(timeline)}: {totals['put']} enqueued, {totals['acked']} acknowledged.",
         timeline.hours,
         [Series("enqueued", counts["put"], 1), Series("acknowledged", counts["acked"], 3)],
     )
-    failed = plots.lines(
+    failed = charts.lines(
         "Failures per hour",
         f"All queues, {_span(timeline)}: {totals['dead']} dead-lettered, {totals['retries']} redelivered.",
         timeline.hours,
         [Series("dead-lettered", counts["dead"], 4), Series("redelivered", counts["retries"], 2)],
     )
-    flow = (
-        f'<div class="beside pair"><div><h3>Messages per hour</h3>{figure(done)}</div>'
-        f"<div><h3>Failures per hour</h3>{figure(failed)}</div></div>"
-    )
+    flow = beside(f"<h3>Messages per hour</h3>{done}", f"<h3>Failures per hour</h3>{failed}")
     rows = table(
         "Queues with the most messages",
         facts.queues,
@@ -156,8 +154,8 @@ def _queues(facts: Facts) -> str:
         "Wait is the time from enqueue to the first delivery, service from the last delivery to the end. "
         "Half of the messages took no longer than p50, all but one in a hundred no longer than p99."
     )
-    latencies = "".join(_latency(timeline) for timeline in facts.latencies)
-    return intro + flow + rows + (f'<div class="beside pair">{latencies}</div>' if latencies else "")
+    latencies = [_latency(timeline) for timeline in facts.latencies]
+    return intro + flow + rows + (beside(*latencies) if latencies else "")
 
 
 def _latency(timeline: Timeline) -> str:
@@ -165,46 +163,38 @@ def _latency(timeline: Timeline) -> str:
         return [row.get(column) for row in timeline.rows]
 
     worst = max((value for value in values("wait_p99_ms") if value is not None), default=None)
-    plot = plots.lines(
+    plot = charts.lines(
         f"Latency of {timeline.name}",
         f"Wait and service by hour, {_span(timeline)}. The highest p99 of the wait is {formatting.duration(worst)}.",
         timeline.hours,
         [
-            Series("wait p50", values("wait_p50_ms"), 1),
-            Series("wait p90", values("wait_p90_ms"), 1),
-            Series("wait p99", values("wait_p99_ms"), 1),
-            Series("service p50", values("service_p50_ms"), 2),
-            Series("service p99", values("service_p99_ms"), 2),
+            Series("wait p50", values("wait_p50_ms"), 1, "solid"),
+            Series("wait p90", values("wait_p90_ms"), 1, "dashed"),
+            Series("wait p99", values("wait_p99_ms"), 1, "dotted"),
+            Series("service p50", values("service_p50_ms"), 2, "solid"),
+            Series("service p99", values("service_p99_ms"), 2, "dotted"),
         ],
         unit="ms",
     )
-    return f"<div><h3>{escape(timeline.name)}</h3>{figure(plot, 'By hour, on a logarithmic scale.')}</div>"
+    return f'<h3>{escape(timeline.name)}</h3>{plot}<p class="about">By hour, on a logarithmic scale.</p>'
 
 
 def _dead_letters(facts: Facts) -> str:
     if not facts.errors:
         return placeholder("There are no dead letters.")
-    total = sum(row["letters"] for row in facts.errors)
-    plot = plots.bars(
-        "Dead letters by error",
-        f"{formatting.number(total)} dead letters with the {len(facts.errors)} most frequent errors.",
-        [
-            Bar(f"{_named(facts, row, 'queue')}: {row['signature']}", row["letters"], row["example"] or "")
-            for row in facts.errors
-        ],
-    )
     rows = table(
-        "Latest error of each kind",
+        "Dead letters by error",
         facts.errors,
         [
             Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
-            Column("Letters", lambda row: formatting.number(row["letters"])),
+            Column("Letters", lambda row: formatting.number(row["letters"]), bar=lambda row: row["letters"]),
             Column("Last", lambda row: formatting.short_timestamp(row["last_at"])),
+            Column("Error", lambda row: formatting.shorten(row["signature"], 160), "code"),
             Column("Last error", lambda row: formatting.shorten(row["example"] or "", 160), "code"),
         ],
     )
     intro = introduction("Errors that differ only in numbers, ids, addresses and paths are grouped.")
-    return intro + plot_with_table("Dead letters by error", plot, rows)
+    return intro + rows
 
 
 def _mail(facts: Facts) -> str:
@@ -213,22 +203,18 @@ def _mail(facts: Facts) -> str:
     intro = introduction(
         "Mail traffic between agents, and how long mail waits to be read. Expired and rejected mail is lost."
     )
-    boxes = sorted(facts.mailboxes, key=lambda row: row["oldest_at"] or facts.made_at)
-    ages = plots.bars(
-        "Age of the oldest waiting mail",
-        f"The {len([row for row in boxes if row['oldest_at']])} mailboxes with the most waiting mail.",
-        [Bar(row["recipient"], _age_ms(row, facts.made_at)) for row in boxes if row["oldest_at"]],
-        format=formatting.duration,
-    )
+
+    def age_ms(row: Row) -> float:
+        age: timedelta = facts.made_at - (row["oldest_at"] or facts.made_at)
+        return max(age / timedelta(milliseconds=1), 0.0)
+
     rows = table(
         "Mailboxes with the most waiting mail",
         facts.mailboxes,
         [
             Column("Mailbox", lambda row: row["recipient"], "text"),
             Column("Waiting", lambda row: formatting.number(row["waiting"])),
-            Column(
-                "Oldest", lambda row: formatting.duration(_age_ms(row, facts.made_at) if row["oldest_at"] else None)
-            ),
+            Column("Oldest", lambda row: formatting.duration(age_ms(row) if row["oldest_at"] else None), bar=age_ms),
             Column("Lost", lambda row: formatting.number(row["expired"] + row["rejected"])),
             Column("Wait p50", lambda row: formatting.duration(row["wait_p50_ms"])),
             Column("p99", lambda row: formatting.duration(row["wait_p99_ms"])),
@@ -244,11 +230,7 @@ def _mail(facts: Facts) -> str:
             Column("Rejected", lambda row: formatting.number(row["rejected"])),
         ],
     )
-    return (
-        intro
-        + plot_with_table("Mail by sender and recipient", _talk(facts.talk), pairs)
-        + plot_with_table("Waiting mail", ages, rows)
-    )
+    return intro + _talk(facts.talk) + pairs + rows
 
 
 def _talk(talk: Sequence[Row]) -> str:
@@ -259,41 +241,26 @@ def _talk(talk: Sequence[Row]) -> str:
         for row in talk
         if row["mails"] and row["sender"] in senders and row["recipient"] in recipients
     }
-    maximum = max(talk, key=lambda row: row["mails"], default=None)
-    message = (
-        f" The most are from {maximum['sender']} to {maximum['recipient']}: {maximum['mails']:,}." if maximum else ""
-    )
-    return plots.grid(
-        "Mail by sender and recipient",
-        f"Mails from {len(senders)} senders (rows) to {len(recipients)} recipients (columns).{message}",
-        senders,
-        recipients,
-        cells,
-    )
+    return grid("Mails by sender (rows) and recipient (columns)", senders, recipients, cells)
 
 
 def _leases(facts: Facts) -> str:
     if not facts.leases:
         return placeholder("No lease was contended.")
     intro = introduction("Leases that an acquire had to wait for, or was refused. Uncontended leases are not listed.")
-    plot = plots.bars(
-        "Contended leases",
-        f"The {len(facts.leases)} most contended leases.",
-        [Bar(_named(facts, row, "key"), row["contended"]) for row in facts.leases],
-    )
     rows = table(
         "Outcomes of contended acquires",
         facts.leases,
         [
             Column("Lease", lambda row: _named(facts, row, "key"), "text"),
-            Column("Contended", lambda row: formatting.number(row["contended"])),
+            Column("Contended", lambda row: formatting.number(row["contended"]), bar=lambda row: row["contended"]),
             Column("Granted", lambda row: formatting.number(row["granted"])),
             Column("Refused", lambda row: formatting.number(row["refused"])),
             Column("Abandoned", lambda row: formatting.number(row["gone"])),
             Column("Longest wait", lambda row: formatting.duration(row["waited_max_ms"])),
         ],
     )
-    return intro + plot_with_table("Contended leases", plot, rows)
+    return intro + rows
 
 
 def _storage(facts: Facts) -> str:
@@ -306,8 +273,8 @@ def _storage(facts: Facts) -> str:
             name = f"{row['source']}: {row['name']}"
             by_day = sizes.setdefault(name, {})
             by_day[row["day"]] = by_day.get(row["day"], 0) + row["bytes"]
-    largest = sorted(sizes, key=lambda name: -sizes[name].get(days[-1], 0))[:5]
-    plot = plots.lines(
+    largest = sorted(sizes, key=lambda name: -sizes[name].get(days[-1], 0))[:_STORAGE_LINES]
+    plot = charts.lines(
         "Bytes by day",
         f"The {len(largest)} largest parts, on {len(days)} days.",
         times,
@@ -322,7 +289,7 @@ def _storage(facts: Facts) -> str:
             Column("Data", lambda row: f"{row['source']}: {row['name']}", "text"),
             Column("Universe", lambda row: row["universe"], "text"),
             Column("Rows", lambda row: formatting.number(row["rows"])),
-            Column("Bytes", lambda row: formatting.size(row["bytes"])),
+            Column("Bytes", lambda row: formatting.size(row["bytes"]), bar=lambda row: row["bytes"] or 0),
         ],
     )
     blobs = table(
@@ -335,7 +302,7 @@ def _storage(facts: Facts) -> str:
             Column("Reclaimable", lambda row: formatting.size(row["reclaimable_bytes"])),
         ],
     )
-    return intro + plot_with_table("Bytes by day", plot, rows) + (blobs if facts.unreachable else "")
+    return intro + beside(f"<h3>Bytes by day</h3>{plot}", rows) + (blobs if facts.unreachable else "")
 
 
 def _named(facts: Facts, row: Row, column: str) -> str:
@@ -349,11 +316,6 @@ def _busiest(talk: Sequence[Row], side: str) -> list[str]:
     for row in talk:
         sums[row[side]] = sums.get(row[side], 0) + row["mails"]
     return sorted(sums, key=lambda name: (-sums[name], name))[:REPORT_GRID]
-
-
-def _age_ms(row: Row, now: datetime) -> float:
-    age: timedelta = now - row["oldest_at"]
-    return max(age / timedelta(milliseconds=1), 0.0)
 
 
 def _span(timeline: Timeline) -> str:
@@ -370,6 +332,21 @@ def _id(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
+def _policy() -> str:
+    """The page runs its own scripts only, and loads nothing."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src {script_sources()}",
+            f"style-src {source_hash(_style())}",
+            "base-uri 'none'",
+            "form-action 'none'",
+            "require-trusted-types-for 'script'",
+            "trusted-types 'none'",
+        )
+    )
+
+
 @cache
 def _style() -> str:
-    return files(__package__).joinpath("page.css").read_text("utf-8")
+    return chart_style() + files(__package__).joinpath("page.css").read_text("utf-8")

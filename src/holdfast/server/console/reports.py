@@ -1,8 +1,8 @@
 """Read-only access to the files that the pipeline has written.
 
 A browser cannot send a token when it opens a report as a document. So a caller that may read metrics gets a link: a URL
-with a random secret that expires after five minutes, or with the token. Reports are sandboxed: they run no scripts,
-have no origin and load nothing.
+with a random secret that expires after five minutes, or with the token. Reports are sandboxed: they run no scripts but
+those of `report_scripts.py`, have no origin and load nothing.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from holdfast.limits import (
     CONSOLE_REPORTS_MAX,
 )
 from holdfast.server.authorization import Authorizer
+from holdfast.server.console.report_scripts import script_sources
 from holdfast.server.context import ServerContext
 from holdfast.server.http.middleware import authenticate_request
 from holdfast.server.problems import JSON, HttpError
@@ -40,8 +41,21 @@ _MEDIA: Final = {
     ".css": "text/css; charset=utf-8",
     ".csv": "text/csv; charset=utf-8",
 }
-_POLICY: Final = (
-    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; frame-ancestors 'self'"
+# Inline styles can load nothing here. Reports of this version also carry a policy of their own that names their style.
+_POLICY: Final = "; ".join(
+    (
+        "sandbox allow-scripts",
+        "default-src 'none'",
+        f"script-src {script_sources()}",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "font-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'self'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
 )
 
 

@@ -1,4 +1,4 @@
-// Reports of the pipeline, in a sandboxed frame without scripts and without an origin.
+// Reports of the pipeline, in a sandboxed frame without an origin. The policy of the file allows only the scripts of reports.
 
 import { Table, ago, bytes, card, h, link, text } from "./dom.js";
 
@@ -36,7 +36,7 @@ export function open({ api, session }) {
       note.textContent = `${latest.name}, ${ago(latest.modified_ms)}`;
       if (shown === latest.modified_ms) return;
       shown = latest.modified_ms;
-      container.replaceChildren(h("iframe", { src: found.at + encodeURIComponent(latest.name), title: "The pipeline's latest report", sandbox: "", referrerpolicy: "no-referrer" }));
+      container.replaceChildren(h("iframe", { src: found.at + encodeURIComponent(latest.name), title: "The pipeline's latest report", sandbox: "allow-scripts", referrerpolicy: "no-referrer" }));
     },
   };
 }
