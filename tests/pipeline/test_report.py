@@ -197,7 +197,9 @@ def test_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
 def test_failed_report_leaves_no_partial_file(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report.run(None, Config(data="unused", lake=lake.location.url), now=NOW)
     before = (tmp_path / "lake" / "reports" / "latest.html").read_bytes()
-    monkeypatch.setattr("holdfast.pipeline.jobs.report.os.fchmod", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    monkeypatch.setattr(
+        "holdfast.pipeline.lake.atomic_files.os.fchmod", lambda *_: (_ for _ in ()).throw(OSError("full"))
+    )
     with pytest.raises(OSError, match="full"):
         report.run(None, Config(data="unused", lake=lake.location.url), now=NOW + timedelta(hours=1))
     assert (tmp_path / "lake" / "reports" / "latest.html").read_bytes() == before

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict, Unpack
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ import msgspec
 from holdfast.cli import connect, context_file, printing
 from holdfast.cli.commands import CommandGroup, given_options, wants_json
 from holdfast.cli.exit_codes import DAMAGED
+from holdfast.cli.pipeline_observers import Observation, health_option, metrics_option
 from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
 from holdfast.names import checked_name, folder_at
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from holdfast.pipeline.config import Config, JobResult
     from holdfast.pipeline.jobs import JobOptions
+    from holdfast.pipeline.observation.status import LakeStatus
     from holdfast.pipeline.progress import ProgressCallback
 
 _FINDINGS_SHOWN: Final = 20  # --json has them all.
@@ -50,41 +53,75 @@ class JobArguments(TypedDict):
     storage: tuple[str, ...]
     master: str | None
     remote: str | None
+    metrics: NotRequired[str | None]
     reducer: NotRequired[str | None]
+
+
+_DATA: Final = click.option(
+    "--data", metavar="URL", help="The plane: a data directory, postgresql://… or a server.  [default: --url]"
+)
+_LAKE: Final = click.option(
+    "--lake", metavar="PATH", envvar="HOLDFAST_LAKE", help="The lake: a folder or s3://BUCKET/PATH."
+)
+_UNIVERSE: Final = click.option(
+    "--universe", "universes", metavar="NAME", multiple=True, help="Process only this universe. Repeatable."
+)
+_STORAGE: Final = click.option(
+    "--storage",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An option of the object store, such as aws_endpoint=…. Repeatable.",
+)
 
 
 def _job_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that every job has."""
     for option in reversed(
         [
-            click.option(
-                "--data",
-                metavar="URL",
-                help="The plane: a data directory, postgresql://… or a server.  [default: --url]",
-            ),
-            click.option(
-                "--lake", metavar="PATH", envvar="HOLDFAST_LAKE", help="The lake: a folder or s3://BUCKET/PATH."
-            ),
+            _DATA,
+            _LAKE,
             click.option(
                 "--activity",
                 metavar="URL",
                 help="The session logs, if they are not in the data directory (PostgreSQL).",
             ),
-            click.option(
-                "--universe", "universes", metavar="NAME", multiple=True, help="Process only this universe. Repeatable."
-            ),
-            click.option(
-                "--storage",
-                metavar="NAME=VALUE",
-                multiple=True,
-                help="An option of the object store, such as aws_endpoint=…. Repeatable.",
-            ),
+            _UNIVERSE,
+            _STORAGE,
             click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),
             click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002."),
+            metrics_option,
         ]
     ):
         command = option(command)
     return command
+
+
+class LakeArguments(TypedDict):
+    """The values of the options of commands that start no Spark."""
+
+    data: str | None
+    lake: str | None
+    universes: tuple[str, ...]
+    storage: tuple[str, ...]
+
+
+def _lake_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of commands that start no Spark."""
+    for option in (_STORAGE, _UNIVERSE, _LAKE, _DATA):
+        command = option(command)
+    return command
+
+
+def _job_arguments(options: LakeArguments) -> JobArguments:
+    return {
+        "data": options["data"],
+        "lake": options["lake"],
+        "universes": options["universes"],
+        "storage": options["storage"],
+        "activity": None,
+        "master": None,
+        "remote": None,
+    }
 
 
 _reducer_option = click.option(
@@ -115,17 +152,20 @@ def run(**options: Unpack[JobArguments]) -> None:
 @pipeline.command(
     examples=[
         "holdfast pipeline ingest --data ./data --lake ./lake",
-        "holdfast pipeline ingest --data http://127.0.0.1:9440 --lake ./lake --follow",
+        "holdfast pipeline ingest --data http://127.0.0.1:9440 --lake ./lake --follow --health 0.0.0.0:8080",
     ]
 )
 @_job_options
-@click.option("--follow", is_flag=True, help="Keep ingesting new data until interrupted.")
-def ingest(follow: bool, **options: Unpack[JobArguments]) -> None:
+@click.option("--follow", is_flag=True, help="Keep ingesting new data until SIGTERM or an interrupt.")
+@health_option
+def ingest(follow: bool, health: str | None, **options: Unpack[JobArguments]) -> None:
     """Copy new data from the plane into the lake, each row exactly once.
 
     Data that cannot be read becomes a row of the table `quarantine`, with the reason.
     """
-    _run(["ingest"], options, follow=follow)
+    if health is not None and not follow:
+        raise InvalidArgument("--health answers while --follow runs; give both")
+    _run(["ingest"], options, follows=follow, health=health)
 
 
 @pipeline.command(examples=["holdfast pipeline audit --data ./data --lake ./lake --json"])
@@ -236,6 +276,39 @@ def vacuum(**options: Unpack[JobArguments]) -> None:
     _run(["vacuum"], options)
 
 
+@pipeline.command(
+    examples=[
+        "holdfast pipeline status --lake ./lake",
+        "holdfast pipeline status --lake s3://bucket/lake --data http://127.0.0.1:9440 --json",
+    ]
+)
+@_lake_options
+@metrics_option
+def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
+    """Show the last run of each job, the tables of the lake, and how far they are behind the plane.
+
+    The lag is measured if --data or --url is given. Exit code 10 means that data is quarantined, or that the last
+    run of a job found damage.
+    """
+    config = _config(_job_arguments(options), needs_lake=True)
+    with _require_spark():
+        from holdfast.pipeline.observation import metrics as prometheus
+        from holdfast.pipeline.observation.status import lake_status
+        from holdfast.pipeline.views import open_view
+
+    if options["data"] or given_options().get("url") or os.environ.get("HOLDFAST_URL"):
+        _check_plane(config, creates=False)
+        with open_view(config) as view:
+            found = lake_status(config, view)
+    else:
+        found = lake_status(config)
+    if metrics is not None:
+        prometheus.write_file(metrics, prometheus.registry(found.runs, found.tables))
+    _print_status(found)
+    if found.is_damaged:
+        click.get_current_context().exit(DAMAGED)
+
+
 @pipeline.command(examples=["holdfast pipeline warm"])
 def warm() -> None:
     """Halve the start time of Spark on this machine.
@@ -254,10 +327,18 @@ def warm() -> None:
 
 
 def _run(
-    names: Sequence[str], options: JobArguments, *, needs_lake: bool = True, **extra: "Unpack[JobOptions]"
+    names: Sequence[str],
+    options: JobArguments,
+    *,
+    needs_lake: bool = True,
+    follows: bool = False,
+    health: str | None = None,
+    **extra: "Unpack[JobOptions]",
 ) -> None:
     """Run jobs in one Spark session, print their results, and exit with 10 if one found damage."""
     config = _config(options, needs_lake=needs_lake)
+    with _require_spark():
+        observation = Observation(config, metrics=options.get("metrics"))
     from holdfast.pipeline import jobs
 
     if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):
@@ -265,12 +346,17 @@ def _run(
     results: list[JobResult] = []
     needs_spark = not set(names) <= set(jobs.JOBS_WITHOUT_SPARK)
     with (
+        observation.following(health) if follows else nullcontext(extra) as job_options,
         _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark,
         jobs.view_options(names, config) as shared,
     ):
         for name in names:
-            with _bar(name) as progress, _spark_errors(name):
-                results.append(jobs.run(name, spark, config, progress=progress, **(extra | shared[name])))
+            with _bar(name) as bar, _spark_errors(name):
+                progress = observation.progress([bar] if bar is not None else []) if bar or follows else None
+                all_options = job_options | shared[name]
+                results.append(
+                    jobs.run(name, spark, config, progress=progress, observers=observation.observers, **all_options)
+                )
     _print(results, many=len(names) > 1)
     if not all(each.ok for each in results):
         click.get_current_context().exit(DAMAGED)
@@ -449,6 +535,36 @@ def _print(results: "Sequence[JobResult]", *, many: bool) -> None:
             click.echo(printing.escape_control(f"✗ {each.job}: {_finding_text(finding)}"))
         if (more := len(each.findings) - _FINDINGS_SHOWN) > 0:
             click.echo(f"  and {more:,} more; --json has them all")
+
+
+def _print_status(found: "LakeStatus") -> None:
+    if wants_json():
+        printing.record(msgspec.to_builtins(found))
+        return
+    runs = [
+        {**msgspec.structs.asdict(run), "started": _time(run.started_at), "completed": _time(run.completed_at)}
+        for run in found.runs
+    ]
+    printing.rows(runs, ("job", "state", "started", "completed", "seconds", "findings"), empty="No job has run yet.")
+    for run in found.runs:
+        if run.error is not None:
+            click.echo(printing.escape_control(f"✗ {run.job}: {' '.join(run.error.split())}"))
+    click.echo()
+    tables = [
+        {
+            **msgspec.structs.asdict(table),
+            "committed": _time(table.committed_at),
+            "lag": table.lag and f"{table.lag.amount:,} {table.lag.unit}",
+        }
+        for table in found.tables
+    ]
+    printing.rows(
+        tables, ("table", "rows", "files", "bytes", "committed", "marks", "quarantined", "lag"), empty="No tables yet."
+    )
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else f"{at:%Y-%m-%d %H:%M:%S}Z"
 
 
 def _summary(result: "JobResult") -> dict[str, Any]:

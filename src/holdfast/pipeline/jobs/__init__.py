@@ -1,6 +1,6 @@
 """The jobs: each is a module with `run(spark, config)`, which returns a JobResult."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -8,9 +8,10 @@ from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
-from holdfast.errors import Backend, Corrupt, InvalidArgument
+from holdfast.errors import Backend, Corrupt, HoldfastError, InvalidArgument
 from holdfast.pipeline import sessions
 from holdfast.pipeline.config import Config, JobResult
+from holdfast.pipeline.observation.observers import Observer, observed
 from holdfast.pipeline.progress import ProgressCallback, report_progress
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class JobOptions(TypedDict, total=False):
     follow: bool  # ingest
     every_seconds: float
     stop: Event
+    round_ended: Callable[[JobResult | HoldfastError], None]
     grace_seconds: float  # reachability
     now: datetime  # reachability, contents, rollup and report
     view: "View"  # ingest, audit, reachability, contents and rollup
@@ -65,9 +67,10 @@ def run(
     config: Config,
     *,
     progress: ProgressCallback | None = None,
+    observers: Sequence[Observer] = (),
     **options: Unpack[JobOptions],
 ) -> JobResult:
-    """Run a job by name, and report its progress. Jobs in `JOBS_WITHOUT_SPARK` need no Spark.
+    """Run a job by name, report its progress, and tell the observers. Jobs in `JOBS_WITHOUT_SPARK` need no Spark.
 
     Raises:
         InvalidArgument: there is no such job.
@@ -76,11 +79,15 @@ def run(
     if name not in JOBS:
         raise InvalidArgument(f"Unknown job {name!r}; the jobs are: {', '.join(JOBS)}")
     job = import_module(f"{__name__}.{name}")
-    with sessions.report_end_of_java(spark, name), report_progress(spark, progress):
-        if name not in _JOBS_THAT_WRITE_NO_TABLE:
-            _rename_columns(spark, config)
-        result: JobResult = job.run(spark, config, progress=progress, **options)
-    return result
+
+    def work() -> JobResult:
+        with sessions.report_end_of_java(spark, name), report_progress(spark, progress):
+            if name not in _JOBS_THAT_WRITE_NO_TABLE:
+                _rename_columns(spark, config)
+            result: JobResult = job.run(spark, config, progress=progress, **options)
+        return result
+
+    return observed(name, observers, work)
 
 
 def _rename_columns(spark: "SparkSession | None", config: Config) -> None:
@@ -103,11 +110,17 @@ def _rename_columns_of(lake: "Lake", table: "Table", spark: "SparkSession | None
     found.rename_columns(spark)
 
 
-def run_all(spark: "SparkSession", config: Config, *, progress: ProgressCallback | None = None) -> Iterator[JobResult]:
+def run_all(
+    spark: "SparkSession",
+    config: Config,
+    *,
+    progress: ProgressCallback | None = None,
+    observers: Sequence[Observer] = (),
+) -> Iterator[JobResult]:
     """Run all jobs of a full run on one view; findings of one job do not stop the next."""
     with view_options(FULL_RUN, config) as options:
         for name in FULL_RUN:
-            yield run(name, spark, config, progress=progress, **options[name])
+            yield run(name, spark, config, progress=progress, observers=observers, **options[name])
 
 
 @contextmanager

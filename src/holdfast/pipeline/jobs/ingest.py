@@ -8,7 +8,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -51,8 +51,11 @@ def run(
     every_seconds: float = INGEST_FOLLOW_SECONDS,
     stop: threading.Event | None = None,
     view: View | None = None,
+    round_ended: Callable[[JobResult | HoldfastError], None] = lambda _outcome: None,
 ) -> JobResult:
     """Ingest new data, of `view` if one is given; with `follow`, repeat until `stop` is set or there is an interrupt.
+
+    `round_ended` is called with the result of every round so far, or with the error after which it will be retried.
 
     `ok` means that the quarantine is empty. Without Spark, everything runs in this process.
 
@@ -65,8 +68,13 @@ def run(
     result = _ingest_once(spark, config, progress, with_repair=True, view=view)
     if follow:
         with suppress(KeyboardInterrupt):
+            round_ended(result)
             for update in _follow_plane(spark, config, progress, every_seconds, stop or threading.Event()):
-                result = _combine(result, update)
+                if isinstance(update, JobResult):
+                    result = _combine(result, update)
+                    round_ended(result)
+                else:
+                    round_ended(update)
     return msgspec.structs.replace(result, seconds=time.monotonic() - started)
 
 
@@ -76,7 +84,7 @@ def _follow_plane(
     progress: ProgressCallback | None,
     every_seconds: float,
     stop: threading.Event,
-) -> Iterator[JobResult]:
+) -> Iterator[JobResult | HoldfastError]:
     repaired_at = time.monotonic()
     while not stop.wait(every_seconds):
         with_repair = time.monotonic() - repaired_at >= INGEST_REPAIR_SECONDS
@@ -90,6 +98,7 @@ def _follow_plane(
                 raise
             # The plane is restarting, or a store is temporarily unreachable.
             _log.warning("Ingest failed and will be retried: %s", error)
+            yield error
 
 
 def ingest_view(
