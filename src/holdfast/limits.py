@@ -344,5 +344,6 @@ FOLLOW_STALL_SECONDS: Final = 900.0  # Without a sign of progress for this long,
 HEALTH_CONNECTIONS_MAX: Final = 32  # Concurrent health checks of a follow run.
 RUN_RECORD_SECONDS: Final = 30.0  # How often a follow run writes its record into the lake.
 RUN_ERROR_CHARACTERS: Final = 1_000  # Of the error in the record of a run.
+LINEAGE_SECONDS: Final = 5.0  # How long a job waits for a lineage server to take an event.
 INGEST_COMPACT_FILES: Final = 64  # And whether enough small files exist to be worth compacting.
 FINDINGS_MAX: Final = 1_000  # Findings that are reported; the quarantine has all of them.

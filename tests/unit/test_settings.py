@@ -103,7 +103,11 @@ def test_error_names_the_source_of_its_value(
 
 
 @pytest.mark.parametrize(
-    "variable", ["HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_QUEUE_MESSAGE_ID", "HOLDFAST_FENCE", "HOLDFAST_LEASE_ID"]
+    "variable",
+    [
+        *("HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_QUEUE_MESSAGE_ID", "HOLDFAST_FENCE", "HOLDFAST_LEASE_ID"),
+        *("HOLDFAST_LAKE", "HOLDFAST_LINEAGE", "HOLDFAST_LINEAGE_TOKEN"),
+    ],
 )
 def test_variables_of_clients_and_commands_are_ignored(variable: str) -> None:
     assert load(environment={variable: "x"}) == Settings()

@@ -40,6 +40,7 @@ _ENVIRONMENT: Final = (
     ("HOLDFAST_URL, HOLDFAST_TOKEN, HOLDFAST_UNIVERSE, HOLDFAST_OBJECTS", "defaults for the options of the same names"),
     ("HOLDFAST_CA, HOLDFAST_CERT, HOLDFAST_KEY", "defaults for the options of the same names"),
     ("HOLDFAST_LAKE", "default for --lake of `holdfast pipeline`"),
+    ("HOLDFAST_LINEAGE, HOLDFAST_LINEAGE_TOKEN", "where `holdfast pipeline` sends OpenLineage events"),
     ("HOLDFAST_CONTEXT", "the context to use if no URL is given"),
     ("HOLDFAST_QUEUE_*, HOLDFAST_LOCK_KEY, …", "exported by `queue get`, `lock acquire` and `lock run`"),
 )

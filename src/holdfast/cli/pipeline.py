@@ -20,7 +20,7 @@ import msgspec
 from holdfast.cli import connect, context_file, printing
 from holdfast.cli.commands import CommandGroup, given_options, wants_json
 from holdfast.cli.exit_codes import DAMAGED
-from holdfast.cli.pipeline_observers import Observation, health_option, metrics_option
+from holdfast.cli.pipeline_observers import Observation, health_option, lineage_option, metrics_option
 from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
 from holdfast.names import checked_name, folder_at
 
@@ -54,6 +54,7 @@ class JobArguments(TypedDict):
     master: str | None
     remote: str | None
     metrics: NotRequired[str | None]
+    lineage: NotRequired[str | None]
     reducer: NotRequired[str | None]
 
 
@@ -90,6 +91,7 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),
             click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002."),
             metrics_option,
+            lineage_option,
         ]
     ):
         command = option(command)
@@ -338,7 +340,7 @@ def _run(
     """Run jobs in one Spark session, print their results, and exit with 10 if one found damage."""
     config = _config(options, needs_lake=needs_lake)
     with _require_spark():
-        observation = Observation(config, metrics=options.get("metrics"))
+        observation = Observation(config, metrics=options.get("metrics"), lineage=options.get("lineage"))
     from holdfast.pipeline import jobs
 
     if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):

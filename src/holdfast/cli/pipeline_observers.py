@@ -1,6 +1,7 @@
-"""What `holdfast pipeline` tells others while it runs: the record in the lake, a metrics file, and health checks."""
+"""What `holdfast pipeline` tells others while it runs: the record in the lake, metrics, lineage and health."""
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,12 @@ metrics_option = click.option(
     metavar="FILE",
     help="Write Prometheus metrics into this file, for node_exporter's textfile collector: NAME.prom.",
 )
+lineage_option = click.option(
+    "--lineage",
+    metavar="URL",
+    envvar="HOLDFAST_LINEAGE",
+    help="Send OpenLineage events to http(s)://HOST[:PORT][/PATH], or append them to file:PATH.",
+)
 health_option = click.option(
     "--health",
     metavar="[HOST:]PORT",
@@ -34,7 +41,7 @@ health_option = click.option(
 class Observation:
     """The observers of one run, and its health."""
 
-    def __init__(self, config: "Config", *, metrics: str | None = None) -> None:
+    def __init__(self, config: "Config", *, metrics: str | None = None, lineage: str | None = None) -> None:
         from holdfast.pipeline.lake.locations import parse_location
         from holdfast.pipeline.observation.health import FollowHealth
         from holdfast.pipeline.observation.metrics import MetricsFile
@@ -49,6 +56,8 @@ class Observation:
             if metrics is not None:
                 self._file = MetricsFile(metrics, self._recorder)
                 self.observers.append(self._file)
+        if lineage is not None:
+            self.observers.append(_lineage(config, lineage))
 
     @contextmanager
     def following(self, address: str | None) -> "Iterator[JobOptions]":
@@ -92,3 +101,13 @@ class Observation:
         from holdfast.pipeline.observation import metrics
 
         return metrics.text(metrics.registry(self._recorder.records.values() if self._recorder is not None else ()))
+
+
+def _lineage(config: "Config", url: str) -> "Observer":
+    from holdfast.client import tls
+    from holdfast.pipeline.observation.lineage import Lineage, parent_from, transport
+
+    send = transport(
+        url, token=os.environ.get("HOLDFAST_LINEAGE_TOKEN"), tls=tls.context(url, ca=config.ca, cert=None, key=None)
+    )
+    return Lineage(config, send, parent=parent_from(os.environ))

@@ -36,7 +36,22 @@ from holdfast.server.http.limits import HttpLimits
 _PREFIX: Final = "HOLDFAST_"
 _FILE: Final = "HOLDFAST_CONFIG"
 # Variables of clients and CLI commands, which the server ignores.
-_OTHERS: Final = ("CA", "CERT", "CONFIG", "CONTEXT", "DEBUG", "KEY", "TOKEN", "UNIVERSE", "URL")
+_OTHERS: Final = (
+    *(
+        "CA",
+        "CERT",
+        "CONFIG",
+        "CONTEXT",
+        "DEBUG",
+        "KEY",
+        "LAKE",
+        "LINEAGE",
+        "LINEAGE_TOKEN",
+        "TOKEN",
+        "UNIVERSE",
+        "URL",
+    ),
+)
 _EXPORTED: Final = ("FENCE", "LEASE_", "LOCK_", "QUEUE_", "STATE_")
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
 
