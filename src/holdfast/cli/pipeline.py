@@ -311,6 +311,58 @@ def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
         click.get_current_context().exit(DAMAGED)
 
 
+@pipeline.command(
+    examples=[
+        "holdfast pipeline publish --lake ./lake --duckdb lake.duckdb",
+        "holdfast pipeline publish --lake s3://bucket/lake --spark-schema lake --remote sc://spark.example:15002",
+    ]
+)
+@_LAKE
+@_STORAGE
+@click.option("--duckdb", metavar="FILE", help="Write a DuckDB file with a view for each table.")
+@click.option(
+    "--delta-scan", is_flag=True, help="Let the DuckDB views read the Delta log; needs DuckDB's extension delta."
+)
+@click.option("--spark-schema", metavar="NAME", help="Register the tables in this schema of Spark's catalogue.")
+@click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4].")
+@click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002.")
+def publish(
+    *,
+    lake: str | None,
+    storage: tuple[str, ...],
+    duckdb: str | None,
+    delta_scan: bool,
+    spark_schema: str | None,
+    master: str | None,
+    remote: str | None,
+) -> None:
+    """Register the tables of the lake, and views over them, in a DuckDB file or in Spark's catalogue.
+
+    The DuckDB file shows the lake as it is now: publish it again after a run.
+    """
+    if duckdb is None and spark_schema is None:
+        raise InvalidArgument("Nothing to publish to; give --duckdb FILE or --spark-schema NAME")
+    if delta_scan and duckdb is None:
+        raise InvalidArgument("--delta-scan is for a DuckDB file; give --duckdb FILE")
+    options: LakeArguments = {"data": None, "lake": lake, "universes": (), "storage": storage}
+    config = _config(_job_arguments(options), needs_lake=True)
+    with _require_spark():
+        from holdfast.pipeline.catalogue import duckdb_file
+        from holdfast.pipeline.catalogue import spark_schema as spark_catalogue
+        from holdfast.pipeline.lake import Lake
+        from holdfast.pipeline.observation.status import lake_status
+
+    lake_status(config)  # A mistyped lake fails here.
+    tables, published = Lake(config.lake, config.storage), dict[str, list[str]]()
+    if duckdb is not None:
+        published[duckdb] = duckdb_file.publish(tables, duckdb, uses_delta_scan=delta_scan)
+    if spark_schema is not None:
+        with _spark(master, remote) as spark, _spark_errors("publish"):
+            published[spark_schema] = spark_catalogue.publish(spark, tables, spark_schema)
+    text = "\n".join(f"Published {len(names)} tables and views in {place}" for place, names in published.items())
+    printing.result(text, {"published": published})
+
+
 @pipeline.command(examples=["holdfast pipeline warm"])
 def warm() -> None:
     """Halve the start time of Spark on this machine.
