@@ -29,8 +29,6 @@ def publish(spark: "SparkSession", lake: Lake, schema: str, *, provider: str = "
         TransactionConflict: a table of that name has another location.
         Unsupported: Spark runs without Delta Lake.
     """
-    from pyspark.errors import AnalysisException, PySparkException
-
     if "`" in schema or not all(part.isidentifier() for part in schema.split(".")):
         raise InvalidArgument(f"{schema!r} cannot be a schema; use letters, digits and _, as in catalogue.schema")
     existing = [table for table in TABLES.values() if lake.table(table).exists]
@@ -41,7 +39,7 @@ def publish(spark: "SparkSession", lake: Lake, schema: str, *, provider: str = "
         statement = f"CREATE TABLE IF NOT EXISTS {schema}.{table.name} USING {provider} LOCATION '{location}'"
         try:
             spark.sql(statement)
-        except (AnalysisException, PySparkException) as error:
+        except Exception as error:  # py4j, gRPC and PySpark have unrelated exception types.
             if "DATA_SOURCE_NOT_FOUND" in str(error):
                 raise Unsupported(
                     "This Spark has no Delta Lake; add the package io.delta:delta-spark of its version to "
