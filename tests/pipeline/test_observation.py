@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from moto.server import ThreadedMotoServer
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.cli import exit_codes
@@ -157,6 +158,25 @@ def test_status_shows_tables_marks_and_the_lag_behind_the_plane(built: Any, conf
     assert behind["journal"].lag is not None
     assert (behind["journal"].lag.sources, behind["journal"].lag.amount) == (2, 20)
     assert all(table.lag is None for table in lake_status(config).tables)
+
+
+def test_status_and_records_of_a_lake_in_an_object_store(built: Any) -> None:
+    moto = ThreadedMotoServer(port=0, verbose=False)
+    moto.start()
+    try:
+        endpoint = "http://{}:{}".format(*moto.get_host_and_port())
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT")).close()
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "aws_region": "us-east-1"}
+        storage = {"aws_endpoint": endpoint, "aws_allow_http": "true", **keys}
+        remote = Config(data=built.url, lake="s3://bucket/lake", storage=storage)
+        location = Location(remote.lake, storage)
+        jobs.run("ingest", None, remote, observers=[RunRecorder(location)])
+        found = lake_status(remote)
+    finally:
+        moto.stop()
+    assert [(run.job, run.state) for run in found.runs] == [("ingest", "ok")]
+    assert {table.table: table.rows for table in found.tables}["journal"] == built.entries
+    assert all(table.committed_at is not None for table in found.tables)
 
 
 def test_status_command_prints_text_and_json(built: Any, config: Config) -> None:

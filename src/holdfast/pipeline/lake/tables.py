@@ -122,6 +122,11 @@ class LakeTable:
         self._commit(self._delta, _add_actions(new, is_same_data=False), rewrites, mode="overwrite")
         self._upgrade(self._delta)
 
+    @property
+    def version(self) -> int:
+        """The number of the last commit of this snapshot; -1 if the table does not exist."""
+        return -1 if self._delta is None else int(self._delta.version())
+
     def refresh(self) -> None:
         """Move the snapshot to the latest commit."""
         with _translate_errors(self.location):

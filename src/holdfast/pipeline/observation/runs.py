@@ -5,6 +5,7 @@
 A run that was killed stays `running`. Of two runs at the same time, the last one to write wins.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.errors import ObjectNotFound
+from holdfast.errors import HoldfastError, ObjectNotFound
 from holdfast.limits import RUN_ERROR_CHARACTERS, RUN_RECORD_SECONDS
 from holdfast.pipeline.config import JobResult
 from holdfast.pipeline.lake.atomic_files import replace_file
 from holdfast.pipeline.lake.locations import Location
 
 FOLDER: Final = "runs"
+_log = logging.getLogger("holdfast.pipeline")
 State: TypeAlias = Literal["running", "ok", "findings", "failed"]
 
 
@@ -43,7 +45,11 @@ class RunRecorder:
         self._location = location
         self._now = now
         self._written_at: datetime | None = None
-        self.records = read_records(location)
+        try:
+            self.records = read_records(location)
+        except HoldfastError as error:  # The job itself will say what is wrong with the lake.
+            _log.warning("The records of earlier runs cannot be read: %s", error)
+            self.records = {}
 
     def started(self, job: str) -> None:
         self._set(RunRecord(job=job, state="running", started_at=self._now(), completed_at=self._completed_at(job)))

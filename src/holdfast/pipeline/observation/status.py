@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
-from deltalake import DeltaTable
 
 from holdfast.errors import ObjectNotFound
 from holdfast.pipeline.config import Config
@@ -85,20 +84,28 @@ def lake_status(config: Config, view: View | None = None) -> LakeStatus:
 
 def _table_status(table: LakeTable, universes: Sequence[str], quarantined: int, lag: Lag | None) -> TableStatus:
     files = [file for file in table.entries() if not universes or file.universe in universes]
-    # Not `table.delta()`, which would upgrade the table: a status changes nothing.
-    delta = DeltaTable(table.location.url, storage_options=table.location.storage)
-    last = next(iter(delta.history(1)), {})
     return TableStatus(
         table=table.table.name,
         rows=sum(file.rows for file in files),
         files=len(files),
         bytes=sum(file.size for file in files),
-        version=delta.version(),
-        committed_at=datetime.fromtimestamp(last["timestamp"] / 1_000, UTC) if "timestamp" in last else None,
+        version=table.version,
+        committed_at=_committed_at(table),
         marks=len(table.watermarks()),
         quarantined=quarantined,
         lag=lag,
     )
+
+
+def _committed_at(table: LakeTable) -> datetime | None:
+    """When the last commit was made; None if its entry was removed from the log after a checkpoint."""
+    try:
+        lines = bytes(table.location.read(f"_delta_log/{table.version:020}.json")).splitlines()
+    except ObjectNotFound:
+        return None
+    entries = (msgspec.json.decode(line) for line in lines if line.startswith(b'{"commitInfo":'))
+    found = next((entry["commitInfo"].get("timestamp") for entry in entries), None)
+    return None if found is None else datetime.fromtimestamp(found / 1_000, UTC)
 
 
 def _lags(lake: Lake, view: View) -> dict[str, Lag]:
