@@ -73,6 +73,7 @@ if TYPE_CHECKING:
         TimerFired,
     )
     from holdfast.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
+    from holdfast.wire.planes import PlaneParent, PlaneStatus
     from holdfast.wire.queues import (
         Delivery,
         Failure,
@@ -157,6 +158,8 @@ __all__ = [
     "Opening",
     "Pairs",
     "Plane",
+    "PlaneParent",
+    "PlaneStatus",
     "Queue",
     "QueuePolicy",
     "QueueStats",
@@ -266,6 +269,8 @@ _MODULES: Final = {
     "Opening": "holdfast.handles.opening",
     "Pairs": "holdfast.handles.sync.pairs",
     "Plane": "holdfast.handles.sync.plane",
+    "PlaneParent": "holdfast.wire.planes",
+    "PlaneStatus": "holdfast.wire.planes",
     "Queue": "holdfast.handles.sync.queues",
     "QueuePolicy": "holdfast.wire.queues",
     "QueueStats": "holdfast.wire.queues",

@@ -11,7 +11,7 @@ HoldfastError
 ├── NotFound              the named thing does not exist
 │   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
 ├── Conflict              another writer was first; read the current state, then decide
-│   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty
+│   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty, AnotherHistory
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   ├── LeaseHeld, CasMismatch, VersionConflict
@@ -36,6 +36,7 @@ from typing import ClassVar
 
 __all__ = [
     "AgentExists",
+    "AnotherHistory",
     "AnswerTooLarge",
     "Backend",
     "BaselineRegressed",
@@ -368,6 +369,13 @@ class TargetNotEmpty(Conflict):
     """The target of the migration holds other data, which is unchanged. Choose an empty target."""
 
     code = "target_not_empty"
+
+
+class AnotherHistory(Conflict):
+    """What was read before belongs to another plane, or to another lineage of this one. Nothing was read or written."""
+
+    code = "another_history"
+    retry = Retry.NEVER
 
 
 class WorldExists(Conflict):

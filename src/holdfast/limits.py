@@ -145,6 +145,8 @@ LOCK_BULK_WAIT_SECONDS: Final = 10.0  # Default wait for a table lock or a lock 
 LOCK_NAME_CHARACTERS_MAX: Final = 512
 
 # Backups of a running plane.
+RESTORE_CLOCK_SKEW_MS: Final = 3_600_000  # Lake files this much older than a backup are compared with it, too.
+LINEAGE_PARENTS_MAX: Final = 64  # Restores of restores that a plane remembers; older ones are forgotten.
 CHECKPOINTS_MAX: Final = 4  # Each keeps disk space that the key space would otherwise have freed.
 CHECKPOINT_IDLE_SECONDS: Final = 3_600  # An unused checkpoint is then removed.
 STREAMED_LINES_MAX: Final = 1_000  # Lines of a streamed list that are sent at a time,

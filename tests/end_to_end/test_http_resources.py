@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import holdfast
+from holdfast.errors import NotEmbedded
 from holdfast.server.http.routes import ENDPOINTS
 
 
@@ -43,6 +44,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def name() -> str:
     """A unique name."""
     return f"test-{next(_names)}"
+
+
+def test_the_version_and_identity_of_the_plane_are_shown(server: Any) -> None:
+    status = server.get("/v1/plane").json()
+    assert (status["version"], status["data_format"], status["cause"]) == (holdfast.__version__, 1, "created")
+    with holdfast.connect(server.url) as plane:
+        assert (plane.status().plane, plane.status().lineage) == (status["plane"], status["lineage"])
+        with pytest.raises(NotEmbedded):
+            plane.mark_restored()
 
 
 class TestQueues:

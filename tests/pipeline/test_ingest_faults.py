@@ -16,17 +16,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from holdfast.errors import PathUnusable, Unreachable
-from holdfast.pipeline import tasks
+from holdfast.cli import exit_codes
+from holdfast.cli.main import root
+from holdfast.errors import AnotherHistory, InvalidArgument, PathUnusable, Unreachable
+from holdfast.pipeline import ownership, tasks
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import ingest_run, plans
 from holdfast.pipeline.intake.quarantine import Quarantine, Quarantined, Scope
-from holdfast.pipeline.jobs import ingest
-from holdfast.pipeline.lake import Lake, LakeTable
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS, TABLES
+from holdfast.pipeline.jobs import accept, ingest
+from holdfast.pipeline.lake import Lake, LakeTable, removal
+from holdfast.pipeline.schemas import (
+    ACTIVITY,
+    ENTITY_CHANGES,
+    JOURNAL,
+    PLANES,
+    QUARANTINE,
+    SEGMENTS,
+    SUPERSEDED,
+    TABLES,
+)
 from holdfast.pipeline.views import open_view
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
@@ -605,6 +618,148 @@ def test_entities_and_session_logs_behind_the_lake_are_reported(plane: Path) -> 
     assert [row[0] for row in quarantined(plane)] == ["activity", "entity_changes"]
     assert ingest.run(None, config(plane)).rows["activity"] == 0
     assert [row[0] for row in quarantined(plane)] == ["entity_changes"]
+
+
+def changes(plane: Path) -> list[tuple[str, int, str | None]]:
+    rows = lake(plane).table(ENTITY_CHANGES).rows(["id", "version", "fields"]).to_pylist()
+    return sorted((row["id"], row["version"], row["fields"]) for row in rows)
+
+
+def write_counter(plane: Path, *values: int, at_ms: int = planes.START_MS) -> None:
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(at_ms)) as opened:
+        for value in values:
+            opened.entities.write("counter", "c", {"n": value})
+
+
+def test_entity_that_diverged_is_held_and_never_mixed(plane: Path) -> None:
+    write_counter(plane, *range(20))
+    backup = backed_up(plane)
+    write_counter(plane, *range(20, 45))
+    ingest.run(None, config(plane))
+    before = changes(plane)
+    restore(plane, backup)
+    write_counter(plane, *range(100, 140))  # The plane is ahead of the lake, with other versions from 21 on.
+    for _ in range(2):
+        assert not ingest.run(None, config(plane)).ok
+        assert changes(plane) == before
+        assert quarantined(plane) == [("entity_changes", "counter/c", 45, 60, "rewound")]
+    accept.run(None, config(plane), kinds=["other"])
+    assert changes(plane) == before
+    result = accept.run(None, config(plane), kinds=["counter"])
+    assert result.rows["entity_changes superseded"] == 25
+    assert ingest.run(None, config(plane)).ok
+    assert [row for row in changes(plane) if row[0] == "c"] == [
+        ("c", n + 1, f'{{"n":{value}}}') for n, value in enumerate([*range(20), *range(100, 140)])
+    ]
+    moved = lake(plane).table(SUPERSEDED).rows().to_pylist()
+    assert sorted(row["number"] for row in moved) == list(range(21, 46))
+
+
+def restore_backup(plane: Path, tmp_path: Path) -> None:
+    """Replace the plane by a restored backup, as the commands do."""
+    shutil.rmtree(plane)
+    assert CliRunner().invoke(root, ["restore", str(tmp_path / "backup"), str(plane)]).exit_code == 0
+
+
+def test_restored_plane_is_refused_until_it_is_accepted_and_replaces_its_rows(plane: Path, tmp_path: Path) -> None:
+    write_counter(plane, *range(20))
+    assert CliRunner().invoke(root, ["--url", f"dir:{plane}", "backup", str(tmp_path / "backup")]).exit_code == 0
+    planes.extend(plane, ["world-0001"], 30)
+    write_counter(plane, *range(20, 45), at_ms=planes.START_MS + 2 * 86_400_000)
+    with planes.opened(f"dir:{plane}", universe="main") as opened:
+        opened.world("later").create()
+        opened.world("later").append([{"n": 1}], expected_head=0)
+        opened.activity.log("session-later", {"n": 1}, kind="metrics")
+    assert ingest.run(None, config(plane)).ok
+    followed = lake(plane).table(PLANES).rows().to_pylist()
+    restore_backup(plane, tmp_path)
+    planes.extend(plane, ["world-0001"], 40, seed=7)
+    planes.extend(plane, ["world-0002"], 5)
+    write_counter(plane, *range(100, 140))
+    before = content(plane)
+    with pytest.raises(AnotherHistory, match="pipeline accept") as refused:
+        ingest.run(None, config(plane))
+    with pytest.raises(InvalidArgument, match="as a whole"):
+        accept.run(None, config(plane), worlds=["world-0001"])
+    assert content(plane) == before
+    assert exit_codes.code_of(refused.value) == 5
+    result = accept.run(None, config(plane))
+    assert result.rows["journal superseded"] == 30 + 1  # Of the world that it knew, and of the new one.
+    assert result.rows["entity_changes superseded"] == 25
+    assert result.rows["activity superseded"] >= 1
+    assert ingest.run(None, config(plane)).ok
+    assert heights(plane) == expected(plane)
+    shutil.move(plane.parent / "lake", plane.parent / "continued")
+    continued = Config(data=f"dir:{plane}", lake=str(plane.parent / "continued"))
+    ingest.run(None, config(plane))  # A new lake of the restored plane.
+    for table, columns in ((JOURNAL, ["world", "height", "hash"]), (ENTITY_CHANGES, None), (ACTIVITY, None)):
+        both = [
+            sorted(map(repr, Lake(url).table(table).rows(columns).to_pylist()))
+            for url in (continued.lake, config(plane).lake)
+        ]
+        assert both[0] == both[1], table.name
+    rows = {row["lineage"]: row for row in Lake(continued.lake).table(PLANES).rows().to_pylist()}
+    old, new = rows.pop(followed[0]["lineage"]), *rows.values()
+    assert [row["until"] is None for row in (old, new)] == [False, True]
+    assert (new["plane"], new["parent"], new["cause"]) == (old["plane"], old["lineage"], "restored")
+
+
+def test_killed_acceptance_is_continued(plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_counter(plane, *range(20))
+    assert CliRunner().invoke(root, ["--url", f"dir:{plane}", "backup", str(tmp_path / "backup")]).exit_code == 0
+    write_counter(plane, *range(20, 45), at_ms=planes.START_MS + 2 * 86_400_000)
+    planes.extend(plane, ["world-0001"], 30)
+    ingest.run(None, config(plane))
+    restore_backup(plane, tmp_path)
+    for step in ("remove", "rows_from"):  # Before the rows of a table are removed; and after all are.
+        with monkeypatch.context() as patch:
+            patch.setattr(removal, step, killed) if step == "remove" else patch.setattr(ownership, "follow", killed)
+            with pytest.raises(KeyboardInterrupt):
+                accept.run(None, config(plane))
+        with pytest.raises(AnotherHistory):
+            ingest.run(None, config(plane))
+    accept.run(None, config(plane))
+    assert ingest.run(None, config(plane)).ok
+    assert heights(plane) == expected(plane)
+    moved = Counter(
+        (row["table"], row["source"], row["number"]) for row in lake(plane).table(SUPERSEDED).rows().to_pylist()
+    )
+    assert Counter(table for table, _, _ in moved) == {"journal": 30, "entity_changes": 25}
+    assert set(moved.values()) == {1}
+
+
+def killed(*args: object, **options: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_second_plane_is_refused_unless_its_universes_are_others(plane: Path, tmp_path: Path) -> None:
+    ingest.run(None, config(plane))
+    before = content(plane)
+    planes.build(tmp_path / "second", worlds=1, entries=10)
+    planes.build(tmp_path / "second", worlds=1, entries=10, universe="other")
+    second = Config(data=f"dir:{tmp_path / 'second'}", lake=config(plane).lake)
+    for job in (ingest, accept):
+        with pytest.raises(AnotherHistory, match="another lake"):
+            job.run(None, second)
+    assert content(plane) == before
+    assert ingest.run(None, msgspec.structs.replace(second, universes=("other",))).rows["journal"] > 10
+    owners = {row["universe"]: row["plane"] for row in lake(plane).table(PLANES).rows().to_pylist()}
+    assert owners.keys() == {"main", "other"}
+    assert owners["main"] != owners["other"]
+
+
+def test_lost_versions_can_be_accepted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
+    write_counter(plane, *range(8))
+    assert not ingest.run(None, config(plane)).ok
+    assert accept.run(None, config(plane)).rows["confirmed"] == 0
+    assert not ingest.run(None, config(plane)).ok
+    assert accept.run(None, config(plane), lost=True, kinds=["counter"]).rows["confirmed"] == 1
+    result = ingest.run(None, config(plane))
+    assert result.ok
+    assert result.notes == ["1 ranges are lost, which was accepted"]
+    write_counter(plane, *range(8))
+    assert not ingest.run(None, config(plane)).ok  # Others are lost.
 
 
 def test_session_log_that_lost_its_only_line_is_rewound(plane: Path) -> None:

@@ -14,10 +14,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from holdfast.errors import Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
+from holdfast.errors import AnotherHistory, Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
 from holdfast.limits import SOURCE_STAGED_SECONDS
 from holdfast.pipeline import loading
 from holdfast.pipeline.source import options, plans, tables
+from holdfast.pipeline.source.offsets import HISTORY
 from holdfast.pipeline.source.options import parse_options
 from holdfast.pipeline.source.readers import StreamReader
 from holdfast.pipeline.source.selections import COLUMNS, OPTIONS
@@ -192,7 +193,53 @@ def test_stream_fails_if_the_plane_was_restored_from_an_older_backup(data):
     assert reader.latestOffset(now, ReadAllAvailable()) == now  # Offsets of deleted worlds stay.
 
 
+def test_stream_of_another_history_fails_even_if_the_plane_is_ahead(data):
+    planes.build(data, worlds=3, entries=20)
+    backup = Path(shutil.copytree(data, data.parent / "backup"))
+    reader = StreamReader(parse_options({"url": f"dir:{data}"}))
+    earlier = reader.latestOffset({}, ReadAllAvailable())
+    planes.extend(data, ["world-0001"], 5)
+    known = reader.latestOffset(earlier, ReadAllAvailable())
+    assert known["$history"]["tips"].keys() == {f"main/world-000{n}" for n in range(3)}
+    shutil.rmtree(data)
+    shutil.copytree(backup, data)
+    planes.extend(data, ["world-0001"], 50, seed=7)  # A copied directory keeps its lineage; its records differ.
+    again = StreamReader(parse_options({"url": f"dir:{data}"}))
+    with pytest.raises(AnotherHistory, match="main/world-0001 is not the one that it has read"):
+        again.latestOffset(known, ReadAllAvailable())
+    with pytest.raises(AnotherHistory, match="main/world-0001"):
+        again.partitions(earlier, known)
+    assert again.latestOffset(earlier, ReadAllAvailable())["main/world-0001"] > known["main/world-0001"]
+    with planes.opened(f"dir:{data}") as plane:
+        plane.mark_restored()
+    for offset in (known, earlier):
+        with pytest.raises(AnotherHistory, match="lineage"):
+            again.latestOffset(offset, ReadAllAvailable())
+    of_an_older_version = {key: 1 for key in earlier if "/" in key}
+    assert again.latestOffset(of_an_older_version, ReadAllAvailable()) != known
+    skipping = StreamReader(parse_options({"url": f"dir:{data}", "damage": "skip"}))
+    assert skipping.latestOffset(known, ReadAllAvailable())["$history"]["lineage"] != known["$history"]["lineage"]
+
+
+def test_stream_of_a_world_that_was_created_again_fails(data):
+    with planes.opened(f"dir:{data}") as plane:
+        plane.world("ada").create()
+        plane.world("ada").append([{"n": 1}, {"n": 2}], expected_head=0)
+    reader = StreamReader(parse_options({"url": f"dir:{data}"}))
+    known = reader.latestOffset({}, ReadAllAvailable())
+    with planes.opened(f"dir:{data}") as plane:
+        plane.world("ada").archive()
+        plane.world("ada").delete()
+        plane.world("ada").create()
+        plane.world("ada").append([{"n": 3}, {"n": 4}, {"n": 5}], expected_head=0)
+    with pytest.raises(AnotherHistory, match="created again"):
+        reader.latestOffset(known, ReadAllAvailable())
+
+
 DAMAGED = [
+    {"$history": 7},
+    {"$history": {"plane": "x"}},
+    {"$history": {"plane": "x", "lineage": "y", "tips": {"main/ada": 7}}},
     None,
     7,
     "main/ada",
@@ -271,7 +318,8 @@ def test_latest_stream_loses_nothing_if_its_first_batch_is_repeated(data, table)
     assert latest != written
     assert _rows(again, written, latest) == _rows(lost, before, latest) > 0
     with open_view(chosen.config) as view:
-        assert latest == (plans.heads(view) if table == "journal" else plans.log_ends(view))
+        positions = {key: position for key, position in latest.items() if key != HISTORY}
+        assert positions == (plans.heads(view) if table == "journal" else plans.log_ends(view))
 
 
 def _add(data, session):

@@ -276,6 +276,8 @@ _NEEDS_PLANE: Final = {
     "backup": ("copy",),
     "doctor": (),
     "gc": (),
+    "status": (),
+    "mark-restored": (),
     "space": (),
     "pipeline ingest": ("--lake", "lake"),
     "migrate": ("dir:typo", "dir:there"),

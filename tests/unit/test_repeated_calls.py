@@ -41,6 +41,7 @@ from holdfast.wire.mail import (
     SetMailPolicy,
 )
 from holdfast.wire.pairs import DeletePair, PutPair
+from holdfast.wire.planes import MarkRestored
 from holdfast.wire.queues import (
     AckMessages,
     DeleteQueue,
@@ -180,6 +181,7 @@ PAUSED, OPEN = QueuePolicy(paused=True), QueuePolicy()
 # A request of each class, and an operation between its two sendings where a repetition would not show otherwise.
 SAMPLES: dict[type[Request[Any]], Callable[[PopulatedPlane], list[Request[Any]]]] = {
     PutPair: lambda _: [PutPair(b"zz", b"2"), PutPair(b"zz", b"3")],
+    MarkRestored: lambda _: [MarkRestored(1), MarkRestored(2)],
     DeletePair: lambda _: [DeletePair(b"zz"), PutPair(b"zz", b"3")],
     PinBlob: lambda _: [PinBlob(GENESIS, pinned=False), PinBlob(GENESIS)],
     CreateWorld: lambda _: [CreateWorld("w2")],

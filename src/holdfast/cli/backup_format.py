@@ -35,6 +35,7 @@ class BackupStart(msgspec.Struct, frozen=True):
     source: str
     checkpoint: str
     at: str
+    at_ms: int = 0  # Everything before this time is in the checkpoint.
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -55,6 +56,7 @@ class BackupSummary(msgspec.Struct, frozen=True):
     files: int
     bytes: int
     manifest_sha256: str
+    checkpoint_ms: int = 0  # Everything before this time is in the backup; 0: an older version made it.
 
 
 class ManifestWriter:
@@ -97,9 +99,10 @@ def find_started(target: ObjectStore, source: str) -> BackupStart | None:
     return None
 
 
-def write_start(target: ObjectStore, source: str, checkpoint: str) -> None:
-    """Record the source and checkpoint of a backup, so an interrupted backup can resume."""
-    target.put(STARTED, msgspec.json.encode(BackupStart(source, checkpoint, _now())))
+def write_start(target: ObjectStore, source: str, checkpoint: str, at_ms: int | None = None) -> None:
+    """Record the source, checkpoint and time of a backup, so an interrupted backup can resume."""
+    now_ms = round(time.time() * 1_000) if at_ms is None else at_ms
+    target.put(STARTED, msgspec.json.encode(BackupStart(source, checkpoint, _now(), now_ms)))
 
 
 def write_finish(target: ObjectStore, manifest: ManifestWriter, *, data_format: int, version: str) -> BackupSummary:
@@ -110,8 +113,16 @@ def write_finish(target: ObjectStore, manifest: ManifestWriter, *, data_format: 
         sha.update(chunk)
     manifest.file.seek(0)
     target.write(MANIFEST, read_chunks(manifest.file))
+    started = msgspec.json.decode(target.get(STARTED), type=BackupStart)
     summary = BackupSummary(
-        BACKUP_FORMAT, data_format, version, _now(), manifest.files, manifest.bytes, sha.hexdigest()
+        BACKUP_FORMAT,
+        data_format,
+        version,
+        _now(),
+        manifest.files,
+        manifest.bytes,
+        sha.hexdigest(),
+        started.at_ms,
     )
     target.put(FINISHED, add_checksum(msgspec.json.encode(summary)))
     target.delete(STARTED)

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +67,7 @@ def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None
         return
     others: list[Path] = []
     warnings: list[str] = []
+    identity: dict[str, str] = {}
     fixed = 0
     if target.is_server:
         if fix:
@@ -74,16 +76,20 @@ def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None
         with connect.open_plane(target) as plane:
             warnings = _storage_warnings(plane)
             checks = _collect(plane.backups.examine(deep=deep))
+            with suppress(NotAllowed):  # The token may allow checks only.
+                status = plane.status()
+                identity = {"plane": status.plane, "lineage": status.lineage}
     else:
         folder = directories.data_directory(target, purpose="doctor")
         location, leftovers = str(folder), sorted(folder.glob(".backup-*"))
         fixed = _make_private(folder) if fix else 0
-        checks = _collect(_check_directory(folder, target, deep=deep))
+        checks = _collect(_check_directory(folder, target, identity, deep=deep))
         others = list(readable_by_others(folder)) if folder.is_dir() else []
     findings = [finding for check in checks for finding in check.findings]
     if wants_json():
         fields: dict[str, Any] = {
             "path": location,
+            **identity,
             "sound": not findings,
             "looked_at": {check.name: check.count for check in checks},
             "findings": [msgspec.to_builtins(finding) for finding in findings],
@@ -94,6 +100,8 @@ def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None
         printing.record(fields)
     else:
         _print(location, checks, findings, leftovers)
+        if identity:
+            click.echo(f"The plane is {identity['plane']}, its lineage {identity['lineage']}")
         _print_modes(location, others, fixed)
     click.get_current_context().exit(DAMAGED if findings else 0)
 
@@ -127,8 +135,12 @@ def _salvage(source: Path, target: Path) -> None:
     click.get_current_context().exit(DAMAGED if salvaged.lost else 0)
 
 
-def _check_directory(folder: Path, target: connect.Target, *, deep: bool) -> Iterator[Seen]:
-    """Run one health check after the other. A key space that cannot be opened is the only finding."""
+def _check_directory(folder: Path, target: connect.Target, identity: dict[str, str], *, deep: bool) -> Iterator[Seen]:
+    """Run one health check after the other. A key space that cannot be opened is the only finding.
+
+    The plane's identity is added to `identity`.
+    """
+    from holdfast.layers import lineages
     from holdfast.runtime.maintenance import health_checks
     from holdfast.runtime.maintenance.checkpoints import check_lines
 
@@ -140,6 +152,8 @@ def _check_directory(folder: Path, target: connect.Target, *, deep: bool) -> Ite
         return
     yield Seen("data directory", 1)
     with database:
+        if (found := database.read(lineages.load)) is not None:
+            identity |= {"plane": found.plane, "lineage": found.lineage}
         objects = directories.open_object_store(folder, target)
         for name, run in health_checks.all_checks(database, objects, folder / "activity", deep=deep).items():
             yield from (line.seen for line in check_lines(name, run()) if line.seen is not None)

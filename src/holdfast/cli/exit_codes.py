@@ -50,7 +50,7 @@ MEANINGS: Final = {
     _USAGE: "wrong usage or invalid request; nothing was written",
     NOTHING_RECEIVED: "nothing arrived in time",
     4: "not found",
-    5: "conflict: another writer was first, or another owner holds the lock",
+    5: "conflict: another writer was first, another owner holds the lock, or the lake has another history",
     6: "fenced: the lease is no longer held",
     7: "busy: retry later",
     8: "not allowed: the token lacks the permission",

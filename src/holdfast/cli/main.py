@@ -32,6 +32,8 @@ _COMMANDS: Final = {
     "restore": "restores:restore",
     "migrate": "migrations:migrate",
     "doctor": "doctor:doctor",
+    "status": "status:status",
+    "mark-restored": "status:mark_restored",
     "gc": "space:gc",
     "space": "space:space",
     "pipeline": "pipeline:pipeline",

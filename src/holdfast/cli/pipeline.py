@@ -271,6 +271,29 @@ def load(
     )
 
 
+@pipeline.command(
+    examples=[
+        "holdfast pipeline accept --data ./restored --lake ./lake",
+        "holdfast pipeline accept --data ./data --lake ./lake --world ada",
+        "holdfast pipeline accept --data ./data --lake ./lake --kind order --lost",
+    ]
+)
+@_job_options
+@click.option("--world", "worlds", metavar="NAME", multiple=True, help="Accept only this world. Repeatable.")
+@click.option("--kind", "kinds", metavar="KIND", multiple=True, help="Accept only this kind of entity. Repeatable.")
+@click.option(
+    "--lost", is_flag=True, help="Also confirm that quarantined rows are lost: they are no findings any more."
+)
+def accept(worlds: tuple[str, ...], kinds: tuple[str, ...], lost: bool, **options: Unpack[JobArguments]) -> None:
+    """Continue the lake with a plane that was restored from a backup.
+
+    Rows of the lake that the plane no longer has move to the table `superseded`; the next ingest adds what the plane
+    has instead. Without a restore, the same is done for the sources that are quarantined as `rewound`. Stop other jobs
+    of the lake first.
+    """
+    _run(["accept"], options, worlds=worlds, kinds=kinds, lost=lost)
+
+
 @pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
 @_job_options
 def vacuum(**options: Unpack[JobArguments]) -> None:

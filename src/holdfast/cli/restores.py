@@ -22,6 +22,8 @@ from holdfast.cli.commands import LeafCommand
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
 from holdfast.folders import sync_folder, sync_tree
 from holdfast.json_checksums import has_valid_checksum
+from holdfast.layers import lineages
+from holdfast.layers.lineages import Identity
 from holdfast.names import folder_at
 from holdfast.plane.formats import FORMAT, MARKER
 
@@ -51,6 +53,7 @@ def restore(source: str, target: str) -> None:
     files = open_objects(f"dir:{draft}")
     objects_url = connect.current_target().objects
     objects = None if objects_url is None else open_objects(objects_url)
+    restored: set[str] = set()
     with printing.progress("Bytes", summary.bytes) as advance:
         for entry in _read_manifest(store, summary):
             part, _, rest = entry.path.partition("/")
@@ -62,13 +65,27 @@ def restore(source: str, target: str) -> None:
                 _restore_file(store, entry, objects, rest)
             else:
                 _restore_file(store, entry, files, f"{_FOLDERS[part]}/{rest}")
+                restored.add(f"{_FOLDERS[part]}/{rest}")
             advance(entry.size)
     files.put(MARKER, msgspec.json.encode({"format": summary.data_format}))
     shutil.rmtree(draft / ".staging", ignore_errors=True)
-    RocksDatabase(draft / "kv").close()  # Raises if the restored key space cannot be opened.
+    identity = _begin_lineage(draft / "kv", restored, summary.checkpoint_ms)
     _publish(draft, folder)
-    text = f"Restored {summary.files:,} files of {summary.at} to {folder}; all checksums match"
-    printing.result(text, {"path": str(folder), **msgspec.structs.asdict(summary)})
+    text = (
+        f"Restored {summary.files:,} files of {summary.at} to {folder}; all checksums match. "
+        f"Its lineage is {identity.lineage}"
+    )
+    fields = {"path": str(folder), "plane": identity.plane, "lineage": identity.lineage}
+    printing.result(text, {**fields, **msgspec.structs.asdict(summary)})
+
+
+def _begin_lineage(key_space: Path, restored: set[str], checkpoint_ms: int) -> Identity:
+    """Open the restored key space, which raises if that is impossible, and begin another lineage in it."""
+    for file in key_space.iterdir():
+        if f"kv/{file.name}" not in restored:
+            file.unlink()  # An interrupted restore opened the key space before: its log must not be applied again.
+    with RocksDatabase(key_space) as database:
+        return database.transact(lineages.begin, "restored", until_ms=checkpoint_ms or None)
 
 
 def _open_backup(source: str) -> ObjectStore:

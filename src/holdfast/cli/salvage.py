@@ -12,6 +12,7 @@ from holdfast.backends.rocksdb.directory_lock import directory_lock
 from holdfast.backends.rocksdb.salvage import salvage
 from holdfast.errors import Conflict, DirectoryInUse, NotFound
 from holdfast.folders import make_folder
+from holdfast.layers import lineages
 from holdfast.plane.formats import FORMAT, MARKER
 from holdfast.private_files import FILE_MODE, open_private
 from holdfast.runtime.maintenance.queue_repair import repair_queues
@@ -55,6 +56,7 @@ def salvage_directory(source: Path, target: Path) -> SalvagedDirectory:
     files = sum(_copy_files(source, target, lost))
     with RocksDatabase(target / "kv") as database:
         repair_queues(database)
+        database.transact(lineages.begin, "salvaged")
     with open(target / MARKER, "wb", opener=open_private) as marker:
         marker.write(msgspec.json.encode({"format": FORMAT}))
     return SalvagedDirectory(pairs, files, lost)

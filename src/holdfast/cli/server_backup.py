@@ -67,7 +67,7 @@ def _prepare(
     for part in _PER_CHECKPOINT:  # The target holds files of another checkpoint.
         backup_format.remove_prefix(target, part)
     checkpoint = plane.backups.begin()
-    backup_format.write_start(target, source, msgspec.json.encode(checkpoint).decode())
+    backup_format.write_start(target, source, msgspec.json.encode(checkpoint).decode(), checkpoint.at_ms)
     _write_list(plane, checkpoint, listed)
     return checkpoint
 

@@ -24,6 +24,7 @@ from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
+from holdfast.wire.planes import MarkRestored, PlaneStatus, ShowPlane
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
 from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
 from holdfast.wire.universes import ListUniverses
@@ -153,6 +154,21 @@ class AsyncPlane:
     async def storage_status(self) -> StorageStatus:
         """Whether the key space works, how full its disk is, and how the last collection went. Reads no stored data."""
         return await self._transport.call(ShowStorage())
+
+    async def status(self) -> PlaneStatus:
+        """The version that serves the plane, its id, and the lineage of its data."""
+        return await self._transport.call(ShowPlane())
+
+    async def mark_restored(self, *, until_ms: int | None = None) -> PlaneStatus:
+        """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.
+
+        Args:
+            until_ms: the time of the copy; now by default.
+
+        Raises:
+            NotEmbedded: the plane is in another process; stop it, and open its data.
+        """
+        return await self._transport.call(MarkRestored(until_ms))
 
     async def transact(
         self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
 from holdfast.kv import Pair, Subspace, Transaction, pages, prefix_range, unpack
+from holdfast.layers import lineages
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, add_counters
 from holdfast.layers.queues.keys import QueueKey, QueueKeys
@@ -71,9 +72,10 @@ def begin(tx: Transaction, source: str) -> Migration:
     """
     before = load(tx)
     if before is None:
-        if tx.scan(BEGIN, END, limit=1):
+        if any(key != lineages.KEY for key, _ in tx.scan(BEGIN, END, limit=2)):
             raise TargetNotEmpty("The target already holds a plane, which was not changed; choose an empty target")
         before = Migration(source=source, began_ms=tx.now_ms)
+        tx.delete(lineages.KEY)  # The target becomes the source's plane.
         tx.put(KEY, _encode(before))
     elif before.source != source:
         content = "a plane" if before.state is State.DONE else "an unfinished migration"

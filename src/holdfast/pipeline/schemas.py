@@ -152,6 +152,32 @@ WORLD_STATE: Final = _table(
     folded_at=_UTC,
 )
 
+PLANES: Final = _table(
+    "planes",
+    1,
+    ("since",),
+    plane=pa.string(),  # The id of the plane; it never changes.
+    lineage=pa.string(),  # The history of the plane that the universe follows, or followed.
+    parent=pa.string(),  # The lineage that it was restored from.
+    shared_until=_UTC,  # The time of the backup: both lineages have the history before it.
+    cause=pa.string(),  # created, upgraded, restored, salvaged, imported, copied
+    since=_UTC,  # When the lake began to follow it.
+    until=_UTC,  # When the lake followed another lineage; None: the current one.
+)
+
+SUPERSEDED: Final = _table(
+    "superseded",
+    1,
+    ("table", "source", "number"),
+    table=pa.string(),  # The table that had the row.
+    source=pa.string(),  # A world, a log file or an entity.
+    number=pa.int64(),  # The height, line or version.
+    row=pa.string(),  # The whole row as JSON; bytes as base64.
+    lineage=pa.string(),  # The lineage that the row was ingested from; None: unknown.
+    superseded_by=pa.string(),  # The lineage that the lake follows instead.
+    seen_at=_UTC,
+)
+
 QUARANTINE: Final = _table(
     "quarantine",
     2,
@@ -163,6 +189,7 @@ QUARANTINE: Final = _table(
     reason=pa.string(),  # A short code: missing, checksum, malformed, torn, schema, …
     detail=pa.string(),
     seen_at=_UTC,
+    accepted_at=_UTC,  # When `accept` confirmed that the rows are lost; None: not yet.
 )
 
 UNREACHABLE: Final = _table(
@@ -433,6 +460,8 @@ TABLES: Final = {
         MAIL,
         ENTITY_CHANGES,
         WORLD_STATE,
+        PLANES,
+        SUPERSEDED,
         QUARANTINE,
         UNREACHABLE,
         *CONTENTS,

@@ -25,6 +25,7 @@ from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMis
 from holdfast.folders import make_folder, sync_folder
 from holdfast.kv import Database
 from holdfast.kv.serial_database import SerialDatabase
+from holdfast.layers import lineages
 from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
 from holdfast.limits import DISK_RESERVE_BYTES, GC_EVERY_SECONDS, PUSHES_PER_MINUTE
@@ -168,6 +169,8 @@ def _open(url: str, options: Options) -> Services:
     database = open_database(url, clock=options.clock, ids=options.ids, create=options.create)
     try:
         database.read(check_complete)
+        if database.read(lineages.load) is None:
+            database.transact(lineages.ensure)
         place = options.objects or object_store_url(url)
         services = Services(
             database,

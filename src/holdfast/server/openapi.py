@@ -38,6 +38,7 @@ _TAGS: Final = {
     "activity": "Session logs.",
     "blobs": "Content-addressed binary objects.",
     "space": "What is kept, and the deletion of what nothing needs.",
+    "planes": "The version and identity of the plane.",
     "backups": "Backups and health checks.",
 }
 _COMMON_PARAMETERS: Final = (

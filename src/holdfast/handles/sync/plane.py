@@ -24,6 +24,7 @@ from holdfast.tiers import Tier
 from holdfast.wire import Transport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
+from holdfast.wire.planes import MarkRestored, PlaneStatus, ShowPlane
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
 from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
 from holdfast.wire.universes import ListUniverses
@@ -149,6 +150,21 @@ class Plane:
     def storage_status(self) -> StorageStatus:
         """Whether the key space works, how full its disk is, and how the last collection went. Reads no stored data."""
         return self._transport.call(ShowStorage())
+
+    def status(self) -> PlaneStatus:
+        """The version that serves the plane, its id, and the lineage of its data."""
+        return self._transport.call(ShowPlane())
+
+    def mark_restored(self, *, until_ms: int | None = None) -> PlaneStatus:
+        """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.
+
+        Args:
+            until_ms: the time of the copy; now by default.
+
+        Raises:
+            NotEmbedded: the plane is in another process; stop it, and open its data.
+        """
+        return self._transport.call(MarkRestored(until_ms))
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """Run `work(tx, *args, **kwargs)` as one commit across all layers and return its result.

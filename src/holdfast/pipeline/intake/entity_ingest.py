@@ -1,12 +1,18 @@
 """Ingests entity changes into `entity_changes`. The driver writes them: only it reads the key space.
 
-    watermark entity/<universe>/<kind>/<id>   the last ingested version
+    watermark entity/<universe>/<kind>/<id>       the last ingested version
+    watermark entity-tip/<universe>/<kind>/<id>   a fingerprint of its change
+
+If the plane has another change under that version, it was restored and has diverged. The new versions are then held
+back, as a row of the quarantine.
 
 A plane keeps only the latest versions of an entity (ENTITY_HISTORY_VERSIONS). Versions that were dropped before they
 were ingested become a row of the quarantine.
 """
 
+import hashlib
 from collections.abc import Iterator
+from typing import Final
 
 import cbor2
 import msgspec
@@ -22,6 +28,8 @@ from holdfast.pipeline.lake import LakeTable, Move, files
 from holdfast.pipeline.schemas import ENTITY_CHANGES
 from holdfast.pipeline.views.rows import EntityRow
 from holdfast.wire.entities import Change, Fields
+
+_FINGERPRINT_DIGITS: Final = 15  # Hexadecimal digits of a hash: a watermark is a 63-bit number.
 
 
 class Batch(msgspec.Struct):
@@ -40,6 +48,16 @@ def ingest_changes(run: Run) -> None:
 
 def watermark(universe: str, kind: str, id: str) -> str:
     return f"entity/{universe}/{kind}/{id}"
+
+
+def tip_watermark(universe: str, kind: str, id: str) -> str:
+    return f"entity-tip/{universe}/{kind}/{id}"
+
+
+def change_fingerprint(row: dict[str, object]) -> int:
+    """A 60-bit fingerprint of a change, as a row of `entity_changes`; never 0."""
+    content = [row[name] for name in ("version", "at", "durability", "fields", "removed", "deleted")]
+    return int(hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:_FINGERPRINT_DIGITS], 16) or 1
 
 
 def _ingest_new(run: Run) -> None:
@@ -65,14 +83,15 @@ def _batches(run: Run, table: LakeTable) -> Iterator[Batch]:
             ingested = table.watermark(watermark(universe, entity.kind, entity.id))
             was_rewound = (universe, ENTITY_CHANGES.name, f"{entity.kind}/{entity.id}") in rewound_sources
             if entity.version != ingested or was_rewound:
-                _add(run, batch, entity, ingested)
+                tip = table.watermark(tip_watermark(universe, entity.kind, entity.id))
+                _add(run, batch, entity, ingested, tip)
             if len(batch.rows) >= INGEST_CHANGES:
                 yield batch
                 batch = Batch()
     yield batch
 
 
-def _add(run: Run, batch: Batch, entity: EntityRow, ingested: int) -> None:
+def _add(run: Run, batch: Batch, entity: EntityRow, ingested: int, tip: int) -> None:
     source = f"{entity.kind}/{entity.id}"
     batch.scopes.append(Scope(entity.universe, ENTITY_CHANGES.name, source, ingested + 1))
     if entity.version < ingested:
@@ -83,17 +102,26 @@ def _add(run: Run, batch: Batch, entity: EntityRow, ingested: int) -> None:
             Quarantined(entity.universe, ENTITY_CHANGES.name, source, entity.version + 1, ingested, REWOUND, detail)
         )
         return
+    rows = [row_of(entity, change) for change in _history(run, entity, max(ingested - 1, 0))]
+    if rows and rows[0]["version"] == ingested:
+        if tip and change_fingerprint(rows[0]) != tip:
+            batch.found.append(_diverged(entity, source, ingested))
+            return
+        del rows[0]
     if entity.version == ingested:
         return
     next_version = ingested + 1
-    for change in _history(run, entity, ingested):
-        if change.version > next_version:
-            batch.found.append(_dropped_versions(entity, source, next_version, change.version - 1))
-        batch.rows.append(_row(entity, change))
-        next_version = change.version + 1
+    for row in rows:
+        version = int(str(row["version"]))
+        if version > next_version:
+            batch.found.append(_dropped_versions(entity, source, next_version, version - 1))
+        next_version = version + 1
     if next_version <= entity.version:
         batch.found.append(_dropped_versions(entity, source, next_version, entity.version))
+    batch.rows += rows
+    last = change_fingerprint(rows[-1]) if rows and next_version > entity.version else 0
     batch.moves[watermark(entity.universe, entity.kind, entity.id)] = Move(ingested, entity.version)
+    batch.moves[tip_watermark(entity.universe, entity.kind, entity.id)] = Move(tip, last)
 
 
 def _history(run: Run, entity: EntityRow, ingested: int) -> Iterator[Change]:
@@ -107,12 +135,23 @@ def _history(run: Run, entity: EntityRow, ingested: int) -> Iterator[Change]:
         ingested = page[-1].version
 
 
+def _diverged(entity: EntityRow, source: str, ingested: int) -> Quarantined:
+    detail = (
+        f"version {ingested} differs from the one in the lake: the plane was restored from an older backup and has "
+        "diverged since; replace the lake's versions with `holdfast pipeline accept`"
+    )
+    return Quarantined(
+        entity.universe, ENTITY_CHANGES.name, source, ingested, max(ingested, entity.version), REWOUND, detail
+    )
+
+
 def _dropped_versions(entity: EntityRow, source: str, start: int, end: int) -> Quarantined:
     detail = "the entity's history no longer has these versions; ingest more often"
     return Quarantined(entity.universe, ENTITY_CHANGES.name, source, start, end, "missing", detail)
 
 
-def _row(entity: EntityRow, change: Change) -> dict[str, object]:
+def row_of(entity: EntityRow | EntityKey, change: Change) -> dict[str, object]:
+    """A change as a row of `entity_changes`, with its time in milliseconds."""
     return {
         "universe": entity.universe,
         "kind": entity.kind,

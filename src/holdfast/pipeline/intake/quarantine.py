@@ -5,6 +5,7 @@ It is small, and rewritten one universe at a time. Every commit moves one waterm
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -35,6 +36,7 @@ class Quarantined(msgspec.Struct, frozen=True):
     end: int  # Inclusive.
     reason: str
     detail: str
+    accepted_at: datetime | None = None  # When `accept` confirmed that the rows are lost.
 
     @property
     def key(self) -> Key:
@@ -94,6 +96,20 @@ class Quarantine:
 
         self._commit(settled)
 
+    def accept(self, is_accepted: Callable[[Quarantined], bool]) -> int:
+        """Confirm that the rows of these ranges are lost; returns the number of ranges."""
+        now = datetime.fromtimestamp(time.time_ns() // 1_000_000 / 1_000, UTC)
+        count = sum(row.accepted_at is None and is_accepted(row) for row in self.rows())
+        self._commit(
+            lambda rows: {
+                key: (msgspec.structs.replace(row, accepted_at=now), seen_at)
+                if row.accepted_at is None and is_accepted(row)
+                else (row, seen_at)
+                for key, (row, seen_at) in rows.items()
+            }
+        )
+        return count
+
     def _commit(self, change: Callable[[_Rows], _Rows]) -> None:
         for attempt in range(LAKE_ATTEMPTS):
             wanted = change(self._rows)
@@ -123,8 +139,13 @@ def _is_resolved(scopes: Mapping[tuple[str, str, str], list[Scope]], row: Quaran
 
 def _with_rows(rows: _Rows, found: Sequence[Quarantined]) -> _Rows:
     now = pa.scalar(time.time_ns() // 1_000_000, pa.timestamp("ms", tz="UTC")).as_py()
-    new: _Rows = {row.key: (row, now) for row in found if rows.get(row.key, (None,))[0] != row}
+    new: _Rows = {row.key: (row, now) for row in found if row.key not in rows or not _is_same(rows[row.key][0], row)}
     return {**rows, **new}
+
+
+def _is_same(known: Quarantined, found: Quarantined) -> bool:
+    """Whether a range was found again as it was, accepted or not."""
+    return msgspec.structs.replace(known, accepted_at=found.accepted_at) == found
 
 
 def _extend(rows: _Rows, row: Quarantined) -> Quarantined:

@@ -29,10 +29,11 @@ JOBS: Final = {
     "contents": "Copy what queues, mailboxes, states, leases, schedules and tokens hold now.",
     "rollup": "Aggregate latency, throughput, retries, dead letters, mailboxes, leases and storage.",
     "report": "Write an HTML report with plots of the aggregates.",
+    "accept": "Continue the lake with a plane that was restored, and confirm losses.",
     "load": "Load rows of a table or file into queues, mailboxes or inboxes.",
     "vacuum": "Compact small files of the lake, and delete files that no table uses.",
 }
-JOBS_WITHOUT_SPARK: Final = ("contents", "report")
+JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept")
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
 FULL_RUN: Final = ("ingest", "audit", "reachability", "contents", "rollup", "report")
 _JOBS_THAT_WRITE_NO_TABLE: Final = ("report", "load")
@@ -57,6 +58,9 @@ class JobOptions(TypedDict, total=False):
     queue: str | None
     format: str | None
     staging: str | None
+    worlds: Sequence[str]  # accept
+    kinds: Sequence[str]
+    lost: bool
     keep_hours: int  # vacuum
     files_min: int
 

@@ -21,7 +21,7 @@ from holdfast.errors import HashMismatch, MissingObject
 from holdfast.layers import blobs
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX, SCAN_TASK_BYTES
-from holdfast.pipeline import audit_rules, hash_checks, replays, tasks
+from holdfast.pipeline import audit_rules, hash_checks, ownership, replays, tasks
 from holdfast.pipeline.audit_rules import AuditInput, AuditResult, Finding, SnapshotBody
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.hash_checks import Check, Problem
@@ -45,6 +45,7 @@ def run(
 
     Raises:
         InvalidArgument: the reducer does not exist.
+        AnotherHistory: the lake follows another plane, or another lineage of this one.
         TransactionConflict: other runs committed the table first, too often.
     """
     started = time.monotonic()
@@ -60,6 +61,7 @@ def run(
     checked_blobs: dict[str, set[str]] = {}
     wrong = 0
     with shared_view(config, view) as plane, staging.temporary_folder(lake.location) as staged:
+        ownership.check(lake, plane)
         if isinstance(plane.database, RocksDatabase):
             problems += hash_checks.key_space(plane)
         if any(problem.reason == "keys" for problem in problems):

@@ -24,6 +24,7 @@ from holdfast.limits import (
     INGEST_INLINE_BYTES_MAX,
     INGEST_REPAIR_SECONDS,
 )
+from holdfast.pipeline import ownership
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import entity_ingest, journal_ingest, log_ingest, repair
 from holdfast.pipeline.intake.ingest_run import Run
@@ -57,10 +58,11 @@ def run(
 
     `round_ended` is called with the result of every round so far, or with the error after which it will be retried.
 
-    `ok` means that the quarantine is empty. Without Spark, everything runs in this process.
+    `ok` means that the quarantine has no rows, or only accepted ones. Without Spark, everything runs in this process.
 
     Raises:
         SchemaMismatch: a newer Holdfast wrote the lake.
+        AnotherHistory: the lake follows another plane, or another lineage of this one.
         TransactionConflict: other runs committed first, too often.
         HoldfastError: the plane or the lake cannot be reached.
     """
@@ -112,6 +114,7 @@ def ingest_view(
 ) -> JobResult:
     """Ingest a view; without Spark, or for batches of fewer than `inline_bytes`, in this process."""
     started = time.monotonic()
+    ownership.claim(Lake(config.lake, config.storage), view)
     with (
         staging.temporary_folder(Lake(config.lake, config.storage).location) as staged,
         _packer(config, staged) as packer,
@@ -121,16 +124,17 @@ def ingest_view(
             repair.repair_all(work[0])
         _ingest_concurrently(*work)
         work[0].quarantine.refresh()
-        found = work[0].quarantine.rows()
+        quarantined = work[0].quarantine.rows()
     rows = {name: sum(each.rows[name] for each in work) for name in work[0].rows}
-    rows[QUARANTINE.name] = len(found)
+    rows[QUARANTINE.name] = len(quarantined)
+    found = [row for row in quarantined if row.accepted_at is None]
     return JobResult(
         job="ingest",
         ok=not found,
         rows=rows,
         seconds=time.monotonic() - started,
         findings=[_finding(row) for row in found[:FINDINGS_MAX]],
-        notes=[f"{len(found)} ranges are quarantined"] if found else [],
+        notes=list(_notes(len(found), len(quarantined) - len(found))),
     )
 
 
@@ -185,6 +189,13 @@ def _ingest_once(
 def _combine(before: JobResult, result: JobResult) -> JobResult:
     rows = {name: before.rows[name] + count for name, count in result.rows.items()}
     return msgspec.structs.replace(result, rows={**rows, QUARANTINE.name: result.rows[QUARANTINE.name]})
+
+
+def _notes(quarantined: int, accepted: int) -> Iterator[str]:
+    if quarantined:
+        yield f"{quarantined} ranges are quarantined"
+    if accepted:
+        yield f"{accepted} ranges are lost, which was accepted"
 
 
 def _finding(row: Quarantined) -> dict[str, object]:

@@ -23,7 +23,7 @@ from holdfast.kv import Subspace, prefix_range
 from holdfast.layers import blobs
 from holdfast.layers.blobs import hashes_in
 from holdfast.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
-from holdfast.pipeline import blob_references, tasks
+from holdfast.pipeline import blob_references, ownership, tasks
 from holdfast.pipeline.blob_references import HashIndex, Search, SearchResult, Source
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake, retries, staging
@@ -63,6 +63,7 @@ def run(
     findings: list[dict[str, Any]] = []
     notes: list[str] = []
     with shared_view(config, view) as plane, staging.temporary_folder(lake.location) as staged:
+        ownership.check(lake, plane)
         for n, universe in enumerate(plane.universes()):
             marker = _BlobMarker(spark, config, plane, universe, staged.child(f"universe-{n}"))
             marker.run()

@@ -26,9 +26,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import holdfast
-from holdfast.errors import HoldfastError
+from holdfast.errors import AnotherHistory, HoldfastError
 from holdfast.limits import ROLLUP_BUCKET_EVENTS
-from holdfast.pipeline import events, lifecycles, measures, tasks
+from holdfast.pipeline import events, lifecycles, measures, ownership, tasks
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import aggregates
 from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, retries
@@ -214,10 +214,16 @@ class _Rollup:
     def _measure_plane(self, config: Config, view: View | None) -> PlaneMeasurements | None:
         try:
             with shared_view(config, view) as used:
-                return measures.measure(used)
+                return self._measure(used)
+        except AnotherHistory:
+            raise
         except HoldfastError as error:
             self.notes.append(f"The plane could not be read, so backlogs and sizes are missing: {error}")
             return None
+
+    def _measure(self, view: View) -> PlaneMeasurements:
+        ownership.check(self._lake, view)
+        return measures.measure(view)
 
     def _report_progress(self, table: Table) -> None:
         self._done += 1

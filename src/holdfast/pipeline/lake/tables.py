@@ -61,6 +61,7 @@ class LakeFile(msgspec.Struct, frozen=True):
     rows: int
     low: dict[str, Any]
     high: dict[str, Any]
+    modified_ms: int = 0  # When it was written.
 
     def may_hold(self, **values: Any) -> bool:
         """Whether the file may contain a row with these values."""
@@ -375,7 +376,13 @@ def _lake_file(row: dict[str, Any]) -> LakeFile:
     low = {name[4:]: value for name, value in row.items() if name.startswith("min.") and value is not None}
     high = {name[4:]: value for name, value in row.items() if name.startswith("max.") and value is not None}
     return LakeFile(
-        row["path"], row["size_bytes"], row.get("partition.universe") or "", row["num_records"] or 0, low, high
+        row["path"],
+        row["size_bytes"],
+        row.get("partition.universe") or "",
+        row["num_records"] or 0,
+        low,
+        high,
+        row["modification_time"],
     )
 
 

@@ -8,10 +8,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from holdfast.pipeline.source import offsets, plans
-from holdfast.pipeline.source.offsets import Offset
+from holdfast.pipeline.source.offsets import Offset, Position, Positions
 from holdfast.pipeline.source.options import STREAMABLE_TABLES, Options, check_table
 from holdfast.pipeline.source.tables import SCHEMAS
-from holdfast.pipeline.views import open_view
+from holdfast.pipeline.views import View, open_view
 
 
 class BatchReader(DataSourceReader):
@@ -32,8 +32,9 @@ class BatchReader(DataSourceReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads journals or session logs incrementally.
 
-    The offset of journals is {universe/world: height}, that of session logs {universe/file: bytes}. Data below an
-    offset never changes, so a query that restarts from its checkpoint gets the same rows again.
+    The offset of journals is {universe/world: height}, that of session logs {universe/file: bytes}, with the lineage of
+    the plane. Data below an offset never changes within a lineage, so a query that restarts from its checkpoint gets
+    the same rows again. A query whose offset is of another history fails.
 
     Spark's checkpoint has the end of each batch, but not the start of the first one: Spark asks for that again after a
     crash. So a query that starts at the latest offset has an empty first batch, which puts its start into the
@@ -43,28 +44,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options) -> None:
         check_table(options, STREAMABLE_TABLES, operation="read as a stream")
         self._options = options
-        self._available_end: Offset | None = None  # The end of an available-now query.
+        self._available_end: Positions | None = None  # The end of an available-now query.
         self._initial: Offset | None = None  # The start of this query, if it has no checkpoint.
         self._is_start_saved = not options.is_latest  # The start is in the checkpoint, or can be computed again.
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._available_end = self._latest()
+        with open_view(self._options.config) as view:
+            self._available_end = self._latest(view)
 
     def initialOffset(self) -> Offset:  # noqa: N802
         if self._initial is None:
-            self._initial = self._latest() if self._options.is_latest else {}
+            self._initial = {}
+            if self._options.is_latest:
+                with open_view(self._options.config) as view:
+                    self._initial = self._position(view, self._latest(view), Position({})).offset
         return self._initial
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        start = offsets.check_offset(self._options.table, start)
+        known = offsets.check_offset(self._options.table, start)
         if not self._is_start_saved:
             self._is_start_saved = True
             if start == self._initial:
                 return start
-        now = plans.advance_offset(
-            self._options, start, self._latest() if self._available_end is None else self._available_end
-        )
-        return plans.limit_offset(start, now, limit.max_rows) if isinstance(limit, ReadMaxRows) else now
+        with open_view(self._options.config) as view:
+            end = self._latest(view) if self._available_end is None else self._available_end
+            now = plans.advance_offset(self._options, known.positions, end)
+            self._check_follows(view, known)
+            if isinstance(limit, ReadMaxRows):
+                now = plans.limit_offset(known.positions, now, limit.max_rows)
+            return self._position(view, now, known).offset
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows = self._options.batch_rows
@@ -72,22 +80,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows is not None and self._options.table == "journal" else ReadAllAvailable()
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        start, end = (offsets.check_offset(self._options.table, each) for each in (start, end))
-        if start == end:
+        begin, until = (offsets.check_offset(self._options.table, each) for each in (start, end))
+        if begin.positions == until.positions:
             return []
         if start != self._initial:  # After a crash, the first batch may restart at a later "latest".
-            offsets.check_order(start, end)
+            offsets.check_order(begin.positions, until.positions)
         with open_view(self._options.config) as view:
-            return [
-                InputPartition(partition) for partition in plans.partitions_between(view, self._options, start, end)
-            ]
+            for known in (begin, until):
+                self._check_follows(view, known)
+            planned = plans.partitions_between(view, self._options, begin.positions, until.positions)
+            return [InputPartition(partition) for partition in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(partition.value, self._options)
 
-    def _latest(self) -> Offset:
-        with open_view(self._options.config) as view:
-            return plans.heads(view) if self._options.table == "journal" else plans.log_ends(view)
+    def _latest(self, view: View) -> Positions:
+        return plans.heads(view) if self._options.table == "journal" else plans.log_ends(view)
+
+    def _position(self, view: View, positions: Positions, known: Position) -> Position:
+        return Position(positions, offsets.history_at(view, self._options.table, positions, known))
+
+    def _check_follows(self, view: View, known: Position) -> None:
+        if not self._options.skips_damage:
+            offsets.check_follows(view, self._options.table, known)
 
 
 def _read(partition: plans.Partition, options: Options) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import (
     BlobNotFound,
+    Corrupt,
     HashMismatch,
     InvalidArgument,
     InvalidName,
@@ -24,7 +25,8 @@ from holdfast.errors import (
     WorldNotFound,
 )
 from holdfast.kv import Database, Subspace, Transaction, pages
-from holdfast.layers import blobs, journals, snapshots, tokens, worlds
+from holdfast.layers import blobs, journals, lineages, segments, snapshots, tokens, worlds
+from holdfast.layers.lineages import Identity
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.tokens import Token
@@ -88,6 +90,10 @@ class View:
         self._pinned_logs: dict[str, list[LogFile]] | None = None
         self._opened_ms = time.time_ns() // 1_000_000
 
+    def identity(self) -> Identity | None:
+        """The plane's identity; None if only older versions have opened it."""
+        return self.database.read(lineages.load)
+
     def universes(self) -> Iterator[str]:
         """The names of all universes, or of the selected ones. Some may have session logs only."""
         if self._pinned_logs is not None:
@@ -123,6 +129,25 @@ class View:
     def world(self, universe: str, name: str) -> WorldView | None:
         """One world; None if it does not exist or was deleted."""
         return self.database.read(_world, World(universe, name))
+
+    def hot_record_hash(self, universe: str, name: str, height: int) -> str | None:
+        """The SHA-256 of a record in the key space, hex; None if it is not there any more."""
+        first, hot = self.database.read(journals.next_run, World(universe, name), height, height + 1, 1)
+        return hashlib.sha256(hot[0]).hexdigest() if hot and first == height else None
+
+    def record_hash(self, universe: str, name: str, height: int) -> str | None:
+        """The SHA-256 of a record, hex; None if it cannot be read."""
+        found = self.hot_record_hash(universe, name, height)
+        world = None if found is not None else self.world(universe, name)
+        cold = () if world is None else world.segments
+        segment = next((each for each in cold if each.start <= height <= each.end), None)
+        if segment is None:
+            return found
+        try:
+            records = segments.parse(self._read_object(segment.object_path), segment)
+        except Corrupt:
+            return None  # Reading it reports the damage.
+        return hashlib.sha256(records[height - segment.start]).hexdigest()
 
     def chunks(self, world: WorldView, start: int, staging: str) -> list[JournalChunk]:
         """The records from `start` up to the head as chunks that executors can read, in order and without a gap.

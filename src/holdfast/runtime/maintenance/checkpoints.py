@@ -78,13 +78,14 @@ class Checkpoints:
             Busy: there are CHECKPOINTS_MAX checkpoints.
         """
         data = self._data()
+        at_ms = round(time.time() * 1_000)  # Everything before it is in the checkpoint.
         self._flush()
         with self._lock:
             self._sweep(data)
             if len(list(data.glob(f"{_PREFIX}*"))) >= CHECKPOINTS_MAX:
                 raise Busy(f"{CHECKPOINTS_MAX} backups are in progress; end one, or wait until an idle one expires")
             id = self._create(data)
-        return BackupBegun(id, round(time.time() * 1_000), *self._written_by)
+        return BackupBegun(id, at_ms, *self._written_by)
 
     def files(self, id: str) -> "LineStream":
         """Every file that belongs to a checkpoint.

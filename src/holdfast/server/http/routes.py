@@ -51,6 +51,7 @@ _TAGS: Final = (
     "activity",
     "blobs",
     "space",
+    "planes",
     "backups",
 )
 

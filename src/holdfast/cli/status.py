@@ -1,0 +1,63 @@
+"""`holdfast status` and `holdfast mark-restored`: the identity of a plane, and a new lineage for a copy."""
+
+from typing import Any
+
+import click
+
+from holdfast.cli import connect, printing
+from holdfast.cli.commands import LeafCommand
+from holdfast.wire.planes import PlaneStatus
+
+
+@click.command(cls=LeafCommand, examples=["holdfast status", "holdfast --url dir:./data status --json"])
+def status() -> None:
+    """Show the version that serves the plane, the plane's id, and the lineage of its data.
+
+    The id never changes. Every restore begins another lineage, with the one before as its parent.
+    """
+    with connect.open_plane() as plane:
+        found = plane.status()
+    printing.result("\n".join(_lines(found)), identity_fields(found))
+
+
+@click.command(
+    "mark-restored",
+    cls=LeafCommand,
+    examples=[
+        "holdfast --url postgresql://me@db/plane mark-restored",
+        "holdfast --url dir:./copy mark-restored",
+    ],
+)
+def mark_restored() -> None:
+    """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.
+
+    `holdfast restore` and `doctor --salvage` do this themselves. After pg_restore, or in a copied directory that is
+    used beside its original, run this before anything else writes.
+    """
+    with connect.open_plane() as plane:
+        found = plane.mark_restored()
+    printing.result("\n".join(_lines(found)), identity_fields(found))
+
+
+def identity_fields(found: PlaneStatus) -> dict[str, Any]:
+    """The fields of a status, for --json."""
+    return {
+        "version": found.version,
+        "data_format": found.data_format,
+        "plane": found.plane,
+        "lineage": found.lineage,
+        "since": printing.timestamp(found.since_ms),
+        "cause": found.cause,
+        "parents": [
+            {"lineage": parent.lineage, "until": printing.timestamp(parent.until_ms)} for parent in found.parents
+        ],
+    }
+
+
+def _lines(found: PlaneStatus) -> list[str]:
+    return [
+        f"version  {found.version} (data format {found.data_format})",
+        f"plane    {found.plane}",
+        f"lineage  {found.lineage}, {found.cause} at {printing.timestamp(found.since_ms)}",
+        *(f"parent   {parent.lineage}, shared up to {printing.timestamp(parent.until_ms)}" for parent in found.parents),
+    ]

@@ -1,0 +1,64 @@
+"""Removes the rows of some sources from a table: files with such rows are written again without them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.pipeline.lake import files
+from holdfast.pipeline.lake.files import AddedFile
+from holdfast.pipeline.lake.tables import LakeFile, LakeTable, Move
+
+SOURCES: Final = {  # How each table names a source, and numbers its rows.
+    "journal": (("world",), "height"),
+    "segments": (("world",), "end"),
+    "activity": (("file",), "n"),
+    "entity_changes": (("kind", "id"), "version"),
+    "world_state": (("world",), "height"),
+    "quarantine": (("source",), "start"),
+    "superseded": (("source",), "number"),
+}
+
+Cut = Callable[[str], int | None]  # The number from which on the rows of a source are removed; None: none are.
+
+
+def rows_from(table: LakeTable, universe: str, cut: Cut) -> Iterator[tuple[LakeFile, pa.Table, pa.Table]]:
+    """For each file with rows to remove: the file, the rows that stay, and those that are removed."""
+    for file in table.entries():
+        if file.universe == universe:
+            rows = table.rows_of(file)
+            mask = pa.array(
+                [(low := cut(name)) is not None and number >= low for name, number in _named(table, rows)], pa.bool_()
+            )
+            if pc.any(mask).as_py():
+                yield file, rows.filter(pc.invert(mask)), rows.filter(mask)
+
+
+def remove(table: LakeTable, universe: str, cut: Cut, moves: Mapping[str, Move]) -> int:
+    """Remove rows and move watermarks, in one commit; returns the number of removed rows.
+
+    Raises:
+        TransactionConflict: another run committed first; nothing was removed.
+    """
+    old: list[LakeFile] = []
+    new: list[AddedFile] = []
+    count = 0
+    for file, kept, removed in rows_from(table, universe, cut):
+        old.append(file)
+        new += files.write(table.table, table.location, files.sorted_batches(table.table, kept))
+        count += removed.num_rows
+    table.replace(old, new, moves)
+    return count
+
+
+def source_of(table: str, row: Mapping[str, Any]) -> tuple[str, int]:
+    """The name of a row's source, and the row's number."""
+    names, number = SOURCES[table]
+    return "/".join(row[name] for name in names), row[number]
+
+
+def _named(table: LakeTable, rows: pa.Table) -> Iterator[tuple[str, int]]:
+    names, number = SOURCES[table.table.name]
+    columns = [rows.column(name).to_pylist() for name in names]
+    return zip(map("/".join, zip(*columns, strict=True)), rows.column(number).to_pylist(), strict=True)

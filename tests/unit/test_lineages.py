@@ -1,0 +1,124 @@
+"""The identity of a plane: an id for ever, and another lineage with every restore."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import Result
+
+import holdfast
+from holdfast import PlaneParent, PlaneStatus
+from holdfast.kv import Database
+from holdfast.layers import lineages
+from holdfast.limits import LINEAGE_PARENTS_MAX
+from holdfast.testing.clock import ManualClock
+
+Hf = Callable[..., Result]
+
+
+def status(url: str) -> PlaneStatus:
+    with holdfast.open(url) as plane:
+        return plane.status()
+
+
+def parsed(hf: Hf, *words: str) -> Any:
+    return msgspec.json.decode(hf(*words, "--json").stdout)
+
+
+@pytest.fixture(params=["dir", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "dir":
+        return f"dir:{tmp_path / 'data'}"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+def test_an_identity_is_written_once_and_stays(url: str) -> None:
+    first = status(url)
+    assert first.cause == "created"
+    assert len({first.plane, first.lineage, ""}) == 3
+    assert first.parents == []
+    assert status(url) == first
+    with holdfast.open("memory:") as one, holdfast.open("memory:") as other:
+        assert len({plane.status().plane for plane in (one, other)}) == 2
+
+
+def test_a_plane_of_an_older_version_gets_an_identity_at_the_next_open(url: str) -> None:
+    with holdfast.open(url) as plane:
+        plane.queue("jobs").put(1)
+        plane.transact(lambda tx: tx.delete(lineages.KEY))
+        assert plane.status().plane == ""
+    assert status(url).cause == "upgraded"
+    assert status(url) == status(url)
+
+
+def test_every_restore_begins_another_lineage(database: Database, clock: ManualClock) -> None:
+    created = database.transact(lineages.ensure)
+    clock.advance_ms(5_000)
+    first = database.transact(lineages.begin, "restored", until_ms=7)
+    assert (first.plane, first.cause, first.since_ms) == (created.plane, "restored", clock.now_ms())
+    second = database.transact(lineages.begin, "copied")
+    assert second.parents == [lineages.Parent(first.lineage, clock.now_ms()), lineages.Parent(created.lineage, 7)]
+    assert second.parent(created.lineage) == lineages.Parent(created.lineage, 7)
+    assert second.parent(second.lineage) is None
+    for _ in range(LINEAGE_PARENTS_MAX):
+        last = database.transact(lineages.begin, "restored")
+    assert len(last.parents) == LINEAGE_PARENTS_MAX
+    assert len({parent.lineage for parent in last.parents}) == LINEAGE_PARENTS_MAX
+    assert database.read(lineages.load) == last
+
+
+def test_restore_salvage_and_migration_carry_the_identity(hf: Hf, tmp_path: Path) -> None:
+    hf("queue", "put", "jobs", "1")
+    before = parsed(hf, "status")
+    hf("backup", str(tmp_path / "backup"))
+    summary = msgspec.json.decode((tmp_path / "backup" / "backup.json").read_bytes())
+    restored = parsed(hf, "restore", str(tmp_path / "backup"), str(tmp_path / "restored"))
+    found = status(f"dir:{tmp_path / 'restored'}")
+    assert (found.plane, found.lineage) == (restored["plane"], restored["lineage"])
+    assert (found.plane, found.cause) == (before["plane"], "restored")
+    assert found.parents == [PlaneParent(before["lineage"], summary["checkpoint_ms"])]
+    again = parsed(hf, "restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert again["lineage"] not in (restored["lineage"], before["lineage"])
+
+    hf("doctor", "--salvage", str(tmp_path / "salvaged"))
+    salvaged = status(f"dir:{tmp_path / 'salvaged'}")
+    assert (salvaged.plane, salvaged.cause) == (before["plane"], "salvaged")
+    assert salvaged.parents[0].lineage == before["lineage"]
+
+    assert status(f"dir:{tmp_path / 'moved'}").cause == "created"  # An empty plane can be the target.
+    hf("migrate", f"dir:{tmp_path / 'data'}", f"dir:{tmp_path / 'moved'}")
+    assert parsed(hf, "--url", f"dir:{tmp_path / 'moved'}", "status") == before
+    report = parsed(hf, "doctor")
+    assert (report["plane"], report["lineage"]) == (before["plane"], before["lineage"])
+    assert before["lineage"] in hf("doctor").stdout
+
+
+def test_a_restore_that_was_interrupted_after_it_opened_the_key_space_is_repeated(
+    hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf("queue", "put", "jobs", "1")
+    before = parsed(hf, "status")
+    hf("backup", str(tmp_path / "backup"))
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.cli.restores._publish", lambda draft, folder: 1 / 0)
+        hf("restore", str(tmp_path / "backup"), str(tmp_path / "restored"), code=1)
+    hf("restore", str(tmp_path / "backup"), str(tmp_path / "restored"))
+    assert [parent.lineage for parent in status(f"dir:{tmp_path / 'restored'}").parents] == [before["lineage"]]
+    hf("doctor", str(tmp_path / "restored"))
+
+
+def test_a_copied_directory_is_told_apart_once_it_is_marked(hf: Hf, tmp_path: Path) -> None:
+    hf("queue", "put", "jobs", "1")
+    before = parsed(hf, "status")
+    copy = shutil.copytree(tmp_path / "data", tmp_path / "copy")
+    assert parsed(hf, "--url", f"dir:{copy}", "status") == before
+    marked = parsed(hf, "--url", f"dir:{copy}", "mark-restored")
+    assert (marked["plane"], marked["cause"]) == (before["plane"], "copied")
+    assert marked["parents"][0]["lineage"] == before["lineage"]
+    text = hf("--url", f"dir:{copy}", "status").stdout
+    assert marked["lineage"] in text
+    assert before["lineage"] in text
