@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.limits import ROWS_BATCH
 from holdfast.pipeline import events
-from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup
+from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage
 
 PUT = {"event": "put", "queue": "jobs", "id": "x", "correlation_id": "c", "at_ms": 5}
 STORED = {"event": "stored", "to": "bob@main", "sender": "ada@main", "id": "x", "at_ms": 5}
@@ -57,9 +57,13 @@ def test_messages_of_other_queues_and_universes_are_separate() -> None:
 
 def test_errors_missing_from_old_logs_come_from_the_plane() -> None:
     old = {name: PUT[name] for name in ("event", "queue", "id", "at_ms")}
-    known = events.bucket_errors([("main", "jobs", "x", "no host"), ("main", "jobs", "unheard of", "no host")], 1)
+    dead = PresentMessage("main", "jobs", "x", "dead", 5, 1, 9, "no host")
+    letters = [PresentMessage("main", "jobs.dlq", "x", "ready", 5, 1, is_letter=True), dead]
+    unlogged = PresentMessage("main", "jobs", "unlogged", "ready", 5, 0)
+    known = events.bucket_present([*letters, unlogged], 1)
     assert messages(*known, *events.bucket_messages(batch(old), 1)) == [
-        MessageGroup("main", "jobs", "x", None, [Event("put", 5)], "no host")
+        MessageGroup("main", "jobs", "x", None, [Event("put", 5)], dead),
+        MessageGroup("main", "jobs", "unlogged", None, [], unlogged),
     ]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.pipeline import lifecycles
-from holdfast.pipeline.lifecycles import Event, Mail, MailGroup, Message, MessageGroup
+from holdfast.pipeline.lifecycles import Event, Mail, MailGroup, Measured, Message, MessageGroup, PresentMessage
 from holdfast.pipeline.schemas import MAIL, MESSAGES
 from holdfast.testing.clock import START_MS, ManualClock
 
@@ -217,7 +217,7 @@ def test_groups_of_events_become_rows_of_messages() -> None:
     put, leased = Event("put", START_MS), Event("leased", START_MS + 40, 1)
     dead = Event("dead-lettered", START_MS + 50, 1, "no host")
     groups = [
-        MessageGroup("main", "jobs", "a", "a", [put], ""),
+        MessageGroup("main", "jobs", "a", "a", [put]),
         MessageGroup("main", "jobs", "b", None, []),
         MessageGroup("main", "jobs", "c", "x", [dead, leased, put]),
     ]
@@ -232,8 +232,47 @@ def test_groups_of_events_become_rows_of_messages() -> None:
 
 def test_missing_error_comes_from_the_plane() -> None:
     dead, logged = Event("dead-lettered", 5), Event("dead-lettered", 5, 1, "told")
-    groups = [MessageGroup("main", "jobs", "x", "x", [event], "known") for event in (dead, logged, Event("acked", 5))]
+    present = PresentMessage("main", "jobs", "x", "dead", 1, 1, 5, "known")
+    groups = [MessageGroup("main", "jobs", "x", "x", [event], present) for event in (dead, logged, Event("acked", 5))]
     assert lifecycles.message_rows(groups).column("error").to_pylist() == ["known", "told", None]
+
+
+MEASURED = Measured(1_000, frozenset(["main"]))
+
+
+@pytest.mark.parametrize(
+    ("logged", "present", "expected"),
+    [
+        ([], "ready", "waiting"),
+        ([], "dead", "dead"),
+        (["put"], "ready", "waiting"),
+        (["put"], "leased", "leased"),
+        (["put", "leased"], "delayed", "waiting"),
+        (["put", "leased"], "dead", "dead"),
+        (["put", "leased", "dead-lettered"], "ready", "waiting"),  # Its redrive is not in the logs.
+        (["put", "leased", "acked"], "ready", "acked"),
+        (["put"], None, "unknown"),
+        (["put", "leased"], None, "unknown"),
+        (["put", "leased", "acked"], None, "acked"),
+        (["put", "leased", "dead-lettered"], None, "dead"),  # Its letter was consumed, or has expired.
+        (["put", "outlived"], None, "outlived"),
+    ],
+)
+def test_open_messages_are_compared_with_the_plane(logged: list[str], present: str | None, expected: str) -> None:
+    events = [Event(name, 10 + n, 1 if n else None) for n, name in enumerate(logged)]
+    found = None if present is None else PresentMessage("main", "jobs", "x", present, 7, 1, 9, "no host")
+    group = MessageGroup("main", "jobs", "x", "x", events, found)
+    (row,) = lifecycles.message_rows([group], MEASURED).to_pylist()
+    assert (row["outcome"], row["logged"]) == (expected, bool(logged))
+    assert row["put_at"].timestamp() * 1_000 == (10 if logged else 7)
+    # A plane that was not measured, or not completely, decides nothing about messages that it lacks.
+    (as_logged,) = lifecycles.message_rows([group._replace(present=None)], None).to_pylist()
+    partly = Measured(1_000, frozenset())
+    assert lifecycles.message_rows([group._replace(present=None)], partly).to_pylist() == [as_logged]
+    # Nor about messages with later events.
+    if logged:
+        later = group._replace(events=[event._replace(at_ms=2_000) for event in events])
+        assert lifecycles.message_rows([later], MEASURED).to_pylist()[0]["outcome"] == as_logged["outcome"]
 
 
 def test_groups_of_events_become_rows_of_mail() -> None:

@@ -1,8 +1,13 @@
 """Aggregates over session logs match what was done."""
 
 import runpy
+import signal
 import statistics
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +21,9 @@ import holdfast
 from holdfast.errors import LeaseHeld, TransactionConflict
 from holdfast.pipeline import jobs, measures
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import ingest, rollup
+from holdfast.pipeline.jobs import accept, ingest, report, rollup
 from holdfast.pipeline.lake import Lake, retries
-from holdfast.pipeline.schemas import TABLES
+from holdfast.pipeline.schemas import MESSAGES, ROLLUP_QUEUES, TABLES
 from holdfast.pipeline.views import open_view
 from holdfast.testing.clock import ManualClock
 
@@ -94,6 +99,85 @@ def test_queue_aggregates_match_the_messages(rolled_up: RolledUp) -> None:
         check_percentiles(row, "wait", [message["wait_ms"] for message in own])
         check_percentiles(row, "service", [message["service_ms"] for message in own])
     assert {message["queue"] for message in messages} <= {row["queue"] for row in rolled_up.rows("rollup_queues")}
+
+
+@contextmanager
+def server(url: str, folder: Path) -> Iterator[str]:
+    """The URL of a server process with its own session logs, which is killed at the end."""
+    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", url, "--port", "0", "--activity", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip().rpartition(" ")[2]
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def put_and_ack(url: str, put: int, acked: int) -> None:
+    with holdfast.connect(url) as plane:
+        queue = plane.queue("jobs")
+        for _ in range(put // 50):
+            queue.put_many(range(50))
+        left = acked
+        while left:
+            messages = queue.receive_many(min(left, 50), wait_seconds=5)
+            for message in messages:
+                message.ack()
+            left -= len(messages)
+
+
+def figures(config: Config) -> dict[str, int]:
+    (row,) = [row for row in Lake(config.lake).table(ROLLUP_QUEUES).rows().to_pylist() if row["queue"] == "jobs"]
+    names = ("messages", "waiting", "leased", "acked", "unknown", "logged_put", "logged_acked")
+    return {name: row[name] for name in names}
+
+
+def test_figures_of_two_servers_on_postgresql_are_those_of_the_plane(
+    spark: SparkSession, postgres_url: str, tmp_path: Path
+) -> None:
+    """Each node has its own logs: without them the counts are right, and the result says what is missing."""
+    with server(postgres_url, tmp_path / "one") as one, server(postgres_url, tmp_path / "two") as two:
+        for url in (one, two):
+            put_and_ack(url, put=100, acked=50)
+        exact = {"messages": 200, "waiting": 100, "leased": 0, "acked": 100, "unknown": 0}
+        for logged, given in ((1, ["one"]), (2, ["one", "two"])):
+            folders = tuple(str(tmp_path / name) for name in given)
+            config = Config(data=postgres_url, lake=str(tmp_path / f"lake-{logged}"), activity=folders)
+            assert ingest.run(None, config).ok
+            result = rollup.run(spark, config, now=NOW)
+            found = figures(config)
+            assert {name: found[name] for name in exact} == exact
+            assert (found["logged_put"], found["logged_acked"]) == (100 * logged, 50 * logged)
+            assert result.ok == (logged == 2)
+            assert [finding["unlogged"] for finding in result.findings] == [200 - 100 * logged] * (logged < 2)
+            totals = report.run(None, config, now=NOW).rows
+            assert (totals["acked"], totals["unlogged"]) == (100, 200 - 100 * logged)
+            page = Path(config.lake, "reports", "latest.html").read_text()
+            assert ("session logs are incomplete" in page) == (logged < 2)
+
+
+def test_figures_after_a_killed_server_are_those_of_the_plane(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"dir:{tmp_path / 'data'}"
+    with server(url, tmp_path / "data" / "activity") as address:
+        put_and_ack(address, put=900, acked=900)  # What it has logged in the last moments is lost.
+    config = Config(data=url, lake=str(tmp_path / "lake"))
+    ingest.run(None, config)
+    result = rollup.run(spark, config, now=NOW)
+    found = figures(config)
+    assert {name: found[name] for name in ("messages", "waiting", "leased", "acked", "unknown")} == {
+        "messages": 900, "waiting": 0, "leased": 0, "acked": 900, "unknown": 0,
+    }  # fmt: skip
+    lost = 900 - min(found["logged_put"], found["logged_acked"])
+    assert (result.ok, [finding["unlogged"] for finding in result.findings]) == (lost == 0, [lost] * (lost > 0))
+    outcomes = Counter(row["outcome"] for row in Lake(config.lake).table(MESSAGES).rows(["outcome"]).to_pylist())
+    assert set(outcomes) <= {"acked", "unknown"}
+    assert outcomes["acked"] == found["logged_acked"]
+    accept.run(None, config, lost=True)
+    assert rollup.run(spark, config, now=NOW).ok
+    with planes.opened(url) as plane:
+        plane.queue("jobs").put(1)
+    ingest.run(None, config)
+    assert rollup.run(spark, config, now=NOW).ok  # The confirmed loss stays the same.
 
 
 def test_backlog_matches_the_plane(rolled_up: RolledUp) -> None:

@@ -48,7 +48,7 @@ class JobArguments(TypedDict):
 
     data: str | None
     lake: str | None
-    activity: str | None
+    activity: tuple[str, ...]
     universes: tuple[str, ...]
     storage: tuple[str, ...]
     master: str | None
@@ -83,8 +83,10 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
             _LAKE,
             click.option(
                 "--activity",
-                metavar="URL",
-                help="The session logs, if they are not in the data directory (PostgreSQL).",
+                metavar="DIR",
+                multiple=True,
+                help="A folder of session logs, if they are not in the data directory (PostgreSQL). Repeatable: each "
+                "node has its own.",
             ),
             _UNIVERSE,
             _STORAGE,

@@ -16,7 +16,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     data: str  # dir:PATH, postgresql://…, http://… or https://…
     lake: str  # A folder or s3://bucket/prefix
     objects: str | None = None  # The object store of large values, if `data` does not imply it (PostgreSQL).
-    activity: str | None = None  # The folder of session logs, if `data` does not imply it.
+    activity: str | tuple[str, ...] | None = None  # The folders of session logs, if `data` does not imply them.
     token: str | None = None  # Access token of a server.
     ca: str | None = None  # Certificate files for https://, as on the command line; executors that write need them too.
     cert: str | None = None
@@ -25,6 +25,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     storage: dict[str, str] = {}  # Object store options, such as aws_endpoint.
     universes: tuple[str, ...] = ()  # Restrict the job to these universes; empty: all.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.
+
+    @property
+    def activity_folders(self) -> tuple[str, ...]:
+        """The folders of session logs that are given: several nodes may have one each."""
+        return (self.activity,) if isinstance(self.activity, str) else self.activity or ()
 
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context for an https:// plane, otherwise None.

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup
+from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage
 
 _TimestampMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=AT_MS_MAX)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -70,7 +70,7 @@ class _MessageEvents(msgspec.Struct, array_like=True):
     """The payload of one bucket of message events."""
 
     events: list[tuple[str, str, str, str, int, str | None, int | None, str | None]] = []
-    errors: list[tuple[str, str, str, str]] = []  # universe, queue, id, error of dead letters in the plane
+    present: list[PresentMessage] = []
 
 
 _MailEvents: TypeAlias = list[tuple[str, str, str, str, str, int]]
@@ -98,11 +98,11 @@ def bucket_messages(batch: pa.RecordBatch, buckets: int) -> Buckets:
     return _encode_buckets(payloads)
 
 
-def bucket_errors(errors: Iterable[tuple[str, str, str, str]], buckets: int) -> Buckets:
-    """The errors of dead letters in the plane, (universe, queue, id, error), encoded by bucket."""
+def bucket_present(messages: Iterable[PresentMessage], buckets: int) -> Buckets:
+    """The messages in the plane, encoded by bucket."""
     payloads: dict[int, _MessageEvents] = {}
-    for error in errors:
-        payloads.setdefault(_bucket(error[:3], buckets), _MessageEvents()).errors.append(error)
+    for message in messages:
+        payloads.setdefault(_bucket(message[:3], buckets), _MessageEvents()).present.append(message)
     return _encode_buckets(payloads)
 
 
@@ -119,7 +119,7 @@ def group_messages(payloads: Iterable[bytes]) -> Iterator[list[MessageGroup]]:
     """All events of each message of a bucket, a bounded number of messages at a time."""
     events: dict[_MessageKey, list[Event]] = {}
     correlations: dict[_MessageKey, str] = {}
-    errors: dict[_MessageKey, str] = {}
+    present: dict[_MessageKey, PresentMessage] = {}
     for payload in payloads:
         decoded = _decode_messages(payload)
         for universe, queue, id, event, at_ms, correlation_id, attempt, error in decoded.events:
@@ -127,10 +127,13 @@ def group_messages(payloads: Iterable[bytes]) -> Iterator[list[MessageGroup]]:
             events.setdefault(key, []).append(Event(event, at_ms, attempt, error))
             if correlation_id is not None and correlations.get(key, "") <= correlation_id:
                 correlations[key] = correlation_id
-        errors.update(((universe, queue, id), error) for universe, queue, id, error in decoded.errors)
+        for message in decoded.present:
+            present[message[:3]] = message
+            if not message.is_letter:
+                events.setdefault(message[:3], [])
     for keys in _batches(events):
         yield [
-            MessageGroup(key[0], key[1], key[2], correlations.get(key), events[key], errors.get(key)) for key in keys
+            MessageGroup(key[0], key[1], key[2], correlations.get(key), events[key], present.get(key)) for key in keys
         ]
 
 

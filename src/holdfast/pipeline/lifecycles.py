@@ -44,6 +44,7 @@ class Message(NamedTuple):
     error: str | None
     wait_ms: int | None
     service_ms: int | None
+    logged: bool = True  # False: only the plane knows it.
 
 
 class Mail(NamedTuple):
@@ -56,6 +57,27 @@ class Mail(NamedTuple):
     wait_ms: int | None
 
 
+class PresentMessage(NamedTuple):
+    """A message that the plane has."""
+
+    universe: str
+    queue: str
+    id: str
+    state: str  # dead, leased, ready, delayed or blocked
+    created_ms: int
+    attempts: int
+    died_ms: int = 0
+    error: str | None = None  # The last error of a dead letter.
+    is_letter: bool = False  # A dead letter in its dead letter queue, where no log has its put.
+
+
+class Measured(NamedTuple):
+    """When the plane was measured, and the universes of which all messages are known."""
+
+    at_ms: int
+    universes: frozenset[str]
+
+
 class MessageGroup(NamedTuple):
     """All events of a message in one queue."""
 
@@ -64,7 +86,7 @@ class MessageGroup(NamedTuple):
     id: str
     correlation_id: str | None
     events: Collection[Event]
-    stored_error: str | None = None  # The error of a dead letter in the plane; logs of older versions lack it.
+    present: PresentMessage | None = None  # The message in the plane.
 
 
 class MailGroup(NamedTuple):
@@ -122,9 +144,9 @@ def mails(events: Collection[Event]) -> list[Mail]:
     return [_mail(lifetime) for lifetime in lifetimes if lifetime]
 
 
-def message_rows(groups: Sequence[MessageGroup]) -> pa.RecordBatch:
-    """One row of `messages` per group."""
-    rows = [_with_stored_error(message(group.events), group.stored_error) for group in groups]
+def message_rows(groups: Sequence[MessageGroup], measured: Measured | None = None) -> pa.RecordBatch:
+    """One row of `messages` per group; with a measurement, compared with the plane."""
+    rows = [_reconcile(message(group.events), group, measured) for group in groups]
     return _batch(MESSAGES.schema, MessageGroup, groups, Message, rows)
 
 
@@ -134,8 +156,36 @@ def mail_rows(groups: Sequence[MailGroup]) -> pa.RecordBatch:
     return _batch(MAIL.schema, MailGroup, [group for group, _ in lifetimes], Mail, [mail for _, mail in lifetimes])
 
 
-def _with_stored_error(folded: Message, stored_error: str | None) -> Message:
-    return folded._replace(error=folded.error or stored_error) if folded.outcome == "dead" else folded
+def _reconcile(folded: Message, group: MessageGroup, measured: Measured | None) -> Message:
+    """What the events say, unless the plane shows that some are missing.
+
+    Events after the measurement count. What has ended in the logs has ended.
+    """
+    present = group.present
+    if present is not None and present.state == "dead" and folded.outcome == "dead":
+        return folded._replace(error=folded.error or present.error)
+    if measured is None or folded.outcome in _FINAL_OUTCOMES:
+        return folded
+    if any(event.at_ms >= measured.at_ms for event in group.events if event.at_ms < AT_MS_MAX):
+        return folded
+    if present is not None:
+        return _as_present(folded, present, is_logged=bool(group.events))
+    if folded.outcome in _OPEN and group.universe in measured.universes:
+        return folded._replace(outcome="unknown")
+    return folded
+
+
+def _as_present(folded: Message, present: PresentMessage, *, is_logged: bool) -> Message:
+    is_dead = present.state == "dead"
+    return folded._replace(
+        put_ms=folded.put_ms if is_logged else present.created_ms,
+        ended_ms=present.died_ms or None if is_dead else None,
+        attempts=max(folded.attempts, present.attempts),
+        outcome="dead" if is_dead else "leased" if present.state == "leased" else "waiting",
+        error=present.error if is_dead else None,
+        service_ms=None,
+        logged=is_logged,
+    )
 
 
 def _sort_events(events: set[Event]) -> list[Event]:
@@ -227,6 +277,8 @@ _OUTCOMES: Final = {
     "outlived": "outlived",
     "purged": "purged",
 }
+_OPEN: Final = frozenset(("waiting", "leased"))
+_FINAL_OUTCOMES: Final = frozenset(("acked", "outlived", "purged"))
 _ENDED: Final = frozenset(("acked", "dead", "outlived", "purged"))
 _SERVED: Final = frozenset(("acked", "dead"))  # It was leased when it ended.
 _MAIL_EVENT_ORDER: Final = {"rejected": 0, "stored": 1, "delivered": 2, "expired": 3, "confirmed": 4}

@@ -145,7 +145,9 @@ def open_transport(config: Config) -> Iterator[Transport]:
             config.data, token=config.token, tls=config.tls(), patience_seconds=patience
         )
     else:
-        transport = open_plane(config.data, Options(objects=config.objects, activity=config.activity))
+        transport = open_plane(
+            config.data, Options(objects=config.objects, activity=next(iter(config.activity_folders), None))
+        )
     try:
         yield transport
     finally:

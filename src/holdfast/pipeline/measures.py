@@ -1,5 +1,7 @@
 """Measures the sizes of a plane and a lake at this time. No Spark here."""
 
+import itertools
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -9,8 +11,9 @@ import pyarrow as pa
 
 from holdfast.layers import mailboxes, queues
 from holdfast.layers.mailboxes import Address
-from holdfast.limits import DEAD_LETTERS_MEASURED, ERROR_CHARACTERS_MEASURED, MAIL_BATCH_MAX, SUMMARY_LIST_MAX
+from holdfast.limits import ERROR_CHARACTERS_MEASURED, MAIL_BATCH_MAX, MESSAGES_MEASURED, SUMMARY_LIST_MAX
 from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.lifecycles import PresentMessage
 from holdfast.pipeline.schemas import ROLLUP_STORAGE, TABLES
 from holdfast.pipeline.views import View
 
@@ -28,25 +31,25 @@ class Size(NamedTuple):
 class PlaneMeasurements(msgspec.Struct, frozen=True):
     """Measurements that only the plane can provide."""
 
-    backlogs: list[tuple[str, str, int]]  # (universe, queue, messages in it)
+    backlogs: list[tuple[str, str, int, int, int]]  # (universe, queue, messages in it, put and acked in total)
     mailboxes: list[tuple[str, str, int, int | None]]  # (universe, recipient, mails in it, time of the oldest in ms)
-    errors: list[tuple[str, str, str, str]]  # (universe, original queue, id, error) of dead letters
+    messages: list[PresentMessage]
     sizes: list[Size]
+    at_ms: int  # When the measurement began.
+    counted: list[str]  # The universes of which `messages` has all messages.
 
 
 def measure(view: View) -> PlaneMeasurements:
     """Measure every queue, mailbox and world of a plane."""
-    measurements = PlaneMeasurements([], [], [], [])
+    measurements = PlaneMeasurements([], [], [], [], time.time_ns() // 1_000_000, [])
     for universe in view.universes():
         measurements.backlogs.extend(_backlogs(view, universe))
         measurements.mailboxes.extend(_mailboxes(view, universe))
         measurements.sizes.extend(_plane_sizes(view, universe))
-        for letter in view.dead_letters(universe):
-            if len(measurements.errors) == DEAD_LETTERS_MEASURED:
-                break
-            if letter.last_error is not None and letter.origin is not None:
-                error = letter.last_error[:ERROR_CHARACTERS_MEASURED]
-                measurements.errors.append((universe, letter.origin, letter.id, error))
+        found = list(itertools.islice(_present(view, universe), MESSAGES_MEASURED + 1))
+        if len(found) <= MESSAGES_MEASURED:
+            measurements.counted.append(universe)
+        measurements.messages.extend(found[:MESSAGES_MEASURED])
     return measurements
 
 
@@ -67,11 +70,23 @@ def storage_rows(sizes: Sequence[Size], at: datetime) -> pa.Table:
     return pa.Table.from_pylist(rows, ROLLUP_STORAGE.schema)
 
 
-def _backlogs(view: View, universe: str) -> Iterator[tuple[str, str, int]]:
+def _present(view: View, universe: str) -> Iterator[PresentMessage]:
+    """Every message; a dead letter is one of its original queue, too."""
+    for message in view.messages(universe, with_payloads=False):
+        error = None if message.last_error is None else message.last_error[:ERROR_CHARACTERS_MEASURED]
+        values = (message.created_ms, message.attempts)
+        if message.origin is not None:
+            yield PresentMessage(universe, message.origin, message.id, "dead", *values, message.died_ms, error)
+        is_letter = message.origin is not None
+        yield PresentMessage(universe, message.queue, message.id, message.state, *values, 0, None, is_letter)
+
+
+def _backlogs(view: View, universe: str) -> Iterator[tuple[str, str, int, int, int]]:
     after = ""
     while page := view.database.read(queues.survey, universe, after=after, limit=SUMMARY_LIST_MAX):
         for stats in page:
-            yield universe, stats.queue, stats.ready + stats.delayed + stats.leased + stats.blocked
+            backlog = stats.ready + stats.delayed + stats.leased + stats.blocked
+            yield universe, stats.queue, backlog, stats.put_total, stats.acked_total
         after = page[-1].queue
 
 

@@ -93,7 +93,7 @@ ACTIVITY: Final = _table(
 
 MESSAGES: Final = _table(
     "messages",
-    1,
+    2,
     ("queue", "put_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -109,6 +109,19 @@ MESSAGES: Final = _table(
     error=pa.string(),  # The last error of a dead letter.
     wait_ms=pa.int64(),  # From enqueue to the first lease.
     service_ms=pa.int64(),  # From the last lease to the end.
+    logged=pa.bool_(),  # False: only the plane knows it.
+)
+
+QUEUE_COUNTERS: Final = _table(
+    "queue_counters",
+    1,
+    ("queue",),
+    queue=pa.string(),
+    put=pa.int64(),
+    delivered=pa.int64(),
+    acked=pa.int64(),
+    dead_lettered=pa.int64(),
+    measured_at=_UTC,
 )
 
 MAIL: Final = _table(
@@ -338,11 +351,11 @@ CONTENTS: Final = (QUEUED_MESSAGES, STORED_MAIL, RECEIPTS, STATES, STATE_CHANGES
 
 ROLLUP_QUEUES: Final = _table(
     "rollup_queues",
-    1,
+    2,
     ("queue",),
     queue=pa.string(),
     backlog=pa.int64(),  # Messages in the queue when the plane was measured; None: it could not be.
-    messages=pa.int64(),  # Messages in the logs, and their outcomes:
+    messages=pa.int64(),  # Messages in the plane's counters or in the logs, and their outcomes:
     waiting=pa.int64(),
     leased=pa.int64(),
     acked=pa.int64(),
@@ -356,6 +369,8 @@ ROLLUP_QUEUES: Final = _table(
     **_percentiles("service"),
     first_at=_UTC,
     last_at=_UTC,
+    logged_put=pa.int64(),  # Messages whose put is in the logs.
+    logged_acked=pa.int64(),  # Messages whose acknowledgement is in the logs.
 )
 
 ROLLUP_QUEUE_HOURS: Final = _table(
@@ -457,6 +472,7 @@ TABLES: Final = {
         SEGMENTS,
         ACTIVITY,
         MESSAGES,
+        QUEUE_COUNTERS,
         MAIL,
         ENTITY_CHANGES,
         WORLD_STATE,

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from holdfast.errors import AnotherHistory, InvalidArgument
 from holdfast.layers.lineages import Identity
-from holdfast.pipeline import ownership
+from holdfast.pipeline import completeness, ownership
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import divergence, plans
 from holdfast.pipeline.intake.divergence import Cuts, Wanted
@@ -42,7 +42,7 @@ def run(
     """Replace the rows that the plane no longer has, so that the lake follows the plane again.
 
     Without `worlds` and kinds of entities, all of them. With `lost`, quarantined ranges that are missing are confirmed
-    too: they stay in the table, and are no findings any more.
+    too, and message events that are in no log: they stay in the tables, and are no findings any more.
 
     Raises:
         AnotherHistory: the lake has the history of another plane.
@@ -59,6 +59,8 @@ def run(
         if followed and accepted.identity is not None:
             ownership.follow(lake, followed, accepted.identity)
     confirmed = _confirm(lake, config, chosen) if lost else 0
+    if lost and not chosen.is_partial:
+        confirmed += completeness.accept(lake, config.universes)
     return JobResult(
         job="accept",
         ok=True,

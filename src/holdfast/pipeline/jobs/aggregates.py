@@ -1,6 +1,8 @@
 """Aggregates over messages, mail and lease events, as DataFrames with the columns of their tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -15,7 +17,15 @@ from holdfast.runtime.activity.events import LEASE_KIND
 Rows: TypeAlias = Sequence[tuple[Any, ...]]
 
 _PERCENTILES: Final = [0.5, 0.9, 0.99]
-_BACKLOG: Final = pa.schema([("universe", pa.string()), ("queue", pa.string()), ("backlog", pa.int64())])
+_BACKLOG: Final = pa.schema(
+    [
+        ("universe", pa.string()),
+        ("queue", pa.string()),
+        ("backlog", pa.int64()),
+        ("put_total", pa.int64()),
+        ("acked_total", pa.int64()),
+    ]
+)
 _BOX: Final = pa.schema(
     [
         ("universe", pa.string()),
@@ -27,7 +37,10 @@ _BOX: Final = pa.schema(
 
 
 def queues(messages: DataFrame, backlogs: Rows | None) -> DataFrame:
-    """One row per queue: outcomes and latencies of its messages."""
+    """One row per queue: outcomes and latencies of its messages.
+
+    The plane's counters are exact, and logs may lack events; after a queue was deleted, the logs have more.
+    """
     outcomes = ("waiting", "leased", "acked", "dead", "outlived", "purged", "unknown")
     sums = messages.groupBy("universe", "queue").agg(
         sf.count("*").alias("messages"),
@@ -38,12 +51,19 @@ def queues(messages: DataFrame, backlogs: Rows | None) -> DataFrame:
         sf.percentile("service_ms", _PERCENTILES).alias("service"),
         sf.min(sf.coalesce("put_at", "first_leased_at", "ended_at")).alias("first_at"),
         sf.max(sf.coalesce("ended_at", "first_leased_at", "put_at")).alias("last_at"),
+        sf.count_if(sf.col("logged") & sf.col("put_at").isNotNull()).alias("logged_put"),
+        sf.count_if(sf.col("logged") & (sf.col("outcome") == "acked")).alias("logged_acked"),
     )
     known = _frame(messages.sparkSession, _BACKLOG, backlogs or [])
     found = sums.join(known, ["universe", "queue"], "full")
-    return _expand_percentiles(_expand_percentiles(found, "wait"), "service").fillna(
-        0, ["messages", *outcomes, "retries", "redrives"]
+    counts = ["messages", *outcomes, "retries", "redrives", "logged_put", "logged_acked"]
+    filled = _expand_percentiles(_expand_percentiles(found, "wait"), "service").fillna(0, counts)
+    counted = filled.withColumns(
+        {"messages": sf.greatest("messages", "put_total"), "acked": sf.greatest("acked", "acked_total")}
     )
+    explained = reduce(add, (sf.col(outcome) for outcome in outcomes if outcome != "unknown"))
+    unknown = sf.greatest(sf.col("messages") - explained, sf.lit(0))
+    return counted.withColumn("unknown", unknown).drop("put_total", "acked_total")
 
 
 def queue_hours(messages: DataFrame) -> DataFrame:

@@ -23,8 +23,9 @@ from holdfast.limits import (
     INGEST_FOLLOW_SECONDS,
     INGEST_INLINE_BYTES_MAX,
     INGEST_REPAIR_SECONDS,
+    LOG_SETTLE_SECONDS,
 )
-from holdfast.pipeline import ownership
+from holdfast.pipeline import completeness, ownership
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import entity_ingest, journal_ingest, log_ingest, repair
 from holdfast.pipeline.intake.ingest_run import Run
@@ -114,17 +115,20 @@ def ingest_view(
 ) -> JobResult:
     """Ingest a view; without Spark, or for batches of fewer than `inline_bytes`, in this process."""
     started = time.monotonic()
-    ownership.claim(Lake(config.lake, config.storage), view)
+    lake = Lake(config.lake, config.storage)
+    ownership.claim(lake, view)
+    counted, counted_at = completeness.count(view), time.monotonic()
     with (
-        staging.temporary_folder(Lake(config.lake, config.storage).location) as staged,
+        staging.temporary_folder(lake.location) as staged,
         _packer(config, staged) as packer,
     ):
         work = [Run(spark, config, view, staged, progress, packer=packer, inline_bytes=inline_bytes) for _ in range(2)]
         if with_repair:
             repair.repair_all(work[0])
-        _ingest_concurrently(*work)
+        _ingest_concurrently(work[0], work[1], counted_at + LOG_SETTLE_SECONDS if view.is_live else 0.0)
         work[0].quarantine.refresh()
         quarantined = work[0].quarantine.rows()
+    completeness.record(lake, counted, list(view.universes()))
     rows = {name: sum(each.rows[name] for each in work) for name in work[0].rows}
     rows[QUARANTINE.name] = len(quarantined)
     found = [row for row in quarantined if row.accepted_at is None]
@@ -145,14 +149,17 @@ def compact_tables(spark: "SparkSession | None", config: Config) -> None:
         compaction.compact(spark, lake.table(table), files_min=INGEST_COMPACT_FILES)
 
 
-def _ingest_concurrently(worlds: Run, rest: Run) -> None:
-    """Ingest worlds and everything else concurrently; each has its own tables and watermarks."""
+def _ingest_concurrently(worlds: Run, rest: Run, logs_from: float) -> None:
+    """Ingest worlds and everything else concurrently; each has its own tables and watermarks.
+
+    Session logs are not read before the time `logs_from`.
+    """
     if worlds.spark is None:
         journal_ingest.ingest_journals(worlds)
-        _ingest_logs_and_entities(rest)
+        _ingest_logs_and_entities(rest, logs_from)
         return
     with ThreadPoolExecutor(1, "holdfast-ingest") as run_in_thread:
-        logs_and_entities = run_in_thread.submit(_ingest_logs_and_entities, rest)
+        logs_and_entities = run_in_thread.submit(_ingest_logs_and_entities, rest, logs_from)
         journal_ingest.ingest_journals(worlds)
         logs_and_entities.result()
 
@@ -167,10 +174,11 @@ def _packer(config: Config, staged: Location) -> Iterator[PayloadPacker | None]:
         yield PayloadPacker(Stores(config.storage), Path(folder))
 
 
-def _ingest_logs_and_entities(run: Run) -> None:
+def _ingest_logs_and_entities(run: Run, logs_from: float) -> None:
     run.quarantine.refresh()
-    log_ingest.ingest_logs(run)
     entity_ingest.ingest_changes(run)
+    time.sleep(max(logs_from - time.monotonic(), 0.0))
+    log_ingest.ingest_logs(run)
 
 
 def _ingest_once(

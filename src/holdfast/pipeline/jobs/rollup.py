@@ -27,8 +27,9 @@ from pyspark.sql import functions as sf
 
 import holdfast
 from holdfast.errors import AnotherHistory, HoldfastError
-from holdfast.limits import ROLLUP_BUCKET_EVENTS
-from holdfast.pipeline import events, lifecycles, measures, ownership, tasks
+from holdfast.limits import FINDINGS_MAX, ROLLUP_BUCKET_EVENTS
+from holdfast.pipeline import completeness, events, lifecycles, measures, ownership, tasks
+from holdfast.pipeline.completeness import Gap
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import aggregates
 from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, retries
@@ -68,7 +69,8 @@ def run(
 ) -> JobResult:
     """Bring `messages`, `mail` and all aggregates up to date with the lake and the plane.
 
-    If the plane cannot be read, its measurements are left out, with a note.
+    If the plane cannot be read, its measurements are left out, with a note. `ok` means that the session logs have the
+    events of all messages that the plane has counted.
 
     Raises:
         TransactionConflict: other runs committed first, too often.
@@ -76,7 +78,28 @@ def run(
     started = time.monotonic()
     at = now or datetime.now(UTC)
     rollup = retries.retry_until_committed("the roll-ups", lambda: _Rollup(spark, config, progress, view).build(at))
-    return JobResult(job="rollup", ok=True, rows=rollup.rows, seconds=time.monotonic() - started, notes=rollup.notes)
+    gaps = completeness.gaps(Lake(config.lake, config.storage), config.universes)
+    return JobResult(
+        job="rollup",
+        ok=not gaps,
+        rows=rollup.rows,
+        seconds=time.monotonic() - started,
+        findings=[_finding(gap) for gap in gaps[:FINDINGS_MAX]],
+        notes=[*rollup.notes, *_notes(gaps)],
+    )
+
+
+def _notes(gaps: Sequence[Gap]) -> Iterator[str]:
+    if gaps:
+        yield (
+            f"The session logs of {len(gaps)} queues are incomplete: {sum(gap.unlogged for gap in gaps):,} messages "
+            "have missing events. Counts come from the plane; latencies and hours lack these messages. Give the logs "
+            "of all nodes (--activity, --objects), or confirm the loss with `holdfast pipeline accept --lost`"
+        )
+
+
+def _finding(gap: Gap) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(gap), "reason": "incomplete logs", "unlogged": gap.unlogged}
 
 
 _Measurements: TypeAlias = Sequence[tuple[Any, ...]]  # Measurements of the plane; the first value is the universe.
@@ -128,9 +151,10 @@ class _Rollup:
             TransactionConflict: another run committed one of the tables first.
         """
         plane = self._plane
-        errors, backlogs, boxes = (None,) * 3 if plane is None else (plane.errors, plane.backlogs, plane.mailboxes)
+        present, backlogs, boxes = (None,) * 3 if plane is None else (plane.messages, plane.backlogs, plane.mailboxes)
+        measured = None if plane is None else lifecycles.Measured(plane.at_ms, frozenset(plane.counted))
         self._build_all(
-            _Step(MESSAGES, ACTIVITY, _build_messages, errors),
+            _Step(MESSAGES, ACTIVITY, partial(_build_messages, measured=measured), present),
             _Step(MAIL, ACTIVITY, _build_mail),
             _Step(ROLLUP_LEASES, ACTIVITY, _aggregate(lambda inputs: aggregates.lease_contention(inputs.rows))),
         )
@@ -235,15 +259,15 @@ def _aggregate(aggregate: Callable[[_Input], DataFrame]) -> Callable[[_Input], l
     return lambda inputs: inputs.target.write(aggregate(inputs).coalesce(1))
 
 
-def _build_messages(inputs: _Input) -> list[AddedFile]:
+def _build_messages(inputs: _Input, *, measured: lifecycles.Measured | None) -> list[AddedFile]:
     buckets = _buckets(inputs)
     bucketed = _bucket_events(inputs, LOG_KIND, partial(events.bucket_messages, buckets=buckets))
     if inputs.measurements:
-        errors = pa.Table.from_batches([_payload_batch(events.bucket_errors(inputs.measurements, buckets))])
-        bucketed = bucketed.union(inputs.rows.sparkSession.createDataFrame(errors))
-    return _fold_buckets(
-        inputs, bucketed, buckets, lambda payloads: map(lifecycles.message_rows, events.group_messages(payloads))
-    )
+        found = (lifecycles.PresentMessage(*row) for row in inputs.measurements)
+        present = pa.Table.from_batches([_payload_batch(events.bucket_present(found, buckets))])
+        bucketed = bucketed.union(inputs.rows.sparkSession.createDataFrame(present))
+    fold = partial(lifecycles.message_rows, measured=measured)
+    return _fold_buckets(inputs, bucketed, buckets, lambda payloads: map(fold, events.group_messages(payloads)))
 
 
 def _build_mail(inputs: _Input) -> list[AddedFile]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.limits import REPORT_DAYS, REPORT_GRID, REPORT_QUEUES_PLOTTED, REPORT_ROWS
+from holdfast.pipeline import completeness
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import (
     QUARANTINE,
@@ -44,6 +45,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     totals: dict[str, int | None]
     wrong_worlds: list[Row]
     quarantined: list[Row]
+    unlogged: list[Row]  # Queues whose events are not all in the session logs.
     queues: list[Row]
     throughput: Timeline
     latencies: list[Timeline]
@@ -66,6 +68,7 @@ def collect(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> 
     hours = _recent_hours(read(ROLLUP_QUEUE_HOURS), made_at)
     states = read(WORLD_STATE, ["universe", "world", "height", "verdict", "reason"])
     quarantined = read(QUARANTINE)
+    gaps = completeness.gaps(lake, universes)
     mailboxes, talk, errors = read(ROLLUP_MAILBOXES), read(ROLLUP_TALK), read(ROLLUP_ERRORS)
     leases = _leases(read(ROLLUP_LEASES))
     storage, unreachable = read(ROLLUP_STORAGE), _unreachable(read(UNREACHABLE))
@@ -81,6 +84,8 @@ def collect(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> 
             "mails_rejected": _sum(mailboxes, "rejected") or 0,
             **_verdicts(states),
             "quarantined": quarantined.num_rows,
+            "unknown": _sum(queues, "unknown") or 0,
+            "unlogged": sum(gap.unlogged for gap in gaps),
             "leases_contended": sum(row["contended"] for row in leases),
             "leases_refused": sum(row["refused"] for row in leases),
             "lake_bytes": _lake_bytes(storage),
@@ -89,6 +94,10 @@ def collect(lake: Lake, *, made_at: datetime, universes: Sequence[str] = ()) -> 
         },
         wrong_worlds=_top(states.filter(pc.field("verdict") != "ok"), "world", is_ascending=True),
         quarantined=_top(quarantined, "seen_at"),
+        unlogged=[
+            {**msgspec.structs.asdict(gap), "unlogged": gap.unlogged}
+            for gap in sorted(gaps, key=lambda gap: -gap.unlogged)[:REPORT_ROWS]
+        ],
         queues=busiest,
         throughput=_timeline("all queues", hours.to_pylist()),
         latencies=[

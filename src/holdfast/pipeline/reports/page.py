@@ -141,7 +141,9 @@ def _queues(facts: Facts) -> str:
         [
             Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
             Column("Messages", lambda row: formatting.number(row["messages"])),
+            Column("Acknowledged", lambda row: formatting.number(row["acked"])),
             Column("Backlog", lambda row: formatting.number(row["backlog"])),
+            Column("Unknown", lambda row: formatting.number(row["unknown"])),
             Column("Dead letters", lambda row: formatting.number(row["dead"])),
             Column("Retries", lambda row: formatting.number(row["retries"])),
             Column("Wait p50", lambda row: formatting.duration(row["wait_p50_ms"])),
@@ -155,7 +157,27 @@ def _queues(facts: Facts) -> str:
         "Half of the messages took no longer than p50, all but one in a hundred no longer than p99."
     )
     latencies = [_latency(timeline) for timeline in facts.latencies]
-    return intro + flow + rows + (beside(*latencies) if latencies else "")
+    return intro + _unlogged(facts) + flow + rows + (beside(*latencies) if latencies else "")
+
+
+def _unlogged(facts: Facts) -> str:
+    """A warning if the session logs lack events."""
+    if not facts.unlogged:
+        return ""
+    count = formatting.number(facts.totals["unlogged"])
+    text = f"The session logs are incomplete: {count} messages have missing events"
+    rows = table(
+        "Queues with incomplete session logs: counts come from the plane, times lack these messages",
+        facts.unlogged,
+        [
+            Column("Queue", lambda row: _named(facts, row, "queue"), "text"),
+            Column("Put", lambda row: formatting.number(row["put"])),
+            Column("in the logs", lambda row: formatting.number(row["logged_put"])),
+            Column("Acknowledged", lambda row: formatting.number(row["acked"])),
+            Column("in the logs", lambda row: formatting.number(row["logged_acked"])),
+        ],
+    )
+    return f'<p class="verdict bad">{text}</p>{rows}'
 
 
 def _latency(timeline: Timeline) -> str:

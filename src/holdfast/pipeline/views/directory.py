@@ -39,15 +39,15 @@ def open_directory(config: Config) -> View:
     with ExitStack() as resources:
         folder = resources.enter_context(folders.temporary(path))
         _checkpoint(path, folder / "kv")
-        logs = folder_at(config.activity) if config.activity else path / "activity"
-        link_all(logs, folder / "activity")
+        for logs in map(folder_at, config.activity_folders or [str(path / "activity")]):
+            link_all(logs, folder / "activity")
         database = resources.enter_context(RocksDatabase(folder / "kv"))
         url = config.objects or f"dir:{path / 'objects'}"
         return View(
             database,
             objects=stores(url),
             objects_url=url,
-            logs=folder / "activity",
+            logs=(folder / "activity",),
             stores=stores,
             store_id=url,
             universes=config.universes,

@@ -4,6 +4,7 @@ Worlds that are read later may be newer. No job depends on a snapshot across wor
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,16 +34,17 @@ def open_postgres(config: Config) -> View:
             database,
             objects=stores(config.objects) if config.objects else None,
             objects_url=config.objects,
-            logs=_logs(config.activity),
+            logs=_logs(config.activity_folders),
             stores=stores,
             store_id=config.objects or "",
             universes=config.universes,
+            is_live=True,
             resources=resources.pop_all(),
         )
 
 
-def _logs(activity: str | None) -> Path:
-    """The default folder of this machine's session logs, unless one is given."""
-    if activity is not None:
-        return folder_at(activity)
-    return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
+def _logs(activity: Sequence[str]) -> tuple[Path, ...]:
+    """The given folders of session logs: one for each node. Without any, the default one of this machine."""
+    if activity:
+        return tuple(map(folder_at, activity))
+    return (folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity",)

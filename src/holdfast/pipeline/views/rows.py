@@ -150,7 +150,7 @@ class Reference(msgspec.Struct, frozen=True):
     area: str  # The part of the key space, such as `q` for queues and `w` for worlds.
 
 
-def messages(database: Database, universe: str) -> Iterator[MessageRow]:
+def messages(database: Database, universe: str, *, with_payloads: bool = True) -> Iterator[MessageRow]:
     """Every message of every queue, dead letters too."""
     for name in names(database, queue_keys.queues(universe)):
         queue = QueueKey(universe, name)
@@ -163,7 +163,7 @@ def messages(database: Database, universe: str) -> Iterator[MessageRow]:
         for (begin, end), state in ranges:
             for _, value in scan_range(database, begin, end):
                 message = queue_keys.decode(value)
-                if message.has_body:
+                if message.has_body and with_payloads:
                     message.payload = database.read(_get, keys.body_key(message.id))
                 yield _message(queue, message, state)
 

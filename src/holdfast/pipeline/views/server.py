@@ -77,7 +77,7 @@ def open_server(config: Config) -> View:
             database,
             objects=objects,
             objects_url=config.objects,
-            logs=folder / "activity",
+            logs=(folder / "activity",),
             stores=stores,
             store_id=config.objects or config.data,
             universes=config.universes,

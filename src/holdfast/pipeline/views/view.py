@@ -4,7 +4,7 @@ import hashlib
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -69,21 +69,23 @@ class View:
         *,
         objects: ObjectStore | None,
         objects_url: str | None,
-        logs: Path | None,
+        logs: Sequence[Path],
         stores: Stores,
         store_id: str,
         universes: tuple[str, ...] = (),
+        is_live: bool = False,
         resources: ExitStack | None = None,
     ) -> None:
-        """Create a view; `logs` is the folder of local session logs, and `resources` are released when it is closed.
+        """Create a view; `logs` are the folders of local session logs, and `resources` are released when it is closed.
 
-        `store_id` identifies the object store across views.
+        `store_id` identifies the object store across views. `is_live`: other processes write while it is read.
         """
         self.database = database
         self.objects = objects
         self.objects_url = objects_url  # None: executors cannot reach the object store, so objects are staged.
         self.stores = stores
-        self._logs = logs
+        self.is_live = is_live
+        self._logs = tuple(logs)
         self._store_id = store_id
         self._universes = universes
         self._resources = resources or ExitStack()
@@ -212,7 +214,14 @@ class View:
 
     def _list_logs(self, universe: str) -> Iterator[LogFile]:
         rotated = None if self.objects is None else Manifests(self.objects, self._store_id)
-        return rotation.files_in_order(self._logs or _NO_FOLDER, rotated, universe)
+        if len(self._logs) <= 1:
+            yield from rotation.files_in_order(self._logs[0] if self._logs else _NO_FOLDER, rotated, universe)
+            return
+        found: dict[str, LogFile] = {}
+        for folder in self._logs:  # Before the manifests: a file that is rotated in between is in both.
+            found |= {file.id: file for file in rotation.files_in_order(folder, None, universe)}
+        found |= {file.id: file for file in rotation.files_in_order(_NO_FOLDER, rotated, universe)}
+        yield from sorted(found.values(), key=lambda file: (file.second, file.id))
 
     def rotated_logs(self, universe: str) -> dict[str, str | None]:
         """The manifest entry of each session log in the object store, both by path; None if it has no entry.
@@ -300,9 +309,9 @@ class View:
                 end = begin
         return 0
 
-    def messages(self, universe: str) -> Iterator[MessageRow]:
-        """Every message in a queue, including dead letters."""
-        return rows.messages(self.database, universe)
+    def messages(self, universe: str, *, with_payloads: bool = True) -> Iterator[MessageRow]:
+        """Every message in a queue, including dead letters; without payloads, large ones are not read."""
+        return rows.messages(self.database, universe, with_payloads=with_payloads)
 
     def dead_letters(self, universe: str) -> Iterator[MessageRow]:
         """Every dead letter, with its last error."""
@@ -361,8 +370,8 @@ class View:
         self.close()
 
     def _local_universes(self) -> list[str]:
-        folders = self._logs.iterdir() if self._logs is not None and self._logs.is_dir() else ()
-        return sorted(folder.name for folder in folders if folder.is_dir() and _is_name(folder.name))
+        folders = [folder for logs in self._logs if logs.is_dir() for folder in logs.iterdir()]
+        return sorted({folder.name for folder in folders if folder.is_dir() and _is_name(folder.name)})
 
     def _rotated_universes(self) -> list[str]:
         found: list[str] = []

@@ -79,7 +79,6 @@ class Checkpoints:
         """
         data = self._data()
         at_ms = round(time.time() * 1_000)  # Everything before it is in the checkpoint.
-        self._flush()
         with self._lock:
             self._sweep(data)
             if len(list(data.glob(f"{_PREFIX}*"))) >= CHECKPOINTS_MAX:
@@ -148,6 +147,7 @@ class Checkpoints:
         folder = data / f"{_PREFIX}{id}"
         try:
             self._database.checkpoint(folder / "keyspace")
+            self._flush()  # After it: the logs have the events of all commits that it has.
             link_all(self._logs, folder / "activity")
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
