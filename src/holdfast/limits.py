@@ -200,6 +200,7 @@ ACK_MEMORY_SECONDS: Final = 300  # How long a repeated ack is recognised.
 LAST_ERROR_BYTES_MAX: Final = 4_096  # Longer texts are truncated.
 PAYLOAD_FILE_SECONDS: Final = 7 * 86_400  # How long a file of `holdfast queue get` is kept if no ack removes it.
 FAILURES_KEPT_MAX: Final = 100  # Failures that a policy may keep of each message.
+HISTORY_PAGE_MAX: Final = 1_000  # Events of a queue's history that one call returns.
 FAILURES_BYTES_MAX: Final = 32_768  # Of one message. A batch of 256 that fail or move together fits one transaction.
 ERROR_TYPE_BYTES_MAX: Final = 255  # Of a kept failure; longer texts are truncated, and
 FAILURE_MESSAGE_BYTES_MAX: Final = 1_024  # of a failure's message the start is kept,

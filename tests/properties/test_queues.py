@@ -4,6 +4,7 @@ The model has messages in dicts, an order by sorting, and a manual clock. It has
 counters; after every step the stored data must agree with it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +34,7 @@ from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import load_counters
 from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import Failure, MessageLease, NewMessage, QueuePolicy, Receipt
+from holdfast.wire.queues import Failure, MessageEvent, MessageLease, NewMessage, QueuePolicy, Receipt
 
 IDEMPOTENCY_MS = 300_000  # Five minutes.
 ACK_MEMORY_MS = 300_000
@@ -335,6 +336,9 @@ policies = st.builds(
 picks = st.integers(0, 1_000)
 
 
+DURABLE = QueuePolicy(history="durable", history_seconds=30_000_000.0)  # No example takes as long.
+
+
 class OnPurpose(Exception):
     """Aborts a transaction, which must write nothing."""
 
@@ -359,6 +363,7 @@ class Queues(RuleBasedStateMachine):
         self.prefetched = {self.queue: Prefetched(), self.dlq: Prefetched()}
         self.ids: set[str] = set()  # Every message ever put.
         self.proofs: list[tuple[QueueKey, MessageLease]] = []  # Every lease ever granted.
+        self.durable: set[QueueKey] = set()  # The queues with a history since their first message.
 
     def open(self, seed: int = 0) -> Database:
         """Open as another process, whose ids start anywhere in the current millisecond."""
@@ -370,8 +375,13 @@ class Queues(RuleBasedStateMachine):
 
     # Putting and delivering.
 
-    @initialize(some=st.lists(news, min_size=3, max_size=8))
-    def initial_messages_are_put(self, some: list[NewMessage]) -> None:
+    @initialize(some=st.lists(news, min_size=3, max_size=8), durable=st.booleans())
+    def initial_messages_are_put(self, some: list[NewMessage], durable: bool) -> None:
+        if durable:
+            for queue in (self.queue, self.dlq):
+                self.database.transact(queues.set_policy, queue, DURABLE)
+            self.durable = {self.queue, self.dlq}
+            self.model.policy = DURABLE
         self.put(some)
 
     @precondition(lambda self: len(self.model.jobs.messages) + len(self.model.dead.messages) < MESSAGES_MAX)
@@ -526,6 +536,8 @@ class Queues(RuleBasedStateMachine):
 
     @rule(policy=policies)
     def the_policy_changes(self, policy: QueuePolicy) -> None:
+        if self.queue in self.durable:
+            policy = msgspec.structs.replace(policy, history="durable", history_seconds=DURABLE.history_seconds)
         assert self.database.transact(queues.set_policy, self.queue, policy) == policy
         assert self.database.read(queues.policy_of, self.queue) == policy
         self.model.policy = policy
@@ -568,6 +580,7 @@ class Queues(RuleBasedStateMachine):
             return
         assert delete(self.database, queue, force=force) == len(model_queue.messages)
         setattr(self.model, name, ModelQueue(model_queue.name))
+        self.durable.discard(queue)  # Its policy and its history are deleted, too.
         if not dead:
             self.model.policy, self.model.keys = QueuePolicy(), {}
             self.ids = set()  # The newest id is forgotten, too.
@@ -647,6 +660,22 @@ class Queues(RuleBasedStateMachine):
             assert stats.paused == (queue == self.queue and self.model.policy.paused)
 
     @invariant()
+    def the_history_replays_to_the_same_counts(self) -> None:
+        for queue in self.durable:
+            events = self.database.read(read_all, queue)
+            model_queue, stats = self.model_queue(queue), self.database.read(queues.stats, queue)
+            counts = Counter(event.event for event in events)
+            assert (counts["put"], counts["leased"], counts["acked"]) == (
+                stats.put_total,
+                stats.delivered_total,
+                stats.acked_total,
+            )
+            assert (counts["expired"], counts["dead-lettered"]) == (stats.expired_total, stats.dead_total)
+            assert replay(events) == {
+                id: "leased" if each.state == "leased" else "waiting" for id, each in model_queue.messages.items()
+            }
+
+    @invariant()
     def fronts_and_due_times_hide_nothing(self) -> None:
         def check_queue(tx: Transaction, queue: QueueKey) -> None:
             events = [at_ms for at_ms, _, _ in contents(tx, queue)[2]]
@@ -677,6 +706,27 @@ class Queues(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.database.close()
+
+
+def read_all(tx: Transaction, queue: QueueKey) -> list[MessageEvent]:
+    found, after = list[MessageEvent](), ""
+    while True:
+        page = queues.read_history(tx, queue, after=after, limit=7)
+        found += page.events
+        if page.next is None:
+            return found
+        after = page.next
+
+
+def replay(events: list[MessageEvent]) -> dict[str, str]:
+    """The state of every message in a queue after these events."""
+    states: dict[str, str] = {}
+    for event in events:
+        if event.event in ("acked", "dead-lettered", "outlived", "purged", "returned"):
+            del states[event.id]
+        else:
+            states[event.id] = "leased" if event.event == "leased" else "waiting"
+    return states
 
 
 def proof(message: StoredMessage) -> MessageLease:

@@ -53,6 +53,8 @@ class PolicyChanges(TypedDict):
     retry_factor: float | None
     retry_delay_max_seconds: float | None
     retry_jitter: float | None
+    history: str | None
+    history_seconds: float | None
 
 
 @click.group(
@@ -262,6 +264,10 @@ def resume(name: str) -> None:
 @click.option("--retry-factor", type=float, help="The factor by which the back-off grows with each failed attempt.")
 @click.option("--retry-delay-max", "retry_delay_max_seconds", type=SECONDS, help="The longest back-off.")
 @click.option("--retry-jitter", type=float, help="The fraction by which back-offs vary, 0 to 1.")
+@click.option(
+    "--history", type=click.Choice(["none", "durable"]), help="Whether every change of a message is recorded."
+)
+@click.option("--history-keep", "history_seconds", type=SECONDS, help="How long recorded changes are kept.")
 def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
     changed = {field: None if value is NONE else value for field, value in changes.items() if value is not None}

@@ -155,6 +155,7 @@ def merged_counters(tx: Transaction, queue: QueueKeys) -> Pair:
     merged.clock_ms = max(counters.clock_ms for counters in all_counters)
     merged.last_id = max(counters.last_id for counters in all_counters)
     merged.order_version = max(counters.order_version for counters in all_counters)
+    merged.history_ms = max(counters.history_ms for counters in all_counters)
     merged.swept_minute = min(counters.swept_minute for counters in all_counters)
     latest = max(all_counters, key=lambda counters: counters.budget_ms)
     merged.budget, merged.budget_ms = latest.budget, latest.budget_ms

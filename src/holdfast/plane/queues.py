@@ -27,6 +27,7 @@ from holdfast.wire.queues import (
     ListLeasedMessages,
     ListQueues,
     ListSchedules,
+    MessageEvents,
     MessageLease,
     Moved,
     NackMessages,
@@ -40,6 +41,7 @@ from holdfast.wire.queues import (
     QueuePolicy,
     QueueStats,
     QueueSurvey,
+    ReadQueueHistory,
     Receipts,
     ReceiveMessages,
     RedriveMessages,
@@ -150,6 +152,11 @@ def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
     messages = queues.peek(tx, queue, limit=request.limit)
     failures = queues.failures_of(tx, queue, messages)
     return Deliveries([queues.delivery_of(message, failures=failures.get(message.id)) for message in messages])
+
+
+@transaction
+def read_history(tx: Transaction, request: ReadQueueHistory) -> MessageEvents:
+    return queues.read_history(tx, _queue(request), after=request.after, limit=request.limit)
 
 
 @transaction

@@ -57,6 +57,7 @@ _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "retry_delay_max_seconds": _between(0, limits.DELAY_SECONDS_MAX),
     "retry_factor": _between(1, limits.RETRY_FACTOR_MAX),
     "retry_jitter": _between(0, 1),
+    "history_seconds": _between(0.001, limits.TTL_SECONDS_MAX),
     "failures_kept": _between(0, limits.FAILURES_KEPT_MAX),
     "visibility_seconds": _VISIBILITY,
     "visibility_timeout_seconds": _VISIBILITY,

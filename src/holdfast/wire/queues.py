@@ -1,5 +1,7 @@
 """Queues: at-least-once delivery with leases and fences."""
 
+from typing import Literal
+
 import msgspec
 
 from holdfast.names import UNIVERSE
@@ -162,6 +164,30 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_factor: float = 2.0  # It grows by this factor with each failure,
     retry_delay_max_seconds: float = 300.0  # up to this.
     retry_jitter: float = 0.1  # The fraction by which a back-off is longer or shorter, at random.
+    history: Literal["none", "durable"] = "none"  # durable: every change of a message is recorded in its commit,
+    history_seconds: float = 604_800.0  # and kept for this time.
+
+
+class MessageEvent(msgspec.Struct, frozen=True):
+    """A change of a message, recorded in the same commit.
+
+    `event` is put, leased, acked, nacked, deferred (returned uncounted), expired (its lease), dead-lettered, redriven,
+    outlived (its TTL), or purged. The history of a dead letter queue also has arrived and returned.
+    """
+
+    id: str
+    event: str
+    at_ms: int
+    attempt: int  # The number of deliveries so far.
+    correlation_id: str | None = None  # Of a put.
+    error: str | None = None  # Of a dead letter.
+
+
+class MessageEvents(msgspec.Struct, frozen=True):
+    """Events in the order of their times; `next` is where the next page starts, if there is one."""
+
+    events: list[MessageEvent]
+    next: str | None
 
 
 class QueueStats(msgspec.Struct, frozen=True):
@@ -311,6 +337,20 @@ class PeekMessages(Request[Deliveries], frozen=True, tag="queues.peek"):
 
     queue: str
     limit: int = 10
+    universe: str = UNIVERSE
+
+
+class ReadQueueHistory(Request[MessageEvents], frozen=True, tag="queues.history"):
+    """Read the recorded changes of messages, after the position `after`; only of queues whose history is durable."""
+
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/queues/{queue}/history", "Read the recorded changes of a queue's messages."),),
+    )
+
+    queue: str
+    after: str = ""
+    limit: int = 1_000
     universe: str = UNIVERSE
 
 

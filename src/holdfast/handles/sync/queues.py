@@ -28,6 +28,7 @@ from holdfast.wire.queues import (
     LeasedMessage,
     ListLeasedMessages,
     ListSchedules,
+    MessageEvents,
     MessageLease,
     NewMessage,
     Outcomes,
@@ -37,6 +38,7 @@ from holdfast.wire.queues import (
     PutMessages,
     QueuePolicy,
     QueueStats,
+    ReadQueueHistory,
     Receipt,
     ReceiveMessages,
     RedriveMessages,
@@ -343,6 +345,20 @@ class Queue:
     def peek(self, n: int = 10) -> list[Delivery]:
         """At most `n` ready messages, in delivery order, with their failed attempts. Nothing is consumed."""
         return (self._transport.call(PeekMessages(self.name, n, self._universe))).messages
+
+    def history(self, n: int = 1_000, *, after: str = "") -> MessageEvents:
+        """At most `n` recorded changes of messages, in the order of their times.
+
+        The queue's policy must have `history="durable"`, which records every change in the same commit, from then on.
+
+        Args:
+            n: up to 1,000.
+            after: the `next` of the page before.
+
+        Raises:
+            InvalidArgument: the queue has no history.
+        """
+        return self._transport.call(ReadQueueHistory(self.name, after, n, self._universe))
 
     def leased(self, n: int = 100, *, after: str = "") -> list[LeasedMessage]:
         """At most `n` leased messages with their owners, attempts and expiries, by id, after the id `after`.

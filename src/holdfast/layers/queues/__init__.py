@@ -12,6 +12,7 @@ from holdfast.layers.queues.admin import (
     peek,
     purge,
     purge_step,
+    set_policy,
     stats,
     survey,
 )
@@ -21,6 +22,7 @@ from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
 from holdfast.layers.queues.failures import failures_of
+from holdfast.layers.queues.history import read_history
 from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id, keys_of
 from holdfast.layers.queues.leasing import (
     Leased,
@@ -39,7 +41,7 @@ from holdfast.layers.queues.leasing import (
     release_undelivered,
     stored_lease,
 )
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, set_policy, visibility_ms
+from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
 
 __all__ = [
     "DeleteProgress",
@@ -88,6 +90,7 @@ __all__ = [
     "stored_lease",
     "dead_letter_queue",
     "policy_of",
+    "read_history",
     "queue_name",
     "set_policy",
     "visibility_ms",

@@ -5,25 +5,26 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import InvalidArgument, QueueInUse
-from holdfast.kv import Transaction
+from holdfast.kv import Transaction, pages
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import dead_letters
-from holdfast.layers.queues.counters import QueueTransaction, total_counters
+from holdfast.layers.queues import dead_letters, history, policies
+from holdfast.layers.queues.counters import QueueTransaction, decode_counters, total_counters
 from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
 from holdfast.layers.queues.keys import (
     ID_BYTES,
     QueueKey,
     StoredMessage,
     decode,
+    encode,
     format_id,
     keys_of,
     parse_id,
     queues,
 )
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of
+from holdfast.layers.queues.policies import dead_letter_queue, history_ms, policy_of
 from holdfast.layers.worlds import first_elements
 from holdfast.limits import LEASED_LIST_MAX, MESSAGES_MAX, PARKED_SCAN_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
-from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueueStats
+from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
 
 
 def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:
@@ -113,6 +114,26 @@ def survey(tx: Transaction, universe: str, *, after: str, limit: int) -> list[Qu
     if not 0 < limit <= SUMMARY_LIST_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
     return [stats(tx, QueueKey(universe, name)) for name in first_elements(tx, queues(universe), after, limit)]
+
+
+def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePolicy:
+    """Replace a queue's policy. It applies to puts, deliveries and the history from now on.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+    before = history_ms(policy_of(tx, queue))
+    policy = policies.set_policy(tx, queue, policy)
+    kept_ms = history_ms(policy)
+    if kept_ms != before:
+        keys = keys_of(queue)
+        for key, value in [pair for page in pages(tx, *keys.all_counters.range()) for pair in page]:
+            counters = decode_counters(value)
+            counters.history_ms = kept_ms  # Every transaction reads its writer's counters, and so knows of it.
+            tx.put(key, encode(counters))
+        if not kept_ms:
+            history.delete_all(tx, keys)
+    return policy
 
 
 def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tuple[int, bytes | None]:

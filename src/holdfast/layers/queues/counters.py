@@ -12,7 +12,9 @@ are not used, and scans start at the beginning.
 import msgspec
 
 from holdfast.kv import Transaction
+from holdfast.layers.queues.history import history_key, history_value
 from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, StoredMessage, encode, keys_of
+from holdfast.layers.queues.policies import history_ms, policy_at
 from holdfast.limits import CLOCK_SET_BACK_MS_MIN
 
 NEVER_MS = (1 << 63) - 1
@@ -42,6 +44,7 @@ class QueueCounters(msgspec.Struct, array_like=True):
     last_id: bytes = b""  # The newest message id. The next id sorts after it, even if the clock was set back.
     clock_ms: int = 0  # The latest time at which a message was parked. The clock is before it only if it was set back.
     shortened: bytes = b""  # While parked messages are shortened after that: the id of the last one.
+    history_ms: int = 0  # How long changes of messages are recorded, from the policy; 0: they are not.
 
     def is_clock_set_back(self, now_ms: int) -> bool:
         """Whether the clock was set back since a message was parked."""
@@ -56,14 +59,14 @@ class QueueCounters(msgspec.Struct, array_like=True):
         return sum(self.ready.values())
 
 
-_decode = msgspec.msgpack.Decoder(QueueCounters).decode
+decode_counters = msgspec.msgpack.Decoder(QueueCounters).decode
 _COUNTS = ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed", "expired", "dead_lettered")
 
 
 def load_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     """The counters of the process that runs this transaction."""
     stored = tx.get(keys.counters_key(tx.writer))
-    return QueueCounters() if stored is None else _decode(stored)
+    return QueueCounters(history_ms=history_ms(policy_at(tx, keys))) if stored is None else decode_counters(stored)
 
 
 def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
@@ -72,7 +75,7 @@ def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
         return load_counters(tx, keys)
     summed = QueueCounters()
     for _, value in tx.scan(*keys.all_counters.range(), limit=10_000):
-        add_counters(summed, _decode(value))
+        add_counters(summed, decode_counters(value))
     return summed
 
 
@@ -161,3 +164,11 @@ class QueueTransaction:
         """Add an event about a message, which is published after the commit."""
         tx = self.tx
         tx.events.append((kind, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))
+        if self.counters.history_ms:
+            self.record(kind, message, error)
+
+    def record(self, kind: str, message: StoredMessage, error: str | None = None) -> None:
+        """Add a change of a message to the queue's history, if the queue has one."""
+        if self.counters.history_ms:
+            key = history_key(self.keys, self.tx.now_ms, message.id, message.attempts, kind)
+            self.tx.put(key, history_value(kind, message.correlation_id, error))

@@ -66,6 +66,7 @@ def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     message.origin, message.died_ms, message.owner = queue_tx.queue.name, queue_tx.tx.now_ms, None
     set_ttl(dead, message, policy.dead_letter_retention_seconds)
     dead.make_ready(message, newest=False)
+    dead.record("arrived", message)
     dead.save()
     queue_tx.emit("dead-lettered", message, message.last_error)
 
@@ -85,6 +86,7 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
         return 0
     for message in sorted(letters, key=lambda letter: letter.id):  # Keeps the order within a group.
         dead.remove_ready(message)
+        dead.record("returned", message)
         _move(dead, queue_tx, message)
         message.origin, message.died_ms, message.failures = None, 0, 0
         if policy.retention_seconds is not None:

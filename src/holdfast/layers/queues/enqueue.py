@@ -12,6 +12,7 @@ from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, Pa
 from holdfast.kv import Transaction
 from holdfast.layers import blobs
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
+from holdfast.layers.queues.history import delete_older
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, encode, format_id, keys_of
 from holdfast.layers.queues.policies import max_attempts, policy_of, visibility_ms
 from holdfast.layers.states import check_correlation_id
@@ -117,6 +118,8 @@ def _delete_expired_keys(queue_tx: QueueTransaction) -> None:
     queue_tx.counters.swept_minute = minute
     for begin, end in _expired_ranges(keys, tx.now_ms):
         tx.delete_range(begin, end)
+    if queue_tx.counters.history_ms:
+        delete_older(tx, keys, tx.now_ms - queue_tx.counters.history_ms)
 
 
 def has_expired_keys(tx: Transaction, queue: QueueKey) -> bool:

@@ -13,6 +13,7 @@
       "i", period, key           idempotency keys
       "a", minute | id           fences and correlation ids of the messages acknowledged in that minute
       "s", name                  schedules
+      "y" | at_ms | id | n       the history: changes of messages, if the queue's policy asks for it
 
 The parts after `|` are plain bytes. They sort like the values they encode and cost less than packed tuples. A message
 is in exactly one of "r", "p" and "w". Ids are UUIDv7, so within one priority the order of ids is the order of puts.
@@ -95,6 +96,7 @@ class QueueKeys:
         "due",
         "failures",
         "head",
+        "history",
         "ids",
         "own_counters",
         "parked",
@@ -122,6 +124,7 @@ class QueueKeys:
         self.acks = keys.at("a")
         self._acks_of_minute = (-1, b"")
         self.schedules = keys.at("s")
+        self.history = keys.key("y")
 
     def counters_key(self, writer: str) -> bytes:
         return self.own_counters if not writer else self.all_counters.key(writer)

@@ -259,6 +259,7 @@ def reject(
     if makes_dead_letter(message, REJECTED):
         dead_letters.dead_letter(queue_tx, message)
     else:  # It is a dead letter already.
+        queue_tx.emit("nacked", message)
         dead_letters.requeue(queue_tx, message, delay_ms=0)
     queue_tx.save()
     return message.correlation_id

@@ -4,7 +4,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.queues.keys import QueueKey, keys_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.limits import (
     DELAY_SECONDS_MAX,
     FAILURES_KEPT_MAX,
@@ -25,8 +25,18 @@ _decode = msgspec.msgpack.Decoder(QueuePolicy).decode
 
 def policy_of(tx: Transaction, queue: QueueKey) -> QueuePolicy:
     """The policy of a queue; the default one if none was set."""
-    stored = tx.get(keys_of(queue).policy)
+    return policy_at(tx, keys_of(queue))
+
+
+def policy_at(tx: Transaction, keys: QueueKeys) -> QueuePolicy:
+    """`policy_of` the queue with these keys."""
+    stored = tx.get(keys.policy)
     return DEFAULT if stored is None else _decode(stored)
+
+
+def history_ms(policy: QueuePolicy) -> int:
+    """How long changes of messages are recorded; 0: they are not."""
+    return round(policy.history_seconds * 1_000) if policy.history == "durable" else 0
 
 
 def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePolicy:
@@ -44,6 +54,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     for name, seconds in (
         ("retention_seconds", policy.retention_seconds),
         ("dead_letter_retention_seconds", policy.dead_letter_retention_seconds),
+        ("history_seconds", policy.history_seconds),
     ):
         if seconds is not None and not 0.001 <= seconds <= TTL_SECONDS_MAX:
             raise InvalidArgument(f"{name} is {seconds}; choose 0.001 to {TTL_SECONDS_MAX:.0f}, or none")

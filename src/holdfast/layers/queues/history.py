@@ -1,0 +1,105 @@
+"""The history of a queue: every change of its messages, recorded in the commit that makes it.
+
+    "y" | at_ms | id | attempt | kind  ->  nothing, or the correlation id of a put, or the error of a dead letter
+
+Only queues whose policy has `history="durable"` have one; for all others nothing is read or written. Once a minute, a
+put deletes what is older than the policy's `history_seconds`. A complete history replays to the counts of the queue:
+
+    in the queue = put + redriven + arrived - acked - dead-lettered - outlived - purged - returned
+"""
+
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, format_id, keys_of
+from holdfast.layers.queues.policies import history_ms, policy_of
+from holdfast.limits import HISTORY_PAGE_MAX
+from holdfast.wire.queues import MessageEvent, MessageEvents
+
+# Stored as the position in this list, in the order of a message's life. Only append.
+KINDS: Final = (
+    "put",
+    "arrived",
+    "leased",
+    "deferred",
+    "nacked",
+    "expired",
+    "dead-lettered",
+    "redriven",
+    "returned",
+    "acked",
+    "outlived",
+    "purged",
+)
+_CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
+_TIME_BYTES: Final = 8
+_ATTEMPT_BYTES: Final = 4
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[str, str | None]).decode
+
+
+def history_key(keys: QueueKeys, at_ms: int, id: bytes, attempt: int, kind: str) -> bytes:
+    return (keys.history + at_ms.to_bytes(_TIME_BYTES, "big") + id + attempt.to_bytes(_ATTEMPT_BYTES, "big")) + bytes(
+        (_CODES[kind],)
+    )
+
+
+def history_value(kind: str, correlation_id: str, error: str | None) -> bytes:
+    """The value of a record, which is empty for most of them."""
+    if kind == "put" or error is not None:
+        return _encode((correlation_id if kind == "put" else "", error))
+    return b""
+
+
+def read_history(tx: Transaction, queue: QueueKey, *, after: str = "", limit: int = HISTORY_PAGE_MAX) -> MessageEvents:
+    """At most `limit` events after the position `after`, in the order of their times.
+
+    Raises:
+        InvalidArgument: the queue has no history, or `limit` or `after` is invalid.
+    """
+    if not 0 < limit <= HISTORY_PAGE_MAX:
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {HISTORY_PAGE_MAX} events")
+    kept_ms = history_ms(policy_of(tx, queue))
+    if not kept_ms:
+        raise InvalidArgument(
+            f'Queue {queue.name} has no history; set a policy with history="durable", which records from then on'
+        )
+    keys = keys_of(queue)
+    begin = keys.history + max(tx.now_ms - kept_ms, 0).to_bytes(_TIME_BYTES, "big")
+    if after:
+        begin = max(begin, keys.history + _position(after) + b"\x00")
+    pairs = tx.scan(begin, keys.history + b"\xff" * (_TIME_BYTES + 1), limit=limit)
+    events = [_event(key[len(keys.history) :], value) for key, value in pairs]
+    return MessageEvents(events, pairs[-1][0][len(keys.history) :].hex() if len(pairs) == limit else None)
+
+
+def delete_older(tx: Transaction, keys: QueueKeys, before_ms: int) -> None:
+    """Delete the events before a time."""
+    if before_ms > 0:
+        tx.delete_range(keys.history, keys.history + before_ms.to_bytes(_TIME_BYTES, "big"))
+
+
+def delete_all(tx: Transaction, keys: QueueKeys) -> None:
+    """Delete the whole history."""
+    tx.delete_range(keys.history, keys.history + b"\xff" * (_TIME_BYTES + 1))
+
+
+def _event(position: bytes, value: bytes) -> MessageEvent:
+    at_ms = int.from_bytes(position[:_TIME_BYTES], "big")
+    id = position[_TIME_BYTES : _TIME_BYTES + ID_BYTES]
+    attempt = int.from_bytes(position[_TIME_BYTES + ID_BYTES : -1], "big")
+    correlation_id, error = _decode(value) if value else ("", None)
+    return MessageEvent(format_id(id), KINDS[position[-1]], at_ms, attempt, correlation_id or None, error)
+
+
+def _position(text: str) -> bytes:
+    try:
+        position = bytes.fromhex(text)
+    except ValueError:
+        position = b""
+    if len(position) != _TIME_BYTES + ID_BYTES + _ATTEMPT_BYTES + 1:
+        raise InvalidArgument(f"{text[:80]!r} is not a position in a history; use the `next` of the page before")
+    return position
