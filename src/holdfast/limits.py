@@ -332,6 +332,7 @@ REPORT_QUEUES_PLOTTED: Final = 4  # Each in its own plot.
 REPORT_GRID: Final = 12  # Agents on each axis of the communication grid.
 MESSAGES_MEASURED: Final = 1_000_000  # Messages of a universe that a roll-up compares with the logs,
 ERROR_CHARACTERS_MEASURED: Final = 500  # and how much of each error: they are in memory all at once.
+HISTORY_OVERLAP_MS: Final = 60_000  # Events this much older than the last ingested one may still be committed.
 LOG_SETTLE_SECONDS: Final = 1.0  # Events of a commit are in the files of its node after this time.
 ROLLUP_BUCKET_EVENTS: Final = 131_072  # Events that one executor holds in memory; those of a message stay together.
 INGEST_TASK_BYTES: Final = 33_554_432  # What one executor ingests at a time; a commit has one such task per core.

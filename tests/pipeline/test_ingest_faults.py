@@ -36,11 +36,13 @@ from holdfast.pipeline.schemas import (
     JOURNAL,
     PLANES,
     QUARANTINE,
+    QUEUE_EVENTS,
     SEGMENTS,
     SUPERSEDED,
     TABLES,
 )
 from holdfast.pipeline.views import open_view
+from holdfast.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 WORLDS = 4
@@ -760,6 +762,39 @@ def test_lost_versions_can_be_accepted(plane: Path, monkeypatch: pytest.MonkeyPa
     assert result.notes == ["1 ranges are lost, which was accepted"]
     write_counter(plane, *range(8))
     assert not ingest.run(None, config(plane)).ok  # Others are lost.
+
+
+def test_durable_history_is_ingested_once_also_if_it_is_committed_late(plane: Path, tmp_path: Path) -> None:
+    def change(at_ms: int, work: Callable[[Any], None]) -> None:
+        with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(at_ms)) as opened:
+            work(opened.queue("audited"))
+
+    def events() -> list[tuple[str, int]]:
+        rows = lake(plane).table(QUEUE_EVENTS).rows().to_pylist()
+        assert {row["queue"] for row in rows} == {"audited"}
+        return sorted((row["event"], round(row["at"].timestamp() * 1_000) - planes.START_MS) for row in rows)
+
+    start_ms = planes.START_MS
+    # A year: the view's clock is the real one.
+    change(start_ms, lambda queue: queue.set_policy(QueuePolicy(history="durable", history_seconds=31_000_000)))
+    change(start_ms + 50_000, lambda queue: queue.put_many([1, 2]))
+    assert ingest.run(None, config(plane)).rows["queue_events"] == 2
+    change(start_ms + 40_000, lambda queue: queue.put(3))  # Committed after, with an earlier time.
+    change(start_ms + 60_000, lambda queue: queue.receive().ack())
+    assert ingest.run(None, config(plane)).rows["queue_events"] == 3
+    assert ingest.run(None, config(plane)).rows["queue_events"] == 0
+    assert events() == [("acked", 60_000), ("leased", 60_000), ("put", 40_000), ("put", 50_000), ("put", 50_000)]
+    assert CliRunner().invoke(root, ["--url", f"dir:{plane}", "backup", str(tmp_path / "backup")]).exit_code == 0
+    later_ms = time.time_ns() // 1_000_000
+    change(later_ms, lambda queue: queue.put(4))
+    ingest.run(None, config(plane))
+    assert len(events()) == 6
+    restore_backup(plane, tmp_path)
+    change(later_ms + 1, lambda queue: queue.put(5))
+    assert accept.run(None, config(plane)).rows["queue_events superseded"] == 1
+    ingest.run(None, config(plane))
+    assert len(events()) == 6
+    assert events()[-1][1] == later_ms + 1 - start_ms
 
 
 def test_session_log_that_lost_its_only_line_is_rewound(plane: Path) -> None:

@@ -1,6 +1,7 @@
 """Aggregates over session logs match what was done."""
 
 import runpy
+import shutil
 import signal
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ from holdfast.pipeline.lake import Lake, retries
 from holdfast.pipeline.schemas import MESSAGES, ROLLUP_QUEUES, TABLES
 from holdfast.pipeline.views import open_view
 from holdfast.testing.clock import ManualClock
+from holdfast.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -178,6 +180,32 @@ def test_figures_after_a_killed_server_are_those_of_the_plane(spark: SparkSessio
         plane.queue("jobs").put(1)
     ingest.run(None, config)
     assert rollup.run(spark, config, now=NOW).ok  # The confirmed loss stays the same.
+
+
+def test_durable_history_replaces_lost_session_logs(spark: SparkSession, tmp_path: Path) -> None:
+    url, clock = f"dir:{tmp_path / 'data'}", ManualClock(planes.START_MS)
+    with planes.opened(url, clock=clock) as plane:
+        queue = plane.queue("jobs")
+        queue.set_policy(QueuePolicy(history="durable", history_seconds=31_000_000))
+        queue.put_many(range(50))
+        clock.advance_ms(1_000)
+        for n, message in enumerate(queue.receive_many(30)):
+            clock.advance_ms(1)
+            if n < 20:
+                message.ack()
+            elif n < 25:
+                message.reject(error="boom")
+    shutil.rmtree(tmp_path / "data" / "activity", ignore_errors=True)
+    shutil.rmtree(tmp_path / "data" / "objects", ignore_errors=True)  # Rotated logs.
+    config = Config(data=url, lake=str(tmp_path / "lake"))
+    assert ingest.run(None, config).rows["queue_events"] == 50 + 30 + 20 + 5
+    result = rollup.run(spark, config, now=NOW)
+    assert (result.ok, result.notes) == (True, [])
+    assert figures(config) == {
+        "messages": 50, "waiting": 20, "leased": 5, "acked": 20, "unknown": 0, "logged_put": 50, "logged_acked": 20,
+    }  # fmt: skip
+    (row,) = [row for row in Lake(config.lake).table(ROLLUP_QUEUES).rows().to_pylist() if row["queue"] == "jobs"]
+    assert (row["dead"], row["wait_p50_ms"]) == (5, 1_000.0)
 
 
 def test_backlog_matches_the_plane(rolled_up: RolledUp) -> None:

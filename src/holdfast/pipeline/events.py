@@ -98,6 +98,18 @@ def bucket_messages(batch: pa.RecordBatch, buckets: int) -> Buckets:
     return _encode_buckets(payloads)
 
 
+def bucket_history(batch: pa.RecordBatch, buckets: int) -> Buckets:
+    """The rows of a batch of `queue_events`, encoded by bucket."""
+    payloads: dict[int, _MessageEvents] = {}
+    for row in batch.to_pylist():
+        key = (row["universe"], row["queue"], row["id"])
+        at_ms = round(row["at"].timestamp() * 1_000)
+        payloads.setdefault(_bucket(key, buckets), _MessageEvents()).events.append(
+            (*key, row["event"], at_ms, row["correlation_id"], row["attempt"], row["error"])
+        )
+    return _encode_buckets(payloads)
+
+
 def bucket_present(messages: Iterable[PresentMessage], buckets: int) -> Buckets:
     """The messages in the plane, encoded by bucket."""
     payloads: dict[int, _MessageEvents] = {}

@@ -267,6 +267,7 @@ _EVENT_ORDER: Final = {
     "outlived": 5,
     "purged": 5,
 }
+MESSAGE_EVENTS: Final = tuple(_EVENT_ORDER)  # The events that a fold knows.
 _DELIVERY_EVENTS: Final = frozenset(("leased", "deferred", "nacked", "expired", "dead-lettered", "acked"))
 _FINAL: Final = frozenset(("acked", "outlived", "purged"))  # These are final; a dead letter may be redriven.
 _OUTCOMES: Final = {

@@ -124,6 +124,19 @@ QUEUE_COUNTERS: Final = _table(
     measured_at=_UTC,
 )
 
+QUEUE_EVENTS: Final = _table(
+    "queue_events",
+    1,
+    ("queue", "at"),
+    queue=pa.string(),
+    id=pa.string(),
+    event=pa.string(),  # put, leased, acked, nacked, deferred, expired, dead-lettered, redriven, …
+    at=_UTC,
+    attempt=pa.int32(),  # Deliveries so far.
+    correlation_id=pa.string(),  # Of a put.
+    error=pa.string(),  # Of a dead letter.
+)
+
 MAIL: Final = _table(
     "mail",
     1,
@@ -473,6 +486,7 @@ TABLES: Final = {
         ACTIVITY,
         MESSAGES,
         QUEUE_COUNTERS,
+        QUEUE_EVENTS,
         MAIL,
         ENTITY_CHANGES,
         WORLD_STATE,

@@ -76,6 +76,11 @@ def read_history(tx: Transaction, queue: QueueKey, *, after: str = "", limit: in
     return MessageEvents(events, pairs[-1][0][len(keys.history) :].hex() if len(pairs) == limit else None)
 
 
+def position_at(at_ms: int) -> str:
+    """The position before all events of a time."""
+    return (at_ms.to_bytes(_TIME_BYTES, "big") + bytes(ID_BYTES + _ATTEMPT_BYTES + 1)).hex()
+
+
 def delete_older(tx: Transaction, keys: QueueKeys, before_ms: int) -> None:
     """Delete the events before a time."""
     if before_ms > 0:

@@ -4,6 +4,7 @@
     journal_tasks    the executor's side of the same: read, decode and write
     log_ingest       lines of session logs
     entity_ingest    changes of entities; the driver writes them itself, from the key space
+    history_ingest   durable histories of queues; by the driver, too
     quarantine       rows for data that could not be read, with a reason
     repair           retries of quarantined data that may be readable now
 

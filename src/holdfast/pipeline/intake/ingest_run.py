@@ -16,7 +16,7 @@ from holdfast.pipeline.lake import Lake, LakeTable, staging
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.lake.retries import pause
 from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, Table
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, Table
 from holdfast.pipeline.views import View
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class Run:
         self.lake = Lake(config.lake, config.storage)
         self.quarantine = Quarantine(self.lake)
         self.staging = staged.store_url
-        self.rows = dict.fromkeys((table.name for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES)), 0)
+        self.rows = dict.fromkeys(
+            (table.name for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS)), 0
+        )
         self.batch_bytes = INGEST_TASK_BYTES * tasks.parallelism(spark)
         self.packer = packer
         self._inline_bytes = inline_bytes

@@ -17,13 +17,13 @@ from holdfast.errors import AnotherHistory, InvalidArgument
 from holdfast.layers.lineages import Identity
 from holdfast.pipeline import completeness, ownership
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import divergence, plans
+from holdfast.pipeline.intake import divergence, history_ingest, plans
 from holdfast.pipeline.intake.divergence import Cuts, Wanted
 from holdfast.pipeline.intake.quarantine import REWOUND, Quarantine, Quarantined, Scope
 from holdfast.pipeline.lake import Lake, Move, removal, retries, staging
 from holdfast.pipeline.ownership import Owner
 from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, SUPERSEDED, Table
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, SUPERSEDED, Table
 from holdfast.pipeline.views import View, open_view
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class _Acceptance:
     """Makes universes of the lake follow a view."""
 
     def __init__(self, lake: Lake, view: View, chosen: _Chosen, staged: str) -> None:
-        self.counts = dict.fromkeys((JOURNAL.name, ENTITY_CHANGES.name, ACTIVITY.name), 0)
+        self.counts = dict.fromkeys((JOURNAL.name, ENTITY_CHANGES.name, ACTIVITY.name, QUEUE_EVENTS.name), 0)
         self.identity: Identity | None = view.identity()
         self._lake = lake
         self._view = view
@@ -121,6 +121,10 @@ class _Acceptance:
             )
         for table in (JOURNAL, ENTITY_CHANGES, ACTIVITY):
             self._accept_table(universe, table, owner, since_ms, is_restored=is_restored)
+        if is_restored:
+            retries.retry_until_committed(
+                f"the table {QUEUE_EVENTS.name}", lambda: self._replace_events(universe, owner, since_ms)
+            )
         return is_restored
 
     def _accept_table(
@@ -171,6 +175,22 @@ class _Acceptance:
                 self._forget_segments(universe, cuts.numbers)
             self.counts[table.name] += removal.remove(lake_table, universe, cuts.numbers.get, cuts.moves)
         self._resolve(universe, table, cuts.numbers)
+
+    def _replace_events(self, universe: str, owner: Owner | None, since_ms: int) -> None:
+        """Remove the events of queues after the backup; the next ingest adds those that the plane has."""
+        table = self._lake.table(QUEUE_EVENTS)
+        prefix = history_ingest.time_watermark(universe, "")
+        moves = {
+            name: Move(at_ms, since_ms)
+            for name, at_ms in table.watermarks().items()
+            if name.startswith(prefix) and at_ms > since_ms
+        }
+        removed = [
+            row for _, _, rows in removal.rows_from(table, universe, lambda _: since_ms) for row in rows.to_pylist()
+        ]
+        self._keep_superseded(universe, QUEUE_EVENTS.name, removed, owner)
+        if removed or moves:
+            self.counts[QUEUE_EVENTS.name] += removal.remove(table, universe, lambda _: since_ms, moves)
 
     def _keep_superseded(self, universe: str, table: str, rows: Sequence[dict[str, Any]], owner: Owner | None) -> None:
         """Copy rows to `superseded`, except those that a killed run has copied before."""

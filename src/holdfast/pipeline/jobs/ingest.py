@@ -27,7 +27,7 @@ from holdfast.limits import (
 )
 from holdfast.pipeline import completeness, ownership
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import entity_ingest, journal_ingest, log_ingest, repair
+from holdfast.pipeline.intake import entity_ingest, history_ingest, journal_ingest, log_ingest, repair
 from holdfast.pipeline.intake.ingest_run import Run
 from holdfast.pipeline.intake.quarantine import Quarantined
 from holdfast.pipeline.intake.task_payloads import PayloadPacker
@@ -35,7 +35,7 @@ from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, compaction, staging
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SEGMENTS
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, QUEUE_EVENTS, SEGMENTS
 from holdfast.pipeline.views import View, shared_view
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def ingest_view(
 def compact_tables(spark: "SparkSession | None", config: Config) -> None:
     """Compact tables with many small files. The old files stay until `vacuum`."""
     lake = Lake(config.lake, config.storage)
-    for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES):
+    for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS):
         compaction.compact(spark, lake.table(table), files_min=INGEST_COMPACT_FILES)
 
 
@@ -177,6 +177,7 @@ def _packer(config: Config, staged: Location) -> Iterator[PayloadPacker | None]:
 def _ingest_logs_and_entities(run: Run, logs_from: float) -> None:
     run.quarantine.refresh()
     entity_ingest.ingest_changes(run)
+    history_ingest.ingest_history(run)
     time.sleep(max(logs_from - time.monotonic(), 0.0))
     log_ingest.ingest_logs(run)
 

@@ -40,6 +40,7 @@ from holdfast.pipeline.schemas import (
     ACTIVITY,
     MAIL,
     MESSAGES,
+    QUEUE_EVENTS,
     ROLLUP_ERRORS,
     ROLLUP_LEASES,
     ROLLUP_MAILBOXES,
@@ -112,6 +113,7 @@ class _Input(NamedTuple):
     rows_max: int  # An upper bound of their number.
     measurements: _Measurements | None
     target: LakeTable
+    history: DataFrame | None = None  # Of `queue_events`.
 
 
 class _Step(NamedTuple):
@@ -121,6 +123,7 @@ class _Step(NamedTuple):
     source: Table
     build: Callable[[_Input], list[AddedFile]]
     measurements: _Measurements | None = None  # Measurements it also needs; None: the plane could not be read.
+    history: Table | None = None  # A second source.
 
 
 class _Rollup:
@@ -137,6 +140,7 @@ class _Rollup:
         self._tables = {table.name: self._lake.table(table) for table in _TABLES}
         self._plane = self._measure_plane(config, view)
         self._tables[ACTIVITY.name] = self._lake.table(ACTIVITY)
+        self._tables[QUEUE_EVENTS.name] = self._lake.table(QUEUE_EVENTS)
         self._done = 0
 
     @property
@@ -154,7 +158,7 @@ class _Rollup:
         present, backlogs, boxes = (None,) * 3 if plane is None else (plane.messages, plane.backlogs, plane.mailboxes)
         measured = None if plane is None else lifecycles.Measured(plane.at_ms, frozenset(plane.counted))
         self._build_all(
-            _Step(MESSAGES, ACTIVITY, partial(_build_messages, measured=measured), present),
+            _Step(MESSAGES, ACTIVITY, partial(_build_messages, measured=measured), present, QUEUE_EVENTS),
             _Step(MAIL, ACTIVITY, _build_mail),
             _Step(ROLLUP_LEASES, ACTIVITY, _aggregate(lambda inputs: aggregates.lease_contention(inputs.rows))),
         )
@@ -194,6 +198,7 @@ class _Rollup:
                 sum(file.rows for file in source.entries() if file.universe in stale),
                 None if step.measurements is None else [row for row in step.measurements if row[0] in moves],
                 target,
+                None if step.history is None else self._tables[step.history.name].read(self._spark, universes=stale),
             )
             old = [file for file in target.entries() if file.universe in moves]
             target.replace(old, step.build(inputs), {_watermark(universe): move for universe, move in moves.items()})
@@ -202,8 +207,9 @@ class _Rollup:
     def _stale_universes(self, step: _Step) -> dict[str, Move]:
         """The universes whose inputs have changed, with the move of their watermark."""
         paths: dict[str, list[str]] = {file.universe: [] for file in self._entries(step.table)}
-        for file in self._entries(step.source):
-            paths.setdefault(file.universe, []).append(file.path)
+        for source in filter(None, (step.source, step.history)):
+            for file in self._entries(source):
+                paths.setdefault(file.universe, []).append(file.path)
         by_universe: dict[str, list[tuple[Any, ...]]] = {}
         for row in step.measurements or ():
             by_universe.setdefault(row[0], []).append(row)
@@ -262,12 +268,22 @@ def _aggregate(aggregate: Callable[[_Input], DataFrame]) -> Callable[[_Input], l
 def _build_messages(inputs: _Input, *, measured: lifecycles.Measured | None) -> list[AddedFile]:
     buckets = _buckets(inputs)
     bucketed = _bucket_events(inputs, LOG_KIND, partial(events.bucket_messages, buckets=buckets))
+    if inputs.history is not None:
+        bucketed = bucketed.union(_bucket_history(inputs.history, buckets))
     if inputs.measurements:
         found = (lifecycles.PresentMessage(*row) for row in inputs.measurements)
         present = pa.Table.from_batches([_payload_batch(events.bucket_present(found, buckets))])
         bucketed = bucketed.union(inputs.rows.sparkSession.createDataFrame(present))
     fold = partial(lifecycles.message_rows, measured=measured)
     return _fold_buckets(inputs, bucketed, buckets, lambda payloads: map(fold, events.group_messages(payloads)))
+
+
+def _bucket_history(rows: DataFrame, buckets: int) -> DataFrame:
+    def process_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (_payload_batch(events.bucket_history(batch, buckets)) for batch in batches)
+
+    known = rows.where(sf.col("event").isin(*lifecycles.MESSAGE_EVENTS))
+    return known.mapInArrow(process_batches, "bucket int, payload binary")
 
 
 def _build_mail(inputs: _Input) -> list[AddedFile]:

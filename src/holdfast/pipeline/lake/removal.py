@@ -1,6 +1,7 @@
 """Removes the rows of some sources from a table: files with such rows are written again without them."""
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ SOURCES: Final = {  # How each table names a source, and numbers its rows.
     "journal": (("world",), "height"),
     "segments": (("world",), "end"),
     "activity": (("file",), "n"),
+    "queue_events": (("queue",), "at"),  # In milliseconds.
     "entity_changes": (("kind", "id"), "version"),
     "world_state": (("world",), "height"),
     "quarantine": (("source",), "start"),
@@ -55,10 +57,14 @@ def remove(table: LakeTable, universe: str, cut: Cut, moves: Mapping[str, Move])
 def source_of(table: str, row: Mapping[str, Any]) -> tuple[str, int]:
     """The name of a row's source, and the row's number."""
     names, number = SOURCES[table]
-    return "/".join(row[name] for name in names), row[number]
+    return "/".join(row[name] for name in names), _number(row[number])
 
 
 def _named(table: LakeTable, rows: pa.Table) -> Iterator[tuple[str, int]]:
     names, number = SOURCES[table.table.name]
     columns = [rows.column(name).to_pylist() for name in names]
-    return zip(map("/".join, zip(*columns, strict=True)), rows.column(number).to_pylist(), strict=True)
+    return zip(map("/".join, zip(*columns, strict=True)), map(_number, rows.column(number).to_pylist()), strict=True)
+
+
+def _number(value: int | datetime) -> int:
+    return round(value.timestamp() * 1_000) if isinstance(value, datetime) else value

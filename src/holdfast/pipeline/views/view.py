@@ -309,6 +309,10 @@ class View:
                 end = begin
         return 0
 
+    def queue_names(self, universe: str) -> Iterator[str]:
+        """The sorted names of all queues."""
+        return scan.names(self.database, Subspace("u", universe, "q"))
+
     def messages(self, universe: str, *, with_payloads: bool = True) -> Iterator[MessageRow]:
         """Every message in a queue, including dead letters; without payloads, large ones are not read."""
         return rows.messages(self.database, universe, with_payloads=with_payloads)
