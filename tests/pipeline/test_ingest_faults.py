@@ -724,7 +724,7 @@ def test_killed_acceptance_is_continued(plane: Path, tmp_path: Path, monkeypatch
     assert ingest.run(None, config(plane)).ok
     assert heights(plane) == expected(plane)
     moved = Counter(
-        (row["table"], row["source"], row["number"]) for row in lake(plane).table(SUPERSEDED).rows().to_pylist()
+        (row["table_name"], row["source"], row["number"]) for row in lake(plane).table(SUPERSEDED).rows().to_pylist()
     )
     assert Counter(table for table, _, _ in moved) == {"journal": 30, "entity_changes": 25}
     assert set(moved.values()) == {1}

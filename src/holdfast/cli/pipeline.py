@@ -122,7 +122,7 @@ def _job_arguments(options: LakeArguments) -> JobArguments:
         "lake": options["lake"],
         "universes": options["universes"],
         "storage": options["storage"],
-        "activity": None,
+        "activity": (),
         "master": None,
         "remote": None,
     }

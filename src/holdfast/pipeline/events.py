@@ -103,7 +103,7 @@ def bucket_history(batch: pa.RecordBatch, buckets: int) -> Buckets:
     payloads: dict[int, _MessageEvents] = {}
     for row in batch.to_pylist():
         key = (row["universe"], row["queue"], row["id"])
-        at_ms = round(row["at"].timestamp() * 1_000)
+        at_ms = round(row["changed_at"].timestamp() * 1_000)
         payloads.setdefault(_bucket(key, buckets), _MessageEvents()).events.append(
             (*key, row["event"], at_ms, row["correlation_id"], row["attempt"], row["error"])
         )

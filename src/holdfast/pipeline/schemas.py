@@ -127,11 +127,11 @@ QUEUE_COUNTERS: Final = _table(
 QUEUE_EVENTS: Final = _table(
     "queue_events",
     1,
-    ("queue", "at"),
+    ("queue", "changed_at"),
     queue=pa.string(),
     id=pa.string(),
     event=pa.string(),  # put, leased, acked, nacked, deferred, expired, dead-lettered, redriven, …
-    at=_UTC,
+    changed_at=_UTC,
     attempt=pa.int32(),  # Deliveries so far.
     correlation_id=pa.string(),  # Of a put.
     error=pa.string(),  # Of a dead letter.
@@ -194,8 +194,8 @@ PLANES: Final = _table(
 SUPERSEDED: Final = _table(
     "superseded",
     1,
-    ("table", "source", "number"),
-    table=pa.string(),  # The table that had the row.
+    ("table_name", "source", "number"),
+    table_name=pa.string(),  # The table that had the row.
     source=pa.string(),  # A world, a log file or an entity.
     number=pa.int64(),  # The height, line or version.
     row=pa.string(),  # The whole row as JSON; bytes as base64.

@@ -88,11 +88,11 @@ def log_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *, sin
     last: dict[str, int] = {}
     first_after: dict[str, int] = {}  # The first line that was logged after the backup.
     for file in _files(table, universe, since_ms):
-        for row in table.rows_of(file, ["file", "n", "at"]).to_pylist():
+        for row in table.rows_of(file, ["file", "n", "logged_at"]).to_pylist():
             name, n = row["file"], row["n"]
             if wanted(name):
                 last[name] = max(last.get(name, -1), n)
-                if since_ms and row["at"] is not None and row["at"].timestamp() * 1_000 >= since_ms:
+                if since_ms and row["logged_at"] is not None and row["logged_at"].timestamp() * 1_000 >= since_ms:
                     first_after[name] = min(first_after.get(name, _FAR), n)
     cuts = Cuts({}, {})
     for name, end in last.items():
@@ -157,14 +157,14 @@ def _entity_cut(view: View, key: EntityKey, rows: Mapping[int, dict[str, Any]], 
         if number in changes:
             differs = changes[number] != entity_ingest.change_fingerprint(row)
         else:  # The plane's history no longer has it.
-            differs = bool(since_ms) and row["at"] >= since_ms
+            differs = bool(since_ms) and row["changed_at"] >= since_ms
         if differs:
             cut = min(cut, number)
     return cut
 
 
 def _with_milliseconds(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "at": round(row["at"].timestamp() * 1_000)}
+    return {**row, "changed_at": round(row["changed_at"].timestamp() * 1_000)}
 
 
 def _hash_at(table: LakeTable, universe: str, world: str, height: int) -> str | None:

@@ -56,7 +56,7 @@ def tip_watermark(universe: str, kind: str, id: str) -> str:
 
 def change_fingerprint(row: dict[str, object]) -> int:
     """A 60-bit fingerprint of a change, as a row of `entity_changes`; never 0."""
-    content = [row[name] for name in ("version", "at", "durability", "fields", "removed", "deleted")]
+    content = [row[name] for name in ("version", "changed_at", "durability", "fields", "removed", "deleted")]
     return int(hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:_FINGERPRINT_DIGITS], 16) or 1
 
 

@@ -61,7 +61,7 @@ def _commit(run: Run, table: LakeTable, queue: QueueKey, rows: list[dict[str, An
     watermark, commits = time_watermark(*queue), f"events/{queue.universe}/{queue.name}"
     before = table.watermark(watermark)
     moves = {
-        watermark: Move(before, max(before, *(row["at"] for row in rows), 0)),
+        watermark: Move(before, max(before, *(row["changed_at"] for row in rows), 0)),
         commits: Move(table.watermark(commits), table.watermark(commits) + 1),
     }
     table.append_rows(pa.Table.from_pylist(rows, QUEUE_EVENTS.schema), moves)
@@ -77,11 +77,13 @@ def _events(run: Run, queue: QueueKey, since_ms: int) -> Iterator[MessageEvent]:
 
 
 def _known(table: LakeTable, queue: QueueKey, since_ms: int) -> Iterator[tuple[str, str, int, int]]:
-    where = (pc.field("queue") == queue.name) & (pc.field("at") >= pa.scalar(since_ms, pa.timestamp("ms", tz="UTC")))
-    columns = ["id", "event", "attempt", "at"]
+    where = (pc.field("queue") == queue.name) & (
+        pc.field("changed_at") >= pa.scalar(since_ms, pa.timestamp("ms", tz="UTC"))
+    )
+    columns = ["id", "event", "attempt", "changed_at"]
     for rows in table.scan(columns, where, universe=queue.universe, queue=queue.name):
         for row in rows.to_pylist():
-            yield row["id"], row["event"], row["attempt"], round(row["at"].timestamp() * 1_000)
+            yield row["id"], row["event"], row["attempt"], round(row["changed_at"].timestamp() * 1_000)
 
 
 def _row(queue: QueueKey, event: MessageEvent) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def _row(queue: QueueKey, event: MessageEvent) -> dict[str, Any]:
         "queue": queue.name,
         "id": event.id,
         "event": event.event,
-        "at": event.at_ms,
+        "changed_at": event.at_ms,
         "attempt": event.attempt,
         "correlation_id": event.correlation_id,
         "error": event.error,

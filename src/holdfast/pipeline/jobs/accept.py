@@ -196,7 +196,7 @@ class _Acceptance:
         """Copy rows to `superseded`, except those that a killed run has copied before."""
         target = self._lake.table(SUPERSEDED)
         lineage = None if owner is None else owner.lineage
-        columns = ["table", "source", "number", "lineage", "superseded_by"]
+        columns = ["table_name", "source", "number", "lineage", "superseded_by"]
         known = {
             tuple(row[name] for name in columns)
             for found in target.scan(columns, universe=universe)
@@ -206,7 +206,7 @@ class _Acceptance:
         new = [
             {
                 "universe": universe,
-                "table": table,
+                "table_name": table,
                 "source": source,
                 "number": number,
                 "row": msgspec.json.encode(row).decode(),

@@ -15,7 +15,7 @@ SOURCES: Final = {  # How each table names a source, and numbers its rows.
     "journal": (("world",), "height"),
     "segments": (("world",), "end"),
     "activity": (("file",), "n"),
-    "queue_events": (("queue",), "at"),  # In milliseconds.
+    "queue_events": (("queue",), "changed_at"),  # In milliseconds.
     "entity_changes": (("kind", "id"), "version"),
     "world_state": (("world",), "height"),
     "quarantine": (("source",), "start"),
