@@ -10,7 +10,6 @@ between two runs are not seen.
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -19,7 +18,7 @@ import cbor2
 import pyarrow as pa
 
 from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline import codec
+from holdfast.pipeline import codec, ownership
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake, LakeTable, Move, files, retries
 from holdfast.pipeline.lake.files import AddedFile
@@ -35,7 +34,7 @@ from holdfast.pipeline.schemas import (
     TOKENS,
     Table,
 )
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import View, shared_view
 from holdfast.pipeline.views.rows import StateRow
 
 if TYPE_CHECKING:
@@ -69,13 +68,15 @@ def run(
     """Replace the tables by what the plane holds now. With `payloads`, also the content of messages and mail.
 
     Raises:
+        AnotherHistory: the lake has the history of another plane, or of another lineage.
         TransactionConflict: other runs committed first, too often.
     """
     del spark
     started, now = time.monotonic(), now or datetime.now(UTC)
     lake = Lake(config.lake, config.storage)
     rows: dict[str, int] = {}
-    with nullcontext(view) if view is not None else open_view(config) as opened:
+    with shared_view(config, view) as opened:
+        ownership.check(lake, opened)
         reader = _Reader(opened, now, payloads=payloads)
         sources: list[tuple[Table, Callable[[], Iterator[Row]]]] = [
             (QUEUED_MESSAGES, reader.messages),
