@@ -122,7 +122,7 @@ def test_charts_follow_the_theme_and_are_light_on_paper(browser: Browser, report
     shown.page.emulate_media(media="print")
     shown.page.set_viewport_size({"width": 700, "height": 900})  # A4 between its margins.
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 700
-    assert shown.page.evaluate("document.documentElement.classList.contains('paper')")
+    shown.page.wait_for_function("document.documentElement.classList.contains('paper')")
     shown.context.close()
 
 

@@ -23,7 +23,7 @@ from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, compaction
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS
-from holdfast.pipeline.views import open_view
+from holdfast.pipeline.views import View, open_view
 
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
 serving = runpy.run_path(str(SERVING))["serving"]
@@ -225,9 +225,9 @@ def test_lake_of_a_newer_version_is_rejected_unchanged(plane: Path) -> None:
 def test_follow_ingests_new_data_until_stopped(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = threading.Event()
     rounds = iter(range(100))
-    opening = ingest.open_view
+    opening = ingest.shared_view
 
-    def open_later(given: Config) -> Any:
+    def open_later(given: Config, view: View | None) -> Any:
         match next(rounds):
             case 1:
                 planes.extend(plane, ["world-0000"], 10)
@@ -236,9 +236,9 @@ def test_follow_ingests_new_data_until_stopped(plane: Path, monkeypatch: pytest.
             case 3:
                 planes.extend(plane, ["world-0001"], 10)
                 stop.set()
-        return opening(given)
+        return opening(given, view)
 
-    monkeypatch.setattr(ingest, "open_view", open_later)
+    monkeypatch.setattr(ingest, "shared_view", open_later)
     result = ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
     assert result.rows["journal"] == sum(map(len, truth(plane).values()))
     assert_complete(plane)
@@ -246,14 +246,14 @@ def test_follow_ingests_new_data_until_stopped(plane: Path, monkeypatch: pytest.
 
 def test_follow_ends_cleanly_when_interrupted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = iter(range(100))
-    opening = ingest.open_view
+    opening = ingest.shared_view
 
-    def open_later(given: Config) -> Any:
+    def open_later(given: Config, view: View | None) -> Any:
         if next(rounds) == 2:
             raise KeyboardInterrupt
-        return opening(given)
+        return opening(given, view)
 
-    monkeypatch.setattr(ingest, "open_view", open_later)
+    monkeypatch.setattr(ingest, "shared_view", open_later)
     result = ingest.run(None, config(plane), follow=True, every_seconds=0.0)
     assert result.rows["journal"] == sum(map(len, truth(plane).values()))
 
@@ -263,15 +263,15 @@ def test_follow_compacts_small_files(plane: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ingest, "INGEST_COMPACT_FILES", 3)
     stop = threading.Event()
     rounds = iter(range(5))
-    opening = ingest.open_view
+    opening = ingest.shared_view
 
-    def open_later(given: Config) -> Any:
+    def open_later(given: Config, view: View | None) -> Any:
         planes.extend(plane, ["world-0000"], 10)
         if next(rounds) == 4:
             stop.set()
-        return opening(given)
+        return opening(given, view)
 
-    monkeypatch.setattr(ingest, "open_view", open_later)
+    monkeypatch.setattr(ingest, "shared_view", open_later)
     ingest.run(None, config(plane), follow=True, every_seconds=0.0, stop=stop)
     assert len(Lake(config(plane).lake).table(JOURNAL).files()) < 3
     assert_complete(plane)

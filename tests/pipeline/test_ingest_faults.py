@@ -772,7 +772,7 @@ def test_durable_history_is_ingested_once_also_if_it_is_committed_late(plane: Pa
     def events() -> list[tuple[str, int]]:
         rows = lake(plane).table(QUEUE_EVENTS).rows().to_pylist()
         assert {row["queue"] for row in rows} == {"audited"}
-        return sorted((row["event"], round(row["at"].timestamp() * 1_000) - planes.START_MS) for row in rows)
+        return sorted((row["event"], round(row["changed_at"].timestamp() * 1_000) - planes.START_MS) for row in rows)
 
     start_ms = planes.START_MS
     # A year: the view's clock is the real one.

@@ -132,7 +132,7 @@ def test_a_job_sends_its_start_and_its_end_with_datasets(config: Config, tmp_pat
     assert {"name": "height", "type": "int64"} in fields
     assert [field["name"] for field in fields] == TABLES["journal"].schema.names
     assert {each["namespace"] for each in end["inputs"]} == {f"holdfast://{tmp_path / 'data'}"}
-    assert {each["name"] for each in end["inputs"]} == {"journal", "segments", "activity", "entities"}
+    assert {each["name"] for each in end["inputs"]} == {"journal", "segments", "activity", "entities", "queues"}
     assert report["outputs"] == [{"namespace": "file", "name": f"{config.lake}/reports/latest.html"}]
 
 

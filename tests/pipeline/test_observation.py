@@ -34,7 +34,7 @@ from holdfast.pipeline.observation import metrics
 from holdfast.pipeline.observation.health import FollowHealth, serve_health
 from holdfast.pipeline.observation.runs import RunRecorder, read_records
 from holdfast.pipeline.observation.status import lake_status
-from holdfast.pipeline.views import open_view
+from holdfast.pipeline.views import View, open_view
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -308,17 +308,17 @@ def test_round_callback_gets_results_and_errors(config: Config, monkeypatch: pyt
 
     stop = threading.Event()
     outcomes: list[object] = []
-    opening, rounds = ingest.open_view, iter(range(100))
+    opening, rounds = ingest.shared_view, iter(range(100))
 
-    def open_later(given: Config) -> Any:
+    def open_later(given: Config, view: View | None) -> Any:
         match next(rounds):
             case 1:
                 raise Unreachable("The server is being restarted")
             case 2:
                 stop.set()
-        return opening(given)
+        return opening(given, view)
 
-    monkeypatch.setattr(ingest, "open_view", open_later)
+    monkeypatch.setattr(ingest, "shared_view", open_later)
     jobs.run("ingest", None, config, follow=True, every_seconds=0.0, stop=stop, round_ended=outcomes.append)
     assert [type(outcome) for outcome in outcomes] == [JobResult, Unreachable, JobResult]
 

@@ -40,8 +40,10 @@ def old_rows(config: Config) -> dict[str, list[str]]:
     found = {}
     for table in RENAMED:
         new = {old: name for name, old in table.renamed.items()}
+        added = dict.fromkeys(table.schema.names)  # Columns that later versions have added are null.
         rows = DeltaTable(f"{config.lake}/{table.name}").to_pyarrow_table().to_pylist()
-        found[table.name] = sorted(str(sorted((new.get(name, name), row[name]) for name in row)) for row in rows)
+        named = [added | {new.get(name, name): value for name, value in row.items()} for row in rows]
+        found[table.name] = sorted(str(sorted(row.items())) for row in named)
     return found
 
 

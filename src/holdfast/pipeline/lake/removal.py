@@ -13,7 +13,7 @@ from holdfast.pipeline.lake.tables import LakeFile, LakeTable, Move
 
 SOURCES: Final = {  # How each table names a source, and numbers its rows.
     "journal": (("world",), "height"),
-    "segments": (("world",), "end"),
+    "segments": (("world",), "last"),
     "activity": (("file",), "n"),
     "queue_events": (("queue",), "changed_at"),  # In milliseconds.
     "entity_changes": (("kind", "id"), "version"),

@@ -28,13 +28,18 @@ from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake.locations import Location, parse_location
 from holdfast.pipeline.schemas import (
     ACTIVITY,
+    CONTENTS,
     ENTITY_CHANGES,
     JOURNAL,
     MAIL,
     MESSAGES,
+    PLANES,
     QUARANTINE,
+    QUEUE_COUNTERS,
+    QUEUE_EVENTS,
     ROLLUPS,
     SEGMENTS,
+    SUPERSEDED,
     TABLES,
     UNREACHABLE,
     WORLD_STATE,
@@ -71,14 +76,20 @@ class _Flow(NamedTuple):
 
 _FLOWS: Final[Mapping[str, _Flow]] = {
     "ingest": _Flow(
-        ("journal", "segments", "activity", "entities"),
+        ("journal", "segments", "activity", "entities", "queues"),
         (),
-        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUARANTINE),
+        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUEUE_COUNTERS, QUARANTINE, PLANES),
     ),
     "audit": _Flow(("journal", "segments"), (), (WORLD_STATE,)),
     "reachability": _Flow(("journal", "queues", "mail", "entities"), (), (UNREACHABLE,)),
-    "rollup": _Flow(("queues", "mail"), (ACTIVITY,), (MESSAGES, MAIL, *ROLLUPS)),
+    "contents": _Flow(("queues", "mail", "entities"), (), CONTENTS),
+    "rollup": _Flow(("queues", "mail"), (ACTIVITY, QUEUE_EVENTS, QUEUE_COUNTERS), (MESSAGES, MAIL, *ROLLUPS)),
     "report": _Flow((), (*ROLLUPS, WORLD_STATE, QUARANTINE, UNREACHABLE), ()),
+    "accept": _Flow(
+        ("journal", "entities", "activity"),
+        (),
+        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUEUE_COUNTERS, QUARANTINE, SUPERSEDED, PLANES),
+    ),
     "load": _Flow(),
     "vacuum": _Flow((), tuple(TABLES.values()), ()),
 }

@@ -65,8 +65,8 @@ def lake_status(config: Config, view: View | None = None) -> LakeStatus:
             f"There is no lake at {lake.location.url}; create one with: holdfast pipeline ingest --lake {config.lake}"
         )
     quarantined = Counter(
-        row["table"]
-        for row in lake.table(QUARANTINE).rows(["universe", "table"]).to_pylist()
+        row["table_name"]
+        for row in lake.table(QUARANTINE).rows(["universe", "table_name"]).to_pylist()
         if not config.universes or row["universe"] in config.universes
     )
     lags = {} if view is None else _lags(lake, view)
