@@ -396,4 +396,5 @@ def _translate_errors(location: Location) -> Iterator[None]:
     except (OSError, DeltaError) as error:
         if isinstance(error, TableNotFoundError):
             raise
-        raise Backend(f"The lake at {location.url} failed: {error}") from error
+        reason = next(iter(str(error).splitlines()), "")  # Without the backtrace of delta-rs.
+        raise Backend(f"The lake at {location.url} failed: {reason}") from error
