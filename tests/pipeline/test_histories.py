@@ -1,14 +1,17 @@
 """Random histories: what plain Python reads through handles equals the lake, table by table.
 
 A history is several periods of random operations. After each one there is an ingest, which may be killed before or
-after any of its commits. A model records what the operations returned; it shares no code with the pipeline.
+after any of its commits. Worlds are forked and deleted, and between two periods the plane may be restored from a
+backup. A model records what the operations returned; it shares no code with the pipeline.
 """
 
+import copy
 import hashlib
 import random
 import runpy
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +19,18 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 import holdfast
+from holdfast.cli import backup_format
+from holdfast.cli.main import root as cli
+from holdfast.errors import AnotherHistory
 from holdfast.handles.sync.messages import Message
 from holdfast.pipeline import events, lifecycles, replays
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake import ingest_run, plans
-from holdfast.pipeline.jobs import audit, ingest, rollup
+from holdfast.pipeline.jobs import accept, audit, ingest, rollup
 from holdfast.pipeline.lake import Lake, LakeTable
 from holdfast.pipeline.schemas import MAIL, MESSAGES, TABLES
 from holdfast.testing.clock import ManualClock
@@ -59,6 +66,7 @@ class History:
     """A plane under random operations, and a model of it."""
 
     def __init__(self, root: Path, seed: int) -> None:
+        self.root = root
         self.config = Config(data=f"dir:{root / 'data'}", lake=str(root / "lake"), reducer=planes.CHAIN)
         self.dice = random.Random(seed)
         self.clock = ManualClock(planes.START_MS)
@@ -66,7 +74,10 @@ class History:
         self.mails: dict[tuple[str, str, str], list[int | None]] = {}  # Times of storing, reading and confirming.
         self.entities: set[str] = set()
         self.worlds: set[str] = set()
+        self.deleted: dict[str, list[bytes]] = {}  # The records of deleted worlds, when they were deleted.
+        self.forks = 0
         self.held: list[Message] = []
+        self.backup: tuple[Any, ...] | None = None  # The model at the time of the backup.
 
     def run(self) -> None:
         for _ in range(self.dice.randrange(2, 5)):
@@ -77,9 +88,34 @@ class History:
                 for _ in range(self.dice.randrange(4, 25)):
                     self.clock.advance_ms(self.dice.randrange(1, 5_000))
                     getattr(self, f"_{self.dice.choice(OPERATIONS)}")(plane)
-            self._ingest_and_maybe_die()
+            self._maybe_die(lambda: ingest.run(None, self.config))
+            if self.backup is None and self.dice.random() < 0.4:
+                self._back_up()
+            elif self.backup is not None and self.dice.random() < 0.5:
+                self._restore()
 
-    def _ingest_and_maybe_die(self) -> None:
+    def _back_up(self) -> None:
+        command = ["--url", self.config.data, "backup", str(self.root / "backup")]
+        self.clock.advance_ms(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backup_format, "time", SimpleNamespace(time=lambda: self.clock.now_ms() / 1_000))
+            assert CliRunner().invoke(cli, command).exit_code == 0
+        self.clock.advance_ms(1)
+        self.backup = copy.deepcopy((self.messages, self.mails, self.entities, self.worlds, self.deleted))
+
+    def _restore(self) -> None:
+        """Replace the plane by its backup, and let the lake follow it."""
+        assert self.backup is not None
+        shutil.rmtree(self.root / "data")
+        command = ["restore", str(self.root / "backup"), str(self.root / "data")]
+        assert CliRunner().invoke(cli, command).exit_code == 0
+        self.messages, self.mails, self.entities, self.worlds, self.deleted = copy.deepcopy(self.backup)
+        with pytest.raises(AnotherHistory):
+            ingest.run(None, self.config)
+        self._maybe_die(lambda: accept.run(None, self.config))
+        accept.run(None, self.config)
+
+    def _maybe_die(self, work: Callable[[], Any]) -> None:
         replace, count, at = LakeTable.replace, [0], self.dice.randrange(12)
         is_after = self.dice.random() < 0.5
 
@@ -94,18 +130,34 @@ class History:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(LakeTable, "replace", counted)
             try:
-                ingest.run(None, self.config)
+                work()
             except Killed:
                 return
 
     def _append(self, plane: holdfast.Plane) -> None:
-        name = self.dice.choice(WORLDS)
+        name = self.dice.choice([name for name in (*WORLDS, *sorted(self.worlds)) if name not in self.deleted])
         world = plane.world(name)
         if name not in self.worlds:
             world.create()
             self.worlds.add(name)
         entries = [{"n": self.dice.random(), "of": name} for _ in range(self.dice.randrange(1, 30))]
         world.append(entries, expected_head=world.head())
+
+    def _fork(self, plane: holdfast.Plane) -> None:
+        if self.worlds:
+            name = self.dice.choice(sorted(self.worlds))
+            self.forks += 1
+            target = f"{name}-{self.forks}"
+            plane.world(name).fork(target, height=self.dice.randint(0, plane.world(name).head()))
+            self.worlds.add(target)
+
+    def _delete(self, plane: holdfast.Plane) -> None:
+        if len(self.worlds) > 1:
+            name = self.dice.choice(sorted(self.worlds))
+            self.deleted[name] = planes._records(plane, name)
+            plane.world(name).archive()
+            plane.world(name).delete()
+            self.worlds.remove(name)
 
     def _drain(self, plane: holdfast.Plane) -> None:
         for name in sorted(self.worlds):
@@ -201,6 +253,8 @@ class History:
 OPERATIONS = (
     "append",
     "append",
+    "fork",
+    "delete",
     "drain",
     "compact",
     "put",
@@ -260,9 +314,14 @@ def found_tables(history: History) -> dict[str, Any]:
     def count(name: str, *columns: str) -> Counter[Any]:
         return Counter(tuple(row[column] for column in columns) for row in lake_rows(history, name))
 
+    def of_live_worlds(rows: Counter[Any]) -> Counter[Any]:
+        return Counter({row: number for row, number in rows.items() if row[0] not in history.deleted})
+
     return {
-        "journal": count("journal", "world", "height", "hash", "raw"),
-        "segments": count("segments", "world", "start", "last", "object_path", "checksum", "size", "verdict"),
+        "journal": of_live_worlds(count("journal", "world", "height", "hash", "raw")),
+        "segments": of_live_worlds(
+            count("segments", "world", "start", "last", "object_path", "checksum", "size", "verdict")
+        ),
         "activity": Counter(
             (row["session"], row["kind"], row["n"], at_ms(row["logged_at"]), row["record"].encode())
             for row in lake_rows(history, "activity")
@@ -333,6 +392,9 @@ def check(root: Path, seed: int) -> History:
     for name in expected:
         assert found[name] == expected[name], (seed, name)
     assert lake_rows(history, "quarantine") == []
+    for name, records in history.deleted.items():
+        rows = sorted((row["height"], row["raw"]) for row in lake_rows(history, "journal") if row["world"] == name)
+        assert rows == list(enumerate(records[: len(rows)])), (seed, name)  # What was ingested before.
     assert Counter(map(message_key, folded(history, "queues"))) == expected_messages(history), seed
     assert Counter(map(mail_key, folded(history, "mail"))) == expected_mails(history), seed
     return history

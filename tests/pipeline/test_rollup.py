@@ -459,4 +459,6 @@ def test_writes_between_the_jobs_of_a_run_do_not_show(spark: SparkSession, tmp_p
     plane_sizes = {(row["universe"], row["name"], row["rows"]) for row in sizes if row["source"] == "plane"}
     assert plane_sizes == {(size.universe, size.name, size.rows) for size in before.sizes}
     assert results[2].rows["blobs"] == next(size.rows for size in before.sizes if size.name == "blobs")
-    assert jobs.run("ingest", spark, config).rows["journal"] == len(results) * 7 * len(built.worlds)  # The next run has them.
+    assert jobs.run("ingest", spark, config).rows["journal"] == len(results) * 7 * len(
+        built.worlds
+    )  # The next run has them.

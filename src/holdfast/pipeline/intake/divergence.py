@@ -60,6 +60,23 @@ def journal_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *,
     return cuts
 
 
+def segment_cuts(view: View, table: LakeTable, universe: str) -> dict[str, int]:
+    """For each world the first segment that the plane does not have. Worlds that it has deleted keep theirs."""
+    checked: dict[str, dict[int, str]] = {}  # Checksums of segments by their start.
+    for rows in table.scan(["world", "start", "checksum"], universe=universe):
+        for row in rows.to_pylist():
+            checked.setdefault(row["world"], {})[row["start"]] = row["checksum"]
+    cuts = {}
+    for name, segments in checked.items():
+        world = view.world(universe, name)
+        if world is not None or _never_existed(view, World(universe, name)):
+            present = {each.start: each.checksum for each in world.segments} if world is not None else {}
+            cut = min((start for start, checksum in segments.items() if present.get(start) != checksum), default=_FAR)
+            if cut < _FAR:
+                cuts[name] = cut
+    return cuts
+
+
 def entity_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *, since_ms: int) -> Cuts:
     """The cuts of entities, named KIND/ID."""
     known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}

@@ -122,6 +122,7 @@ class _Acceptance:
         for table in (JOURNAL, ENTITY_CHANGES, ACTIVITY):
             self._accept_table(universe, table, owner, since_ms, is_restored=is_restored)
         if is_restored:
+            retries.retry_until_committed(f"the table {SEGMENTS.name}", lambda: self._replace_segments(universe))
             retries.retry_until_committed(
                 f"the table {QUEUE_EVENTS.name}", lambda: self._replace_events(universe, owner, since_ms)
             )
@@ -175,6 +176,11 @@ class _Acceptance:
                 self._forget_segments(universe, cuts.numbers)
             self.counts[table.name] += removal.remove(lake_table, universe, cuts.numbers.get, cuts.moves)
         self._resolve(universe, table, cuts.numbers)
+
+    def _replace_segments(self, universe: str) -> None:
+        """Remove the checks of segments that the plane lacks: it may have moved the same records in other parts."""
+        table = self._lake.table(SEGMENTS)
+        self._forget_segments(universe, divergence.segment_cuts(self._view, table, universe))
 
     def _replace_events(self, universe: str, owner: Owner | None, since_ms: int) -> None:
         """Remove the events of queues after the backup; the next ingest adds those that the plane has."""
