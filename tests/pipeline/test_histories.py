@@ -11,11 +11,13 @@ import random
 import runpy
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import orjson
 import pyarrow as pa
 import pytest
@@ -65,9 +67,14 @@ class MessageModel(SimpleNamespace):
 class History:
     """A plane under random operations, and a model of it."""
 
-    def __init__(self, root: Path, seed: int) -> None:
+    def __init__(self, root: Path, seed: int, postgres: str | None = None) -> None:
         self.root = root
         self.config = Config(data=f"dir:{root / 'data'}", lake=str(root / "lake"), reducer=planes.CHAIN)
+        self.nodes: list[dict[str, Any]] = [{}]
+        if postgres is not None:
+            folders, objects = (str(root / "one"), str(root / "two")), f"dir:{root / 'objects'}"
+            self.config = msgspec.structs.replace(self.config, data=postgres, objects=objects, activity=folders)
+            self.nodes = [{"objects": objects, "activity": folder} for folder in folders]
         self.dice = random.Random(seed)
         self.clock = ManualClock(planes.START_MS)
         self.messages: dict[str, MessageModel] = {}
@@ -82,17 +89,28 @@ class History:
     def run(self) -> None:
         for _ in range(self.dice.randrange(2, 5)):
             self.held = []  # Leases of a closed plane are not used again.
-            with planes.opened(self.config.data, clock=self.clock) as plane:
+            with self.opened() as nodes:
                 for name in QUEUES:
-                    plane.queue(name).set_policy(QueuePolicy(max_attempts=2, visibility_seconds=LEASE_SECONDS))
+                    nodes[0].queue(name).set_policy(QueuePolicy(max_attempts=2, visibility_seconds=LEASE_SECONDS))
                 for _ in range(self.dice.randrange(4, 25)):
                     self.clock.advance_ms(self.dice.randrange(1, 5_000))
-                    getattr(self, f"_{self.dice.choice(OPERATIONS)}")(plane)
+                    getattr(self, f"_{self.dice.choice(OPERATIONS)}")(self.dice.choice(nodes))
             self._maybe_die(lambda: ingest.run(None, self.config))
+            if len(self.nodes) > 1:
+                continue  # PostgreSQL is backed up with its own tools.
             if self.backup is None and self.dice.random() < 0.4:
                 self._back_up()
             elif self.backup is not None and self.dice.random() < 0.5:
                 self._restore()
+
+    @contextmanager
+    def opened(self) -> Iterator[list[holdfast.Plane]]:
+        """The plane, opened by each node."""
+        with ExitStack() as stack:
+            yield [
+                stack.enter_context(planes.opened(self.config.data, clock=self.clock, **options))
+                for options in self.nodes
+            ]
 
     def _back_up(self) -> None:
         command = ["--url", self.config.data, "backup", str(self.root / "backup")]
@@ -283,7 +301,8 @@ def expected_tables(history: History) -> dict[str, Any]:
     tables: dict[str, Any] = {
         name: Counter() for name in ("journal", "segments", "activity", "entity_changes", "world_state")
     }
-    with planes.opened(history.config.data, clock=history.clock) as plane:
+    with history.opened() as nodes:
+        plane = nodes[0]
         for name in history.worlds:
             records = planes._records(plane, name)
             assert len(records) == plane.world(name).head()
@@ -300,14 +319,20 @@ def expected_tables(history: History) -> dict[str, Any]:
             for change in plane.entities.history("order", id):
                 fields = orjson.dumps(change.fields, option=orjson.OPT_SORT_KEYS)
                 tables["entity_changes"][id, change.version, change.at_ms, fields, change.deleted] += 1
-        after = None
-        while True:
-            page = plane.activity.read(after=after)
-            for each in page.records:
-                tables["activity"][each.session, each.kind, each.n, each.at_ms, each.record] += 1
-            if not page.records or page.next is None:
-                return tables
-            after = page.next
+        for node in nodes:
+            tables["activity"] |= Counter(logged(node))  # Both read the logs in the object store.
+    return tables
+
+
+def logged(plane: holdfast.Plane) -> Iterator[tuple[Any, ...]]:
+    after = None
+    while True:
+        page = plane.activity.read(after=after)
+        for each in page.records:
+            yield each.session, each.kind, each.n, each.at_ms, each.record
+        if not page.records or page.next is None:
+            return
+        after = page.next
 
 
 def found_tables(history: History) -> dict[str, Any]:
@@ -382,8 +407,8 @@ def folded(history: History, kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def check(root: Path, seed: int) -> History:
-    history = History(root, seed)
+def check(root: Path, seed: int, postgres: str | None = None) -> History:
+    history = History(root, seed, postgres)
     history.run()
     expected = expected_tables(history)
     assert ingest.run(None, history.config).findings == []
@@ -410,6 +435,11 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_lake_equals_what_handles_return(tmp_path: Path, seed: int) -> None:
     check(tmp_path, seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_lake_of_two_nodes_equals_what_handles_return(tmp_path: Path, postgres_url: str, seed: int) -> None:
+    check(tmp_path, seed, postgres_url)
 
 
 @pytest.mark.nightly

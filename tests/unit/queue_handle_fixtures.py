@@ -14,6 +14,7 @@ import holdfast
 from holdfast import Plane, Transaction
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
+from holdfast.layers import lineages
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import QueueStats
@@ -97,7 +98,9 @@ def counts(stats: QueueStats) -> dict[str, int]:
 
 
 def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
-    return plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
+    """Every pair but the identity of the plane."""
+    found = plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
+    return [pair for pair in found if pair[0] != lineages.KEY]
 
 
 def records(plane: Plane) -> list[dict[str, str]]:

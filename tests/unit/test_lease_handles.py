@@ -26,6 +26,7 @@ from holdfast.errors import (
     LeaseRequired,
     TxnMismatch,
 )
+from holdfast.layers import lineages
 from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_ENTRIES_MAX
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.leases import LeaseProof
@@ -77,7 +78,9 @@ async def in_line_async(plane: AsyncPlane, waiting: int, key: str = "deploy") ->
 
 
 def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
-    return plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=1_000))
+    """Every pair but the identity of the plane."""
+    found = plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=1_000))
+    return [pair for pair in found if pair[0] != lineages.KEY]
 
 
 # Granting.

@@ -32,6 +32,7 @@ from holdfast.errors import (
     WorldNotFound,
 )
 from holdfast.handles.sync.mailboxes import Mailbox
+from holdfast.layers import lineages
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.mail import MailPolicy, NewMail
 
@@ -82,7 +83,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
-    return plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
+    """Every pair but the identity of the plane."""
+    found = plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
+    return [pair for pair in found if pair[0] != lineages.KEY]
 
 
 def bodies(mailbox: Mailbox, **options: Any) -> list[Any]:
