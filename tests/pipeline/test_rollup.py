@@ -1,5 +1,6 @@
 """Aggregates over session logs match what was done."""
 
+import random
 import runpy
 import shutil
 import signal
@@ -14,7 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -22,9 +25,11 @@ import holdfast
 from holdfast.errors import LeaseHeld, TransactionConflict
 from holdfast.pipeline import jobs, measures
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import accept, ingest, report, rollup
-from holdfast.pipeline.lake import Lake, retries
-from holdfast.pipeline.schemas import MESSAGES, ROLLUP_QUEUES, TABLES
+from holdfast.pipeline.jobs import accept, aggregates, folds, ingest, report, rollup
+from holdfast.pipeline.lake import Lake, compaction, removal, retries
+from holdfast.pipeline.lifecycles import PresentMessage
+from holdfast.pipeline.measures import PlaneMeasurements
+from holdfast.pipeline.schemas import ACTIVITY, MAIL, MESSAGES, QUEUE_EVENTS, ROLLUP_LEASES, ROLLUP_QUEUES, TABLES
 from holdfast.pipeline.views import open_view
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import QueuePolicy
@@ -454,11 +459,191 @@ def test_writes_between_the_jobs_of_a_run_do_not_show(spark: SparkSession, tmp_p
     assert lake.table(TABLES["journal"]).count() == results[1].rows["records"] == built.entries
     assert {row["file"] for row in lake.table(TABLES["activity"]).rows(["file"]).to_pylist()} == logs
     backlogs = lake.table(TABLES["rollup_queues"]).rows().to_pylist()
-    assert {(row["universe"], row["queue"], row["backlog"]) for row in backlogs} == {row[:3] for row in before.backlogs}
+    assert {(row["universe"], row["queue"], row["backlog"]) for row in backlogs} == {
+        each[:3] for each in before.backlogs
+    }
     sizes = lake.table(TABLES["rollup_storage"]).rows().to_pylist()
     plane_sizes = {(row["universe"], row["name"], row["rows"]) for row in sizes if row["source"] == "plane"}
     assert plane_sizes == {(size.universe, size.name, size.rows) for size in before.sizes}
     assert results[2].rows["blobs"] == next(size.rows for size in before.sizes if size.name == "blobs")
-    assert jobs.run("ingest", spark, config).rows["journal"] == len(results) * 7 * len(
-        built.worlds
-    )  # The next run has them.
+    assert jobs.run("ingest", spark, config).rows["journal"] == 7 * len(results) * len(built.worlds)  # All later ones.
+
+
+class Logs:
+    """A lake whose sources change at random: events in any order, duplicates, compactions and removals."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.lake = Lake(str(path))
+        self.path = path
+        self.random = random.Random(seed)
+        self.plane: PlaneMeasurements | None = None
+        self._records: list[tuple[str, dict[str, Any]]] = []
+        self._lines = 0
+
+    def add(self, count: int, *, ids: range = range(40)) -> None:
+        """One or two new files of `activity`, and sometimes one of `queue_events`."""
+        rows = []
+        for _ in range(count):
+            universe = self.random.choice(["main", "main", "other"])
+            if not self._records or self.random.random() > 0.2:
+                self._records.append(self._record(self.random.choice(ids)))
+            kind, record = self.random.choice(self._records[-20:])
+            self._lines += 1
+            names = {"universe": universe, "kind": kind, "file": f"log-{self._lines % 3}", "n": self._lines}
+            rows.append({**names, "record": msgspec.json.encode(record).decode()})
+        self.lake.table(ACTIVITY).append_rows(pa.Table.from_pylist(rows, ACTIVITY.schema))
+        if self.random.random() < 0.3:
+            history = [self._history(self.random.choice(ids)) for _ in range(5)]
+            self.lake.table(QUEUE_EVENTS).append_rows(pa.Table.from_pylist(history, QUEUE_EVENTS.schema))
+
+    def _record(self, id: int) -> tuple[str, dict[str, Any]]:
+        at_ms = self.random.randrange(10_000_000)
+        kind = self.random.choice(["queues", "queues", "queues", "mail", "leases"])
+        if kind == "mail":
+            event = self.random.choice(["stored", "delivered", "confirmed", "expired", "rejected", "sung"])
+            return kind, {"event": event, "to": f"to-{id % 3}", "sender": "ada", "id": str(id % 7), "at_ms": at_ms}
+        if kind == "leases":
+            event = self.random.choice(["granted", "refused", "gone"])
+            names = {"key": f"key-{id % 3}", "owner": f"owner-{id % 5}", "waited_ms": id}
+            return kind, {"event": event, "at_ms": at_ms, **names}
+        event = self.random.choice(["put", "put", "leased", "leased", "acked", "nacked", "dead-lettered", "sung"])
+        record: dict[str, Any] = {"event": event, "queue": f"queue-{id % 3}", "id": str(id), "at_ms": at_ms}
+        if event != "put":
+            record["attempt"] = self.random.randint(1, 3)
+        if event == "put" and self.random.random() < 0.5:
+            record["correlation_id"] = f"c-{self.random.randrange(5)}"
+        if event == "dead-lettered":
+            record["error"] = self.random.choice([None, "timeout after 5 s", "timeout after 7 s", "no host"])
+        return kind, record
+
+    def _history(self, id: int) -> dict[str, Any]:
+        at = datetime.fromtimestamp(self.random.randrange(10_000), UTC)
+        event = self.random.choice(["put", "acked", "paused"])
+        return {"universe": "main", "queue": f"queue-{id % 3}", "id": str(id), "event": event, "changed_at": at}
+
+    def measure(self) -> None:
+        """Another state of the plane, or none."""
+        states = ("ready", "leased", "dead", "delayed")
+        present = [
+            PresentMessage("main", f"queue-{id % 3}", str(id), self.random.choice(states), 5, 2, 9_000, "boom", id > 35)
+            for id in self.random.sample(range(45), 12)
+        ]
+        backlogs = [("main", f"queue-{n}", n, 10 * n, 5) for n in range(self.random.randrange(5))]
+        boxes = [("main", f"to-{n}", n, 7) for n in range(self.random.randrange(5))]
+        plane = PlaneMeasurements(backlogs, boxes, present, [], 5_000_000, ["main"])
+        self.plane = self.random.choice([plane, plane, None])
+
+    def compact(self) -> None:
+        for table in (ACTIVITY, QUEUE_EVENTS, MESSAGES, MAIL):
+            compaction.compact(None, self.lake.table(table), files_min=2)
+
+    def compact_and_vacuum(self) -> None:
+        """The files that a compaction has replaced are gone."""
+        self.compact()
+        for table in (ACTIVITY, QUEUE_EVENTS):
+            compaction.vacuum(self.lake.table(table), keep_hours=0)
+
+    def remove(self) -> None:
+        name, low = f"log-{self.random.randrange(3)}", self.random.randrange(self._lines + 1)
+        removal.remove(self.lake.table(ACTIVITY), "main", lambda file: low if file == name else None, {})
+
+    def roll_up(self, spark: SparkSession | None = None) -> None:
+        rollup.Rollup(spark, self.lake, measure=lambda: self.plane).build(NOW)
+
+    def rebuilt(self, path: Path, spark: SparkSession | None = None) -> "Logs":
+        """Another lake with the same sources, rolled up from the beginning."""
+        other = Logs(path, 0)
+        other.plane = self.plane
+        for table in (ACTIVITY, QUEUE_EVENTS):
+            if (self.path / table.name).exists():
+                shutil.copytree(self.path / table.name, path / table.name)
+        other.roll_up(spark)
+        return other
+
+    def rows(self) -> dict[str, list[str]]:
+        names = [name for name in rollup_tables() if name != "rollup_storage"]
+        return {name: sorted(map(str, self.lake.table(TABLES[name]).rows().to_pylist())) for name in names}
+
+
+def rollup_tables() -> list[str]:
+    return ["messages", "mail", *(name for name in TABLES if name.startswith("rollup_"))]
+
+
+@pytest.fixture
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a few rows many files, which are split and merged."""
+    monkeypatch.setattr(folds, "ROLLUP_FILE_ROWS", 15)
+    monkeypatch.setattr(folds, "ROLLUP_SMALL_FILE_ROWS", 6)
+    monkeypatch.setattr(folds, "ROLLUP_SMALL_FILES", 3)
+
+
+def check_history_of_a_lake(path: Path, seed: int, steps: int) -> None:
+    logs = Logs(path / "lake", seed)
+    logs.add(30)
+    changes = [
+        lambda: logs.add(10),
+        lambda: logs.add(3),
+        logs.measure,
+        logs.compact,
+        logs.compact_and_vacuum,
+        logs.remove,
+    ]
+    for step in range(steps):
+        for change in logs.random.choices(changes, [6, 4, 3, 2, 1, 1], k=3):
+            change()
+        logs.roll_up()
+        assert logs.rows() == logs.rebuilt(path / f"rebuilt-{step}").rows(), (seed, step)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_added_events_give_the_rows_of_a_rebuild(tmp_path: Path, small_files: None, seed: int) -> None:
+    check_history_of_a_lake(tmp_path, seed, steps=4)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(100, 160))
+def test_added_events_give_the_rows_of_a_rebuild_for_many_histories(
+    tmp_path: Path, small_files: None, seed: int
+) -> None:
+    check_history_of_a_lake(tmp_path, seed, steps=10)
+
+
+def test_executors_build_the_same_rows_as_one_process(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = Logs(tmp_path / "lake", 5)
+    for _ in range(3):
+        logs.add(100)
+    logs.measure()
+    logs.roll_up()
+    monkeypatch.setattr(rollup, "ROLLUP_BUCKET_EVENTS", 100)
+    monkeypatch.setattr(aggregates, "ROLLUP_INLINE_ROWS", 0)
+    assert logs.rebuilt(tmp_path / "with-spark", spark).rows() == logs.rows()
+
+
+def test_run_reads_only_new_files_and_rewrites_only_changed_ones(tmp_path: Path) -> None:
+    logs = Logs(tmp_path / "lake", 1)
+    logs.add(300)
+    logs.roll_up()
+    before = {table.name: logs.lake.table(table).entries() for table in (MESSAGES, MAIL, ROLLUP_LEASES)}
+    for file in logs.lake.table(ACTIVITY).entries():
+        Path(logs.path, "activity", file.path).unlink()
+    logs.add(100, ids=range(1_000, 1_100))
+    logs.roll_up()
+    messages = logs.lake.table(MESSAGES)
+    assert {row["id"] for row in messages.rows().to_pylist()} > {"1001"}
+    settled = {file.path for file in before["messages"] if messages.rows_of(file, ["settled"]).column(0)[0].as_py()}
+    assert len(settled) == 2  # One for each universe.
+    assert settled < {file.path for file in messages.entries()}
+
+
+def test_rows_of_an_older_version_are_folded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = Logs(tmp_path / "lake", 2)
+    logs.add(50)
+    monkeypatch.setattr(holdfast, "__version__", "0.0.1")
+    logs.roll_up()
+    messages = logs.lake.table(MESSAGES)
+    messages.overwrite(messages.rows().slice(0, 1).to_batches())  # An older version knew less.
+    monkeypatch.undo()
+    logs.roll_up()
+    assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()

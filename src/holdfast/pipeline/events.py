@@ -3,7 +3,7 @@
     records ──► parsed ──► bucketed: one payload per bucket ──► grouped: all events of one message, or of one mail id
 
 All events of one message go into the same bucket, whichever file they come from, so a bucket can be folded by itself.
-A payload is bytes: thousands of events in one row.
+A payload is bytes: thousands of events in one row. A few events are collected without buckets.
 
 Any client can write session logs, so invalid records are skipped.
 """
@@ -21,17 +21,6 @@ from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGro
 _TimestampMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=AT_MS_MAX)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Duration: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-
-LEASES: Final = pa.schema(
-    [
-        ("universe", pa.string()),
-        ("event", pa.string()),
-        ("key", pa.string()),
-        ("owner", pa.string()),
-        ("waited_ms", pa.int64()),
-        ("at_ms", pa.int64()),
-    ]
-)
 
 
 class _MessageRecord(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +43,9 @@ class _MailRecord(msgspec.Struct, frozen=True, gc=False):
     at_ms: _TimestampMs
 
 
-class _LeaseRecord(msgspec.Struct, frozen=True, gc=False):
+class LeaseEvent(msgspec.Struct, frozen=True, gc=False):
+    """An acquire of a lease that was not granted at once."""
+
     event: str
     key: str
     owner: str
@@ -62,51 +53,108 @@ class _LeaseRecord(msgspec.Struct, frozen=True, gc=False):
     at_ms: _TimestampMs
 
 
-_MessageKey: TypeAlias = tuple[str, str, str]  # universe, queue, id
-_MailKey: TypeAlias = tuple[str, str, str, str]  # universe, recipient, sender, id
+MessageKey: TypeAlias = tuple[str, str, str]  # universe, queue, id
+MailKey: TypeAlias = tuple[str, str, str, str]  # universe, recipient, sender, id
+
+
+# universe, queue, id, event, at_ms, correlation_id, attempt, error
+MessageEvent: TypeAlias = tuple[str, str, str, str, int, str | None, int | None, str | None]
+MailEvent: TypeAlias = tuple[str, str, str, str, str, int]  # universe, recipient, sender, id, event, at_ms
 
 
 class _MessageEvents(msgspec.Struct, array_like=True):
     """The payload of one bucket of message events."""
 
-    events: list[tuple[str, str, str, str, int, str | None, int | None, str | None]] = []
+    events: list[MessageEvent] = []
     present: list[PresentMessage] = []
 
 
-_MailEvents: TypeAlias = list[tuple[str, str, str, str, str, int]]
+_MailEvents: TypeAlias = list[MailEvent]
 
 Buckets: TypeAlias = Iterator[tuple[int, bytes]]  # The bucket and its encoded events.
 
 
+def message_events(batch: pa.RecordBatch) -> Iterator[MessageEvent]:
+    """The events of messages in a batch of (universe, record)."""
+    for universe, event in _parse(batch, _decode_message):
+        yield (
+            universe,
+            event.queue,
+            event.id,
+            event.event,
+            event.at_ms,
+            event.correlation_id,
+            event.attempt,
+            event.error,
+        )
+
+
+def history_events(batch: pa.RecordBatch) -> Iterator[MessageEvent]:
+    """The rows of a batch of `queue_events`."""
+    for row in batch.to_pylist():
+        at_ms = round(row["changed_at"].timestamp() * 1_000)
+        key = (row["universe"], row["queue"], row["id"])
+        yield (*key, row["event"], at_ms, row["correlation_id"], row["attempt"], row["error"])
+
+
+def mail_events(batch: pa.RecordBatch) -> Iterator[MailEvent]:
+    """The events of mails in a batch of (universe, record)."""
+    for universe, event in _parse(batch, _decode_mail):
+        yield universe, event.to, event.sender, event.id, event.event, event.at_ms
+
+
+class MessageCollector:
+    """Collects events by message."""
+
+    def __init__(self) -> None:
+        self.events: dict[MessageKey, list[Event]] = {}
+        self.present: dict[MessageKey, PresentMessage] = {}
+        self._correlations: dict[MessageKey, str] = {}
+
+    def add(self, events: Iterable[MessageEvent]) -> None:
+        for universe, queue, id, event, at_ms, correlation_id, attempt, error in events:
+            key = (universe, queue, id)
+            self.events.setdefault(key, []).append(Event(event, at_ms, attempt, error))
+            self._correlate(key, correlation_id)
+
+    def add_known(self, key: MessageKey, events: Iterable[Event], correlation_id: str | None) -> None:
+        """Add the events of a row."""
+        self.events.setdefault(key, []).extend(events)
+        self._correlate(key, correlation_id)
+
+    def add_present(self, messages: Iterable[PresentMessage]) -> None:
+        """Add messages of the plane. A dead letter in its queue alone makes no row."""
+        for message in messages:
+            self.present[message[:3]] = message
+
+    def keys(self) -> list[MessageKey]:
+        """The messages that have a row."""
+        only_present = (key for key, message in self.present.items() if not message.is_letter)
+        return [*self.events, *(key for key in only_present if key not in self.events)]
+
+    def group(self, key: MessageKey) -> MessageGroup:
+        """All that is known of a message."""
+        return MessageGroup(*key, self._correlations.get(key), self.events.get(key, []), self.present.get(key))
+
+    def _correlate(self, key: MessageKey, correlation_id: str | None) -> None:
+        if correlation_id is not None and self._correlations.get(key, "") <= correlation_id:
+            self._correlations[key] = correlation_id
+
+
 def bucket_messages(batch: pa.RecordBatch, buckets: int) -> Buckets:
     """The events of a batch of (universe, record), encoded by bucket."""
-    payloads: dict[int, _MessageEvents] = {}
-    for universe, event in _parse(batch, _decode_message):
-        bucket = _bucket((universe, event.queue, event.id), buckets)
-        payloads.setdefault(bucket, _MessageEvents()).events.append(
-            (
-                universe,
-                event.queue,
-                event.id,
-                event.event,
-                event.at_ms,
-                event.correlation_id,
-                event.attempt,
-                event.error,
-            )
-        )
-    return _encode_buckets(payloads)
+    return _bucket_events(message_events(batch), buckets)
 
 
 def bucket_history(batch: pa.RecordBatch, buckets: int) -> Buckets:
     """The rows of a batch of `queue_events`, encoded by bucket."""
+    return _bucket_events(history_events(batch), buckets)
+
+
+def _bucket_events(events: Iterable[MessageEvent], buckets: int) -> Buckets:
     payloads: dict[int, _MessageEvents] = {}
-    for row in batch.to_pylist():
-        key = (row["universe"], row["queue"], row["id"])
-        at_ms = round(row["changed_at"].timestamp() * 1_000)
-        payloads.setdefault(_bucket(key, buckets), _MessageEvents()).events.append(
-            (*key, row["event"], at_ms, row["correlation_id"], row["attempt"], row["error"])
-        )
+    for event in events:
+        payloads.setdefault(_bucket(event[:3], buckets), _MessageEvents()).events.append(event)
     return _encode_buckets(payloads)
 
 
@@ -121,37 +169,25 @@ def bucket_present(messages: Iterable[PresentMessage], buckets: int) -> Buckets:
 def bucket_mails(batch: pa.RecordBatch, buckets: int) -> Buckets:
     """The events of a batch of (universe, record), encoded by bucket."""
     payloads: dict[int, _MailEvents] = {}
-    for universe, event in _parse(batch, _decode_mail):
-        key = (universe, event.to, event.sender, event.id)
-        payloads.setdefault(_bucket(key, buckets), []).append((*key, event.event, event.at_ms))
+    for event in mail_events(batch):
+        payloads.setdefault(_bucket(event[:4], buckets), []).append(event)
     return _encode_buckets(payloads)
 
 
 def group_messages(payloads: Iterable[bytes]) -> Iterator[list[MessageGroup]]:
     """All events of each message of a bucket, a bounded number of messages at a time."""
-    events: dict[_MessageKey, list[Event]] = {}
-    correlations: dict[_MessageKey, str] = {}
-    present: dict[_MessageKey, PresentMessage] = {}
+    collected = MessageCollector()
     for payload in payloads:
         decoded = _decode_messages(payload)
-        for universe, queue, id, event, at_ms, correlation_id, attempt, error in decoded.events:
-            key = (universe, queue, id)
-            events.setdefault(key, []).append(Event(event, at_ms, attempt, error))
-            if correlation_id is not None and correlations.get(key, "") <= correlation_id:
-                correlations[key] = correlation_id
-        for message in decoded.present:
-            present[message[:3]] = message
-            if not message.is_letter:
-                events.setdefault(message[:3], [])
-    for keys in _batches(events):
-        yield [
-            MessageGroup(key[0], key[1], key[2], correlations.get(key), events[key], present.get(key)) for key in keys
-        ]
+        collected.add(decoded.events)
+        collected.add_present(decoded.present)
+    for keys in _batches(collected.keys()):
+        yield [collected.group(key) for key in keys]
 
 
 def group_mails(payloads: Iterable[bytes]) -> Iterator[list[MailGroup]]:
     """All events of each (recipient, sender, id), a bounded number at a time."""
-    events: dict[_MailKey, list[Event]] = {}
+    events: dict[MailKey, list[Event]] = {}
     for payload in payloads:
         for universe, recipient, sender, id, event, at_ms in _decode_mails(payload):
             events.setdefault((universe, recipient, sender, id), []).append(Event(event, at_ms))
@@ -162,10 +198,9 @@ def group_mails(payloads: Iterable[bytes]) -> Iterator[list[MailGroup]]:
         ]
 
 
-def lease_events(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The lease events in a batch of (universe, record)."""
-    rows = [{"universe": universe, **msgspec.structs.asdict(event)} for universe, event in _parse(batch, _decode_lease)]
-    return pa.RecordBatch.from_pylist(rows, LEASES)
+def lease_events(batch: pa.RecordBatch) -> Iterator[tuple[str, LeaseEvent]]:
+    """The lease events in a batch of (universe, record), each with its universe."""
+    return _parse(batch, _decode_lease)
 
 
 def _parse(batch: pa.RecordBatch, decode: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
@@ -191,7 +226,7 @@ def _batches(keys: Collection[Any]) -> Iterator[list[Any]]:
 
 _decode_message: Final = msgspec.json.Decoder(_MessageRecord).decode
 _decode_mail: Final = msgspec.json.Decoder(_MailRecord).decode
-_decode_lease: Final = msgspec.json.Decoder(_LeaseRecord).decode
+_decode_lease: Final = msgspec.json.Decoder(LeaseEvent).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_messages: Final = msgspec.msgpack.Decoder(_MessageEvents).decode
 _decode_mails: Final = msgspec.msgpack.Decoder(_MailEvents).decode

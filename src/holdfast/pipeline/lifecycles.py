@@ -9,11 +9,14 @@ Session logs are BEST_EFFORT: a crash may lose events, they come from several fi
 duplicated. So a fold depends on the set of events, never on their order. A message event names its delivery, which
 orders events independently of clocks, and shows the deliveries of which nothing else is known. Unknown values stay
 None: a row may state less than what happened, never more.
+
+A row has the events that it was folded from, so that later events can be added without reading the logs again.
 """
 
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from holdfast.pipeline.schemas import MAIL, MESSAGES
@@ -45,6 +48,7 @@ class Message(NamedTuple):
     wait_ms: int | None
     service_ms: int | None
     logged: bool = True  # False: only the plane knows it.
+    settled: bool = False  # Only new events can change it; a state of the plane cannot.
 
 
 class Mail(NamedTuple):
@@ -135,25 +139,43 @@ def mails(events: Collection[Event]) -> list[Mail]:
 
     Usually that is one mail. Once it has ended, its id may be used again.
     """
+    return [_mail(lifetime) for lifetime in _lifetimes(events)]
+
+
+def _lifetimes(events: Collection[Event]) -> list[list[Event]]:
+    """The known events of each mail."""
     known_events = {event for event in events if event.event in _MAIL_EVENT_ORDER and 0 <= event.at_ms < AT_MS_MAX}
     begins = sorted({event.at_ms for event in known_events if event.event == "stored"})
     lifetimes: list[list[Event]] = [[] for _ in begins] or [[]]
     for event in known_events:
         later = sum(begin <= event.at_ms for begin in begins)
         lifetimes[max(later, 1) - 1].append(event)
-    return [_mail(lifetime) for lifetime in lifetimes if lifetime]
+    return [lifetime for lifetime in lifetimes if lifetime]
 
 
 def message_rows(groups: Sequence[MessageGroup], measured: Measured | None = None) -> pa.RecordBatch:
     """One row of `messages` per group; with a measurement, compared with the plane."""
-    rows = [_reconcile(message(group.events), group, measured) for group in groups]
-    return _batch(MESSAGES.schema, MessageGroup, groups, Message, rows)
+    rows = [_settle(message(group.events), group, measured) for group in groups]
+    return _batch(MESSAGES.schema, MessageGroup, groups, Message, rows, events=[group.events for group in groups])
 
 
 def mail_rows(groups: Sequence[MailGroup]) -> pa.RecordBatch:
-    """One or more rows of `mail` per group."""
-    lifetimes = [(group, mail) for group in groups for mail in mails(group.events)]
-    return _batch(MAIL.schema, MailGroup, [group for group, _ in lifetimes], Mail, [mail for _, mail in lifetimes])
+    """One or more rows of `mail` per group, each with its own events."""
+    lifetimes = [(group, lifetime) for group in groups for lifetime in _lifetimes(group.events)]
+    own = [group for group, _ in lifetimes]
+    events = [lifetime for _, lifetime in lifetimes]
+    return _batch(MAIL.schema, MailGroup, own, Mail, [_mail(lifetime) for lifetime in events], events=events)
+
+
+def decode_events(stored: bytes) -> list[Event]:
+    """The events of a stored row."""
+    return _decode(stored)
+
+
+def _settle(folded: Message, group: MessageGroup, measured: Measured | None) -> Message:
+    is_ended = folded.outcome in _FINAL_OUTCOMES
+    is_settled = is_ended or (folded.outcome not in _OPEN and group.present is None)
+    return _reconcile(folded, group, measured)._replace(settled=is_settled)
 
 
 def _reconcile(folded: Message, group: MessageGroup, measured: Measured | None) -> Message:
@@ -226,6 +248,11 @@ def _mail(events: Collection[Event]) -> Mail:
     )
 
 
+def _stored_order(event: Event) -> tuple[Any, ...]:
+    """An order of all events, so that equal sets are stored as equal bytes."""
+    return (*event[:2], event.attempt is not None, event.attempt or 0, event.error is not None, event.error or "")
+
+
 def _duration_ms(begin_ms: int | None, end_ms: int | None) -> int | None:
     """The duration; None if unknown, or if a clock was set back."""
     return None if begin_ms is None or end_ms is None or end_ms < begin_ms else end_ms - begin_ms
@@ -237,10 +264,13 @@ def _batch(
     groups: Sequence[tuple[Any, ...]],
     fold: type[NamedTuple],
     folds: Sequence[tuple[Any, ...]],
+    *,
+    events: Sequence[Collection[Event]],
 ) -> pa.RecordBatch:
     """Columns in the order of the schema. A time that a fold names `…_ms` is the column `…_at`."""
     named = dict(zip(group._fields, _columns(groups, group), strict=True))
     named |= zip(fold._fields, _columns(folds, fold), strict=True)
+    named["events"] = [_encode(sorted(set(each), key=_stored_order)) for each in events]
     columns = []
     for field in schema:
         if field.name in named:
@@ -253,6 +283,9 @@ def _batch(
 def _columns(rows: Sequence[tuple[Any, ...]], row: type[NamedTuple]) -> list[Sequence[Any]]:
     return list(zip(*rows, strict=True)) if rows else [()] * len(row._fields)
 
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(list[Event]).decode
 
 # Within one delivery, later events have higher numbers.
 _EVENT_ORDER: Final = {

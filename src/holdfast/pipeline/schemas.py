@@ -93,7 +93,7 @@ ACTIVITY: Final = _table(
 
 MESSAGES: Final = _table(
     "messages",
-    2,
+    3,
     ("queue", "put_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -110,6 +110,8 @@ MESSAGES: Final = _table(
     wait_ms=pa.int64(),  # From enqueue to the first lease.
     service_ms=pa.int64(),  # From the last lease to the end.
     logged=pa.bool_(),  # False: only the plane knows it.
+    settled=pa.bool_(),  # Only new events can change the row; a state of the plane cannot.
+    events=pa.binary(),  # Its events, MessagePack: the next roll-up adds new ones.
 )
 
 QUEUE_COUNTERS: Final = _table(
@@ -139,7 +141,7 @@ QUEUE_EVENTS: Final = _table(
 
 MAIL: Final = _table(
     "mail",
-    1,
+    2,
     ("recipient", "stored_at"),
     recipient=pa.string(),
     sender=pa.string(),
@@ -149,6 +151,7 @@ MAIL: Final = _table(
     ended_at=_UTC,
     outcome=pa.string(),  # confirmed, expired, rejected, delivered, waiting
     wait_ms=pa.int64(),  # From stored to delivered.
+    events=pa.binary(),  # Its events, MessagePack: the next roll-up adds new ones.
 )
 
 ENTITY_CHANGES: Final = _table(
@@ -443,7 +446,7 @@ ROLLUP_TALK: Final = _table(
 
 ROLLUP_LEASES: Final = _table(
     "rollup_leases",
-    1,
+    2,
     ("key", "hour"),
     key=pa.string(),
     hour=_UTC,
@@ -454,6 +457,7 @@ ROLLUP_LEASES: Final = _table(
     owners=pa.int64(),  # Distinct owners.
     **_percentiles("waited"),
     waited_max_ms=pa.int64(),
+    waits=pa.binary(),  # The owners, and how often each duration occurred, MessagePack: for the next roll-up.
 )
 
 ROLLUP_STORAGE: Final = _table(

@@ -1,190 +1,419 @@
-"""Aggregates over messages, mail and lease events, as DataFrames with the columns of their tables."""
+"""Aggregates over messages and mail, as rows of their tables. No Spark here.
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
-from operator import add
-from typing import Any, Final, TypeAlias
+    a file's rows ──► partial sums ──┐
+    a file's rows ──► partial sums ──┴──► merged sums and values ──► rows of the aggregate
 
+Partial sums are Arrow tables: one with a row for each group, and one for each measure with a row for each group and
+distinct value. So percentiles are exact, and executors can sum the files of a large table. A percentile between two
+values is interpolated linearly.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import msgspec
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import from_arrow_schema
+import pyarrow.compute as pc
 
-from holdfast.pipeline import events
+from holdfast.limits import ROLLUP_INLINE_ROWS
+from holdfast.pipeline import tasks
+from holdfast.pipeline.lake import LakeFile, LakeTable, reading
+from holdfast.pipeline.lake.locations import Location
+from holdfast.pipeline.schemas import (
+    MAIL,
+    MESSAGES,
+    ROLLUP_ERRORS,
+    ROLLUP_MAILBOXES,
+    ROLLUP_QUEUE_HOURS,
+    ROLLUP_QUEUES,
+    ROLLUP_TALK,
+    TABLES,
+    Table,
+)
 from holdfast.pipeline.signatures import signature
-from holdfast.runtime.activity.events import LEASE_KIND
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Rows: TypeAlias = Sequence[tuple[Any, ...]]
 
-_PERCENTILES: Final = [0.5, 0.9, 0.99]
-_BACKLOG: Final = pa.schema(
-    [
-        ("universe", pa.string()),
-        ("queue", pa.string()),
-        ("backlog", pa.int64()),
-        ("put_total", pa.int64()),
-        ("acked_total", pa.int64()),
+PERCENTS: Final = (50, 90, 99)
+_OUTCOMES: Final = ("waiting", "leased", "acked", "dead", "outlived", "purged", "unknown")
+_LAST: Final = pc.ScalarAggregateOptions(skip_nulls=False)
+
+
+class _Aggregate(NamedTuple):
+    """How the rows of a table are summed by group. The columns of a group do not include the universe."""
+
+    columns: tuple[str, ...]  # What it reads.
+    derive: Callable[[pa.Table], pa.Table]
+    keys: tuple[str, ...]
+    sums: dict[str, str]  # How each column is summed: sum, min, max or last.
+    measures: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()  # Which row is the last one.
+
+
+class _Task(msgspec.Struct, frozen=True):
+    table: str
+    source: str
+    location: Location
+    universe: str
+    paths: list[str]
+
+
+def rows(
+    spark: "SparkSession | None",
+    table: Table,
+    source: LakeTable,
+    files: Sequence[LakeFile],
+    *,
+    universe: str,
+    measurements: Rows | None = None,
+) -> pa.Table:
+    """The rows of an aggregate for one universe, from the files of its source and measurements of the plane."""
+    sums, *values = _merge(_AGGREGATES[table.name], _partials(spark, table, source, files, universe))
+    found = _FINISH[table.name](sums, values, measurements)
+    return _with_universe(table, found, universe)
+
+
+def percentiles(values: Sequence[int], counts: Sequence[int]) -> list[float]:
+    """The 50th, 90th and 99th percentile of sorted values, each of which occurs so many times."""
+    accumulated = list(accumulate(counts))
+    return _percentiles(values, accumulated, 0, accumulated[-1])
+
+
+def _percentiles(values: Sequence[int], accumulated: Sequence[int], begin: int, count: int) -> list[float]:
+    """Of the `count` values after the first `begin` ones."""
+    found = []
+    for percent in PERCENTS:
+        position = (count - 1) * (percent / 100)
+        below, above = math.floor(position), math.ceil(position)
+        low, high = (values[bisect_right(accumulated, begin + n)] for n in (below, above))
+        found.append(float(low) if low == high else (above - position) * low + (position - below) * high)
+    return found
+
+
+def _partials(
+    spark: "SparkSession | None", table: Table, source: LakeTable, files: Sequence[LakeFile], universe: str
+) -> Iterator[list[pa.Table]]:
+    is_small = sum(file.rows for file in files) <= ROLLUP_INLINE_ROWS
+    parts = tasks.balanced([file.rows for file in files], 1 if is_small else tasks.parallelism(spark))
+    work = [
+        _Task(table.name, source.table.name, source.location, universe, [files[n].path for n in part]) for part in parts
     ]
-)
-_BOX: Final = pa.schema(
-    [
-        ("universe", pa.string()),
-        ("recipient", pa.string()),
-        ("waiting", pa.int64()),
-        ("oldest_at", pa.timestamp("ms", tz="UTC")),
+    if is_small or spark is None:
+        yield from map(_sum, work)
+        return
+    for answer in tasks.execute(spark, _sum_encoded, [msgspec.msgpack.encode(task) for task in work]):
+        yield [_decode_table(each) for each in msgspec.msgpack.decode(answer, type=list[bytes])]
+
+
+def _sum_encoded(task: bytes) -> bytes:
+    """Sum the rows of some files; runs on an executor."""
+    partial = _sum(msgspec.msgpack.decode(task, type=_Task))
+    return msgspec.msgpack.encode([_encode_table(each) for each in partial])
+
+
+def _sum(task: _Task) -> list[pa.Table]:
+    aggregate, source = _AGGREGATES[task.table], TABLES[task.source]
+    read = (reading.rows(source, task.location, path, task.universe, columns=aggregate.columns) for path in task.paths)
+    return _merge(aggregate, (_partial(aggregate, aggregate.derive(found)) for found in read))
+
+
+def _partial(aggregate: _Aggregate, derived: pa.Table) -> list[pa.Table]:
+    """The sums by group; and for each measure, how often each value occurs in each group."""
+    counted = derived.append_column("occurrences", pa.repeat(pa.scalar(1, pa.int64()), len(derived)))
+    values = [counted.filter(pc.is_valid(counted.column(name))) for name in aggregate.measures]
+    return [_sum_groups(aggregate, derived), *_sum_values(aggregate, values)]
+
+
+def _merge(aggregate: _Aggregate, partials: Iterable[list[pa.Table]]) -> list[pa.Table]:
+    found = list(partials) or [_partial(aggregate, aggregate.derive(_no_rows(aggregate)))]
+    if len(found) == 1:
+        return found[0]
+    sums, *values = (pa.concat_tables(each) for each in zip(*found, strict=True))
+    return [_sum_groups(aggregate, sums), *_sum_values(aggregate, values)]
+
+
+def _sum_groups(aggregate: _Aggregate, rows: pa.Table) -> pa.Table:
+    if aggregate.order:
+        rows = _sorted_with_nulls_first(rows, aggregate.order)
+    steps = [(name, how, _LAST if how == "last" else None) for name, how in aggregate.sums.items()]
+    found = rows.group_by(list(aggregate.keys), use_threads=not aggregate.order).aggregate(steps)
+    return found.select([*aggregate.keys, *(f"{name}_{how}" for name, how in aggregate.sums.items())]).rename_columns(
+        [*aggregate.keys, *aggregate.sums]
+    )
+
+
+def _sorted_with_nulls_first(rows: pa.Table, order: Sequence[str]) -> pa.Table:
+    keys: dict[str, pa.ChunkedArray] = {}
+    for name in order:
+        keys |= {f"{name} is known": pc.is_valid(rows.column(name)), name: rows.column(name)}
+    return rows.take(pc.sort_indices(pa.table(keys), sort_keys=[(name, "ascending") for name in keys]))
+
+
+def _sum_values(aggregate: _Aggregate, values: Sequence[pa.Table]) -> Iterator[pa.Table]:
+    for name, each in zip(aggregate.measures, values, strict=True):
+        keys = [*aggregate.keys, name]
+        found = each.group_by(keys).aggregate([("occurrences", "sum")])
+        yield found.select([*keys, "occurrences_sum"]).rename_columns([*keys, "occurrences"])
+
+
+def _no_rows(aggregate: _Aggregate) -> pa.Table:
+    source = MAIL if "recipient" in aggregate.keys else MESSAGES
+    return source.schema.empty_table().select(aggregate.columns)
+
+
+def _with_percentiles(sums: pa.Table, values: Sequence[pa.Table]) -> pa.Table:
+    """Add the percentiles of every measure; groups without a value have none."""
+    keys = [name for name in sums.column_names if name in (values[0].column_names if values else ())]
+    groups = sums.select(keys).append_column("group", pa.array(range(len(sums)), pa.int64()))
+    for each in values:
+        measure = each.column_names[-2]
+        ordered = each.join(groups, keys).sort_by([("group", "ascending"), (measure, "ascending")])
+        found = _group_percentiles(ordered, measure, len(sums))
+        for n, percent in enumerate(PERCENTS):
+            column = pa.array([None if row is None else row[n] for row in found], pa.float64())
+            sums = sums.append_column(f"{measure.removesuffix('_ms')}_p{percent}_ms", column)
+    return sums
+
+
+def _group_percentiles(ordered: pa.Table, measure: str, groups: int) -> list[list[float] | None]:
+    values = ordered.column(measure).to_pylist()
+    accumulated = pc.cumulative_sum(ordered.column("occurrences")).to_pylist()
+    counts = ordered.group_by("group", use_threads=False).aggregate([("occurrences", "sum")])
+    found: list[list[float] | None] = [None] * groups
+    begin = 0
+    for group, count in zip(
+        counts.column("group").to_pylist(), counts.column("occurrences_sum").to_pylist(), strict=True
+    ):
+        found[group] = _percentiles(values, accumulated, begin, count)
+        begin += count
+    return found
+
+
+def _with_universe(table: Table, found: pa.Table, universe: str) -> pa.Table:
+    columns = {name: found.column(name) for name in found.column_names}
+    columns["universe"] = pa.repeat(pa.scalar(universe, pa.string()), len(found))
+    return pa.table({name: columns[name] for name in table.schema.names}).cast(table.schema)
+
+
+# Queues: outcomes and latencies of their messages.
+
+
+def _derive_queues(messages: pa.Table) -> pa.Table:
+    put_at, leased_at, ended_at = (messages.column(name) for name in ("put_at", "first_leased_at", "ended_at"))
+    outcome, is_logged = messages.column("outcome"), messages.column("logged")
+    columns = {
+        "queue": messages.column("queue"),
+        "messages": pa.repeat(pa.scalar(1, pa.int64()), len(messages)),
+        **{name: _flags(pc.equal(outcome, name)) for name in _OUTCOMES},
+        "retries": _retries(messages),
+        "redrives": messages.column("redrives").cast(pa.int64()),
+        "first_at": pc.coalesce(put_at, leased_at, ended_at),
+        "last_at": pc.coalesce(ended_at, leased_at, put_at),
+        "logged_put": _flags(pc.and_(is_logged, pc.is_valid(put_at))),
+        "logged_acked": _flags(pc.and_(is_logged, pc.equal(outcome, "acked"))),
+        "wait_ms": messages.column("wait_ms"),
+        "service_ms": messages.column("service_ms"),
+    }
+    return pa.table(columns)
+
+
+def _finish_queues(sums: pa.Table, values: Sequence[pa.Table], backlogs: Rows | None) -> pa.Table:
+    """The plane's counters are exact, and logs may lack events; after a queue was deleted, the logs have more."""
+    counts = ["messages", *_OUTCOMES, "retries", "redrives", "logged_put", "logged_acked"]
+    found = {row["queue"]: row for row in _with_percentiles(sums, values).to_pylist()}
+    for _, queue, backlog, put_total, acked_total in backlogs or ():
+        row = found.setdefault(queue, {"queue": queue, **dict.fromkeys(counts, 0)})
+        row["backlog"] = backlog
+        row["messages"] = max(row["messages"], put_total)
+        row["acked"] = max(row["acked"], acked_total)
+    for row in found.values():
+        explained = sum(row[outcome] for outcome in _OUTCOMES if outcome != "unknown")
+        row["unknown"] = max(row["messages"] - explained, 0)
+    return pa.Table.from_pylist(list(found.values()), ROLLUP_QUEUES.schema)
+
+
+# Queues by hour: messages enqueued, started and finished, and their latencies.
+
+
+def _derive_queue_hours(messages: pa.Table) -> pa.Table:
+    def rows_at(time_column: str, **columns: pa.ChunkedArray) -> pa.Table:
+        hour = pc.floor_temporal(messages.column(time_column), unit="hour")
+        all_rows = pa.table({"queue": messages.column("queue"), "hour": hour, **columns})
+        return all_rows.filter(pc.is_valid(hour))
+
+    def has_outcome(outcome: str) -> pa.ChunkedArray:
+        return _flags(pc.equal(messages.column("outcome"), outcome))
+
+    one = pa.chunked_array([pa.repeat(pa.scalar(1, pa.int64()), len(messages))])
+    parts = [
+        rows_at("put_at", put=one),
+        rows_at("first_leased_at", started=one, wait_ms=messages.column("wait_ms")),
+        rows_at(
+            "ended_at",
+            acked=has_outcome("acked"),
+            dead=has_outcome("dead"),
+            outlived=has_outcome("outlived"),
+            retries=_retries(messages),
+            service_ms=messages.column("service_ms"),
+        ),
     ]
-)
+    return pa.concat_tables(parts, promote_options="default")
 
 
-def queues(messages: DataFrame, backlogs: Rows | None) -> DataFrame:
-    """One row per queue: outcomes and latencies of its messages.
-
-    The plane's counters are exact, and logs may lack events; after a queue was deleted, the logs have more.
-    """
-    outcomes = ("waiting", "leased", "acked", "dead", "outlived", "purged", "unknown")
-    sums = messages.groupBy("universe", "queue").agg(
-        sf.count("*").alias("messages"),
-        *(sf.count_if(sf.col("outcome") == outcome).alias(outcome) for outcome in outcomes),
-        sf.sum(_retries()).alias("retries"),
-        sf.sum("redrives").alias("redrives"),
-        sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
-        sf.percentile("service_ms", _PERCENTILES).alias("service"),
-        sf.min(sf.coalesce("put_at", "first_leased_at", "ended_at")).alias("first_at"),
-        sf.max(sf.coalesce("ended_at", "first_leased_at", "put_at")).alias("last_at"),
-        sf.count_if(sf.col("logged") & sf.col("put_at").isNotNull()).alias("logged_put"),
-        sf.count_if(sf.col("logged") & (sf.col("outcome") == "acked")).alias("logged_acked"),
-    )
-    known = _frame(messages.sparkSession, _BACKLOG, backlogs or [])
-    found = sums.join(known, ["universe", "queue"], "full")
-    counts = ["messages", *outcomes, "retries", "redrives", "logged_put", "logged_acked"]
-    filled = _expand_percentiles(_expand_percentiles(found, "wait"), "service").fillna(0, counts)
-    counted = filled.withColumns(
-        {"messages": sf.greatest("messages", "put_total"), "acked": sf.greatest("acked", "acked_total")}
-    )
-    explained = reduce(add, (sf.col(outcome) for outcome in outcomes if outcome != "unknown"))
-    unknown = sf.greatest(sf.col("messages") - explained, sf.lit(0))
-    return counted.withColumn("unknown", unknown).drop("put_total", "acked_total")
+def _finish_queue_hours(sums: pa.Table, values: Sequence[pa.Table], measurements: Rows | None) -> pa.Table:
+    del measurements
+    found = _with_percentiles(sums, values)
+    for name in ("put", "started", "acked", "dead", "outlived", "retries"):
+        found = found.set_column(found.column_names.index(name), name, found.column(name).fill_null(0))
+    return found
 
 
-def queue_hours(messages: DataFrame) -> DataFrame:
-    """One row per queue and hour: messages enqueued, started and finished, and their latencies."""
-
-    def select_at(time_column: str, **columns: Column) -> DataFrame:
-        hour = sf.date_trunc("hour", time_column).alias("hour")
-        named = [column.alias(name) for name, column in columns.items()]
-        return messages.where(sf.col(time_column).isNotNull()).select("universe", "queue", hour, *named)
-
-    def has_outcome(outcome: str) -> Column:
-        return (sf.col("outcome") == outcome).cast("long")
-
-    enqueued = select_at("put_at", put=sf.lit(1))
-    started = select_at("first_leased_at", started=sf.lit(1), wait_ms=sf.col("wait_ms"))
-    ended = select_at(
-        "ended_at",
-        acked=has_outcome("acked"),
-        dead=has_outcome("dead"),
-        outlived=has_outcome("outlived"),
-        retries=_retries(),
-        service_ms=sf.col("service_ms"),
-    )
-    parts = enqueued.unionByName(started, allowMissingColumns=True).unionByName(ended, allowMissingColumns=True)
-    counts = ("put", "started", "acked", "dead", "outlived", "retries")
-    sums = parts.groupBy("universe", "queue", "hour").agg(
-        *(sf.coalesce(sf.sum(name), sf.lit(0)).alias(name) for name in counts),
-        sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
-        sf.percentile("service_ms", _PERCENTILES).alias("service"),
-    )
-    return _expand_percentiles(_expand_percentiles(sums, "wait"), "service")
+# Errors: kinds of errors of dead letters.
 
 
-def errors(messages: DataFrame) -> DataFrame:
-    """One row per queue and kind of error of its dead letters."""
-
-    def add_signatures(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            found = [signature(error) for error in batch.column("error").to_pylist()]
-            yield batch.append_column("signature", pa.array(found, pa.string()))
-
-    dead = messages.where(sf.col("outcome") == "dead").select("universe", "queue", "id", "error", "ended_at")
-    latest = sf.max(sf.struct("ended_at", "id", "error"))
-    return (
-        dead.mapInArrow(add_signatures, f"{_schema_ddl(dead)}, signature string")
-        .groupBy("universe", "queue", "signature")
-        .agg(
-            sf.count("*").alias("letters"),
-            sf.min("ended_at").alias("first_at"),
-            sf.max("ended_at").alias("last_at"),
-            latest["error"].alias("example"),
-            latest["id"].alias("example_id"),
-        )
+def _derive_errors(messages: pa.Table) -> pa.Table:
+    dead = messages.filter(pc.equal(messages.column("outcome"), "dead"))
+    errors = pc.dictionary_encode(dead.column("error"), null_encoding="encode").combine_chunks()
+    signatures = pa.array([signature(error) for error in errors.dictionary.to_pylist()], pa.string())
+    return pa.table(
+        {
+            "queue": dead.column("queue"),
+            "signature": signatures.take(errors.indices),
+            "letters": pa.repeat(pa.scalar(1, pa.int64()), len(dead)),
+            "first_at": dead.column("ended_at"),
+            "last_at": dead.column("ended_at"),
+            "example": dead.column("error"),
+            "example_id": dead.column("id"),
+        }
     )
 
 
-def mailboxes(mail: DataFrame, boxes: Rows | None) -> DataFrame:
-    """One row per mailbox. The number of waiting mails comes from the plane if it was measured, else from the logs."""
-    is_waiting = sf.col("outcome").isin("waiting", "delivered")
-    sums = mail.groupBy("universe", "recipient").agg(
-        sf.count("*").alias("mails"),
-        sf.count_if(is_waiting).alias("told_waiting"),
-        *(sf.count_if(sf.col("outcome") == what).alias(what) for what in ("confirmed", "expired", "rejected")),
-        sf.min(sf.when(is_waiting, sf.col("stored_at"))).alias("told_oldest_at"),
-        sf.percentile("wait_ms", _PERCENTILES).alias("wait"),
-    )
-    counts = ("mails", "confirmed", "expired", "rejected")
-    if boxes is None:
-        found = sums.withColumnsRenamed({"told_waiting": "waiting", "told_oldest_at": "oldest_at"})
-    else:
-        known = _frame(mail.sparkSession, _BOX, boxes)
-        found = sums.join(known, ["universe", "recipient"], "full").fillna(0, [*counts, "waiting"])
-    return _expand_percentiles(found, "wait")
+# Mailboxes. The number of waiting mails comes from the plane if it was measured, else from the logs.
 
 
-def talk(mail: DataFrame) -> DataFrame:
-    """One row per pair of sender and recipient."""
-    select_at = sf.coalesce("stored_at", "delivered_at", "ended_at")
-    return mail.groupBy("universe", "sender", "recipient").agg(
-        sf.count_if(sf.col("outcome") != "rejected").alias("mails"),
-        sf.count_if(sf.col("outcome") == "rejected").alias("rejected"),
-        sf.min(select_at).alias("first_at"),
-        sf.max(select_at).alias("last_at"),
+def _derive_mailboxes(mail: pa.Table) -> pa.Table:
+    outcome, stored_at = mail.column("outcome"), mail.column("stored_at")
+    is_waiting = pc.is_in(outcome, value_set=pa.array(["waiting", "delivered"]))
+    return pa.table(
+        {
+            "recipient": mail.column("recipient"),
+            "mails": pa.repeat(pa.scalar(1, pa.int64()), len(mail)),
+            "waiting": _flags(is_waiting),
+            **{name: _flags(pc.equal(outcome, name)) for name in ("confirmed", "expired", "rejected")},
+            "oldest_at": pc.if_else(is_waiting, stored_at, pa.scalar(None, stored_at.type)),
+            "wait_ms": mail.column("wait_ms"),
+        }
     )
 
 
-def lease_contention(activity: DataFrame) -> DataFrame:
-    """One row per lease and hour in which an acquire had to wait or was refused."""
+def _finish_mailboxes(sums: pa.Table, values: Sequence[pa.Table], boxes: Rows | None) -> pa.Table:
+    found = {row["recipient"]: row for row in _with_percentiles(sums, values).to_pylist()}
+    if boxes is not None:
+        for row in found.values():
+            row |= {"waiting": 0, "oldest_at": None}
+        for _, recipient, waiting, oldest_ms in boxes:
+            counts = dict.fromkeys(("mails", "confirmed", "expired", "rejected"), 0)
+            row = found.setdefault(recipient, {"recipient": recipient, **counts})
+            oldest_at = pa.scalar(oldest_ms, pa.int64()).cast(ROLLUP_MAILBOXES.schema.field("oldest_at").type)
+            row |= {"waiting": waiting, "oldest_at": oldest_at.as_py()}
+    return pa.Table.from_pylist(list(found.values()), ROLLUP_MAILBOXES.schema)
 
-    def parse_leases(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return map(events.lease_events, batches)
 
-    records = activity.where(sf.col("kind") == LEASE_KIND).select("universe", "record")
-    found = records.mapInArrow(parse_leases, from_arrow_schema(events.LEASES))
-    hour = sf.date_trunc("hour", sf.timestamp_millis("at_ms")).alias("hour")
-    sums = found.groupBy("universe", "key", hour).agg(
-        sf.count("*").alias("contended"),
-        *(sf.count_if(sf.col("event") == what).alias(what) for what in ("granted", "refused", "gone")),
-        sf.count_distinct("owner").alias("owners"),
-        sf.percentile("waited_ms", _PERCENTILES).alias("waited"),
-        sf.max("waited_ms").alias("waited_max_ms"),
+# Pairs of sender and recipient.
+
+
+def _derive_talk(mail: pa.Table) -> pa.Table:
+    outcome = mail.column("outcome")
+    at = pc.coalesce(mail.column("stored_at"), mail.column("delivered_at"), mail.column("ended_at"))
+    return pa.table(
+        {
+            "sender": mail.column("sender"),
+            "recipient": mail.column("recipient"),
+            "mails": _flags(pc.not_equal(outcome, "rejected")),
+            "rejected": _flags(pc.equal(outcome, "rejected")),
+            "first_at": at,
+            "last_at": at,
+        }
     )
-    return _expand_percentiles(sums, "waited")
 
 
-def _retries() -> Column:
-    return sf.greatest(sf.col("attempts") - 1, sf.lit(0)).cast("long")
+def _finish_as_summed(sums: pa.Table, values: Sequence[pa.Table], measurements: Rows | None) -> pa.Table:
+    del values, measurements
+    return sums
 
 
-def _expand_percentiles(frame: DataFrame, column: str) -> DataFrame:
-    """Expand an array of percentiles into columns."""
-    names = {f"{column}_p{percent}_ms": sf.get(column, n) for n, percent in enumerate((50, 90, 99))}
-    return frame.withColumns(names).drop(column)
+def _flags(conditions: pa.ChunkedArray) -> pa.ChunkedArray:
+    return conditions.cast(pa.int64()).fill_null(0)
 
 
-def _frame(spark: SparkSession, schema: pa.Schema, rows: Rows) -> DataFrame:
-    """A DataFrame of a few rows, from Arrow: plain tuples need another Python worker, which is slow to start."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return spark.createDataFrame(pa.Table.from_arrays(arrays, schema=schema))
+def _retries(messages: pa.Table) -> pa.ChunkedArray:
+    return pc.max_element_wise(pc.subtract(messages.column("attempts").cast(pa.int64()), 1), 0)
 
 
-def _schema_ddl(frame: DataFrame) -> str:
-    return ", ".join(f"{name} {type}" for name, type in frame.dtypes)
+def _encode_table(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _decode_table(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()
+
+
+_TIMES: Final = ("put_at", "first_leased_at", "ended_at")
+_MEASURED: Final = ("wait_ms", "service_ms")
+_AGGREGATES: Final = {
+    ROLLUP_QUEUES.name: _Aggregate(
+        columns=("queue", *_TIMES, "attempts", "redrives", "outcome", *_MEASURED, "logged"),
+        derive=_derive_queues,
+        keys=("queue",),
+        sums={
+            **dict.fromkeys(("messages", *_OUTCOMES, "retries", "redrives"), "sum"),
+            "first_at": "min",
+            "last_at": "max",
+            **dict.fromkeys(("logged_put", "logged_acked"), "sum"),
+        },
+        measures=_MEASURED,
+    ),
+    ROLLUP_QUEUE_HOURS.name: _Aggregate(
+        columns=("queue", *_TIMES, "attempts", "outcome", *_MEASURED),
+        derive=_derive_queue_hours,
+        keys=("queue", "hour"),
+        sums=dict.fromkeys(("put", "started", "acked", "dead", "outlived", "retries"), "sum"),
+        measures=_MEASURED,
+    ),
+    ROLLUP_ERRORS.name: _Aggregate(
+        columns=("queue", "id", "ended_at", "outcome", "error"),
+        derive=_derive_errors,
+        keys=("queue", "signature"),
+        sums={"letters": "sum", "first_at": "min", "last_at": "max", "example": "last", "example_id": "last"},
+        order=("last_at", "example_id", "example"),
+    ),
+    ROLLUP_MAILBOXES.name: _Aggregate(
+        columns=("recipient", "stored_at", "outcome", "wait_ms"),
+        derive=_derive_mailboxes,
+        keys=("recipient",),
+        sums={**dict.fromkeys(("mails", "waiting", "confirmed", "expired", "rejected"), "sum"), "oldest_at": "min"},
+        measures=("wait_ms",),
+    ),
+    ROLLUP_TALK.name: _Aggregate(
+        columns=("sender", "recipient", "stored_at", "delivered_at", "ended_at", "outcome"),
+        derive=_derive_talk,
+        keys=("sender", "recipient"),
+        sums={"mails": "sum", "rejected": "sum", "first_at": "min", "last_at": "max"},
+    ),
+}
+_FINISH: Final[dict[str, Callable[[pa.Table, Sequence[pa.Table], Rows | None], pa.Table]]] = {
+    ROLLUP_QUEUES.name: _finish_queues,
+    ROLLUP_QUEUE_HOURS.name: _finish_queue_hours,
+    ROLLUP_ERRORS.name: _finish_as_summed,
+    ROLLUP_MAILBOXES.name: _finish_mailboxes,
+    ROLLUP_TALK.name: _finish_as_summed,
+}
