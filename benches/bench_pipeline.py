@@ -2,11 +2,13 @@
 
     make bench-pipeline                                       everything, about a quarter of an hour on two idle cores
     python -m benches.bench_pipeline --scale 0.02 --no-memory   a smoke test
+    python -m benches.bench_pipeline --only rollup              one part
 
 The plane has 200 worlds with 200,000 journal records in segments and hot tails, and 100,000 messages. "Fold" reads
 every chunk, verifies its checksum, decodes each record, converts it to a row and folds it into the state of its world.
 "Plain" is a loop over the same chunks in one process. Memory is the peak resident size of each process during a run
-with 200,000 and 2,000,000 records; workers share pages, so only the largest one is reported.
+with 200,000 and 2,000,000 records; workers share pages, so only the largest one is reported. "Roll-up" brings the
+tables of 100,000 messages up to date with one percent of new events: once from all events, once from the new ones.
 """
 
 import argparse
@@ -18,8 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,8 +34,10 @@ from rich.table import Table
 from benches.comparison import compare, echo
 from holdfast.pipeline import codec, jobs, replays, sessions, tasks
 from holdfast.pipeline.config import Config, JobResult
+from holdfast.pipeline.jobs import rollup
 from holdfast.pipeline.journal_chunks import JournalChunk, Stores
-from holdfast.pipeline.schemas import JOURNAL
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.schemas import ACTIVITY, JOURNAL
 from holdfast.pipeline.views import open_view
 
 if TYPE_CHECKING:
@@ -50,9 +55,13 @@ POLL_SECONDS: Final = 0.05
 MIB: Final = 1_048_576
 
 
-def main(scale: float = 1.0, *, memory: bool = True) -> None:
+def main(scale: float = 1.0, *, memory: bool = True, only: str | None = None) -> None:
     # Lets Spark's workers import this module from any working directory.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    if only == "rollup":
+        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, started() as spark:
+            new_events_against_all(spark, Path(folder), round(MESSAGES * scale))
+        return
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         data = build(Path(folder) / "data", round(ENTRIES * scale), messages=round(MESSAGES * scale), scale=scale)
         with started() as spark:
@@ -60,6 +69,7 @@ def main(scale: float = 1.0, *, memory: bool = True) -> None:
             fold_against_plain(spark, data, Path(folder))
             histories = build(Path(folder) / "histories", round(ENTRIES * scale), messages=0, scale=scale)
             ingest_against_plain(spark, histories, Path(folder))
+            new_events_against_all(spark, Path(folder), round(MESSAGES * scale))
     if memory:
         memory_of_a_run(scale)
 
@@ -173,6 +183,58 @@ def ingest_against_plain(spark: "SparkSession", data: str, folder: Path) -> None
     )
 
 
+def new_events_against_all(spark: "SparkSession", folder: Path, messages: int) -> None:
+    """Roll up one percent of new events: from all events on Spark, and from the new ones only."""
+    few = max(messages * 3 // 400, 1)  # So many new messages, and as many acknowledgements of open ones.
+    names = ("put", "leased", "acked")
+    old = [(n, event) for n in range(messages) for event in names if event != "acked" or n >= few]
+    new = [(n, "acked") for n in range(few)] + [(n, event) for n in range(messages, messages + few) for event in names]
+    at = datetime.now(UTC)
+    kept, numbers = folder / "rolled-up", iter(range(1_000))
+    _append_events(kept, old)
+    sources = folder / "sources"
+    shutil.copytree(kept, sources)
+    rollup.Rollup(spark, Lake(str(kept))).build(at)
+    for path in (kept, sources):
+        _append_events(path, new)
+
+    def candidate(path: Path) -> Callable[[], int]:
+        def roll_up() -> int:
+            target = folder / f"rollup-{next(numbers)}"
+            shutil.copytree(path, target, copy_function=os.link)  # No file of a lake is written in place.
+            rollup.Rollup(spark, Lake(str(target))).build(at)
+            shutil.rmtree(target)
+            return len(new)
+
+        return roll_up
+
+    compare(
+        f"Roll-up of {len(new):,} new events after {len(old):,}",
+        {"from all events": candidate(sources), "from the new events": candidate(kept)},
+        rounds=ROUNDS,
+    )
+
+
+def _append_events(path: Path, events: Iterable[tuple[int, str]]) -> None:
+    """Append a file with events of messages, each in the second of its number, to `activity`."""
+    order = ("put", "leased", "acked")
+    records = [
+        {
+            "event": event,
+            "queue": f"queue-{n % 10}",
+            "id": f"{n:032x}",
+            "at_ms": n * 1_000 + 7 * order.index(event) * (n % 101),
+            "attempt": 0 if event == "put" else 1,
+        }
+        for n, event in events
+    ]
+    rows = [
+        {"universe": "main", "kind": "queues", "file": "log", "n": n, "record": msgspec.json.encode(record).decode()}
+        for n, record in enumerate(records)
+    ]
+    Lake(str(path)).table(ACTIVITY).append_rows(pa.Table.from_pylist(rows, ACTIVITY.schema))
+
+
 def memory_of_a_run(scale: float) -> None:
     """The peak memory of a complete run in a separate process, at one size and at ten times that size."""
     table = Table(title="Peak resident memory, MiB", title_justify="left", min_width=100)
@@ -278,5 +340,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="the size of the plane, relative to the full one")
     parser.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
+    parser.add_argument("--only", choices=("rollup",), help="run one part")
     options = parser.parse_args()
-    main(options.scale, memory=not options.no_memory)
+    main(options.scale, memory=not options.no_memory, only=options.only)

@@ -26,10 +26,19 @@ from holdfast.errors import LeaseHeld, TransactionConflict
 from holdfast.pipeline import jobs, measures
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import accept, aggregates, folds, ingest, report, rollup
-from holdfast.pipeline.lake import Lake, compaction, removal, retries
+from holdfast.pipeline.lake import Lake, LakeTable, Move, compaction, removal, retries
 from holdfast.pipeline.lifecycles import PresentMessage
 from holdfast.pipeline.measures import PlaneMeasurements
-from holdfast.pipeline.schemas import ACTIVITY, MAIL, MESSAGES, QUEUE_EVENTS, ROLLUP_LEASES, ROLLUP_QUEUES, TABLES
+from holdfast.pipeline.schemas import (
+    ACTIVITY,
+    MAIL,
+    MESSAGES,
+    QUEUE_EVENTS,
+    ROLLUP_LEASES,
+    ROLLUP_QUEUES,
+    TABLES,
+    Table,
+)
 from holdfast.pipeline.views import open_view
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import QueuePolicy
@@ -637,13 +646,26 @@ def test_run_reads_only_new_files_and_rewrites_only_changed_ones(tmp_path: Path)
     assert settled < {file.path for file in messages.entries()}
 
 
-def test_rows_of_an_older_version_are_folded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_an_older_version_are_folded_again(tmp_path: Path) -> None:
+    """Version 2 of `messages` had no events in its rows."""
     logs = Logs(tmp_path / "lake", 2)
     logs.add(50)
-    monkeypatch.setattr(holdfast, "__version__", "0.0.1")
+    columns = [field for field in MESSAGES.schema if field.name not in ("events", "settled")]
+    older = Table("messages", 2, pa.schema(columns), MESSAGES.order)
+    row = {"universe": "main", "queue": "queue-1", "id": "1", "outcome": "waiting", "attempts": 0, "logged": True}
+    rows = pa.Table.from_pylist([row], older.schema)
+    LakeTable(older, logs.lake.location.child("messages")).append_rows(rows, {"made/main": Move(0, 5)})
     logs.roll_up()
-    messages = logs.lake.table(MESSAGES)
-    messages.overwrite(messages.rows().slice(0, 1).to_batches())  # An older version knew less.
-    monkeypatch.undo()
+    assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()
+
+
+def test_rows_of_another_program_version_are_folded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = Logs(tmp_path / "lake", 2)
+    logs.add(50)
+    with monkeypatch.context() as patched:
+        patched.setattr(holdfast, "__version__", "0.0.1")
+        logs.roll_up()
+        messages = logs.lake.table(MESSAGES)
+        messages.overwrite(messages.rows().slice(0, 1).to_batches())  # Its rows differ.
     logs.roll_up()
     assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()

@@ -92,7 +92,7 @@ def _percentiles(values: Sequence[int], accumulated: Sequence[int], begin: int, 
         position = (count - 1) * (percent / 100)
         below, above = math.floor(position), math.ceil(position)
         low, high = (values[bisect_right(accumulated, begin + n)] for n in (below, above))
-        found.append(float(low) if low == high else (above - position) * low + (position - below) * high)
+        found.append(low + (high - low) * (position - below))
     return found
 
 
