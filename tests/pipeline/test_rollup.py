@@ -669,3 +669,47 @@ def test_rows_of_another_program_version_are_folded_again(tmp_path: Path, monkey
         messages.overwrite(messages.rows().slice(0, 1).to_batches())  # Its rows differ.
     logs.roll_up()
     assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()
+
+
+def test_run_killed_at_any_commit_leaves_nothing_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = Logs(tmp_path / "lake", 8)
+    logs.add(60)
+    logs.measure()
+    logs.roll_up()
+    commit, killed = LakeTable._commit, 0
+    for kill_at in range(9):
+        logs.add(4)
+        left = iter([True] * kill_at + [False])
+
+        def commit_or_die(table: LakeTable, *given: Any, left: Iterator[bool] = left, **options: Any) -> None:
+            if not next(left, True):
+                raise KeyboardInterrupt
+            commit(table, *given, **options)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LakeTable, "_commit", commit_or_die)
+            try:
+                logs.roll_up()
+            except KeyboardInterrupt:
+                killed += 1
+    assert killed >= 8  # Each table has a commit.
+    logs.roll_up()
+    assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()
+
+
+@pytest.mark.parametrize("meanwhile", ["a roll-up", "a compaction"])
+def test_run_that_was_overtaken_adds_no_event_twice(tmp_path: Path, meanwhile: str) -> None:
+    logs = Logs(tmp_path / "lake", 9)
+    logs.add(60)
+    logs.roll_up()
+    logs.add(20)
+    overtaken = rollup.Rollup(None, logs.lake)
+    if meanwhile == "a roll-up":
+        logs.add(20)
+        logs.roll_up()
+    else:
+        logs.compact()
+    with pytest.raises(TransactionConflict):
+        overtaken.build(NOW)
+    logs.roll_up()
+    assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()

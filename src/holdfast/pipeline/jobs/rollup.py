@@ -196,6 +196,7 @@ class Rollup:
         self._plane = measure()
         self._tables |= {table.name: self._lake.table(table) for table in _SOURCES}
         self._changes = {table.name: ChangeLog(self._tables[table.name]) for table in _SOURCES}
+        self._source_files = {table.name: self._by_universe(table) for table in _SOURCES}
         self._done = 0
 
     @property
@@ -327,7 +328,7 @@ class Rollup:
 
     def _all_files(self, step: _Fold, universe: str) -> _New:
         files = {
-            source.name: [NewFile(file.path, file.rows) for file in self._by_universe(source).get(universe, [])]
+            source.name: [NewFile(file.path, file.rows) for file in self._source_files[source.name].get(universe, [])]
             for source in step.sources
         }
         return _New(files, is_complete=True)
@@ -350,7 +351,7 @@ class Rollup:
         for universe in universes:
             paths: list[str] = []
             for source in step.sources:
-                paths += sorted(file.path for file in self._by_universe(source).get(universe, []))
+                paths += sorted(file.path for file in self._source_files[source.name].get(universe, []))
                 values[_folded(source, universe)] = self._tables[source.name].version + 1
             values[f"sources/{universe}"] = _digest(step.table, paths)
         return {name: Move(watermarks.get(name, 0), value) for name, value in values.items()}
