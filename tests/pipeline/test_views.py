@@ -49,7 +49,7 @@ from holdfast.pipeline.journal_chunks import JournalChunk
 from holdfast.pipeline.logs import DamagedLines, ReadPosition, activity_rows
 from holdfast.pipeline.source import plans
 from holdfast.pipeline.source.options import parse_options
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.views import View, manifests, open_view
 from holdfast.pipeline.views import server as server_views
 from holdfast.runtime.activity import rotation
 from holdfast.wire.backups import BackupFile
@@ -240,6 +240,19 @@ def test_view_has_only_the_selected_universes(data):
     with open_view(config(data)) as view:
         assert list(view.universes()) == ["logs-only", "main", "other", "rotated", "third"]
         assert len(list(view.logs("rotated"))) == 1
+
+
+def test_view_lists_rotated_logs_of_universes_once(data):
+    """A folder with many logs takes long to list; and all steps of a job see the same universes."""
+    with planes.opened(f"dir:{data}", universe="first") as plane:
+        plane.activity.log("session", {"n": 1})
+    with open_view(config(data)) as view:
+        assert list(view.universes()) == ["first"]
+        entry = view.objects.list(manifests.FOLDER)[0].path
+        view.objects.put(entry.replace("/first/", "/second/"), b"{}")
+        assert list(view.universes()) == ["first"]
+    with open_view(config(data)) as view:
+        assert list(view.universes()) == ["first", "second"]
 
 
 def test_universes_with_a_common_prefix_are_listed_once(data):

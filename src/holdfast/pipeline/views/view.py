@@ -90,6 +90,7 @@ class View:
         self._universes = universes
         self._resources = resources or ExitStack()
         self._pinned_logs: dict[str, list[LogFile]] | None = None
+        self._rotated: list[str] | None = None  # The universes with rotated logs: a folder is listed as a whole.
         self._opened_ms = time.time_ns() // 1_000_000
 
     def identity(self) -> Identity | None:
@@ -378,6 +379,11 @@ class View:
         return sorted({folder.name for folder in folders if folder.is_dir() and _is_name(folder.name)})
 
     def _rotated_universes(self) -> list[str]:
+        if self._rotated is None:
+            self._rotated = self._list_rotated_universes()
+        return self._rotated
+
+    def _list_rotated_universes(self) -> list[str]:
         found: list[str] = []
         after = None
         while self.objects is not None and (page := self.objects.list(manifests.FOLDER, after=after, limit=1)):
