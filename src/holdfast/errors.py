@@ -11,7 +11,7 @@ HoldfastError
 ├── NotFound              the named thing does not exist
 │   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
 ├── Conflict              another writer was first; read the current state, then decide
-│   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty, AnotherHistory
+│   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty, AnotherHistory, WouldLoseData
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   ├── LeaseHeld, CasMismatch, VersionConflict
@@ -122,6 +122,7 @@ __all__ = [
     "WorldExists",
     "WorldNotActive",
     "WorldNotFound",
+    "WouldLoseData",
 ]
 
 
@@ -375,6 +376,13 @@ class AnotherHistory(Conflict):
     """What was read before belongs to another plane, or to another lineage of this one. Nothing was read or written."""
 
     code = "another_history"
+    retry = Retry.NEVER
+
+
+class WouldLoseData(Conflict):
+    """The lake has rows that the plane no longer has, and that would be removed. Nothing was removed."""
+
+    code = "would_lose_data"
     retry = Retry.NEVER
 
 

@@ -296,6 +296,63 @@ def accept(worlds: tuple[str, ...], kinds: tuple[str, ...], lost: bool, **option
     _run(["accept"], options, worlds=worlds, kinds=kinds, lost=lost)
 
 
+class SourceArguments(JobArguments):
+    """The options of jobs that name sources."""
+
+    worlds: tuple[str, ...]
+    kinds: tuple[str, ...]
+    queues: tuple[str, ...]
+    sessions: tuple[str, ...]
+    everything: bool
+
+
+def _source_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that name sources."""
+    for option in (
+        click.option("--all", "everything", is_flag=True, help="All sources of the selected universes."),
+        click.option(
+            "--session", "sessions", metavar="NAME", multiple=True, help="The session logs of this session. Repeatable."
+        ),
+        click.option(
+            "--queue", "queues", metavar="NAME", multiple=True, help="The durable history of this queue. Repeatable."
+        ),
+        click.option("--kind", "kinds", metavar="KIND", multiple=True, help="This kind of entity. Repeatable."),
+        click.option("--world", "worlds", metavar="NAME", multiple=True, help="This world. Repeatable."),
+    ):
+        command = option(command)
+    return command
+
+
+def _sources(options: SourceArguments) -> "JobOptions":
+    return {
+        "worlds": options["worlds"],
+        "kinds": options["kinds"],
+        "queues": options["queues"],
+        "sessions": options["sessions"],
+        "everything": options["everything"],
+    }
+
+
+@pipeline.command(
+    examples=[
+        "holdfast pipeline reset --data ./data --lake ./lake --world ada",
+        "holdfast pipeline reset --data ./data --lake ./lake --universe main --all --allow-loss",
+    ]
+)
+@_job_options
+@_source_options
+@click.option("--allow-loss", is_flag=True, help="Also remove rows that the plane no longer has: they are lost.")
+def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
+    """Drop the rows of sources, so that the next ingest reads them again from the start.
+
+    If the plane no longer has some of the rows, nothing is removed, and the exit code is 5: an ingest would not bring
+    them back.
+    """
+    chosen = _sources(options)
+    chosen["allow_loss"] = allow_loss
+    _run(["reset"], options, **chosen)
+
+
 @pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
 @_job_options
 def vacuum(**options: Unpack[JobArguments]) -> None:

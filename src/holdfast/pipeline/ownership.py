@@ -64,6 +64,14 @@ def check(lake: Lake, view: View) -> None:
             _check_owner(known[universe], identity)
 
 
+def universes_of(lake: Lake, view: View, selected: Sequence[str] = ()) -> list[str]:
+    """The universes of the view's plane, and those that the lake has of it and that it no longer has."""
+    identity = view.identity()
+    plane = None if identity is None else identity.plane
+    known = {owner.universe for owner in owners(lake).values() if owner.plane == plane}
+    return sorted({*view.universes(), *(known & set(selected) if selected else known)})
+
+
 def follow(lake: Lake, universes: Sequence[str], identity: Identity) -> None:
     """Make universes of the lake follow another lineage, after the rows of the old one were removed."""
     retries.retry_until_committed("the owners of the lake", lambda: _follow(lake, universes, identity))

@@ -83,7 +83,7 @@ def entity_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *, 
     for file in _files(table, universe, since_ms):
         for row in table.rows_of(file).to_pylist():
             if wanted(f"{row['kind']}/{row['id']}"):
-                known.setdefault((row["kind"], row["id"]), {})[row["version"]] = _with_milliseconds(row)
+                known.setdefault((row["kind"], row["id"]), {})[row["version"]] = with_milliseconds(row)
     cuts = Cuts({}, {})
     for (kind, id), rows in known.items():
         watermark = entity_ingest.watermark(universe, kind, id)
@@ -136,13 +136,14 @@ def _journal_cut(view: View, universe: str, name: str, known: Mapping[int, str],
     below = [height for height in known if height < world.head]
     if below:
         window = msgspec.structs.replace(world, head=max(below) + 1)
-        for height, hash in _plane_hashes(view, view.chunks(window, min(below), staging)):
+        for height, hash in plane_hashes(view, view.chunks(window, min(below), staging)):
             if height in known and known[height] != hash:
                 return min(cut, height)
     return cut
 
 
-def _plane_hashes(view: View, chunks: Collection[Any]) -> Iterator[tuple[int, str]]:
+def plane_hashes(view: View, chunks: Collection[Any]) -> Iterator[tuple[int, str]]:
+    """The height and hash of each record of these chunks that can be read."""
     stores: Stores = view.stores
     for chunk in chunks:
         try:
@@ -164,11 +165,7 @@ def _never_existed(view: View, world: World) -> bool:
 
 def _entity_cut(view: View, key: EntityKey, rows: Mapping[int, dict[str, Any]], since_ms: int) -> int:
     version = view.database.read(entities.get, key).version
-    changes, after = dict[int, int](), max(min(rows) - 1, 0)
-    while page := view.database.read(entities.history, key, after=after, limit=PAGE_ITEMS):
-        for change in page:
-            changes[change.version] = entity_ingest.change_fingerprint(entity_ingest.row_of(key, change))
-        after = page[-1].version
+    changes = {row["version"]: entity_ingest.change_fingerprint(row) for row in plane_changes(view, key, min(rows))}
     cut = version + 1
     for number, row in rows.items():
         if number in changes:
@@ -180,7 +177,16 @@ def _entity_cut(view: View, key: EntityKey, rows: Mapping[int, dict[str, Any]], 
     return cut
 
 
-def _with_milliseconds(row: dict[str, Any]) -> dict[str, Any]:
+def plane_changes(view: View, key: EntityKey, first: int) -> Iterator[dict[str, Any]]:
+    """The changes that an entity's history has from version `first` on, as rows of `entity_changes`."""
+    after = max(first - 1, 0)
+    while page := view.database.read(entities.history, key, after=after, limit=PAGE_ITEMS):
+        yield from (entity_ingest.row_of(key, change) for change in page)
+        after = page[-1].version
+
+
+def with_milliseconds(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of `entity_changes` as `row_of` returns it, from one that was read."""
     return {**row, "changed_at": round(row["changed_at"].timestamp() * 1_000)}
 
 

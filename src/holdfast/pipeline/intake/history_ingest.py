@@ -21,6 +21,7 @@ from holdfast.limits import HISTORY_OVERLAP_MS, INGEST_CHANGES
 from holdfast.pipeline.intake.ingest_run import Run
 from holdfast.pipeline.lake import LakeTable, Move
 from holdfast.pipeline.schemas import QUEUE_EVENTS
+from holdfast.pipeline.views import View
 from holdfast.wire.queues import MessageEvent
 
 
@@ -47,7 +48,7 @@ def _ingest_queue(run: Run, table: LakeTable, queue: QueueKey) -> None:
     since_ms = max(table.watermark(watermark) - HISTORY_OVERLAP_MS, 0)
     known = set(_known(table, queue, since_ms))
     rows: list[dict[str, Any]] = []
-    for event in _events(run, queue, since_ms):
+    for event in events(run.view, queue, since_ms):
         if (event.id, event.event, event.attempt, event.at_ms) not in known:
             rows.append(_row(queue, event))
             if len(rows) >= INGEST_CHANGES:
@@ -68,10 +69,11 @@ def _commit(run: Run, table: LakeTable, queue: QueueKey, rows: list[dict[str, An
     run.record_commit(QUEUE_EVENTS, len(rows))
 
 
-def _events(run: Run, queue: QueueKey, since_ms: int) -> Iterator[MessageEvent]:
+def events(view: View, queue: QueueKey, since_ms: int) -> Iterator[MessageEvent]:
+    """The events that the history of a queue has from this time on."""
     after: str | None = position_at(since_ms)
     while after is not None:
-        page = run.view.database.read(queues.read_history, queue, after=after)
+        page = view.database.read(queues.read_history, queue, after=after)
         yield from page.events
         after = page.next
 

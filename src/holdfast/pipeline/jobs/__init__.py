@@ -30,10 +30,11 @@ JOBS: Final = {
     "rollup": "Aggregate latency, throughput, retries, dead letters, mailboxes, leases and storage.",
     "report": "Write an HTML report with plots of the aggregates.",
     "accept": "Continue the lake with a plane that was restored, and confirm losses.",
+    "reset": "Drop the rows of sources, so that the next ingest reads them again from the start.",
     "load": "Load rows of a table or file into queues, mailboxes or inboxes.",
     "vacuum": "Compact small files of the lake, and delete files that no table uses.",
 }
-JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept")
+JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept", "reset")
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
 FULL_RUN: Final = ("ingest", "audit", "reachability", "contents", "rollup", "report")
 _JOBS_THAT_WRITE_NO_TABLE: Final = ("report", "load")
@@ -58,9 +59,13 @@ class JobOptions(TypedDict, total=False):
     queue: str | None
     format: str | None
     staging: str | None
-    worlds: Sequence[str]  # accept
+    worlds: Sequence[str]  # accept and reset
     kinds: Sequence[str]
-    lost: bool
+    lost: bool  # accept
+    queues: Sequence[str]  # reset
+    sessions: Sequence[str]
+    everything: bool
+    allow_loss: bool
     keep_hours: int  # vacuum
     files_min: int
 

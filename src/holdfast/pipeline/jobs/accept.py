@@ -55,7 +55,9 @@ def run(
     chosen = _Chosen(tuple(worlds), tuple(kinds))
     with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
         accepted = _Acceptance(lake, view, chosen, staged.store_url)
-        followed = [universe for universe in accepted.universes(config.universes) if accepted.accept(universe)]
+        followed = [
+            universe for universe in ownership.universes_of(lake, view, config.universes) if accepted.accept(universe)
+        ]
         if followed and accepted.identity is not None:
             ownership.follow(lake, followed, accepted.identity)
     confirmed = _confirm(lake, config, chosen) if lost else 0
@@ -103,12 +105,6 @@ class _Acceptance:
     @property
     def lineage(self) -> str | None:
         return None if self.identity is None else self.identity.lineage
-
-    def universes(self, selected: Sequence[str]) -> list[str]:
-        """The universes of the plane, and those that the lake has of it and that it no longer has."""
-        plane = None if self.identity is None else self.identity.plane
-        known = {owner.universe for owner in self._owners.values() if owner.plane == plane}
-        return sorted({*self._view.universes(), *(known & set(selected) if selected else known)})
 
     def accept(self, universe: str) -> bool:
         """Replace the rows of a universe that the plane no longer has; whether it follows another lineage now."""

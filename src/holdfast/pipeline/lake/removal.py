@@ -22,6 +22,7 @@ SOURCES: Final = {  # How each table names a source, and numbers its rows.
     "superseded": (("source",), "number"),
 }
 
+Matches = Callable[[pa.Table], pa.Array]  # A mask of the rows that are removed, without nulls.
 Cut = Callable[[str], int | None]  # The number from which on the rows of a source are removed; None: none are.
 
 
@@ -50,6 +51,30 @@ def remove(table: LakeTable, universe: str, cut: Cut, moves: Mapping[str, Move])
         old.append(file)
         new += files.write(table.table, table.location, files.sorted_batches(table.table, kept))
         count += removed.num_rows
+    table.replace(old, new, moves)
+    return count
+
+
+def remove_where(
+    table: LakeTable, matches: Matches, moves: Mapping[str, Move] | None = None, *, universe: str | None = None
+) -> int:
+    """Remove the rows that match, of one universe or of all, and move watermarks, in one commit; returns their number.
+
+    Raises:
+        TransactionConflict: another run committed first; nothing was removed.
+    """
+    old: list[LakeFile] = []
+    new: list[AddedFile] = []
+    count = 0
+    for file in table.entries():
+        if universe in (None, file.universe):
+            rows = table.rows_of(file)
+            mask = matches(rows)
+            if removed := pc.sum(mask).as_py():
+                old.append(file)
+                kept = rows.filter(pc.invert(mask))
+                new += files.write(table.table, table.location, files.sorted_batches(table.table, kept))
+                count += removed
     table.replace(old, new, moves)
     return count
 

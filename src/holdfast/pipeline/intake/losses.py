@@ -1,0 +1,111 @@
+"""Finds rows of the lake that the plane no longer has: an ingest after their removal would not bring them back.
+
+Every record is compared with the plane, not only the ends of sources: a damaged segment in the middle cannot be read
+again, and the plane keeps only the latest versions of an entity.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.layers import queues
+from holdfast.layers.entities import EntityKey
+from holdfast.layers.queues import QueueKey
+from holdfast.layers.queues.policies import history_ms
+from holdfast.pipeline.intake import divergence, entity_ingest, history_ingest
+from holdfast.pipeline.intake.sources import Sources
+from holdfast.pipeline.lake import Lake, LakeTable
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS
+from holdfast.pipeline.views import View
+from holdfast.runtime.activity import format as log_format
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Rows of one source that the plane no longer has, or has with another content."""
+
+    universe: str
+    table: str
+    source: str
+    rows: int
+    first: int  # The first height, version, line or time in milliseconds.
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows of {self.source} ({self.table}, {self.first} to {self.last})"
+
+
+def find(lake: Lake, view: View, universe: str, sources: Sources, staging: str) -> list[Loss]:
+    """The rows of these sources that the plane no longer has."""
+    return [
+        *_lost_records(lake.table(JOURNAL), view, universe, sources, staging),
+        *_lost_changes(lake.table(ENTITY_CHANGES), view, universe, sources),
+        *_lost_events(lake.table(QUEUE_EVENTS), view, universe, sources),
+        *_lost_lines(lake.table(ACTIVITY), view, universe, sources),
+    ]
+
+
+def _lost_records(table: LakeTable, view: View, universe: str, sources: Sources, staging: str) -> Iterator[Loss]:
+    known: dict[str, dict[int, str]] = {}
+    for row in _chosen_rows(table, universe, sources, ["world", "height", "hash"]):
+        known.setdefault(row["world"], {})[row["height"]] = row["hash"]
+    for name, hashes in known.items():
+        world = view.world(universe, name)
+        if world is not None:
+            window = msgspec.structs.replace(world, head=min(world.head, max(hashes) + 1))
+            chunks = view.chunks(window, min(hashes), staging) if window.head > min(hashes) else []
+            for height, hash in divergence.plane_hashes(view, chunks):
+                if hashes.get(height) == hash:
+                    del hashes[height]
+        yield from _loss(universe, JOURNAL.name, name, hashes)
+
+
+def _lost_changes(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
+    known: dict[tuple[str, str], dict[int, int]] = {}
+    for row in _chosen_rows(table, universe, sources, None):
+        fingerprint = entity_ingest.change_fingerprint(divergence.with_milliseconds(row))
+        known.setdefault((row["kind"], row["id"]), {})[row["version"]] = fingerprint
+    for (kind, id), versions in known.items():
+        for change in divergence.plane_changes(view, EntityKey(universe, kind, id), min(versions)):
+            if versions.get(change["version"]) == entity_ingest.change_fingerprint(change):
+                del versions[change["version"]]
+        yield from _loss(universe, ENTITY_CHANGES.name, f"{kind}/{id}", versions)
+
+
+def _lost_events(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
+    known: dict[str, dict[tuple[str, str, int, int], int]] = {}
+    for row in _chosen_rows(table, universe, sources, ["queue", "id", "event", "attempt", "changed_at"]):
+        at_ms = round(row["changed_at"].timestamp() * 1_000)
+        known.setdefault(row["queue"], {})[row["id"], row["event"], row["attempt"], at_ms] = at_ms
+    for name, times in known.items():
+        queue = QueueKey(universe, name)
+        if history_ms(view.database.read(queues.policy_of, queue)):
+            for event in history_ingest.events(view, queue, min(times.values())):
+                times.pop((event.id, event.event, event.attempt, event.at_ms), None)
+        yield from _loss(universe, QUEUE_EVENTS.name, name, times.values())
+
+
+def _lost_lines(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
+    known: dict[str, dict[int, str]] = {}
+    for row in _chosen_rows(table, universe, sources, ["session", "file", "n", "record"]):
+        known.setdefault(row["file"], {})[row["n"]] = row["record"]
+    for file in view.logs(universe) if known else ():
+        lines = known.get(file.id)
+        if lines:
+            for _, line in log_format.lines(view.log_body(file)):
+                if line is not None and lines.get(line.n) == bytes(line.record).decode():
+                    del lines[line.n]
+    for name, lines in known.items():
+        yield from _loss(universe, ACTIVITY.name, name, lines)
+
+
+def _chosen_rows(
+    table: LakeTable, universe: str, sources: Sources, columns: list[str] | None
+) -> Iterator[dict[str, Any]]:
+    for rows in table.scan(columns, universe=universe):
+        yield from rows.filter(sources.matches(table.table, rows)).to_pylist()
+
+
+def _loss(universe: str, table: str, source: str, numbers: Collection[int]) -> Iterator[Loss]:
+    if numbers:
+        yield Loss(universe, table, source, len(numbers), min(numbers), max(numbers))
