@@ -1,5 +1,6 @@
 """Ways out of a lake that is wrong, or has too much: reset, backfill, forget, retention and redaction."""
 
+import re
 import runpy
 import shutil
 import threading
@@ -7,6 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 
@@ -14,9 +18,20 @@ from holdfast.cli.main import root
 from holdfast.errors import InvalidArgument, WouldLoseData
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake.quarantine import Quarantine
-from holdfast.pipeline.jobs import accept, ingest, reset
-from holdfast.pipeline.lake import Lake, removal
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, QUEUE_EVENTS, SEGMENTS
+from holdfast.pipeline.jobs import accept, audit, contents, forget, ingest, reset
+from holdfast.pipeline.lake import Lake, purging, removal, searching
+from holdfast.pipeline.schemas import (
+    ACTIVITY,
+    ENTITY_CHANGES,
+    JOURNAL,
+    QUARANTINE,
+    QUEUE_EVENTS,
+    SEGMENTS,
+    SUPERSEDED,
+    TABLES,
+    TOMBSTONES,
+)
+from holdfast.pipeline.tombstones import MATCHES
 from holdfast.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
@@ -159,31 +174,32 @@ def test_killed_reset_is_continued_and_an_ingest_between_does_no_harm(
     assert content(plane) == before
 
 
-def test_two_resets_and_an_ingest_at_once_leave_every_row_once(plane: Path) -> None:
-    ingest.run(None, config(plane))
-    before = content(plane)
-    # A directory has one process at a time; the copies have the same identity.
-    copies = [plane.parent / f"copy-{n}" for n in range(3)]
-    for copy in copies:
-        shutil.copytree(plane, copy)
+def run_at_once(plane: Path, *jobs: tuple[Any, dict[str, Any]]) -> None:
+    """Run jobs at the same time. A directory has one process at a time, so each has a copy with the same identity."""
     failures: list[BaseException] = []
 
-    def work(job: Any, copy: Path, **options: Any) -> None:
+    def work(job: Any, copy: Path, options: dict[str, Any]) -> None:
         try:
             job.run(None, Config(data=f"dir:{copy}", lake=config(plane).lake), **options)
         except BaseException as error:
             failures.append(error)
 
-    runs = [
-        threading.Thread(target=work, args=(reset, copies[0]), kwargs={"everything": True}),
-        threading.Thread(target=work, args=(reset, copies[1]), kwargs={"worlds": ["world-0001"]}),
-        threading.Thread(target=work, args=(ingest, copies[2])),
-    ]
+    runs = []
+    for n, (job, options) in enumerate(jobs):
+        copy = plane.parent / f"copy-{n}"
+        shutil.copytree(plane, copy)
+        runs.append(threading.Thread(target=work, args=(job, copy, options)))
     for run in runs:
         run.start()
     for run in runs:
         run.join()
     assert failures == []
+
+
+def test_two_resets_and_an_ingest_at_once_leave_every_row_once(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    before = content(plane)
+    run_at_once(plane, (reset, {"everything": True}), (reset, {"worlds": ["world-0001"]}), (ingest, {}))
     ingest.run(None, config(plane))
     assert content(plane) == before
 
@@ -200,3 +216,140 @@ def test_reset_keeps_accepted_losses_accepted(plane: Path, monkeypatch: pytest.M
     assert ingest.run(None, config(plane)).ok
     assert [row.accepted_at is not None for row in Quarantine(lake(plane)).rows()] == [True]
     assert lake(plane).table(QUARANTINE).count() == 1
+
+
+def texts(plane: Path, *names: str) -> dict[str, int]:
+    """Where the lake has these texts."""
+    return searching.search(lake(plane).location, names).found
+
+
+def test_forgotten_world_is_in_no_file_and_does_not_come_back(plane: Path, tmp_path: Path) -> None:
+    for _ in range(3):  # Several commits, with statistics and watermarks that name the world.
+        planes.extend(plane, ["world-0001", "world-0002"], 10)
+        ingest.run(None, config(plane))
+    audit.run(None, config(plane))
+    superseded = {
+        "universe": "main",
+        "table_name": "journal",
+        "source": "world-0001",
+        "number": 3,
+        "row": '{"world":"world-0001"}',
+    }
+    lake(plane).table(SUPERSEDED).append_rows(pa.Table.from_pylist([superseded], SUPERSEDED.schema))
+    others = lake(plane).table(JOURNAL).count()
+    gone = pc.sum(pc.equal(lake(plane).table(JOURNAL).rows().column("world"), "world-0001")).as_py()
+    key = tmp_path / "key"
+    key.write_text("secret\n")
+    result = forget.run(None, config(plane, key_file=str(key)), worlds=["world-0001"], reason="contract ended")
+    assert (result.ok, result.rows["journal removed"], result.rows["superseded removed"]) == (True, gone, 1)
+    assert texts(plane, "world-0001")  # In old files and commits.
+    done = forget.run(None, config(plane, key_file=str(key)), worlds=["world-0001"], vacuum=True)
+    assert (done.ok, done.findings) == (True, [])
+    assert re.fullmatch(r"Searched [\d,]+ files with [\d,]+ bytes of the lake: 0 matches", done.notes[-1])
+    assert texts(plane, "world-0001") == {}
+    with pytest.raises(InvalidArgument, match="--key-file"):
+        ingest.run(None, config(plane))
+    assert ingest.run(None, config(plane, key_file=str(key))).rows["journal"] == 0
+    assert audit.run(None, config(plane, key_file=str(key))).ok  # Also all hashes of the Delta logs.
+    assert lake(plane).table(JOURNAL).count() == others - gone
+    assert texts(plane, "world-0001") == {}
+    (row,) = lake(plane).table(TOMBSTONES).rows().to_pylist()
+    assert (row["target"], row["reason"], row["incarnation"]) == ("world", "contract ended", 1)
+    assert msgspec.json.decode(row["removed_rows"])["journal"] == gone
+    with planes.opened(f"dir:{plane}", universe="main") as opened:  # A new world of that name is another one.
+        opened.world("world-0001").archive()
+        opened.world("world-0001").delete()
+        opened.world("world-0001").create()
+        opened.world("world-0001").append([{"n": 1}], expected_head=0)
+    assert ingest.run(None, config(plane, key_file=str(key))).rows["journal"] == 1
+
+
+def test_forgetting_deleted_worlds_takes_only_those(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    with planes.opened(f"dir:{plane}", universe="main") as opened:
+        opened.world("world-0002").archive()
+        opened.world("world-0002").delete()
+    result = forget.run(None, config(plane), deleted=True, vacuum=True)
+    assert result.ok
+    assert {*lake(plane).table(JOURNAL).rows().column("world").to_pylist()} == {"world-0000", "world-0001"}
+    assert texts(plane, "world-0002") == {}
+    assert reset.run(None, config(plane), worlds=["world-0002"]).notes == ["The lake has no rows of these sources"]
+
+
+def mail_of(name: str, plane: Path) -> list[str]:
+    """The records of session logs that name an agent."""
+    records = lake(plane).table(ACTIVITY).rows().column("record").to_pylist()
+    return [record for record in records if f'"{name}' in record]
+
+
+def test_forgotten_person_and_queue_are_removed_from_all_tables(plane: Path, tmp_path: Path) -> None:
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        opened.mailbox("ada").send("bob", b"hello")
+        opened.mailbox("bob").send("ada", b"hello")
+        opened.entities.write("person", "ada", {"city": "Paris"})
+        opened.state("ada").update({"n": 1})
+        opened.lease("lock").acquire("ada", ttl_seconds=600.0)
+    ingest.run(None, config(plane))
+    contents.run(None, config(plane))
+    rows = {name: lake(plane).table(TABLES[name]).count() for name in ("stored_mail", "receipts", "leases", "states")}
+    assert all(rows.values())
+    assert len(mail_of("ada", plane)) >= 2
+    reports = Path(config(plane).lake, "reports")
+    reports.mkdir()
+    (reports / "latest.html").write_text("<p>ada</p>")
+    person = [f"{column}=ada" for column in MATCHES]
+    result = forget.run(None, config(plane), matches=person, queues=["orders", "orders.dlq", "audited"], vacuum=True)
+    assert (result.ok, result.findings) == (True, [])
+    assert texts(plane, "ada", "orders", "audited") == {}
+    for job in (ingest, contents):
+        job.run(None, config(plane))
+    planes.extend(plane, ["world-0001"], 1)  # The plane rotates its logs: nothing of them is ingested again.
+    ingest.run(None, config(plane))
+    assert texts(plane, "ada", "orders", "audited") == {}
+    assert mail_of("agent-", plane)
+    assert lake(plane).table(TABLES["queue_counters"]).rows().column("queue").to_pylist() == ["emails"]
+    again = reset.run(None, config(plane), everything=True)
+    assert again.rows["activity removed"]
+    ingest.run(None, config(plane))
+    assert texts(plane, "ada", "orders", "audited") == {}
+
+
+def test_a_name_in_other_rows_is_found_after_forgetting(plane: Path) -> None:
+    with planes.opened(f"dir:{plane}", universe="main") as opened:
+        opened.world("notes").create()
+        opened.world("notes").append([{"text": "met ada."}], expected_head=0)
+        opened.entities.write("person", "ada", {"n": 1})
+    ingest.run(None, config(plane))
+    arguments = ["--data", str(plane), "--lake", config(plane).lake, "--match", "entity_changes.id=ada", "--vacuum"]
+    result = CliRunner().invoke(root, ["pipeline", "forget", *arguments, "--json"])
+    assert result.exit_code == 10, result.output
+    assert [found["table"] for found in msgspec.json.decode(result.stdout)["findings"]] == ["journal"]
+    with pytest.raises(InvalidArgument, match="one of: mail"):
+        forget.run(None, config(plane), matches=["journal.payload=ada"])
+    with pytest.raises(InvalidArgument, match="Nothing to forget"):
+        forget.run(None, config(plane))
+
+
+@pytest.mark.parametrize("step", range(0, 28, 9))
+def test_killed_forgetting_is_continued(plane: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    ingest.run(None, config(plane))
+    with monkeypatch.context() as patch:
+        if step < 27:
+            kill_after(patch, removal, "remove_where", step // 9)
+        else:
+            kill_after(patch, purging, "_drop_watermarks", 1)
+        with pytest.raises(KeyboardInterrupt):
+            forget.run(None, config(plane), worlds=["world-0001"], queues=["audited"], vacuum=True)
+    ingest.run(None, config(plane))  # It does not bring back what was removed.
+    assert forget.run(None, config(plane), worlds=["world-0001"], queues=["audited"], vacuum=True).ok
+    assert texts(plane, "world-0001", "audited") == {}
+    assert audit.run(None, config(plane)).ok
+
+
+def test_two_runs_that_forget_at_once_both_do(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    run_at_once(plane, (forget, {"worlds": ["world-0001"]}), (forget, {"worlds": ["world-0001", "world-0002"]}))
+    assert {*lake(plane).table(JOURNAL).rows().column("world").to_pylist()} == {"world-0000"}
+    assert lake(plane).table(TOMBSTONES).count() == 2
+    ingest.run(None, config(plane))
+    assert {*lake(plane).table(JOURNAL).rows().column("world").to_pylist()} == {"world-0000"}

@@ -56,6 +56,7 @@ class JobArguments(TypedDict):
     metrics: NotRequired[str | None]
     lineage: NotRequired[str | None]
     reducer: NotRequired[str | None]
+    key_file: NotRequired[str | None]
 
 
 _DATA: Final = click.option(
@@ -90,6 +91,12 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             _UNIVERSE,
             _STORAGE,
+            click.option(
+                "--key-file",
+                metavar="FILE",
+                envvar="HOLDFAST_LAKE_KEY_FILE",
+                help="A file with the secret key of the digests in the lake.",
+            ),
             click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),
             click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002."),
             metrics_option,
@@ -353,6 +360,61 @@ def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
     _run(["reset"], options, **chosen)
 
 
+@pipeline.command(
+    examples=[
+        "holdfast pipeline forget --data ./data --lake ./lake --deleted --vacuum",
+        "holdfast pipeline forget --data ./data --lake ./lake --match mail.sender=ada --vacuum --key-file key",
+    ]
+)
+@_job_options
+@click.option("--world", "worlds", metavar="NAME", multiple=True, help="Forget this world. Repeatable.")
+@click.option("--kind", "kinds", metavar="KIND", multiple=True, help="Forget this kind of entity. Repeatable.")
+@click.option("--queue", "queues", metavar="NAME", multiple=True, help="Forget the messages of this queue. Repeatable.")
+@click.option(
+    "--session", "sessions", metavar="NAME", multiple=True, help="Forget the logs of this session. Repeatable."
+)
+@click.option(
+    "--match",
+    "matches",
+    metavar="COLUMN=VALUE",
+    multiple=True,
+    help="Forget rows with this value of mail.sender, mail.recipient, leases.owner, entity_changes.id or states.key. "
+    "Repeatable.",
+)
+@click.option("--deleted", is_flag=True, help="Forget all worlds that the plane has deleted.")
+@click.option("--reason", metavar="TEXT", help="Why; stored with the tombstone. Do not name a person here.")
+@click.option("--vacuum", is_flag=True, help="Also delete old files and commits, and search all files for the names.")
+def forget(
+    *,
+    worlds: tuple[str, ...],
+    kinds: tuple[str, ...],
+    queues: tuple[str, ...],
+    sessions: tuple[str, ...],
+    matches: tuple[str, ...],
+    deleted: bool,
+    reason: str | None,
+    vacuum: bool,
+    **options: Unpack[JobArguments],
+) -> None:
+    """Remove worlds, queues or a person's rows from every table of the lake. Later jobs do not bring them back.
+
+    With --vacuum, exit code 10 means that a file of the lake still has one of the names. Stop other jobs of the lake
+    first. The plane itself is not changed.
+    """
+    _run(
+        ["forget"],
+        options,
+        worlds=worlds,
+        kinds=kinds,
+        queues=queues,
+        sessions=sessions,
+        matches=matches,
+        deleted=deleted,
+        reason=reason,
+        vacuum=vacuum,
+    )
+
+
 @pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
 @_job_options
 def vacuum(**options: Unpack[JobArguments]) -> None:
@@ -526,6 +588,7 @@ def _config(options: JobArguments, *, needs_lake: bool) -> "Config":
         patience_seconds=given_options().get("patience", PATIENCE_SECONDS),
         storage=_pairs(options["storage"]),
         universes=tuple(checked_name("universe", name) for name in named),
+        key_file=options.get("key_file"),
         reducer=options.get("reducer"),
     )
 

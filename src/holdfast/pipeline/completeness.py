@@ -56,8 +56,9 @@ def count(view: View) -> list[Counted]:
         after = ""
         while page := view.database.read(queues.survey, universe, after=after, limit=SUMMARY_LIST_MAX):
             for stats in page:
-                totals = (stats.put_total, stats.delivered_total, stats.acked_total, stats.dead_total)
-                found.append(Counted(universe, stats.queue, *totals))
+                if not view.hidden.hides("queue", universe, stats.queue):
+                    totals = (stats.put_total, stats.delivered_total, stats.acked_total, stats.dead_total)
+                    found.append(Counted(universe, stats.queue, *totals))
             after = page[-1].queue
     return found
 

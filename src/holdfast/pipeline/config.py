@@ -24,6 +24,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     patience_seconds: float = PATIENCE_SECONDS  # How long to keep retrying an unreachable server.
     storage: dict[str, str] = {}  # Object store options, such as aws_endpoint.
     universes: tuple[str, ...] = ()  # Restrict the job to these universes; empty: all.
+    key_file: str | None = None  # A file with the secret key of digests in the lake; executors do not read it.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.
 
     @property

@@ -85,8 +85,9 @@ def _backlogs(view: View, universe: str) -> Iterator[tuple[str, str, int, int, i
     after = ""
     while page := view.database.read(queues.survey, universe, after=after, limit=SUMMARY_LIST_MAX):
         for stats in page:
-            backlog = stats.ready + stats.delayed + stats.leased + stats.blocked
-            yield universe, stats.queue, backlog, stats.put_total, stats.acked_total
+            if not view.hidden.hides("queue", universe, stats.queue):
+                backlog = stats.ready + stats.delayed + stats.leased + stats.blocked
+                yield universe, stats.queue, backlog, stats.put_total, stats.acked_total
         after = page[-1].queue
 
 
@@ -94,7 +95,8 @@ def _mailboxes(view: View, universe: str) -> Iterator[tuple[str, str, int, int |
     after = ""
     while page := view.database.read(mailboxes.mailboxes, universe, after=after, limit=MAIL_BATCH_MAX):
         for agent, found in page:
-            yield universe, str(Address(universe, agent)), found.pending, found.oldest_ms
+            if not view.hidden.hides("mail.recipient", universe, agent):
+                yield universe, str(Address(universe, agent)), found.pending, found.oldest_ms
         after = page[-1][0]
 
 

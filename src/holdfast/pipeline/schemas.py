@@ -221,6 +221,19 @@ QUARANTINE: Final = _table(
     accepted_at=_UTC,  # When `accept` confirmed that the rows are lost; None: not yet.
 )
 
+TOMBSTONES: Final = _table(
+    "tombstones",
+    1,
+    ("target", "name_digest"),
+    target=pa.string(),  # world, kind, queue, session, or a column such as mail.sender
+    name_digest=pa.string(),  # HMAC-SHA-256 of the forgotten name, hex.
+    key_id=pa.string(),  # Identifies the key of the digest; None: the lake has no key.
+    incarnation=pa.int64(),  # Of a world: later ones are not forgotten.
+    reason=pa.string(),
+    forgotten_at=_UTC,
+    removed_rows=pa.string(),  # The number of removed rows by table, as JSON; None: the removal has not finished.
+)
+
 UNREACHABLE: Final = _table(
     "unreachable",
     1,
@@ -497,6 +510,7 @@ TABLES: Final = {
         PLANES,
         SUPERSEDED,
         QUARANTINE,
+        TOMBSTONES,
         UNREACHABLE,
         *CONTENTS,
         *ROLLUPS,

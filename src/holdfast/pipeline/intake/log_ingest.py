@@ -24,6 +24,7 @@ from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition
 from holdfast.pipeline.schemas import ACTIVITY
+from holdfast.pipeline.tombstones import Hidden
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import LogFile
 
@@ -34,6 +35,7 @@ class Task(msgspec.Struct, frozen=True):
     location: Location
     storage: dict[str, str]
     chunks: list[LogChunk]
+    hidden: Hidden = Hidden()
 
 
 class TaskResult(msgspec.Struct):
@@ -84,7 +86,7 @@ def _execute(task_input: Task, open_store: OpenStore) -> TaskResult:
         elif isinstance(found, ReadPosition):
             result.positions.append(found)
         else:
-            writer.write(found)
+            writer.write(task_input.hidden.visible(found))
     result.files = writer.close()
     return result
 
@@ -183,7 +185,10 @@ def _ingest_batch(run: Run, batch: Batch, table: LakeTable) -> None:
 
 def _execute_chunks(run: Run, chunks: list[LogChunk], location: Location) -> Iterator[TaskResult]:
     groups = tasks.balanced([chunk.size - chunk.start for chunk in chunks], tasks.parallelism(run.spark))
-    work = [msgspec.msgpack.encode(Task(location, run.config.storage, [chunks[n] for n in group])) for group in groups]
+    work = [
+        msgspec.msgpack.encode(Task(location, run.config.storage, [chunks[n] for n in group], run.view.hidden))
+        for group in groups
+    ]
     for result in run.execute(execute_task, work, sum(chunk.size - chunk.start for chunk in chunks)):
         yield msgspec.msgpack.decode(result, type=TaskResult)
 

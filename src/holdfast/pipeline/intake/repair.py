@@ -126,12 +126,13 @@ def _repair_lines(run: Run, table: LakeTable, gaps: Sequence[Gap], chunk: LogChu
     """Ingest the readable lines of one file's gaps."""
     batches = (each for each in log_reader.activity_rows([chunk], run.stores) if isinstance(each, pa.RecordBatch))
     wanted = {n for gap in gaps for n in _expand(gap.missing)}
-    rows = pa.Table.from_batches([_filter_lines(batch, wanted) for batch in batches], ACTIVITY.schema)
+    readable = pa.Table.from_batches([_filter_lines(batch, wanted) for batch in batches], ACTIVITY.schema)
+    rows = pa.Table.from_batches([run.view.hidden.visible(batch) for batch in readable.to_batches()], ACTIVITY.schema)
     if rows.num_rows:
         added = files.write(ACTIVITY, table.location, files.sorted_batches(ACTIVITY, rows))
         table.append(added, {gap.watermark: _next_repair(table, gap) for gap in gaps if gap.missing})
         run.record_commit(ACTIVITY, rows.num_rows)
-    found = set(rows.column("n").to_pylist())
+    found = set(readable.column("n").to_pylist())
     remaining: list[Quarantined] = []
     for gap in gaps:
         left = [n for n in _expand(gap.missing) if n not in found]

@@ -31,10 +31,11 @@ JOBS: Final = {
     "report": "Write an HTML report with plots of the aggregates.",
     "accept": "Continue the lake with a plane that was restored, and confirm losses.",
     "reset": "Drop the rows of sources, so that the next ingest reads them again from the start.",
+    "forget": "Remove worlds, queues or a person's rows from every table, and prove that they are gone.",
     "load": "Load rows of a table or file into queues, mailboxes or inboxes.",
     "vacuum": "Compact small files of the lake, and delete files that no table uses.",
 }
-JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept", "reset")
+JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept", "reset", "forget")
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
 FULL_RUN: Final = ("ingest", "audit", "reachability", "contents", "rollup", "report")
 _JOBS_THAT_WRITE_NO_TABLE: Final = ("report", "load")
@@ -59,13 +60,17 @@ class JobOptions(TypedDict, total=False):
     queue: str | None
     format: str | None
     staging: str | None
-    worlds: Sequence[str]  # accept and reset
+    worlds: Sequence[str]  # accept, reset and forget
     kinds: Sequence[str]
     lost: bool  # accept
-    queues: Sequence[str]  # reset
+    queues: Sequence[str]  # reset and forget
     sessions: Sequence[str]
-    everything: bool
+    everything: bool  # reset
     allow_loss: bool
+    matches: Sequence[str]  # forget
+    deleted: bool
+    reason: str | None
+    vacuum: bool
     keep_hours: int  # vacuum
     files_min: int
 

@@ -62,7 +62,7 @@ def run(
     batches: list[pa.RecordBatch] = []
     findings: list[dict[str, Any]] = []
     notes: list[str] = []
-    with shared_view(config, view) as plane, staging.temporary_folder(lake.location) as staged:
+    with shared_view(config, view, with_forgotten=True) as plane, staging.temporary_folder(lake.location) as staged:
         ownership.check(lake, plane)
         for n, universe in enumerate(plane.universes()):
             marker = _BlobMarker(spark, config, plane, universe, staged.child(f"universe-{n}"))

@@ -58,6 +58,10 @@ class LogHashes:
                 self._record(f"{number:020}.checkpoint.parquet")
         self._recorded_below = max(self._recorded_below, version + 1)
 
+    def record_checkpoint(self, version: int) -> None:
+        """Record the hash of a checkpoint that was written out of turn."""
+        self._record(f"{version:020}.checkpoint.parquet")
+
     def delete_stale(self) -> None:
         """Delete the records of log files that Delta has removed because a later checkpoint replaces them."""
         store = Stores(self._records.storage)(self._records.store_url)

@@ -49,7 +49,7 @@ def remove(table: LakeTable, universe: str, cut: Cut, moves: Mapping[str, Move])
     count = 0
     for file, kept, removed in rows_from(table, universe, cut):
         old.append(file)
-        new += files.write(table.table, table.location, files.sorted_batches(table.table, kept))
+        new += written(table, kept)
         count += removed.num_rows
     table.replace(old, new, moves)
     return count
@@ -73,10 +73,15 @@ def remove_where(
             if removed := pc.sum(mask).as_py():
                 old.append(file)
                 kept = rows.filter(pc.invert(mask))
-                new += files.write(table.table, table.location, files.sorted_batches(table.table, kept))
+                new += written(table, kept)
                 count += removed
     table.replace(old, new, moves)
     return count
+
+
+def written(table: LakeTable, rows: pa.Table) -> list[AddedFile]:
+    """Rows in new files of a table, which are not committed."""
+    return files.write(table.table, table.location, files.sorted_batches(table.table, rows))
 
 
 def source_of(table: str, row: Mapping[str, Any]) -> tuple[str, int]:

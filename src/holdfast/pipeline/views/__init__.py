@@ -14,8 +14,11 @@ from contextlib import contextmanager
 
 from holdfast.errors import InvalidUrl
 from holdfast.layers.migrations import check_complete
+from holdfast.pipeline import tombstones
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.journal_chunks import JournalChunk, WorldView
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.tombstones import Hidden
 from holdfast.pipeline.views import directory, postgres, server
 from holdfast.pipeline.views.view import View
 from holdfast.tiers import Tier
@@ -43,13 +46,17 @@ def open_view(config: Config) -> View:
 
 
 @contextmanager
-def shared_view(config: Config, view: View | None = None) -> Iterator[View]:
-    """The given view, which stays open; or a new one, which is closed at the end."""
+def shared_view(config: Config, view: View | None = None, *, with_forgotten: bool = False) -> Iterator[View]:
+    """The given view, which stays open; or a new one, which is closed at the end.
+
+    It lacks what `forget` has removed from the lake, unless that is wanted.
+    """
+    hidden = Hidden() if with_forgotten else tombstones.load(Lake(config.lake, config.storage), config.key_file)
     if view is not None:
-        yield view
+        yield view.without(hidden)
         return
     with open_view(config) as opened:
-        yield opened
+        yield opened.without(hidden)
 
 
 def _open(config: Config) -> View:

@@ -1,5 +1,6 @@
 """A view of a plane, independent of where its key space came from."""
 
+import copy
 import hashlib
 import heapq
 import itertools
@@ -35,6 +36,7 @@ from holdfast.limits import CHUNK_ENTRIES, CHUNK_PAGE
 from holdfast.names import checked_name
 from holdfast.pipeline.journal_chunks import JournalChunk, Stores, WorldView
 from holdfast.pipeline.logs import LogChunk
+from holdfast.pipeline.tombstones import Hidden
 from holdfast.pipeline.views import manifests, rows
 from holdfast.pipeline.views.chunk_stager import ChunkStager
 from holdfast.pipeline.views.manifests import Manifests
@@ -92,6 +94,15 @@ class View:
         self._pinned_logs: dict[str, list[LogFile]] | None = None
         self._rotated: list[str] | None = None  # The universes with rotated logs: a folder is listed as a whole.
         self._opened_ms = time.time_ns() // 1_000_000
+        self.hidden = Hidden()
+
+    def without(self, hidden: Hidden) -> "View":
+        """The same view without what was forgotten. Only the original is to be closed."""
+        if hidden == self.hidden:
+            return self
+        shown = copy.copy(self)
+        shown.hidden = hidden
+        return shown
 
     def identity(self) -> Identity | None:
         """The plane's identity; None if only older versions have opened it."""
@@ -131,7 +142,16 @@ class View:
 
     def world(self, universe: str, name: str) -> WorldView | None:
         """One world; None if it does not exist or was deleted."""
+        if self.hidden.targets and self.hidden.hides("world", universe, name, self.incarnation(universe, name)):
+            return None
         return self.database.read(_world, World(universe, name))
+
+    def incarnation(self, universe: str, name: str) -> int:
+        """How often a world of this name was created."""
+        try:
+            return self.database.read(worlds.last_meta, World(universe, name)).incarnation
+        except WorldNotFound:
+            return 0
 
     def hot_record_hash(self, universe: str, name: str, height: int) -> str | None:
         """The SHA-256 of a record in the key space, hex; None if it is not there any more."""
@@ -209,9 +229,10 @@ class View:
 
     def logs(self, universe: str) -> Iterator[LogFile]:
         """The session log files in order, each with the size it had when it was listed."""
-        if self._pinned_logs is not None:
-            return iter(self._pinned_logs.get(universe, ()))
-        return self._list_logs(universe)
+        return (file for file in self._all_logs(universe) if not self.hidden.hides("session", universe, file.session))
+
+    def _all_logs(self, universe: str) -> Iterator[LogFile]:
+        return self._list_logs(universe) if self._pinned_logs is None else iter(self._pinned_logs.get(universe, ()))
 
     def _list_logs(self, universe: str) -> Iterator[LogFile]:
         rotated = None if self.objects is None else Manifests(self.objects, self._store_id)
@@ -242,7 +263,7 @@ class View:
         if unlisted:
             local = {
                 rotation.hash_when_rotated(file, self.log_body(file))
-                for file in self.logs(universe)
+                for file in self._all_logs(universe)
                 if not file.is_rotated
             }
             young = {
@@ -312,35 +333,40 @@ class View:
 
     def queue_names(self, universe: str) -> Iterator[str]:
         """The sorted names of all queues."""
-        return scan.names(self.database, Subspace("u", universe, "q"))
+        found = scan.names(self.database, Subspace("u", universe, "q"))
+        return (name for name in found if not self.hidden.hides("queue", universe, name))
 
     def messages(self, universe: str, *, with_payloads: bool = True) -> Iterator[MessageRow]:
         """Every message in a queue, including dead letters; without payloads, large ones are not read."""
-        return rows.messages(self.database, universe, with_payloads=with_payloads)
+        found = rows.messages(self.database, universe, with_payloads=with_payloads)
+        return (row for row in found if not self._hides_message(row))
 
     def dead_letters(self, universe: str) -> Iterator[MessageRow]:
         """Every dead letter, with its last error."""
-        return rows.dead_letters(self.database, universe)
+        return (row for row in rows.dead_letters(self.database, universe) if not self._hides_message(row))
 
     def mails(self, universe: str) -> Iterator[MailRow]:
         """Every unconfirmed mail."""
-        return rows.mails(self.database, universe)
+        return (row for row in rows.mails(self.database, universe) if not self._hides_mail(row))
 
     def receipts(self, universe: str) -> Iterator[ReceiptRow]:
         """Every receipt that its sender may still read."""
-        return rows.receipts(self.database, universe)
+        return (row for row in rows.receipts(self.database, universe) if not self._hides_mail(row))
 
     def states(self, universe: str) -> Iterator[StateRow]:
         """Every state document."""
-        return rows.states(self.database, universe)
+        found = rows.states(self.database, universe)
+        return (row for row in found if not self.hidden.hides("states.key", universe, row.key))
 
     def leases(self, universe: str) -> Iterator[LeaseRow]:
         """The latest grant of every lease, held or not."""
-        return rows.all_leases(self.database, universe)
+        found = rows.all_leases(self.database, universe)
+        return (row for row in found if not self.hidden.hides("leases.owner", universe, row.owner))
 
     def schedules(self, universe: str) -> Iterator[tuple[str, Schedule]]:
         """Every schedule, with its queue."""
-        return rows.schedules(self.database, universe)
+        found = rows.schedules(self.database, universe)
+        return (row for row in found if not self.hidden.hides("queue", universe, row[0]))
 
     def tokens(self) -> list[Token]:
         """Every access token of the plane, usable or not."""
@@ -348,7 +374,12 @@ class View:
 
     def entities(self, universe: str) -> Iterator[EntityRow]:
         """Every entity, including deleted ones."""
-        return rows.all_entities(self.database, universe)
+        for row in rows.all_entities(self.database, universe):
+            is_hidden = self.hidden.hides("kind", universe, row.kind) or self.hidden.hides(
+                "entity_changes.id", universe, row.id
+            )
+            if not is_hidden:
+                yield row
 
     def entity_changes(self, universe: str) -> Iterator[ChangeRow]:
         """Every change in every entity's history."""
@@ -373,6 +404,14 @@ class View:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _hides_message(self, row: MessageRow) -> bool:
+        queues = (row.queue,) if row.origin is None else (row.queue, row.origin)
+        return any(self.hidden.hides("queue", row.universe, name) for name in queues)
+
+    def _hides_mail(self, row: MailRow | ReceiptRow) -> bool:
+        hides = self.hidden.hides
+        return hides("mail.sender", row.universe, row.sender) or hides("mail.recipient", row.universe, row.recipient)
 
     def _local_universes(self) -> list[str]:
         folders = [folder for logs in self._logs if logs.is_dir() for folder in logs.iterdir()]
