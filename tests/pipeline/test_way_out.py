@@ -16,10 +16,11 @@ from click.testing import CliRunner
 
 from holdfast.cli.main import root
 from holdfast.errors import InvalidArgument, WouldLoseData
+from holdfast.limits import HISTORY_OVERLAP_MS
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake.quarantine import Quarantine
-from holdfast.pipeline.jobs import accept, audit, contents, forget, ingest, reset
-from holdfast.pipeline.lake import Lake, purging, removal, searching
+from holdfast.pipeline.jobs import accept, audit, backfill, contents, forget, ingest, reset
+from holdfast.pipeline.lake import Lake, LakeTable, purging, removal, searching
 from holdfast.pipeline.schemas import (
     ACTIVITY,
     ENTITY_CHANGES,
@@ -43,9 +44,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plane with every kind of source; each test gets a copy."""
     path: Path = tmp_path_factory.mktemp("way-out") / "data"
     planes.build(path, worlds=3, entries=120, segment=16, messages=6, mails=6, entities=4, activity=9)
-    with planes.opened(f"dir:{path}", universe="main", clock=planes.ManualClock(planes.START_MS)) as plane:
+    clock = planes.ManualClock(planes.START_MS)
+    with planes.opened(f"dir:{path}", universe="main", clock=clock) as plane:
         plane.queue("audited").set_policy(QueuePolicy(history="durable", history_seconds=31_000_000))
         plane.queue("audited").put_many([1, 2])
+        clock.advance_ms(HISTORY_OVERLAP_MS * 2)
+        plane.queue("audited").put(3)
     return path
 
 
@@ -140,7 +144,7 @@ def test_reset_refuses_to_lose_rows_unless_that_is_allowed(plane: Path, monkeypa
         ({"worlds": ["world-0000"]}, r"rows of world-0000 \(journal, 0 to"),
         ({"kinds": ["counter"]}, r"1 rows of counter/c \(entity_changes, 2 to 2\)"),
         ({"sessions": ["crashed"]}, r"5 rows of .* \(activity, 0 to 4\)"),
-        ({"queues": ["audited"]}, r"2 rows of audited \(queue_events"),
+        ({"queues": ["audited"]}, r"3 rows of audited \(queue_events"),
         ({"everything": True}, "more sources.*--allow-loss"),
     ):
         with pytest.raises(WouldLoseData, match=said):
@@ -353,3 +357,100 @@ def test_two_runs_that_forget_at_once_both_do(plane: Path) -> None:
     assert lake(plane).table(TOMBSTONES).count() == 2
     ingest.run(None, config(plane))
     assert {*lake(plane).table(JOURNAL).rows().column("world").to_pylist()} == {"world-0000"}
+
+
+def drop_some(plane: Path) -> int:
+    """Remove every third row of the tables, as a fault of the lake would: the watermarks stay."""
+    return sum(
+        removal.remove_where(
+            lake(plane).table(table), lambda rows: pa.array([n % 3 == 1 for n in range(rows.num_rows)], pa.bool_())
+        )
+        for table in FED
+        if table is not SEGMENTS
+    )
+
+
+def test_backfill_adds_exactly_the_missing_rows(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ingest.run(None, config(plane))
+    before = content(plane)
+    dropped = drop_some(plane)
+    assert sum(ingest.run(None, config(plane)).rows.values()) == 0
+    for step in range(3):  # Killed after some of the commits.
+        with monkeypatch.context() as patch:
+            kill_after(patch, LakeTable, "append", step)
+            with pytest.raises(KeyboardInterrupt):
+                backfill.run(None, config(plane), everything=True)
+    result = backfill.run(None, config(plane), everything=True)
+    assert (result.ok, result.findings) == (True, [])
+    assert dropped > 50
+    assert content(plane) == before
+    assert backfill.run(None, config(plane), everything=True).notes == [
+        "0 rows were missing below the watermarks, and were added"
+    ]
+    drop_some(plane)
+    backfill.run(None, config(plane), worlds=["world-0001"])
+    after = content(plane)
+    assert {"journal", "entity_changes", "activity"} <= {table for table in before if after[table] != before[table]}
+    assert [[row for row in rows["journal"] if "world-0001" in row] for rows in (before, after)] == [
+        [row for row in before["journal"] if "world-0001" in row]
+    ] * 2
+    run_at_once(plane, (backfill, {"everything": True}), (backfill, {"everything": True}), (ingest, {}))
+    assert content(plane) == before
+
+
+def test_backfill_reads_what_has_appeared_later(plane: Path, tmp_path: Path) -> None:
+    log = planes.leave_log(plane, lines=5)
+    restored = tmp_path / "restored" / "main" / log.name
+    restored.parent.mkdir(parents=True)
+    shutil.move(log, restored)
+    segment = planes.segment_files(plane, "world-0002")[1]
+    body = segment.read_bytes()
+    first, last = planes.remove_segment(plane, "world-0002", 1)
+    assert not ingest.run(None, config(plane)).ok
+    assert not backfill.run(None, config(plane), everything=True).ok
+    segment.write_bytes(body)
+    both = (str(plane / "activity"), str(tmp_path / "restored"))
+    result = backfill.run(None, config(plane, activity=both), everything=True)
+    assert (result.ok, result.rows["journal"], result.rows["activity"]) == (True, last - first + 1, 5)
+    assert Quarantine(lake(plane)).rows() == []
+
+
+def test_backfill_reports_rows_that_differ_and_leaves_them(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    table = lake(plane).table(JOURNAL)
+    rows = table.rows(where=pc.field("world") == "world-0000")
+    removal.remove_where(table, lambda rows: pc.equal(rows.column("world"), "world-0000").combine_chunks())
+    hashes = ["0" * 64 if height == 7 else hash for height, hash in enumerate(rows.column("hash").to_pylist())]
+    changed = rows.set_column(rows.column_names.index("hash"), "hash", pa.array(hashes)).filter(
+        pc.not_equal(rows.column("height"), 3)
+    )
+    lake(plane).table(JOURNAL).append_rows(changed)
+    before = content(plane)
+    result = backfill.run(None, config(plane), everything=True)
+    assert [(found["world"], found["height"], found["reason"]) for found in result.findings] == [
+        ("world-0000", 7, "differs")
+    ]
+    assert content(plane) == before
+    reset.run(None, config(plane), worlds=["world-0000"], allow_loss=True)
+    ingest.run(None, config(plane))
+    assert backfill.run(None, config(plane), everything=True).ok
+
+
+@pytest.mark.parametrize("job", ["accept", "backfill"])
+def test_entity_with_more_versions_than_the_plane_keeps_ends_with_exit_code_0(plane: Path, job: str) -> None:
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        for n in range(1_500):
+            opened.entities.write("counter", "c", {"n": n})
+
+    def command(*words: str) -> int:
+        return (
+            CliRunner().invoke(root, ["pipeline", *words, "--data", str(plane), "--lake", config(plane).lake]).exit_code
+        )
+
+    assert not ingest.run(None, config(plane)).ok
+    assert command("status") == 10
+    run = {"accept": accept.run, "backfill": backfill.run}[job]
+    assert run(None, config(plane), kinds=["counter"], lost=True).ok
+    assert ingest.run(None, config(plane)).ok
+    assert command("status") == 0
+    assert [(row.start, row.end) for row in Quarantine(lake(plane)).rows()] == [(1, 500)]

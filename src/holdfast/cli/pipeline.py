@@ -362,6 +362,26 @@ def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
 
 @pipeline.command(
     examples=[
+        "holdfast pipeline backfill --data ./data --lake ./lake --world ada",
+        "holdfast pipeline backfill --data ./data --lake ./lake --all --activity ./restored-logs",
+        "holdfast pipeline backfill --data ./data --lake ./lake --kind order --lost",
+    ]
+)
+@_job_options
+@_source_options
+@click.option("--lost", is_flag=True, help="Confirm that rows which are still missing are lost.")
+def backfill(lost: bool, **options: Unpack[SourceArguments]) -> None:
+    """Ingest sources again from the start: add rows that the lake lacks, and report what differs from the plane.
+
+    Exit code 10 means that rows differ, or are missing and not confirmed as lost. No row is changed or removed.
+    """
+    chosen = _sources(options)
+    chosen["lost"] = lost
+    _run(["backfill"], options, **chosen)
+
+
+@pipeline.command(
+    examples=[
         "holdfast pipeline forget --data ./data --lake ./lake --deleted --vacuum",
         "holdfast pipeline forget --data ./data --lake ./lake --match mail.sender=ada --vacuum --key-file key",
     ]

@@ -40,12 +40,11 @@ def _ingest_new(run: Run) -> None:
         for name in run.view.queue_names(universe):
             queue = QueueKey(universe, name)
             if history_ms(run.view.database.read(queues.policy_of, queue)):
-                _ingest_queue(run, table, queue)
+                ingest_queue(run, table, queue, max(table.watermark(time_watermark(*queue)) - HISTORY_OVERLAP_MS, 0))
 
 
-def _ingest_queue(run: Run, table: LakeTable, queue: QueueKey) -> None:
-    watermark = time_watermark(*queue)
-    since_ms = max(table.watermark(watermark) - HISTORY_OVERLAP_MS, 0)
+def ingest_queue(run: Run, table: LakeTable, queue: QueueKey, since_ms: int) -> None:
+    """Ingest the events from this time on that the table does not have."""
     known = set(_known(table, queue, since_ms))
     rows: list[dict[str, Any]] = []
     for event in events(run.view, queue, since_ms):

@@ -30,6 +30,7 @@ class Loss(msgspec.Struct, frozen=True):
     rows: int
     first: int  # The first height, version, line or time in milliseconds.
     last: int
+    differing: int = 0  # How many of them the plane has with another content.
 
     def __str__(self) -> str:
         return f"{self.rows} rows of {self.source} ({self.table}, {self.first} to {self.last})"
@@ -50,14 +51,16 @@ def _lost_records(table: LakeTable, view: View, universe: str, sources: Sources,
     for row in _chosen_rows(table, universe, sources, ["world", "height", "hash"]):
         known.setdefault(row["world"], {})[row["height"]] = row["hash"]
     for name, hashes in known.items():
-        world = view.world(universe, name)
+        world, differing = view.world(universe, name), 0
         if world is not None:
             window = msgspec.structs.replace(world, head=min(world.head, max(hashes) + 1))
             chunks = view.chunks(window, min(hashes), staging) if window.head > min(hashes) else []
             for height, hash in divergence.plane_hashes(view, chunks):
                 if hashes.get(height) == hash:
                     del hashes[height]
-        yield from _loss(universe, JOURNAL.name, name, hashes)
+                else:
+                    differing += height in hashes
+        yield from _loss(universe, JOURNAL.name, name, hashes, differing)
 
 
 def _lost_changes(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
@@ -66,10 +69,13 @@ def _lost_changes(table: LakeTable, view: View, universe: str, sources: Sources)
         fingerprint = entity_ingest.change_fingerprint(divergence.with_milliseconds(row))
         known.setdefault((row["kind"], row["id"]), {})[row["version"]] = fingerprint
     for (kind, id), versions in known.items():
+        differing = 0
         for change in divergence.plane_changes(view, EntityKey(universe, kind, id), min(versions)):
             if versions.get(change["version"]) == entity_ingest.change_fingerprint(change):
                 del versions[change["version"]]
-        yield from _loss(universe, ENTITY_CHANGES.name, f"{kind}/{id}", versions)
+            else:
+                differing += change["version"] in versions
+        yield from _loss(universe, ENTITY_CHANGES.name, f"{kind}/{id}", versions, differing)
 
 
 def _lost_events(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
@@ -87,6 +93,7 @@ def _lost_events(table: LakeTable, view: View, universe: str, sources: Sources) 
 
 def _lost_lines(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
     known: dict[str, dict[int, str]] = {}
+    differing: dict[str, int] = {}
     for row in _chosen_rows(table, universe, sources, ["session", "file", "n", "record"]):
         known.setdefault(row["file"], {})[row["n"]] = row["record"]
     for file in view.logs(universe) if known else ():
@@ -95,8 +102,10 @@ def _lost_lines(table: LakeTable, view: View, universe: str, sources: Sources) -
             for _, line in log_format.lines(view.log_body(file)):
                 if line is not None and lines.get(line.n) == bytes(line.record).decode():
                     del lines[line.n]
+                elif line is not None and line.n in lines:
+                    differing[file.id] = differing.get(file.id, 0) + 1
     for name, lines in known.items():
-        yield from _loss(universe, ACTIVITY.name, name, lines)
+        yield from _loss(universe, ACTIVITY.name, name, lines, differing.get(name, 0))
 
 
 def _chosen_rows(
@@ -106,6 +115,6 @@ def _chosen_rows(
         yield from rows.filter(sources.matches(table.table, rows)).to_pylist()
 
 
-def _loss(universe: str, table: str, source: str, numbers: Collection[int]) -> Iterator[Loss]:
+def _loss(universe: str, table: str, source: str, numbers: Collection[int], differing: int = 0) -> Iterator[Loss]:
     if numbers:
-        yield Loss(universe, table, source, len(numbers), min(numbers), max(numbers))
+        yield Loss(universe, table, source, len(numbers), min(numbers), max(numbers), differing)

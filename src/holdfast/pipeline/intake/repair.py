@@ -59,10 +59,11 @@ def _repair_journal(run: Run) -> None:
         and row.end < table.watermark(plans.journal_watermark(row.universe, row.source))
     ]
     for begin in range(0, len(rows), INGEST_WORLDS_MAX):
-        _repair_heights(run, table, _gaps(table, rows[begin : begin + INGEST_WORLDS_MAX], "world", "height"))
+        repair_heights(run, table, _gaps(table, rows[begin : begin + INGEST_WORLDS_MAX], "world", "height"))
 
 
-def _repair_heights(run: Run, table: LakeTable, gaps: Sequence[Gap]) -> None:
+def repair_heights(run: Run, table: LakeTable, gaps: Sequence[Gap]) -> None:
+    """Ingest the readable heights of gaps, and update the quarantine."""
     staging = f"{run.staging}/holes"
     try:
         work = {gap.row.key: list(_gap_items(run, gap, staging)) for gap in gaps if gap.missing}
@@ -76,7 +77,7 @@ def _repair_heights(run: Run, table: LakeTable, gaps: Sequence[Gap]) -> None:
     checked = [gap for gap in gaps if not gap.missing or work[gap.row.key]]
     remaining = [row for gap in checked for row in _still_damaged(gap, damaged)]
     if added:
-        table.append(added, {gap.watermark: _next_repair(table, gap) for gap in checked if gap.missing})
+        table.append(added, {gap.watermark: next_repair(table, gap.watermark) for gap in checked if gap.missing})
         run.record_commit(JOURNAL, sum(file.rows for file in added))
     run.quarantine.resolve([_scope(gap) for gap in checked], remaining)
 
@@ -115,14 +116,14 @@ def _repair_activity(run: Run) -> None:
                 if bad := rows.get((universe, file.id)):
                     try:
                         chunk = run.view.log_chunk(file, staging)
-                        _repair_lines(run, table, _gaps(table, bad, "file", "n"), chunk)
+                        repair_lines(run, table, _gaps(table, bad, "file", "n"), chunk)
                     except MissingObject:
                         continue
     finally:
         run.clear(staging)
 
 
-def _repair_lines(run: Run, table: LakeTable, gaps: Sequence[Gap], chunk: LogChunk) -> None:
+def repair_lines(run: Run, table: LakeTable, gaps: Sequence[Gap], chunk: LogChunk) -> None:
     """Ingest the readable lines of one file's gaps."""
     batches = (each for each in log_reader.activity_rows([chunk], run.stores) if isinstance(each, pa.RecordBatch))
     wanted = {n for gap in gaps for n in _expand(gap.missing)}
@@ -130,13 +131,13 @@ def _repair_lines(run: Run, table: LakeTable, gaps: Sequence[Gap], chunk: LogChu
     rows = pa.Table.from_batches([run.view.hidden.visible(batch) for batch in readable.to_batches()], ACTIVITY.schema)
     if rows.num_rows:
         added = files.write(ACTIVITY, table.location, files.sorted_batches(ACTIVITY, rows))
-        table.append(added, {gap.watermark: _next_repair(table, gap) for gap in gaps if gap.missing})
+        table.append(added, {gap.watermark: next_repair(table, gap.watermark) for gap in gaps if gap.missing})
         run.record_commit(ACTIVITY, rows.num_rows)
     found = set(readable.column("n").to_pylist())
     remaining: list[Quarantined] = []
     for gap in gaps:
         left = [n for n in _expand(gap.missing) if n not in found]
-        remaining += [msgspec.structs.replace(gap.row, start=low, end=high) for low, high in _ranges(left)]
+        remaining += [msgspec.structs.replace(gap.row, start=low, end=high) for low, high in ranges(left)]
     run.quarantine.resolve([_scope(gap) for gap in gaps], remaining)
 
 
@@ -201,7 +202,7 @@ def _gaps(table: LakeTable, rows: Sequence[Quarantined], source: str, number: st
         ingested = present.setdefault((row.universe, row.source), set())
         missing = [n for n in range(row.start, row.end + 1) if n not in ingested]
         ingested.update(missing)
-        gaps.append(Gap(row, list(_ranges(missing))))
+        gaps.append(Gap(row, list(ranges(missing))))
     return gaps
 
 
@@ -229,7 +230,7 @@ def _expand(spans: Iterable[_Range]) -> Iterator[int]:
         yield from range(low, high + 1)
 
 
-def _ranges(numbers: Sequence[int]) -> Iterator[_Range]:
+def ranges(numbers: Sequence[int]) -> Iterator[_Range]:
     """Sorted numbers as ranges without a gap."""
     begin = 0
     for n, number in enumerate(numbers):
@@ -238,8 +239,9 @@ def _ranges(numbers: Sequence[int]) -> Iterator[_Range]:
             begin = n + 1
 
 
-def _next_repair(table: LakeTable, gap: Gap) -> Move:
-    return Move(table.watermark(gap.watermark), table.watermark(gap.watermark) + 1)
+def next_repair(table: LakeTable, watermark: str) -> Move:
+    """The move that counts another repair: of two runs that repair the same source, one starts over."""
+    return Move(table.watermark(watermark), table.watermark(watermark) + 1)
 
 
 def _scope(gap: Gap) -> Scope:

@@ -31,6 +31,7 @@ JOBS: Final = {
     "report": "Write an HTML report with plots of the aggregates.",
     "accept": "Continue the lake with a plane that was restored, and confirm losses.",
     "reset": "Drop the rows of sources, so that the next ingest reads them again from the start.",
+    "backfill": "Ingest sources again from the start: add missing rows, and report what differs.",
     "forget": "Remove worlds, queues or a person's rows from every table, and prove that they are gone.",
     "load": "Load rows of a table or file into queues, mailboxes or inboxes.",
     "vacuum": "Compact small files of the lake, and delete files that no table uses.",
@@ -60,13 +61,13 @@ class JobOptions(TypedDict, total=False):
     queue: str | None
     format: str | None
     staging: str | None
-    worlds: Sequence[str]  # accept, reset and forget
+    worlds: Sequence[str]  # accept, reset, backfill and forget
     kinds: Sequence[str]
-    lost: bool  # accept
-    queues: Sequence[str]  # reset and forget
+    lost: bool  # accept and backfill
+    queues: Sequence[str]  # reset, backfill and forget
     sessions: Sequence[str]
-    everything: bool  # reset
-    allow_loss: bool
+    everything: bool  # reset and backfill
+    allow_loss: bool  # reset
     matches: Sequence[str]  # forget
     deleted: bool
     reason: str | None

@@ -137,7 +137,7 @@ def ingest_view(
         ok=not found,
         rows=rows,
         seconds=time.monotonic() - started,
-        findings=[_finding(row) for row in found[:FINDINGS_MAX]],
+        findings=[finding(row) for row in found[:FINDINGS_MAX]],
         notes=list(_notes(len(found), len(quarantined) - len(found))),
     )
 
@@ -207,7 +207,8 @@ def _notes(quarantined: int, accepted: int) -> Iterator[str]:
         yield f"{accepted} ranges are lost, which was accepted"
 
 
-def _finding(row: Quarantined) -> dict[str, object]:
+def finding(row: Quarantined) -> dict[str, object]:
+    """A quarantined range as a finding of a result."""
     return {
         "universe": row.universe,
         "table": row.table,

@@ -78,7 +78,12 @@ _FLOWS: Final[Mapping[str, _Flow]] = {
     "ingest": _Flow(
         ("journal", "segments", "activity", "entities", "queues"),
         (),
-        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUEUE_COUNTERS, QUARANTINE, PLANES),
+        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUEUE_COUNTERS, PLANES, QUARANTINE),
+    ),
+    "backfill": _Flow(
+        ("journal", "segments", "activity", "entities"),
+        (),
+        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUEUE_COUNTERS, PLANES, QUARANTINE),
     ),
     "audit": _Flow(("journal", "segments"), (), (WORLD_STATE,)),
     "reachability": _Flow(("journal", "queues", "mail", "entities"), (), (UNREACHABLE,)),
@@ -86,10 +91,16 @@ _FLOWS: Final[Mapping[str, _Flow]] = {
     "rollup": _Flow(("queues", "mail"), (ACTIVITY, QUEUE_EVENTS, QUEUE_COUNTERS), (MESSAGES, MAIL, *ROLLUPS)),
     "report": _Flow((), (*ROLLUPS, WORLD_STATE, QUARANTINE, UNREACHABLE), ()),
     "accept": _Flow(
-        ("journal", "entities", "activity"),
+        ("journal", "activity", "entities"),
         (),
-        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUEUE_COUNTERS, QUARANTINE, SUPERSEDED, PLANES),
+        (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUEUE_COUNTERS, SUPERSEDED, PLANES, QUARANTINE),
     ),
+    "reset": _Flow(
+        ("journal", "activity", "entities"),
+        (),
+        (JOURNAL, SEGMENTS, WORLD_STATE, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUARANTINE),
+    ),
+    "forget": _Flow((), (), tuple(TABLES.values())),
     "load": _Flow(),
     "vacuum": _Flow((), tuple(TABLES.values()), ()),
 }

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from holdfast.errors import ObjectNotFound
+from holdfast.pipeline import tombstones
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake import entity_ingest, log_ingest, plans
 from holdfast.pipeline.lake import Lake, LakeTable
@@ -33,7 +34,7 @@ class TableStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # Of the Delta log: the number of the last commit.
     committed_at: datetime | None
     marks: int  # Watermarks: how many sources the table remembers its position of.
-    quarantined: int  # Ranges that the table lacks.
+    quarantined: int  # Ranges that the table lacks, without those that were accepted as lost.
     lag: Lag | None = None  # None: not measured, or derived from other tables.
 
 
@@ -66,10 +67,10 @@ def lake_status(config: Config, view: View | None = None) -> LakeStatus:
         )
     quarantined = Counter(
         row["table_name"]
-        for row in lake.table(QUARANTINE).rows(["universe", "table_name"]).to_pylist()
-        if not config.universes or row["universe"] in config.universes
+        for row in lake.table(QUARANTINE).rows(["universe", "table_name", "accepted_at"]).to_pylist()
+        if row["accepted_at"] is None and (not config.universes or row["universe"] in config.universes)
     )
-    lags = {} if view is None else _lags(lake, view)
+    lags = {} if view is None else _lags(lake, view.without(tombstones.load(lake, config.key_file)))
     return LakeStatus(
         lake=lake.location.url,
         at=datetime.now(UTC),
