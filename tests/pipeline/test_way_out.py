@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cbor2
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -454,3 +455,108 @@ def test_entity_with_more_versions_than_the_plane_keeps_ends_with_exit_code_0(pl
     assert ingest.run(None, config(plane)).ok
     assert command("status") == 0
     assert [(row.start, row.end) for row in Quarantine(lake(plane)).rows()] == [(1, 500)]
+
+
+RULES = """
+[[redact]]
+table = "journal"
+source = "people*"
+path = "$.user.email"
+
+[[redact]]
+table = "journal"
+source = "people*"
+path = "/friends/0/name"
+method = "hmac"
+
+[[redact]]
+table = "entity_changes"
+source = "person"
+path = "$.email"
+method = "hmac"
+
+[[redact]]
+table = "activity"
+source = "chat"
+path = "$.lines[*].text"
+"""
+
+
+def test_redacted_fields_are_in_no_file_and_the_audit_is_content(plane: Path, tmp_path: Path) -> None:
+    secret = "ada@example.com"
+    with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
+        for world in ("people", "other"):
+            opened.world(world).create()
+            entries: list[Any] = [{"user": {"email": "x" if world == "other" else secret}}, {"n": 1}, 7]
+            opened.world(world).append([*entries, {"friends": [{"name": "grace-hopper"}]}], expected_head=0)
+        for n in range(3):
+            opened.entities.write("person", "p", {"email": secret, "n": n})
+        opened.activity.log("s", {"lines": [{"text": secret}, {"text": "grace-hopper"}]}, kind="chat")
+    (tmp_path / "rules.toml").write_text(RULES)
+    (tmp_path / "key").write_text("secret")
+    redacting = config(plane, redact_file=str(tmp_path / "rules.toml"), key_file=str(tmp_path / "key"))
+    ingest.run(None, config(plane))
+    assert texts(plane, secret)
+    reset.run(None, config(plane), everything=True)
+    with pytest.raises(InvalidArgument, match="--key-file"):
+        ingest.run(None, msgspec.structs.replace(redacting, key_file=None))
+    assert ingest.run(None, redacting).ok
+    for table in TABLES.values():
+        purging.purge(lake(plane).table(table), lambda _: False)
+    assert texts(plane, secret) == {}
+    found = searching.search(lake(plane).location, ["grace-hopper"]).found
+    assert [path.partition("/")[0] for path in found] == ["journal"]  # Of the world without rules.
+    rows = {
+        (row["world"], row["height"]): row
+        for row in lake(plane).table(JOURNAL).rows(where=pc.field("world").isin(["people", "other"])).to_pylist()
+    }
+    assert [rows["people", n]["redacted"] for n in range(4)] == [True, False, False, True]
+    assert [rows["other", n]["redacted"] for n in range(4)] == [False] * 4
+    assert rows["people", 0]["payload"] == '{"user":{"email":"[redacted]"}}'
+    assert cbor2.loads(rows["people", 0]["raw"])[1] == {"user": {"email": "[redacted]"}}
+    assert re.fullmatch(r'\{"friends":\[\{"name":"hmac:[0-9a-f]{32}"\}\]\}', rows["people", 3]["payload"])
+    assert rows["people", 1]["hash"] == rows["other", 1]["hash"]
+    changes = lake(plane).table(ENTITY_CHANGES).rows(where=pc.field("kind") == "person").to_pylist()
+    assert len({msgspec.json.decode(row["fields"])["email"] for row in changes}) == 1  # Equal values stay equal.
+    logged = lake(plane).table(ACTIVITY).rows(where=pc.field("kind") == "chat").to_pylist()
+    assert [row["record"] for row in logged] == ['{"lines":[{"text":"[redacted]"},{"text":"[redacted]"}]}']
+    assert audit.run(None, redacting).ok
+    with pytest.raises(InvalidArgument, match="--redact FILE"):
+        ingest.run(None, config(plane))
+    drop_some(plane)
+    result = backfill.run(None, redacting, everything=True)
+    assert (result.ok, texts(plane, secret)) == (True, {})
+    reset.run(None, redacting, everything=True)  # Redacted rows are no losses.
+    (tmp_path / "rules.toml").write_text("")
+    ingest.run(None, redacting)
+    assert texts(plane, secret)
+
+
+def test_audit_finds_damage_of_rows_that_are_not_redacted(plane: Path, tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text(RULES)
+    (tmp_path / "key").write_text("secret")
+    redacting = config(plane, redact_file=str(tmp_path / "rules.toml"), key_file=str(tmp_path / "key"))
+    ingest.run(None, redacting)
+    table = lake(plane).table(JOURNAL)
+    rows = table.rows(where=pc.field("world") == "world-0000")
+    removal.remove_where(table, lambda rows: pc.equal(rows.column("world"), "world-0000").combine_chunks())
+    raws = [b"?" if n == 5 else raw for n, raw in enumerate(rows.column("raw").to_pylist())]
+    changed = rows.set_column(rows.column_names.index("raw"), "raw", pa.array(raws, pa.binary()))
+    lake(plane).table(JOURNAL).append_rows(changed)
+    assert [finding["detail"] for finding in audit.run(None, redacting).findings][:1] == [
+        "1 rows of the lake do not match their hash"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ('[[redact]]\ntable = "journal"\npath = "email"', "path 'email' is invalid"),
+        ('[[redact]]\ntable = "mail"\npath = "$.email"', "Invalid enum value 'mail'"),
+        ("[[redact]", "are invalid"),
+    ],
+)
+def test_invalid_rules_are_refused(plane: Path, tmp_path: Path, rules: str, said: str) -> None:
+    (tmp_path / "rules.toml").write_text(rules)
+    with pytest.raises(InvalidArgument, match=said):
+        ingest.run(None, config(plane, redact_file=str(tmp_path / "rules.toml")))

@@ -57,6 +57,7 @@ class JobArguments(TypedDict):
     lineage: NotRequired[str | None]
     reducer: NotRequired[str | None]
     key_file: NotRequired[str | None]
+    redact: NotRequired[str | None]
 
 
 _DATA: Final = click.option(
@@ -96,6 +97,12 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
                 metavar="FILE",
                 envvar="HOLDFAST_LAKE_KEY_FILE",
                 help="A file with the secret key of the digests in the lake.",
+            ),
+            click.option(
+                "--redact",
+                metavar="FILE",
+                envvar="HOLDFAST_LAKE_REDACT",
+                help="A TOML file with the fields that are replaced before they are stored in the lake.",
             ),
             click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),
             click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002."),
@@ -608,7 +615,8 @@ def _config(options: JobArguments, *, needs_lake: bool) -> "Config":
         patience_seconds=given_options().get("patience", PATIENCE_SECONDS),
         storage=_pairs(options["storage"]),
         universes=tuple(checked_name("universe", name) for name in named),
-        key_file=options.get("key_file"),
+        key_file=_absolute_path(options.get("key_file")),
+        redact_file=_absolute_path(options.get("redact")),
         reducer=options.get("reducer"),
     )
 

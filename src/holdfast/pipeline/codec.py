@@ -25,7 +25,7 @@ from holdfast.layers.journal_records import Kind
 from holdfast.layers.segments import SegmentRecord
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
 from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
-from holdfast.pipeline.schemas import JOURNAL
+from holdfast.pipeline.schemas import JOURNAL, decoded
 
 
 class Damaged(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class Rows:
             pa.array(self._segments, pa.string()),
         ]
         self._clear()
-        return pa.RecordBatch.from_arrays(columns, schema=JOURNAL.schema)
+        return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
 def payload_of(value: Any) -> str | None:
@@ -195,6 +195,7 @@ def _merge_damage(chunk: JournalChunk, bad: list[tuple[int, str, str]]) -> Itera
             start = n + 1
 
 
+_SCHEMA: Final = decoded(JOURNAL)
 _PAIR: Final = 0x82  # CBOR: an array of two.
 _SLICE: Final = 256  # Records between two checks of a batch's size.
 KINDS: Final = {int(kind): kind.name.lower() for kind in Kind}

@@ -25,6 +25,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     storage: dict[str, str] = {}  # Object store options, such as aws_endpoint.
     universes: tuple[str, ...] = ()  # Restrict the job to these universes; empty: all.
     key_file: str | None = None  # A file with the secret key of digests in the lake; executors do not read it.
+    redact_file: str | None = None  # A file with the fields that are replaced before they are stored.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.
 
     @property

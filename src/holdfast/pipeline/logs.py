@@ -15,7 +15,7 @@ from holdfast.errors import MissingObject, ObjectNotFound
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
 from holdfast.pipeline.journal_chunks import OpenStore, staged_object_missing
 from holdfast.pipeline.lifecycles import AT_MS_MAX
-from holdfast.pipeline.schemas import ACTIVITY
+from holdfast.pipeline.schemas import ACTIVITY, decoded
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Line
 
@@ -133,12 +133,13 @@ def _batch(chunk: LogChunk, lines: list[Line]) -> pa.RecordBatch:
         pa.array([at_ms // _DAY_MS for at_ms in times], pa.int32()).cast(pa.date32()),
         pa.array([bytes(line.record) for line in lines], pa.string()),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=ACTIVITY.schema)
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
 
 
 def _damaged(chunk: LogChunk, start: int, end: int) -> DamagedLines:
     return DamagedLines(chunk.universe, chunk.file, start, end, "malformed", "not valid session log lines")
 
 
+_SCHEMA: Final = decoded(ACTIVITY)
 _DAY_MS: Final = 86_400_000
 _N_MAX: Final = 1 << 63  # The range of an int64 column.

@@ -13,6 +13,11 @@ import pyarrow as pa
 _UTC: Final = pa.timestamp("ms", tz="UTC")
 
 
+def decoded(table: "Table") -> pa.Schema:
+    """The columns of a table that come from the plane; redaction adds one when rows are stored."""
+    return pa.schema([field for field in table.schema if field.name != "redacted"])
+
+
 class Table(msgspec.Struct, frozen=True):
     """A table: its columns, the sort order of its files, and its partition columns."""
 
@@ -52,7 +57,7 @@ def _percentiles(measure: str) -> dict[str, pa.DataType]:
 
 JOURNAL: Final = _table(
     "journal",
-    1,
+    2,
     ("world", "height"),
     world=pa.string(),
     height=pa.int64(),
@@ -61,6 +66,7 @@ JOURNAL: Final = _table(
     raw=pa.binary(),  # The record, canonical CBOR.
     hash=pa.string(),  # SHA-256 of `raw`, hex.
     segment=pa.string(),  # The segment's object path; None: a hot record.
+    redacted=pa.bool_(),  # `payload` and `raw` lack fields; `hash` is that of the whole record.
 )
 
 SEGMENTS: Final = _table(
@@ -80,7 +86,7 @@ SEGMENTS: Final = _table(
 
 ACTIVITY: Final = _table(
     "activity",
-    2,
+    3,
     ("kind", "file", "n"),
     session=pa.string(),
     kind=pa.string(),
@@ -89,6 +95,7 @@ ACTIVITY: Final = _table(
     logged_at=_UTC,
     day=pa.date32(),
     record=pa.string(),  # JSON.
+    redacted=pa.bool_(),  # `record` lacks fields.
 )
 
 MESSAGES: Final = _table(
@@ -156,7 +163,7 @@ MAIL: Final = _table(
 
 ENTITY_CHANGES: Final = _table(
     "entity_changes",
-    2,
+    3,
     ("kind", "id", "version"),
     kind=pa.string(),
     id=pa.string(),
@@ -166,6 +173,7 @@ ENTITY_CHANGES: Final = _table(
     fields=pa.string(),  # JSON.
     removed=pa.list_(pa.string()),
     deleted=pa.bool_(),
+    redacted=pa.bool_(),  # `fields` lacks values.
 )
 
 WORLD_STATE: Final = _table(

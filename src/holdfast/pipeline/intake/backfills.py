@@ -75,7 +75,8 @@ def _fill_entity(run: Run, table: LakeTable, entity: EntityRow) -> None:
     if rows:
         watermark = f"holes/{universe}/{kind}/{id}"
         moves = {watermark: repair.next_repair(table, watermark)}
-        table.append_rows(pa.Table.from_pylist(rows, ENTITY_CHANGES.schema), moves)
+        stored = [run.redaction.change(row) for row in rows]
+        table.append_rows(pa.Table.from_pylist(stored, ENTITY_CHANGES.schema), moves)
         run.record_commit(ENTITY_CHANGES, len(rows))
     _shorten(run, universe, f"{kind}/{id}", present | {row["version"] for row in rows})
 

@@ -94,7 +94,8 @@ def entity_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *, 
             cuts.moves[watermark] = Move(end, cut - 1)
             tip = entity_ingest.tip_watermark(universe, kind, id)
             before = rows.get(cut - 1)
-            fingerprint = 0 if before is None else entity_ingest.change_fingerprint(before)
+            is_known = before is not None and not before["redacted"]
+            fingerprint = entity_ingest.change_fingerprint(before) if before is not None and is_known else 0
             cuts.moves[tip] = Move(table.watermark(tip), fingerprint)
     return cuts
 
@@ -165,11 +166,11 @@ def _never_existed(view: View, world: World) -> bool:
 
 def _entity_cut(view: View, key: EntityKey, rows: Mapping[int, dict[str, Any]], since_ms: int) -> int:
     version = view.database.read(entities.get, key).version
-    changes = {row["version"]: entity_ingest.change_fingerprint(row) for row in plane_changes(view, key, min(rows))}
+    changes = {row["version"]: row for row in plane_changes(view, key, min(rows))}
     cut = version + 1
     for number, row in rows.items():
         if number in changes:
-            differs = changes[number] != entity_ingest.change_fingerprint(row)
+            differs = not entity_ingest.is_same_change(row, changes[number])
         else:  # The plane's history no longer has it.
             differs = bool(since_ms) and row["changed_at"] >= since_ms
         if differs:

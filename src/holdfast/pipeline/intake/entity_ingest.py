@@ -12,7 +12,7 @@ were ingested become a row of the quarantine.
 
 import hashlib
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import cbor2
 import msgspec
@@ -60,12 +60,19 @@ def change_fingerprint(row: dict[str, object]) -> int:
     return int(hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:_FINGERPRINT_DIGITS], 16) or 1
 
 
+def is_same_change(stored: dict[str, Any], row: dict[str, Any]) -> bool:
+    """Whether a row of the lake, with its time in milliseconds, is this change. Redacted fields are unknown."""
+    if stored.get("redacted"):
+        return change_fingerprint({**stored, "fields": None}) == change_fingerprint({**row, "fields": None})
+    return change_fingerprint(stored) == change_fingerprint(row)
+
+
 def _ingest_new(run: Run) -> None:
     table = run.table(ENTITY_CHANGES)
     for batch in _batches(run, table):
         run.quarantine.add(batch.found)
         if batch.moves:
-            _commit(table, batch)
+            _commit(table, msgspec.structs.replace(batch, rows=[run.redaction.change(row) for row in batch.rows]))
             run.record_commit(ENTITY_CHANGES, len(batch.rows))
         run.quarantine.resolve(batch.scopes, batch.found)
 

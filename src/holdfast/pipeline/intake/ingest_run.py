@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from holdfast.errors import TransactionConflict, Unreachable
 from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
-from holdfast.pipeline import tasks
+from holdfast.pipeline import redactions, tasks
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake.quarantine import Quarantine
 from holdfast.pipeline.intake.task_payloads import PayloadPacker
@@ -68,6 +68,7 @@ class Run:
         self.view = view
         self.lake = Lake(config.lake, config.storage)
         self.quarantine = Quarantine(self.lake)
+        self.redaction = redactions.load(config)
         self.staging = staged.store_url
         self.rows = dict.fromkeys(
             (table.name for table in (JOURNAL, SEGMENTS, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS)), 0

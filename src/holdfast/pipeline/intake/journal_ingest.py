@@ -33,7 +33,9 @@ def execute_items(run: Run, items: Sequence[Item], bodies: Mapping[str, bytes] |
     location, storage = run.table(JOURNAL).location, run.config.storage
     groups = tasks.balanced([item.size for item in items], tasks.parallelism(run.spark))
     work = [
-        msgspec.msgpack.encode(journal_tasks.task(location, storage, [items[n] for n in group], bodies or {}))
+        msgspec.msgpack.encode(
+            journal_tasks.task(location, storage, [items[n] for n in group], bodies or {}, run.redaction)
+        )
         for group in groups
     ]
     for result in run.execute(journal_tasks.execute_task, work, sum(item.size for item in items)):

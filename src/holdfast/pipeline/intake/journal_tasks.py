@@ -23,6 +23,7 @@ from holdfast.pipeline.intake.task_payloads import INLINE_STORE, inline_store
 from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, Stores
 from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.locations import Location
+from holdfast.pipeline.redactions import Redaction
 from holdfast.pipeline.schemas import JOURNAL
 
 OK: Final = "ok"
@@ -72,6 +73,7 @@ class Task(msgspec.Struct, frozen=True):
     storage: dict[str, str]
     items: list[Item]
     bodies: dict[str, bytes] = {}  # Small staged chunks, by path.
+    redaction: Redaction = Redaction()
 
 
 class SegmentCheck(msgspec.Struct, frozen=True):
@@ -104,10 +106,12 @@ class TaskResult(msgspec.Struct):
     staging_error: str = ""  # A staged object is missing: no damage; the batch is planned again.
 
 
-def task(location: Location, storage: dict[str, str], items: list[Item], bodies: Mapping[str, bytes]) -> Task:
+def task(
+    location: Location, storage: dict[str, str], items: list[Item], bodies: Mapping[str, bytes], redaction: Redaction
+) -> Task:
     """A task with the bodies that its items need."""
     chunks = [chunk for item in items for chunk in item.all_chunks if chunk.store == INLINE_STORE]
-    return Task(location, storage, items, {chunk.path: bodies[chunk.path] for chunk in chunks})
+    return Task(location, storage, items, {chunk.path: bodies[chunk.path] for chunk in chunks}, redaction)
 
 
 def execute_task(task: bytes) -> bytes:
@@ -135,7 +139,7 @@ def _execute(task_input: Task, open_store: OpenStore) -> TaskResult:
         if isinstance(found, Damaged):
             result.damaged.append(found)
         else:
-            writer.write(found)
+            writer.write(task_input.redaction.journal(found))
             last_records |= _last_records(found)
     result.files = writer.close()
     result.last_records = list(last_records.values())

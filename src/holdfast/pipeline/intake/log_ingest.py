@@ -23,6 +23,7 @@ from holdfast.pipeline.lake import LakeTable, Move
 from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition
+from holdfast.pipeline.redactions import Redaction
 from holdfast.pipeline.schemas import ACTIVITY
 from holdfast.pipeline.tombstones import Hidden
 from holdfast.runtime.activity import format as log_format
@@ -36,6 +37,7 @@ class Task(msgspec.Struct, frozen=True):
     storage: dict[str, str]
     chunks: list[LogChunk]
     hidden: Hidden = Hidden()
+    redaction: Redaction = Redaction()
 
 
 class TaskResult(msgspec.Struct):
@@ -86,7 +88,7 @@ def _execute(task_input: Task, open_store: OpenStore) -> TaskResult:
         elif isinstance(found, ReadPosition):
             result.positions.append(found)
         else:
-            writer.write(task_input.hidden.visible(found))
+            writer.write(task_input.redaction.activity(task_input.hidden.visible(found)))
     result.files = writer.close()
     return result
 
@@ -185,8 +187,9 @@ def _ingest_batch(run: Run, batch: Batch, table: LakeTable) -> None:
 
 def _execute_chunks(run: Run, chunks: list[LogChunk], location: Location) -> Iterator[TaskResult]:
     groups = tasks.balanced([chunk.size - chunk.start for chunk in chunks], tasks.parallelism(run.spark))
+    hidden, redaction = run.view.hidden, run.redaction
     work = [
-        msgspec.msgpack.encode(Task(location, run.config.storage, [chunks[n] for n in group], run.view.hidden))
+        msgspec.msgpack.encode(Task(location, run.config.storage, [chunks[n] for n in group], hidden, redaction))
         for group in groups
     ]
     for result in run.execute(execute_task, work, sum(chunk.size - chunk.start for chunk in chunks)):

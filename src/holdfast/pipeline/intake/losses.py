@@ -64,17 +64,17 @@ def _lost_records(table: LakeTable, view: View, universe: str, sources: Sources,
 
 
 def _lost_changes(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
-    known: dict[tuple[str, str], dict[int, int]] = {}
+    known: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for row in _chosen_rows(table, universe, sources, None):
-        fingerprint = entity_ingest.change_fingerprint(divergence.with_milliseconds(row))
-        known.setdefault((row["kind"], row["id"]), {})[row["version"]] = fingerprint
+        known.setdefault((row["kind"], row["id"]), {})[row["version"]] = divergence.with_milliseconds(row)
     for (kind, id), versions in known.items():
         differing = 0
         for change in divergence.plane_changes(view, EntityKey(universe, kind, id), min(versions)):
-            if versions.get(change["version"]) == entity_ingest.change_fingerprint(change):
+            stored = versions.get(change["version"])
+            if stored is not None and entity_ingest.is_same_change(stored, change):
                 del versions[change["version"]]
             else:
-                differing += change["version"] in versions
+                differing += stored is not None
         yield from _loss(universe, ENTITY_CHANGES.name, f"{kind}/{id}", versions, differing)
 
 
@@ -92,15 +92,15 @@ def _lost_events(table: LakeTable, view: View, universe: str, sources: Sources) 
 
 
 def _lost_lines(table: LakeTable, view: View, universe: str, sources: Sources) -> Iterator[Loss]:
-    known: dict[str, dict[int, str]] = {}
+    known: dict[str, dict[int, str | None]] = {}  # None: redacted, so that only the number can be compared.
     differing: dict[str, int] = {}
-    for row in _chosen_rows(table, universe, sources, ["session", "file", "n", "record"]):
-        known.setdefault(row["file"], {})[row["n"]] = row["record"]
+    for row in _chosen_rows(table, universe, sources, ["session", "file", "n", "record", "redacted"]):
+        known.setdefault(row["file"], {})[row["n"]] = None if row["redacted"] else row["record"]
     for file in view.logs(universe) if known else ():
         lines = known.get(file.id)
         if lines:
             for _, line in log_format.lines(view.log_body(file)):
-                if line is not None and lines.get(line.n) == bytes(line.record).decode():
+                if line is not None and lines.get(line.n, "") in (None, bytes(line.record).decode()):
                     del lines[line.n]
                 elif line is not None and line.n in lines:
                     differing[file.id] = differing.get(file.id, 0) + 1

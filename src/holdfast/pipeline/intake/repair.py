@@ -26,7 +26,7 @@ from holdfast.pipeline.intake.journal_tasks import Item, SegmentCheck
 from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
 from holdfast.pipeline.lake import LakeTable, Move, files
 from holdfast.pipeline.logs import LogChunk
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, SEGMENTS
+from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, SEGMENTS, decoded
 
 _Range: TypeAlias = tuple[int, int]  # Inclusive.
 
@@ -127,8 +127,9 @@ def repair_lines(run: Run, table: LakeTable, gaps: Sequence[Gap], chunk: LogChun
     """Ingest the readable lines of one file's gaps."""
     batches = (each for each in log_reader.activity_rows([chunk], run.stores) if isinstance(each, pa.RecordBatch))
     wanted = {n for gap in gaps for n in _expand(gap.missing)}
-    readable = pa.Table.from_batches([_filter_lines(batch, wanted) for batch in batches], ACTIVITY.schema)
-    rows = pa.Table.from_batches([run.view.hidden.visible(batch) for batch in readable.to_batches()], ACTIVITY.schema)
+    readable = pa.Table.from_batches([_filter_lines(batch, wanted) for batch in batches], decoded(ACTIVITY))
+    visible = (run.view.hidden.visible(batch) for batch in readable.to_batches())
+    rows = pa.Table.from_batches([run.redaction.activity(batch) for batch in visible], ACTIVITY.schema)
     if rows.num_rows:
         added = files.write(ACTIVITY, table.location, files.sorted_batches(ACTIVITY, rows))
         table.append(added, {gap.watermark: next_repair(table, gap.watermark) for gap in gaps if gap.missing})

@@ -21,7 +21,7 @@ from holdfast.errors import HashMismatch, MissingObject
 from holdfast.layers import blobs
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX, SCAN_TASK_BYTES
-from holdfast.pipeline import audit_rules, hash_checks, ownership, replays, tasks
+from holdfast.pipeline import audit_rules, hash_checks, ownership, redactions, replays, tasks
 from holdfast.pipeline.audit_rules import AuditInput, AuditResult, Finding, SnapshotBody
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.hash_checks import Check, Problem
@@ -30,6 +30,7 @@ from holdfast.pipeline.intake.quarantine import Quarantine
 from holdfast.pipeline.journal_chunks import Stores, WorldView
 from holdfast.pipeline.lake import AddedFile, Lake, LakeTable, Writer, reading, retries, staging
 from holdfast.pipeline.lake.locations import Location
+from holdfast.pipeline.redactions import Redaction
 from holdfast.pipeline.schemas import JOURNAL, PLANES, QUARANTINE, TABLES, WORLD_STATE
 from holdfast.pipeline.views import View, shared_view
 
@@ -51,6 +52,7 @@ def run(
     started = time.monotonic()
     replays.reducer_of(config.reducer)
     lake = Lake(config.lake, config.storage)
+    redaction = redactions.load(config)
     counts = dict.fromkeys(("worlds", "records", "snapshots", "blobs", "logs", "lake_files"), 0)
     hashes = _HashAudit(spark, config, counts)
     problems, notes, tables = hashes.check_lake(lake)
@@ -75,7 +77,7 @@ def run(
         for audit_batch in batches:
             results = list(_audit_batch(spark, config, plane, audit_batch.audit_inputs, lake_journal))
             staging.clear(staged.child(audit_batch.folder))
-            writer.write(_rows(results))
+            writer.write(_rows(results, redaction))
             for audit_input in audit_batch.audit_inputs:
                 refs = {body.record.snapshot_ref for body in audit_input.snapshots}
                 checked_blobs.setdefault(audit_input.universe, set()).update(refs)
@@ -295,10 +297,11 @@ def _scan_files(task: bytes) -> bytes:
     found: dict[tuple[str, str], _LakeSummary] = {}
     for path, universe in task_input.files:
         for batch in reading.batches_of(JOURNAL, task_input.location, path, universe, _SCANNED_COLUMNS):
-            for world, height, raw, hash in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            values = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+            for world, height, raw, hash, redacted in values:
                 if (summary := found.get((universe, world))) is None:
                     summary = found[universe, world] = _LakeSummary()
-                digest = hashlib.sha256(raw).hexdigest()
+                digest = hash if redacted else hashlib.sha256(raw).hexdigest()
                 summary.rows += 1
                 summary.total += audit_rules.record_checksum(height, digest)
                 summary.highest = max(summary.highest, height)
@@ -415,14 +418,14 @@ def _execute(task: bytes) -> bytes:
     )
 
 
-def _rows(results: Iterable[AuditResult]) -> pa.RecordBatch:
+def _rows(results: Iterable[AuditResult], redaction: Redaction) -> pa.RecordBatch:
     now = datetime.now(UTC)
     rows = [
         {
             "universe": each.universe,
             "world": each.world,
             "height": each.height,
-            "state": each.state,
+            "state": None if redaction.covers_world(each.world) else each.state,
             "digest": each.digest,
             "verdict": each.verdict,
             "reason": _reason(each.findings[0]) if each.findings else None,
@@ -443,5 +446,5 @@ def _finding_row(verdict: AuditResult, finding: Finding) -> dict[str, Any]:
 
 
 _CHECKS_AT_A_TIME: Final = 10_000
-_SCANNED_COLUMNS: Final = ("world", "height", "raw", "hash")
+_SCANNED_COLUMNS: Final = ("world", "height", "raw", "hash", "redacted")
 _UNREADABLE: Final = frozenset(("missing", "checksum", "malformed", "schema"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.limits import FINDINGS_MAX
-from holdfast.pipeline import ownership
+from holdfast.pipeline import ownership, redactions
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import backfills, losses
 from holdfast.pipeline.intake.ingest_run import Run
@@ -54,6 +54,7 @@ def run(
     lake = Lake(config.lake, config.storage)
     with shared_view(config) as view:
         ownership.claim(lake, view)
+        redactions.claim(lake, config)
         universes = list(view.universes())
         with staging.temporary_folder(lake.location) as staged:
             work = Run(spark, config, view, staged, progress, packer=None)

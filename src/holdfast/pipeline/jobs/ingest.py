@@ -25,7 +25,7 @@ from holdfast.limits import (
     INGEST_REPAIR_SECONDS,
     LOG_SETTLE_SECONDS,
 )
-from holdfast.pipeline import completeness, ownership
+from holdfast.pipeline import completeness, ownership, redactions
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import entity_ingest, history_ingest, journal_ingest, log_ingest, repair
 from holdfast.pipeline.intake.ingest_run import Run
@@ -117,6 +117,7 @@ def ingest_view(
     started = time.monotonic()
     lake = Lake(config.lake, config.storage)
     ownership.claim(lake, view)
+    redactions.claim(lake, config)
     counted, counted_at = completeness.count(view), time.monotonic()
     with (
         staging.temporary_folder(lake.location) as staged,

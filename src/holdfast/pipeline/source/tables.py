@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
 from holdfast.pipeline.codec import payload_of
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL
+from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, decoded
 from holdfast.pipeline.views import View
 from holdfast.pipeline.views.rows import EntityRow, MailRow, MessageRow
 
@@ -16,8 +16,8 @@ _UTC: Final = pa.timestamp("ms", tz="UTC")
 _STRINGS: Final = pa.map_(pa.string(), pa.string())
 
 SCHEMAS: Final[dict[str, pa.Schema]] = {
-    "journal": JOURNAL.schema,
-    "activity": ACTIVITY.schema,
+    "journal": decoded(JOURNAL),
+    "activity": decoded(ACTIVITY),
     "segments": pa.schema(
         [
             ("universe", pa.string()),
