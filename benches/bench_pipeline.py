@@ -37,7 +37,7 @@ from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import rollup
 from holdfast.pipeline.journal_chunks import JournalChunk, Stores
 from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL
+from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, decoded
 from holdfast.pipeline.views import open_view
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def ingest_against_plain(spark: "SparkSession", data: str, folder: Path) -> None
                 "compression": "zstd",
                 "use_dictionary": ["universe", "world", "kind", "segment"],
             }
-            with pq.ParquetWriter(target / "journal.parquet", JOURNAL.schema, **options) as writer:
+            with pq.ParquetWriter(target / "journal.parquet", decoded(JOURNAL), **options) as writer:
                 for chunks in worlds:
                     for batch in codec.journal_rows(chunks, Stores()):
                         assert isinstance(batch, pa.RecordBatch), batch

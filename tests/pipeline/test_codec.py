@@ -17,7 +17,7 @@ from holdfast.layers import journal_records, segments
 from holdfast.layers.journal_records import Kind
 from holdfast.pipeline.codec import Damaged, journal_rows, payload_of, read_chunk
 from holdfast.pipeline.journal_chunks import JournalChunk, Stores
-from holdfast.pipeline.schemas import JOURNAL
+from holdfast.pipeline.schemas import JOURNAL, decoded
 from holdfast.wire.canonical import canonical
 
 ENTRIES = [journal_records.entry(canonical({"n": n, "who": f"agent-{n % 7}"})) for n in range(100)]
@@ -44,7 +44,7 @@ def rows_of(chunks: list[JournalChunk]) -> tuple[list[dict[str, object]], list[D
         if isinstance(found, Damaged):
             damaged.append(found)
         else:
-            assert found.schema.equals(JOURNAL.schema)
+            assert found.schema.equals(decoded(JOURNAL))
             rows += found.to_pylist()
     return rows, damaged
 

@@ -56,6 +56,7 @@ def entries(universe: str, world: str, heights: range) -> pa.Table:
             "raw": [height.to_bytes(8, "big") for height in heights],
             "hash": [f"{height:064x}" for height in heights],
             "segment": pa.nulls(count, pa.string()),
+            "redacted": pa.nulls(count, pa.bool_()),
         },
         JOURNAL.schema,
     )
@@ -286,16 +287,16 @@ def test_vacuum_job_compacts_cleans_and_deletes_stale_staging(lake: Lake) -> Non
 
 
 def test_table_of_a_newer_version_is_rejected(lake: Lake) -> None:
-    newer = msgspec.structs.replace(JOURNAL, version=2)
+    newer = msgspec.structs.replace(JOURNAL, version=3)
     lake.table(newer).append_rows(entries("main", "ada", range(1)))
-    with pytest.raises(SchemaMismatch, match="has version 2, this Holdfast supports 1; upgrade"):
+    with pytest.raises(SchemaMismatch, match="has version 3, this Holdfast supports 2; upgrade"):
         lake.table(JOURNAL)
 
 
 def test_next_commit_adds_new_columns_to_an_older_table(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))  # delta-rs alters tables while it holds the GIL, which moto needs to respond.
     lake.table(JOURNAL).append_rows(entries("main", "ada", range(2)), {"journal/main/ada": Move(0, 2)})
-    newer = Table("journal", 2, JOURNAL.schema.append(pa.field("note", pa.string())), JOURNAL.order)
+    newer = Table("journal", JOURNAL.version + 1, JOURNAL.schema.append(pa.field("note", pa.string())), JOURNAL.order)
     table = lake.table(newer)
     assert table.rows().column("note").to_pylist() == [None, None]
     rows = entries("main", "ada", range(2, 3)).append_column("note", pa.array(["new"]))
@@ -344,6 +345,7 @@ def test_times_and_lists_round_trip(lake: Lake) -> None:
         "fields": "{}",
         "removed": ["a", "b"],
         "deleted": False,
+        "redacted": False,
     }
     columns = {name: pa.array([value]).cast(ENTITY_CHANGES.schema.field(name).type) for name, value in row.items()}
     rows = pa.table(columns, ENTITY_CHANGES.schema)

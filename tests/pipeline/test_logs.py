@@ -10,7 +10,7 @@ from holdfast import limits
 from holdfast.backends.objects import open_objects
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition, activity_rows
-from holdfast.pipeline.schemas import ACTIVITY
+from holdfast.pipeline.schemas import ACTIVITY, decoded
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Header
 
@@ -42,7 +42,7 @@ def read(chunk: LogChunk) -> tuple[list[dict[str, object]], list[tuple[int, int,
         elif isinstance(found, ReadPosition):
             position = found
         else:
-            assert found.schema.equals(ACTIVITY.schema)
+            assert found.schema.equals(decoded(ACTIVITY))
             rows += found.to_pylist()
     return rows, damaged, position
 

@@ -118,6 +118,14 @@ def _by_universe(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
         yield universe, batch if len(found) == 1 else batch.filter(pc.equal(column, universe))
 
 
+def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch; columns that it lacks are null."""
+    for field in schema:
+        if field.name not in batch.schema.names:
+            batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+    return batch
+
+
 class _File:
     """A file being written, with one row group buffered in memory."""
 
@@ -143,7 +151,7 @@ class _File:
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self._buffered.append(batch.select(self._schema.names))
+        self._buffered.append(_with_all_columns(batch, self._schema).select(self._schema.names))
         self._rows += batch.num_rows
         self._bytes += batch.nbytes
         if self._rows >= LAKE_ROW_GROUP_ROWS or self._bytes >= LAKE_ROW_GROUP_BYTES:
