@@ -280,6 +280,7 @@ _NEEDS_PLANE: Final = {
     "mark-restored": (),
     "space": (),
     "pipeline ingest": ("--lake", "lake"),
+    "pipeline live": ("--lake", "lake", "--once"),
     "migrate": ("dir:typo", "dir:there"),
 }
 _CREATES_PLANE: Final = {
@@ -332,7 +333,10 @@ def test_every_command_is_known_to_create_a_plane_or_to_need_one() -> None:
         for name in command.list_commands(ctx):
             yield from leaves(command.get_command(ctx, name) or root, f"{words} {name}".strip())
 
-    pipeline = {words for words in leaves(root, "") if words.startswith("pipeline ")} - {"pipeline ingest"}
+    pipeline = {words for words in leaves(root, "") if words.startswith("pipeline ")} - {
+        "pipeline ingest",
+        "pipeline live",
+    }
     assert {*leaves(root, "")} == {*_NEEDS_PLANE, *_CREATES_PLANE, *_NEEDS_NO_PLANE, *pipeline}
 
 

@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.cli import connect, context_file, printing
 from holdfast.cli.commands import CommandGroup, given_options, wants_json
+from holdfast.cli.durations import SECONDS
 from holdfast.cli.exit_codes import DAMAGED
 from holdfast.cli.pipeline_observers import Observation, health_option, lineage_option, metrics_option
 from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
@@ -233,6 +234,61 @@ def rollup(**options: Unpack[JobArguments]) -> None:
 def report(**options: Unpack[JobArguments]) -> None:
     """Write an HTML page with plots of the results of `rollup`."""
     _run(["report"], options)
+
+
+@pipeline.command(
+    examples=[
+        "holdfast pipeline live --data http://127.0.0.1:9440 --lake ./lake --health 0.0.0.0:8080",
+        "holdfast pipeline live --data ./data --lake ./lake --once",
+    ]
+)
+@_job_options
+@click.option("--once", is_flag=True, help="Aggregate the events so far, and end. Without it: until SIGTERM.")
+@click.option(
+    "--every", type=SECONDS, default="10s", show_default=True, help="How often to look for new events, such as 1m."
+)
+@click.option(
+    "--late",
+    type=SECONDS,
+    default="10m",
+    show_default=True,
+    help="A minute is final when the newest event is this much later. Later events are counted anyway.",
+)
+@click.option(
+    "--checkpoint",
+    metavar="DIR",
+    help="A local folder for Spark's checkpoint.  [default: the folder _live of the lake]",
+)
+@click.option("--rebuild", is_flag=True, help="Aggregate all session logs again, and replace the rows.")
+@health_option
+def live(
+    *,
+    once: bool,
+    every: float,
+    late: float,
+    checkpoint: str | None,
+    rebuild: bool,
+    health: str | None,
+    **options: Unpack[JobArguments],
+) -> None:
+    """Count the events of queues by minute in the table `live_queue_minutes`, with Spark's Structured Streaming.
+
+    Each event counts once, whenever the process is killed: the next one continues from the checkpoint.
+    """
+    if options["universes"]:
+        raise InvalidArgument("`live` aggregates all universes of the plane; remove --universe, and select later")
+    if health is not None and once:
+        raise InvalidArgument("--health answers while the query runs; remove --once")
+    _run(
+        ["live"],
+        options,
+        follows=not once,
+        health=health,
+        every_seconds=every,
+        late_seconds=late,
+        checkpoint=checkpoint,
+        rebuild=rebuild,
+    )
 
 
 @pipeline.command(
@@ -569,16 +625,17 @@ def _run(
     if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):
         _check_plane(config, creates="load" in names)
     results: list[JobResult] = []
+    not_followed: JobOptions = {}
     needs_spark = not set(names) <= set(jobs.JOBS_WITHOUT_SPARK)
     with (
-        observation.following(health) if follows else nullcontext(extra) as job_options,
+        observation.following(health) if follows else nullcontext(not_followed) as job_options,
         _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark,
         jobs.view_options(names, config) as shared,
     ):
         for name in names:
             with _bar(name) as bar, _spark_errors(name):
                 progress = observation.progress([bar] if bar is not None else []) if bar or follows else None
-                all_options = job_options | shared[name]
+                all_options = extra | job_options | shared[name]
                 results.append(
                     jobs.run(name, spark, config, progress=progress, observers=observation.observers, **all_options)
                 )

@@ -34,7 +34,7 @@ lineage_option = click.option(
 health_option = click.option(
     "--health",
     metavar="[HOST:]PORT",
-    help="With --follow, answer /healthz, /readyz and /metrics at this address.",
+    help="Answer /healthz, /readyz and /metrics at this address, while it runs as a service.",
 )
 
 

@@ -493,6 +493,30 @@ ROLLUP_STORAGE: Final = _table(
     measured_at=_UTC,
 )
 
+LIVE_QUEUE_MINUTES: Final = _table(
+    "live_queue_minutes",
+    1,
+    ("queue", "minute"),
+    queue=pa.string(),
+    minute=_UTC,
+    put=pa.int64(),  # Events of this minute, by kind:
+    leased=pa.int64(),
+    acked=pa.int64(),
+    nacked=pa.int64(),
+    deferred=pa.int64(),
+    expired=pa.int64(),
+    dead_lettered=pa.int64(),
+    redriven=pa.int64(),
+    outlived=pa.int64(),
+    purged=pa.int64(),
+    retries=pa.int64(),  # Leases after the first of their message.
+    waits=pa.int64(),  # First leases, and how long their messages have waited:
+    wait_sum_ms=pa.int64(),
+    wait_max_ms=pa.int64(),
+    late=pa.int64(),  # Events that were read after the minute was final.
+    final=pa.bool_(),  # The newest event is so much later that no other one is expected.
+)
+
 ROLLUPS: Final = (
     ROLLUP_QUEUES,
     ROLLUP_QUEUE_HOURS,
@@ -522,5 +546,6 @@ TABLES: Final = {
         UNREACHABLE,
         *CONTENTS,
         *ROLLUPS,
+        LIVE_QUEUE_MINUTES,
     )
 }

@@ -29,6 +29,7 @@ JOBS: Final = {
     "contents": "Copy what queues, mailboxes, states, leases, schedules and tokens hold now.",
     "rollup": "Aggregate latency, throughput, retries, dead letters, mailboxes, leases and storage.",
     "report": "Write an HTML report with plots of the aggregates.",
+    "live": "Aggregate new queue events by minute, as a stream.",
     "accept": "Continue the lake with a plane that was restored, and confirm losses.",
     "reset": "Drop the rows of sources, so that the next ingest reads them again from the start.",
     "backfill": "Ingest sources again from the start: add missing rows, and report what differs.",
@@ -46,10 +47,13 @@ _JOBS_WITH_VIEW: Final = ("ingest", "audit", "reachability", "contents", "rollup
 class JobOptions(TypedDict, total=False):
     """The options of all jobs; each job accepts its own."""
 
-    follow: bool  # ingest
+    follow: bool  # ingest and live
     every_seconds: float
     stop: Event
     round_ended: Callable[[JobResult | HoldfastError], None]
+    late_seconds: float  # live
+    checkpoint: str | None
+    rebuild: bool
     grace_seconds: float  # reachability
     now: datetime  # reachability, contents, rollup and report
     view: "View"  # ingest, audit, reachability, contents and rollup

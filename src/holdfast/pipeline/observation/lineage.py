@@ -31,6 +31,7 @@ from holdfast.pipeline.schemas import (
     CONTENTS,
     ENTITY_CHANGES,
     JOURNAL,
+    LIVE_QUEUE_MINUTES,
     MAIL,
     MESSAGES,
     PLANES,
@@ -101,6 +102,7 @@ _FLOWS: Final[Mapping[str, _Flow]] = {
         (JOURNAL, SEGMENTS, WORLD_STATE, ACTIVITY, ENTITY_CHANGES, QUEUE_EVENTS, QUARANTINE),
     ),
     "forget": _Flow((), (), tuple(TABLES.values())),
+    "live": _Flow(("activity",), (), (LIVE_QUEUE_MINUTES,)),
     "load": _Flow(),
     "vacuum": _Flow((), tuple(TABLES.values()), ()),
 }

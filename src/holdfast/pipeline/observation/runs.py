@@ -112,7 +112,7 @@ class RunRecorder:
 def read_records(location: Location) -> dict[str, RunRecord]:
     """The records of a lake by job; records that cannot be read are left out."""
     found = {}
-    for job in ("ingest", "audit", "reachability", "rollup", "report", "load", "vacuum"):
+    for job in ("ingest", "audit", "reachability", "rollup", "report", "live", "load", "vacuum"):
         try:
             body = bytes(location.child(FOLDER).read(f"{job}.json"))
             found[job] = msgspec.json.decode(body, type=RunRecord)
