@@ -11,12 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import holdfast
 from holdfast import Plane
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
 
 _spec = importlib.util.spec_from_file_location(
     "holdfast_processes", Path(__file__).parents[1] / "end_to_end" / "processes.py"
@@ -71,9 +74,24 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, reports: Path) -> Iterator[Any]:
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lake with live aggregates of two minutes."""
+    folder = tmp_path_factory.mktemp("lake")
+    rows = [
+        dict.fromkeys(LIVE_QUEUE_MINUTES.schema.names, 0)
+        | {"universe": "main", "queue": MARKUP, "minute": minute_ms, "put": 7, "waits": 2, "wait_sum_ms": 3_000}
+        | {"wait_max_ms": 2_000 + minute_ms // 60_000, "final": False}
+        for minute_ms in (0, 60_000)
+    ]
+    Lake(str(folder)).table(LIVE_QUEUE_MINUTES).append_rows(pa.Table.from_pylist(rows, LIVE_QUEUE_MINUTES.schema))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, reports: Path, lake: Path) -> Iterator[Any]:
     """A server with data for every page."""
-    running = Server(tmp_path_factory.mktemp("console"), pipeline_reports=str(reports))
+    flags = {"pipeline_reports": str(reports), "pipeline_lake": str(lake)}
+    running = Server(tmp_path_factory.mktemp("console"), **flags)
     with running.plane() as plane:
         add_data(plane)
     yield running
@@ -451,6 +469,15 @@ def test_a_report_is_shown_without_running_scripts(noisy: Page, page_log: PageLo
         assert [error for error in page_log.errors if "script" not in error] == []
     finally:
         (reports / "latest.html").write_text(REPORT)
+
+
+def test_live_aggregates_are_shown_by_queue(page: Page, page_log: PageLog, server: Any) -> None:
+    open_page(page, server, "reports")
+    table = page.get_by_role("table", name="Live aggregates by queue")
+    expect(table.get_by_role("row")).to_have_count(2)
+    expect(table.get_by_role("row").nth(1)).to_have_text(f"{MARKUP}1400000" + "1.5 s2.0 s")
+    expect(page.get_by_text("60 minutes up to")).to_be_visible()
+    assert page_log.errors == []
 
 
 # Space.

@@ -7,16 +7,20 @@ import os
 import re
 import resource
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import holdfast
+from holdfast.errors import Unsupported
 from holdfast.limits import (
+    CONSOLE_LIVE_QUEUES_MAX,
     CONSOLE_REPORT_BYTES_MAX,
     CONSOLE_REPORT_LINK_SECONDS,
     CONSOLE_REPORT_LINKS_MAX,
@@ -24,8 +28,10 @@ from holdfast.limits import (
     CONSOLE_WATCHERS_MAX,
     CONSOLE_WATCHERS_PER_TOKEN_MAX,
 )
+from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
 from holdfast.server.authorization import AllowAll
-from holdfast.server.console import files, reports, samples
+from holdfast.server.console import files, live, reports, samples
 from holdfast.server.console.samples import Samples
 from holdfast.server.context import ServerContext
 from holdfast.server.metrics import Metrics
@@ -61,7 +67,7 @@ def guarded(tmp_path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     folder = tmp_path / "reports"
     folder.mkdir()
     (folder / "latest.html").write_text("<h1>Report</h1>")
-    running = Server(tmp_path, tokens=True, pipeline_reports=str(folder))
+    running = Server(tmp_path, tokens=True, pipeline_reports=str(folder), pipeline_lake=str(tmp_path / "lake"))
     yield running, tokens
     running.kill()
 
@@ -527,6 +533,52 @@ def test_a_report_is_served_by_its_link(guarded: Any) -> None:
     assert request(server, f"/{found['at']}other.html")[0] == 404
     status, _, body = request(server, "/console/reports/unknown/latest.html")
     assert (status, json.loads(body)["code"]) == (403, "pass_expired")
+
+
+def live_rows(*given: dict[str, Any]) -> pa.Table:
+    names = LIVE_QUEUE_MINUTES.schema.names
+    defaults = {**dict.fromkeys(names, 0), "universe": "main", "queue": "jobs", "wait_max_ms": None, "final": False}
+    return pa.Table.from_pylist([{**defaults, **row} for row in given], LIVE_QUEUE_MINUTES.schema)
+
+
+def test_live_aggregates_are_answered_for_the_last_hour(guarded: Any, tmp_path: Path) -> None:
+    server, tokens = guarded
+
+    def read(universe: str) -> Any:
+        status, headers, body = request(server, f"/console/live?universe={universe}", token=tokens["all"])
+        assert (status, headers["cache-control"]) == (200, "no-store")
+        return json.loads(body)
+
+    assert request(server, "/console/live")[0] == 401
+    assert request(server, "/console/live", token=tokens["some"])[0] == 403
+    assert request(server, "/console/live?universe=../x", token=tokens["all"])[0] == 400
+    assert (read("main")["newest_ms"], read("main")["queues"]) == (None, [])
+    minutes = [
+        {"minute": 0, "put": 100},  # Older than an hour before the newest minute.
+        {"minute": 60_000, "put": 2, "waits": 1, "wait_sum_ms": 9, "wait_max_ms": 9},
+        {"minute": 3_600_000, "put": 3, "late": 1, "wait_max_ms": 4},
+        *({"minute": 3_600_000, "queue": f"q-{n}", "put": 1} for n in range(CONSOLE_LIVE_QUEUES_MAX)),
+        {"minute": 0, "universe": "other", "put": 50},
+    ]
+    table = Lake(str(tmp_path / "lake")).table(LIVE_QUEUE_MINUTES)
+    table.append_rows(live_rows(*minutes))
+    found = read("main")
+    assert (found["newest_ms"], len(found["queues"]), found["left_off"]) == (3_600_000, CONSOLE_LIVE_QUEUES_MAX, 1)
+    jobs = found["queues"][0]
+    assert (jobs["queue"], jobs["put"], jobs["waits"], jobs["wait_max_ms"], jobs["late"]) == ("jobs", 5, 1, 9, 1)
+    assert [row["put"] for row in read("other")["queues"]] == [50]
+    for file in tmp_path.glob("lake/*/universe=other/*.parquet"):
+        file.write_bytes(b"damaged")
+    status, _, body = request(server, "/console/live?universe=other", token=tokens["all"])
+    assert (status >= 500, "holdfast pipeline audit" in json.loads(body)["detail"]) == (True, True)
+
+
+def test_a_server_that_cannot_read_lakes_says_which_extra_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(Unsupported, match=r"pip install 'holdfast\[spark\]'"):
+        live.read_hour(tmp_path, "main")
 
 
 def test_a_server_without_a_reports_folder_has_no_reports(server: Any) -> None:

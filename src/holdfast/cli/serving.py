@@ -126,6 +126,11 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     help="The maximum number of mails per second and sender; 0 is unlimited.",
 )
 @click.option("--pipeline-reports", metavar="FOLDER", help="The folder of pipeline reports that the console shows.")
+@click.option(
+    "--pipeline-lake",
+    metavar="FOLDER",
+    help="The folder of the lake. The console shows its live aggregates and, without --pipeline-reports, its reports.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="The format of log lines.")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The minimum level of log lines."

@@ -134,7 +134,13 @@ class Serving:
         app.router.routes[:0] = [
             *self.health.routes(),
             metrics_route(self.metrics, transport, self.authenticator),
-            *console_routes(self.context, self.metrics, transport, reports=settings.pipeline_reports),
+            *console_routes(
+                self.context,
+                self.metrics,
+                transport,
+                reports=settings.pipeline_reports,
+                lake=settings.pipeline_lake,
+            ),
         ]
         self.app = self.health.wrap(app)
         exits = settings.on_database_failure == "exit"

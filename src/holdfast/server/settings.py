@@ -115,6 +115,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues with depth metrics.
     pipeline_reports: str | None = None  # The folder of the pipeline's reports, shown in the console.
+    pipeline_lake: str | None = None  # The folder of the lake, whose reports and live aggregates the console shows.
     metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds in the compaction lag metric.
 
     @property

@@ -5,6 +5,7 @@
     /console/session                the name, verbs and universes of the token
     /console/events                 change notifications, and a metrics sample every second
     /console/reports                files that the pipeline has written
+    /console/live                   the last hour of its live aggregates
 
 Everything else goes through `/v1`, like the calls of any other client.
 """

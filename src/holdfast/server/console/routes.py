@@ -1,9 +1,13 @@
 """All routes of the console."""
 
+from pathlib import Path
+
 from starlette.routing import Route
 
+from holdfast.names import folder_at
 from holdfast.server.console import files, sessions
 from holdfast.server.console.events import ConsoleEvents
+from holdfast.server.console.live import LiveAggregates
 from holdfast.server.console.reports import Reports
 from holdfast.server.console.samples import Samples
 from holdfast.server.context import ServerContext
@@ -12,15 +16,25 @@ from holdfast.server.transport import ServerTransport
 
 
 def console_routes(
-    context: ServerContext, metrics: Metrics, transport: ServerTransport, *, reports: str | None = None
+    context: ServerContext,
+    metrics: Metrics,
+    transport: ServerTransport,
+    *,
+    reports: str | None = None,
+    lake: str | None = None,
 ) -> list[Route]:
     """The routes of the console.
 
-    `transport` is not measured, so that the console's own reads do not count in the metrics. `reports` is a folder.
+    `transport` is not measured, so that the console's own reads do not count in the metrics. `reports` and `lake` are
+    folders; without `reports`, the reports of the lake are shown.
     """
+    folder: Path | None = None if lake is None else folder_at(lake).absolute()
+    if reports is None and folder is not None:
+        reports = str(folder / "reports")
     return [
         *files.routes(),
-        sessions.route(context, transport, reports=reports is not None),
+        sessions.route(context, transport, reports=reports is not None, live=folder is not None),
         ConsoleEvents(context, Samples(metrics, transport)).route(),
         *(Reports(context, reports).routes() if reports is not None else ()),
+        *([LiveAggregates(context, folder).route()] if folder is not None else ()),
     ]

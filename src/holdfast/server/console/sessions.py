@@ -34,9 +34,10 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     universes: list[str] = []  # The universes that the page offers.
     metrics: bool = False
     reports: bool = False
+    live: bool = False  # Whether the server knows the lake of live aggregates.
 
 
-def route(context: ServerContext, transport: ServerTransport, *, reports: bool) -> Route:
+def route(context: ServerContext, transport: ServerTransport, *, reports: bool, live: bool) -> Route:
     """`/console/session`. `transport` is not measured, so that the console does not count in the metrics."""
 
     async def answer(request: HttpRequest) -> Response:
@@ -55,6 +56,7 @@ def route(context: ServerContext, transport: ServerTransport, *, reports: bool) 
             universes=names,
             metrics=authorizer.is_allowed(METRICS),
             reports=reports and authorizer.is_allowed(METRICS),
+            live=live and authorizer.is_allowed(METRICS),
         )
         return _session_response(session)
 
