@@ -51,6 +51,30 @@ def test_local_spark_listens_on_loopback_only(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
+@pytest.mark.nightly
+def test_web_interface_listens_on_loopback_only(tmp_path: Path) -> None:
+    code = """
+import urllib.request
+from pathlib import Path
+from holdfast.pipeline import sessions
+
+spark = sessions.start(conf={"spark.ui.enabled": "true"})
+url = sessions.ui_url(spark)
+port = int(url.rpartition(":")[2])
+lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+listening = [words[1] for words in lines if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port]
+print(url.rpartition(":")[0], urllib.request.urlopen(url).status, len(listening), listening[0].rpartition(":")[0][-8:])
+spark.stop()
+"""
+    done = run(code, XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.stdout.split() == ["http://127.0.0.1", "200", "1", "0100007F"], done.stderr
+
+
+def test_web_interface_of_another_session_is_not_claimed(spark: SparkSession) -> None:
+    with pytest.raises(Unsupported, match="without its web interface"):
+        sessions.ui_url(spark)
+
+
 def test_workers_use_this_python(spark: SparkSession) -> None:
     def executable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:

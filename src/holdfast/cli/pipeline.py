@@ -54,6 +54,7 @@ class JobArguments(TypedDict):
     storage: tuple[str, ...]
     master: str | None
     remote: str | None
+    ui: NotRequired[bool]
     metrics: NotRequired[str | None]
     lineage: NotRequired[str | None]
     reducer: NotRequired[str | None]
@@ -107,6 +108,9 @@ def _job_options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),
             click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002."),
+            click.option(
+                "--ui", is_flag=True, help="Serve Spark's web interface while the job runs, and print its URL."
+            ),
             metrics_option,
             lineage_option,
         ]
@@ -629,7 +633,9 @@ def _run(
     needs_spark = not set(names) <= set(jobs.JOBS_WITHOUT_SPARK)
     with (
         observation.following(health) if follows else nullcontext(not_followed) as job_options,
-        _spark(options["master"], options["remote"]) if needs_spark else nullcontext() as spark,
+        _spark(options["master"], options["remote"], ui=options.get("ui", False))
+        if needs_spark
+        else nullcontext() as spark,
         jobs.view_options(names, config) as shared,
     ):
         for name in names:
@@ -733,7 +739,9 @@ def _require_spark() -> Iterator[None]:
 
 
 @contextmanager
-def _spark(master: str | None, remote: str | None) -> "Iterator[SparkSession]":
+def _spark(master: str | None, remote: str | None, *, ui: bool = False) -> "Iterator[SparkSession]":
+    if ui and remote is not None:
+        raise InvalidArgument("--ui is for a Spark that this command starts; a Spark Connect server has its own")
     with _require_spark():
         from holdfast.pipeline import sessions
 
@@ -741,7 +749,9 @@ def _spark(master: str | None, remote: str | None) -> "Iterator[SparkSession]":
             logging.getLogger().addFilter(_is_not_py4j_interrupt)
         before = sessions.running()
         with printing.progress("Starting Spark"):
-            spark = sessions.start(master=master, remote=remote)
+            spark = sessions.start(master=master, remote=remote, conf={"spark.ui.enabled": "true"} if ui else None)
+        if ui:
+            click.echo(f"Spark's web interface: {sessions.ui_url(spark)}", err=True)
         try:
             yield spark
         finally:

@@ -84,6 +84,18 @@ def running() -> "SparkSession | None":
     return session
 
 
+def ui_url(spark: "SparkSession") -> str:
+    """The URL of Spark's web interface.
+
+    Raises:
+        Unsupported: the session was started without it.
+    """
+    url = spark.sparkContext.uiWebUrl
+    if url is None:
+        raise Unsupported("This Spark session was started without its web interface; set spark.ui.enabled to true")
+    return url
+
+
 def has_ended(spark: "SparkSession") -> bool:
     """Whether the Java process of a session has ended. Spark Connect has none in this process."""
     from py4j.protocol import Py4JError
