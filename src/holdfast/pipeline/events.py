@@ -198,11 +198,6 @@ def group_mails(payloads: Iterable[bytes]) -> Iterator[list[MailGroup]]:
         ]
 
 
-def message_events(batch: pa.RecordBatch) -> Iterator[tuple[str, _MessageRecord]]:
-    """The universe and the message event of each valid row of a batch of (universe, record)."""
-    return _parse(batch, _decode_message)
-
-
 def lease_events(batch: pa.RecordBatch) -> Iterator[tuple[str, LeaseEvent]]:
     """The lease events in a batch of (universe, record), each with its universe."""
     return _parse(batch, _decode_lease)

@@ -64,14 +64,13 @@ def aggregate(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
     for batch in batches:
         newest = pc.max(batch.column("logged_at")).as_py()
         newest_ms = max(newest_ms, 0 if newest is None else round(newest.timestamp() * 1_000))
-        for universe, event in events.message_events(batch):
-            if event.event not in _EVENT_COLUMNS:
+        for universe, queue, id, event, at_ms, _, attempt, _ in events.message_events(batch):
+            if event not in _EVENT_COLUMNS:
                 continue
-            key = (universe, event.queue, event.at_ms // _MINUTE_MS * _MINUTE_MS)
-            row = found.setdefault(key, dict.fromkeys(_SUMS, 0))
-            _add(row, _EVENT_COLUMNS[event.event])
-            if event.event == "leased" and event.attempt is not None:
-                _add_lease(row, event.attempt, event.at_ms, event.id)
+            row = found.setdefault((universe, queue, at_ms // _MINUTE_MS * _MINUTE_MS), dict.fromkeys(_SUMS, 0))
+            _add(row, _EVENT_COLUMNS[event])
+            if event == "leased" and attempt is not None:
+                _add_lease(row, attempt, at_ms, id)
     rows = [
         {"universe": universe, "queue": queue, "minute_ms": minute_ms, **row, "logged_ms": newest_ms}
         for (universe, queue, minute_ms), row in found.items()
