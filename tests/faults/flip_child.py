@@ -28,6 +28,7 @@ from holdfast.cli import exit_codes
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError
 from holdfast.kv import Pair, pages
+from holdfast.layers import lineages
 from holdfast.layers.worlds import World
 from holdfast.plane.formats import check_marker
 from holdfast.runtime.activity.format import LoggedRecord
@@ -194,8 +195,9 @@ def restored(directory: Path) -> dict[str, str] | str:
             if file.is_file()
         }
         summary = msgspec.json.decode(done.output)
-        del summary["path"]
-        return {**files, "pairs": repr(all_pairs(target / "kv")), "summary": repr(summary)}
+        del summary["path"], summary["lineage"]  # Each restore has a new lineage.
+        pairs = [pair for pair in all_pairs(target / "kv") if pair[0] != lineages.KEY]
+        return {**files, "pairs": repr(pairs), "summary": repr(summary)}
 
 
 def doctor(directory: Path) -> Examine:
