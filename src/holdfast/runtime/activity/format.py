@@ -195,8 +195,9 @@ def parse_name(stem: str) -> FileName | None:
     found = _STEM.match(stem)
     if found is None:
         return None
-    try:
-        opened = datetime.strptime(found["second"], _SECOND_FORMAT).replace(tzinfo=UTC)
+    year, month, day, hour, minute, second = map(int, found["second"].replace("_", "-").split("-"))
+    try:  # `strptime` makes this four times slower, and a run parses the name of every file.
+        opened = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     except ValueError:
         return None
     return FileName(stem, found["second"], found["labels"], (opened - _EPOCH) // timedelta(milliseconds=1))
