@@ -34,7 +34,7 @@ _EXIT_SECONDS: Final = 300.0  # For Java to exit and write its archive.
 _TAIL_BYTES: Final = 2_000  # How much of Java's output an error quotes.
 
 _NEEDED: Final = {"spark.sql.session.timeZone": "UTC"}  # Jobs need this in any session.
-# Fast to start and small: jobs spend their time in Python workers.
+# Fast to start and small: jobs spend their time in Python workers. `benches/bench_jvm.py` measures other flags.
 _JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 
