@@ -10,7 +10,7 @@ is one commit, with its watermarks. A run that was killed leaves every table con
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
@@ -30,7 +30,7 @@ from holdfast.pipeline.views import View, open_view
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_LOSSES_SHOWN = 3
+_LOSSES_SHOWN: Final = 3
 
 
 def run(
