@@ -726,7 +726,7 @@ def test_a_lease_is_lost_when_it_expires_and_the_server_does_not_answer(server: 
     with Proxy(server.port) as proxy, holdfast.connect(proxy.url) as plane:
         with (
             pytest.raises(LeaseExpired, match=f"{name} could not be renewed before it expired"),
-            plane.lease(name).acquire("ada", ttl_seconds=0.9) as lease,
+            plane.lease(name).acquire("ada", ttl_seconds=3.0) as lease,
         ):
             proxy.swallows = True
             proxy.cut_all()
