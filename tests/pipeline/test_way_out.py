@@ -1,4 +1,4 @@
-"""Ways out of a lake that is wrong, or has too much: reset, backfill, forget, retention and redaction."""
+"""Ways out of a lake that is wrong, or has too much: reset, backfill, forget and redaction."""
 
 import re
 import runpy
@@ -530,6 +530,54 @@ def test_redacted_fields_are_in_no_file_and_the_audit_is_content(plane: Path, tm
     (tmp_path / "rules.toml").write_text("")
     ingest.run(None, redacting)
     assert texts(plane, secret)
+
+
+CONTENT_RULES = """
+[[redact]]
+table = "queued_messages"
+source = "people"
+path = "$.email"
+method = "hmac"
+
+[[redact]]
+table = "stored_mail"
+path = "$.email"
+
+[[redact]]
+table = "states"
+source = "person/*"
+path = "$.email"
+"""
+
+
+def test_contents_are_redacted(plane: Path, tmp_path: Path) -> None:
+    secret = "ada@example.com"
+    with planes.opened(f"dir:{plane}", universe="main") as opened:
+        people = opened.queue("people")
+        people.put({"email": secret, "n": 1})
+        people.put(f"no JSON, {secret}".encode())
+        people.put({"email": secret, "n": 2}, max_attempts=1)
+        for message in people.receive_many(3):
+            if message.payload.endswith(b"2}"):
+                message.reject("bad")
+        opened.mailbox("grace").send("linus", {"email": secret})
+        opened.state("person/1").update({"email": secret, "n": 1})
+        opened.state("other/1").update({"email": "x"})
+    (tmp_path / "rules.toml").write_text(CONTENT_RULES)
+    (tmp_path / "key").write_text("secret")
+    redacting = config(plane, redact_file=str(tmp_path / "rules.toml"), key_file=str(tmp_path / "key"))
+    contents.run(None, redacting, payloads=True)
+    assert texts(plane, secret) == {}
+    rows = lake(plane).table(TABLES["queued_messages"]).rows(where=pc.field("queue").isin(["people", "people.dlq"]))
+    payloads = [row["payload"] for row in rows.to_pylist()]
+    emails = {msgspec.json.decode(text)["email"] for text in payloads if text != "[redacted]"}
+    assert len(payloads) == 3
+    assert len(emails) == 1  # The dead letter has the same HMAC.
+    assert emails.pop().startswith("hmac:")
+    states = {row["key"]: row["value"] for row in lake(plane).table(TABLES["states"]).rows().to_pylist()}
+    assert states == {"person/1": '{"n":1,"email":"[redacted]"}', "other/1": '{"email":"x"}'}
+    with pytest.raises(InvalidArgument, match="--redact FILE"):
+        contents.run(None, config(plane), payloads=True)
 
 
 def test_audit_finds_damage_of_rows_that_are_not_redacted(plane: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Redaction: fields of records that are replaced before they are written to the lake.
 
     [[redact]]
-    table = "journal"        journal, entity_changes or activity
-    source = "chat-*"        worlds, kinds of entities, or kinds of session logs; without it, all
+    table = "journal"        journal, entity_changes, activity, queued_messages, stored_mail or states
+    source = "chat-*"        worlds, kinds of entities or session logs, queues, recipients, keys; without it, all
     path = "$.user.email"    also $.items[*].name and the JSON pointer /user/email
     method = "hmac"          or "marker", the default
 
@@ -43,7 +43,7 @@ _Step: TypeAlias = str | int | None  # A field, an index; None: all elements.
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A field to replace."""
 
-    table: Literal["journal", "entity_changes", "activity"]
+    table: Literal["journal", "entity_changes", "activity", "queued_messages", "stored_mail", "states"]
     path: str
     source: str = "*"
     method: Literal["marker", "hmac"] = "marker"
@@ -117,15 +117,29 @@ class Redaction(msgspec.Struct, frozen=True):
         fields = msgspec.json.encode(value).decode() if is_redacted else row["fields"]
         return {**row, "fields": fields, "redacted": is_redacted}
 
+    def content(self, table: str, text: str | None, *sources: str) -> str | None:
+        """The content of a message, a mail or a state document, as it is stored, by the rules of any of the sources.
+
+        Content that has rules and is not JSON is replaced as a whole, because its fields are not known.
+        """
+        paths = self._paths(table, *sources)
+        if not paths or text is None:
+            return text
+        try:
+            value, is_redacted = self._replace(msgspec.json.decode(text), paths)
+        except (msgspec.DecodeError, RecursionError):
+            return MARKER
+        return msgspec.json.encode(value).decode() if is_redacted else text
+
     def covers_world(self, world: str) -> bool:
         """Whether records of a world are redacted."""
         return bool(self._paths("journal", world))
 
-    def _paths(self, table: str, source: str) -> list[tuple[tuple[_Step, ...], str]]:
+    def _paths(self, table: str, *sources: str) -> list[tuple[tuple[_Step, ...], str]]:
         return [
             (rule.steps, rule.method)
             for rule in self.rules
-            if rule.table == table and fnmatch.fnmatchcase(source, rule.source)
+            if rule.table == table and any(fnmatch.fnmatchcase(source, rule.source) for source in sources)
         ]
 
     def _replace(self, value: Any, paths: list[tuple[tuple[_Step, ...], str]]) -> tuple[Any, bool]:

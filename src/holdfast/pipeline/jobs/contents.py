@@ -18,11 +18,12 @@ import cbor2
 import pyarrow as pa
 
 from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline import codec, ownership
+from holdfast.pipeline import codec, ownership, redactions
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake, LakeTable, Move, files, retries
 from holdfast.pipeline.lake.files import AddedFile
 from holdfast.pipeline.progress import ProgressCallback
+from holdfast.pipeline.redactions import Redaction
 from holdfast.pipeline.schemas import (
     LEASES,
     QUEUED_MESSAGES,
@@ -69,6 +70,7 @@ def run(
 
     Raises:
         AnotherHistory: the lake has the history of another plane, or of another lineage.
+        InvalidArgument: earlier runs had rules of redaction, and this one has none.
         TransactionConflict: other runs committed first, too often.
     """
     del spark
@@ -77,7 +79,8 @@ def run(
     rows: dict[str, int] = {}
     with shared_view(config, view) as opened:
         ownership.check(lake, opened)
-        reader = _Reader(opened, now, payloads=payloads)
+        redactions.claim(lake, config)
+        reader = _Reader(opened, now, redactions.load(config), payloads=payloads)
         sources: list[tuple[Table, Callable[[], Iterator[Row]]]] = [
             (QUEUED_MESSAGES, reader.messages),
             (STORED_MAIL, reader.mails),
@@ -98,9 +101,10 @@ def run(
 class _Reader:
     """The rows of a view."""
 
-    def __init__(self, view: View, now: datetime, *, payloads: bool) -> None:
+    def __init__(self, view: View, now: datetime, redaction: Redaction, *, payloads: bool) -> None:
         self._view = view
         self._now = now
+        self._redaction = redaction
         self._payloads = payloads
 
     def messages(self) -> Iterator[Row]:
@@ -124,7 +128,7 @@ class _Reader:
                     attributes=codec.payload_of(each.attributes),
                     size=each.size,
                     blob=each.blob,
-                    payload=self._text(each.payload),
+                    payload=self._text(each.payload, "queued_messages", each.queue, each.origin),
                     last_error=each.last_error,
                     origin=each.origin,
                     died_at=each.died_ms or None,
@@ -145,7 +149,7 @@ class _Reader:
                     correlation_id=each.correlation_id,
                     content_type=each.content_type,
                     size=len(each.body),
-                    body=self._text(each.body),
+                    body=self._text(each.body, "stored_mail", each.recipient),
                 )
 
     def receipts(self) -> Iterator[Row]:
@@ -164,6 +168,18 @@ class _Reader:
     def states(self) -> Iterator[StateRow]:
         for universe in self._view.universes():
             yield from self._view.states(universe)
+
+    def state_row(self, state: StateRow, **columns: Any) -> Row:
+        return self._row(
+            state.universe,
+            key=state.key,
+            version=state.version,
+            etag=state.etag,
+            updated_at=state.updated_ms,
+            correlation_id=state.correlation_id,
+            value=self._redaction.content("states", codec.payload_of(cbor2.loads(state.value)), state.key),
+            **columns,
+        )
 
     def leases(self) -> Iterator[Row]:
         for universe in self._view.universes():
@@ -209,14 +225,15 @@ class _Reader:
     def _row(self, universe: str, **columns: Any) -> Row:
         return {"universe": universe, "seen_at": self._now, **columns}
 
-    def _text(self, content: bytes | None) -> str | None:
+    def _text(self, content: bytes | None, table: str, *sources: str | None) -> str | None:
         """Content as text, if payloads were asked for: bytes that are not UTF-8 as {"$bytes": base64}."""
         if not self._payloads or content is None:
             return None
         try:
-            return content.decode()
+            text: str | None = content.decode()
         except UnicodeDecodeError:
-            return codec.payload_of(content)
+            text = codec.payload_of(content)
+        return self._redaction.content(table, text, *filter(None, sources))
 
 
 def _write_states(lake: Lake, reader: _Reader, universes: tuple[str, ...], now: datetime) -> dict[str, int]:
@@ -233,8 +250,8 @@ def _write_states(lake: Lake, reader: _Reader, universes: tuple[str, ...], now: 
             new = [each for each in batch if _key(each) not in known or known[_key(each)].etag != each.etag]
             for each in batch:
                 known.pop(_key(each), None)
-            _write(states, STATES, (_state_row(each, now, size=len(each.value)) for each in batch))
-            _write(changed, STATE_CHANGES, (_state_row(each, now, removed=False) for each in new))
+            _write(states, STATES, (reader.state_row(each, size=len(each.value)) for each in batch))
+            _write(changed, STATE_CHANGES, (reader.state_row(each, removed=False) for each in new))
             found, total = found + len(new), total + len(batch)
         _write(changed, STATE_CHANGES, (_removed_row(key, last, now) for key, last in known.items()))
         changes.append(changed.close(), {_WATERMARK: Move(number, number + 1)})
@@ -276,20 +293,6 @@ def _last_seen(table: LakeTable) -> dict[str, datetime]:
 
 def _key(state: StateRow) -> tuple[str, str]:
     return state.universe, state.key
-
-
-def _state_row(state: StateRow, now: datetime, **columns: Any) -> Row:
-    return {
-        "universe": state.universe,
-        "key": state.key,
-        "version": state.version,
-        "etag": state.etag,
-        "updated_at": state.updated_ms,
-        "correlation_id": state.correlation_id,
-        "value": codec.payload_of(cbor2.loads(state.value)),
-        "seen_at": now,
-        **columns,
-    }
 
 
 def _removed_row(key: tuple[str, str], last: _Known, now: datetime) -> Row:
