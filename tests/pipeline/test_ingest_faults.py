@@ -706,6 +706,32 @@ def test_restored_plane_is_refused_until_it_is_accepted_and_replaces_its_rows(pl
     assert (new["plane"], new["parent"], new["cause"]) == (old["plane"], old["lineage"], "restored")
 
 
+@pytest.mark.parametrize("records", [3, 5, 9])
+def test_world_that_was_created_again_is_held_until_it_is_accepted(tmp_path: Path, records: int) -> None:
+    given = Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
+
+    def create(name: str, count: int) -> None:
+        with planes.opened(given.data) as plane:
+            if name != "first":
+                plane.world("ada").archive()
+                plane.world("ada").delete()
+            plane.world("ada").create()
+            plane.world("ada").append([{name: n} for n in range(count)], expected_head=0)
+
+    create("first", 5)
+    assert ingest.run(None, given).ok
+    create("second", records)
+    for _ in range(2):
+        (finding,) = ingest.run(None, given).findings
+        assert (finding["world"], finding["reason"]) == ("ada", "rewound")
+    accept.run(None, given, worlds=["ada"])
+    for added in (records, 0):
+        result = ingest.run(None, given)
+        assert (result.ok, result.rows["journal"]) == (True, added)
+    rows = Lake(given.lake).table(JOURNAL).rows(["height", "payload"]).sort_by("height").to_pylist()
+    assert [row["payload"] for row in rows] == [f'{{"second":{n}}}' for n in range(records)]
+
+
 def test_killed_acceptance_is_continued(plane: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_counter(plane, *range(20))
     assert CliRunner().invoke(root, ["--url", f"dir:{plane}", "backup", str(tmp_path / "backup")]).exit_code == 0

@@ -28,6 +28,7 @@ class WorldView(msgspec.Struct, frozen=True):
     snapshots: list[SnapshotRecord]
     segments: list[SegmentRecord]
     state: str = "active"
+    incarnation: int = 1
 
 
 class JournalChunk(msgspec.Struct, frozen=True):

@@ -111,10 +111,12 @@ class Plan:
             return None
         was_rewound = last is None and (universe, JOURNAL, name) in self._rewound_sources
         is_checked = all(segment.end < checked_below for segment in world.segments)
-        if start == world.head and is_checked and not was_rewound:
+        # A world that was created again may have as many records as the one before.
+        must_compare = was_rewound or (last is None and world.incarnation > 1)
+        if start == world.head and is_checked and not must_compare:
             return None
         chunks, before = self._range_chunks(
-            batch, world, start, with_preceding=bool(fingerprint) and (start < world.head or was_rewound)
+            batch, world, start, with_preceding=bool(fingerprint) and (start < world.head or must_compare)
         )
         end = max(start, chunks[-1].end + 1) if chunks else start
         unchecked = self._unchecked_segments(batch, world, checked_below, start)

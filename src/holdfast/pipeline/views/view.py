@@ -459,12 +459,14 @@ class View:
 
 
 def _world(tx: Transaction, world: World) -> WorldView | None:
+    state, incarnation = "unknown", 1  # A newer version may have more states; the data is still readable.
     try:
-        state: str = worlds.describe(tx, world).state
+        meta = worlds.describe(tx, world)
+        state, incarnation = meta.state, meta.incarnation
     except WorldNotFound:
         return None
     except msgspec.MsgspecError:
-        state = "unknown"  # A newer version may have more states; the data is still readable.
+        pass
     if state in _DELETED_STATES:
         return None
     try:
@@ -480,6 +482,7 @@ def _world(tx: Transaction, world: World) -> WorldView | None:
         list(_decodable(tx, *worlds.subspace(world).range("snapshot"), _decode_snapshot)),
         list(_decodable(tx, *_segments_of(world).range(), _decode_segment)),
         state,
+        incarnation,
     )
 
 
