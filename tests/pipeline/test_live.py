@@ -17,10 +17,11 @@ import pytest
 from holdfast.errors import AnotherHistory, Corrupt, HoldfastError, Unreachable
 from holdfast.pipeline import live_minutes
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import ingest, live
+from holdfast.pipeline.jobs import forget, ingest, live
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.live_minutes import Added, LiveMinutes
 from holdfast.pipeline.schemas import ACTIVITY, LIVE_QUEUE_MINUTES
+from holdfast.pipeline.tombstones import Hidden
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Header
 from holdfast.testing.clock import ManualClock
@@ -177,6 +178,13 @@ def test_live_aggregates_equal_the_log_lines_after_every_run(spark, tmp_path, mo
     live.run(spark, config, late_seconds=LATE_SECONDS, rebuild=True)
     assert written(config) == counts
 
+    # A forgotten queue does not come back, by new events or by a rebuild.
+    forget.run(None, config, queues=["orders"])
+    add_messages(data, after_seconds=4_000, count=10, seed=6)
+    for rebuild in (False, True):
+        live.run(spark, config, rebuild=rebuild)
+        assert {queue for queue, _ in written(config)} == {queue for queue, _ in counts} - {"orders"} != set()
+
 
 @pytest.fixture
 def minutes(tmp_path: Path) -> LiveMinutes:
@@ -186,11 +194,12 @@ def minutes(tmp_path: Path) -> LiveMinutes:
 def aggregates(*events: tuple[str, str, int]) -> pa.Table:
     """Aggregates of puts: universe, queue and time."""
     rows = [
-        {"universe": universe, "record": event("put", at_ms, queue=queue).decode(), "logged_at": at_ms}
+        {"universe": universe, "session": "s", "record": event("put", at_ms, queue=queue).decode(), "logged_at": at_ms}
         for universe, queue, at_ms in events
     ]
-    schema = pa.schema([("universe", pa.string()), ("record", pa.string()), ("logged_at", pa.timestamp("ms", "UTC"))])
-    return pa.Table.from_batches([live_minutes.aggregate([pa.RecordBatch.from_pylist(rows, schema)])])
+    texts = [(name, pa.string()) for name in ("universe", "session", "record")]
+    schema = pa.schema([*texts, ("logged_at", pa.timestamp("ms", "UTC"))])
+    return pa.Table.from_batches([live_minutes.aggregate([pa.RecordBatch.from_pylist(rows, schema)], Hidden())])
 
 
 def test_days_are_written_to_their_own_files_and_open_minutes_become_final(minutes: LiveMinutes) -> None:

@@ -12,7 +12,6 @@ line is read. A commit carries these watermarks, where NAME is `live/<lineage>/<
 The rows of a day are in one file, which every batch with events of that day replaces.
 """
 
-import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
@@ -25,11 +24,11 @@ from holdfast.pipeline import events
 from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, files, retries
 from holdfast.pipeline.lifecycles import MESSAGE_EVENTS
 from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
+from holdfast.pipeline.tombstones import Hidden
 
 _MINUTE_MS: Final = 60_000
 _MINUTE: Final = timedelta(minutes=1)
 _DAY: Final = timedelta(days=1)
-_DIGEST_DIGITS: Final = 15  # Hexadecimal digits of a hash: a watermark is a 63-bit number.
 _EVENT_COLUMNS: Final = {event: event.replace("-", "_") for event in MESSAGE_EVENTS}
 _SUMS: Final = (*_EVENT_COLUMNS.values(), "retries", "waits", "wait_sum_ms")
 _ID_CHARACTERS: Final = 36
@@ -57,14 +56,18 @@ class Added(NamedTuple):
         return Added(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def aggregate(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
-    """The aggregates of batches of (universe, record, logged_at), one row for each queue and minute."""
+def aggregate(batches: Iterable[pa.RecordBatch], hidden: Hidden) -> pa.RecordBatch:
+    """The aggregates of batches of (universe, session, record, logged_at), one row for each queue and minute.
+
+    Forgotten queues and sessions are left out.
+    """
     found: dict[tuple[str, str, int], dict[str, int]] = {}
     newest_ms = 0
     for batch in batches:
         newest = pc.max(batch.column("logged_at")).as_py()
         newest_ms = max(newest_ms, 0 if newest is None else round(newest.timestamp() * 1_000))
-        for universe, queue, id, event, at_ms, _, attempt, _ in events.message_events(batch):
+        shown = _without_sessions(batch, hidden)
+        for universe, queue, id, event, at_ms, _, attempt, _ in events.message_events(shown):
             if event not in _EVENT_COLUMNS:
                 continue
             row = found.setdefault((universe, queue, at_ms // _MINUTE_MS * _MINUTE_MS), dict.fromkeys(_SUMS, 0))
@@ -74,13 +77,18 @@ def aggregate(batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
     rows = [
         {"universe": universe, "queue": queue, "minute_ms": minute_ms, **row, "logged_ms": newest_ms}
         for (universe, queue, minute_ms), row in found.items()
+        if not hidden.hides("queue", universe, queue)
     ]
     return pa.RecordBatch.from_pylist(rows, AGGREGATES)
 
 
-def digest(offset: bytes) -> int:
-    """A digest of an offset, as a watermark."""
-    return int(hashlib.sha256(offset).hexdigest()[:_DIGEST_DIGITS], 16) or 1
+def _without_sessions(batch: pa.RecordBatch, hidden: Hidden) -> pa.RecordBatch:
+    """The rows that are not of forgotten sessions."""
+    if not hidden.targets:
+        return batch
+    named = list(zip(batch.column("universe").to_pylist(), batch.column("session").to_pylist(), strict=True))
+    hides = {each: hidden.hides("session", *each) for each in set(named)}
+    return batch.filter(pa.array([not hides[each] for each in named], pa.bool_()))
 
 
 class LiveMinutes:

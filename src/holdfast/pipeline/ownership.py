@@ -7,22 +7,19 @@ so is one of another lineage of the same plane: it was restored, so its history 
 on, and only `accept` may replace that part. Planes with different universes can share a lake.
 """
 
-import hashlib
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.errors import AnotherHistory
 from holdfast.layers.lineages import Identity
-from holdfast.pipeline.lake import Lake, LakeTable, Move, files, retries
+from holdfast.pipeline.lake import Lake, LakeTable, Move, files, fingerprints, retries
 from holdfast.pipeline.schemas import PLANES
 from holdfast.pipeline.views import View
-
-_FINGERPRINT_DIGITS: Final = 15  # Hexadecimal digits of a hash: a watermark is a 63-bit number.
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -96,7 +93,7 @@ def _claim(lake: Lake, view: View) -> None:
         elif identity is not None:
             new.append(_owner(universe, identity))
     if new:
-        moves = {_watermark(owner.universe): Move(0, _fingerprint(owner.lineage)) for owner in new}
+        moves = {_watermark(owner.universe): Move(0, fingerprints.of_bytes(owner.lineage.encode())) for owner in new}
         table.append_rows(_to_table(new), moves)
 
 
@@ -111,7 +108,10 @@ def _follow(lake: Lake, universes: Sequence[str], identity: Identity) -> None:
     ]
     rows = _to_table([*kept, *(_owner(universe, identity) for universe in universes)])
     new = files.write(PLANES, table.location, files.sorted_batches(PLANES, rows))
-    moves = {name: Move(table.watermark(name), _fingerprint(identity.lineage)) for name in map(_watermark, universes)}
+    moves = {
+        name: Move(table.watermark(name), fingerprints.of_bytes(identity.lineage.encode()))
+        for name in map(_watermark, universes)
+    }
     table.replace(old, new, moves)
 
 
@@ -167,7 +167,3 @@ def _to_table(rows: Sequence[Owner]) -> pa.Table:
 
 def _watermark(universe: str) -> str:
     return f"lineage/{universe}"
-
-
-def _fingerprint(lineage: str) -> int:
-    return int(hashlib.sha256(lineage.encode()).hexdigest()[:_FINGERPRINT_DIGITS], 16) or 1

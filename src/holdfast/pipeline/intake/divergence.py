@@ -20,9 +20,9 @@ from holdfast.layers.entities import EntityKey
 from holdfast.layers.worlds import World
 from holdfast.limits import PAGE_ITEMS, RESTORE_CLOCK_SKEW_MS
 from holdfast.pipeline import codec
-from holdfast.pipeline.intake import entity_ingest, journal_tasks, log_ingest, plans
+from holdfast.pipeline.intake import entity_ingest, log_ingest, plans
 from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import LakeFile, LakeTable, Move
+from holdfast.pipeline.lake import LakeFile, LakeTable, Move, fingerprints
 from holdfast.pipeline.views import View
 from holdfast.runtime.activity import format as log_format
 
@@ -55,7 +55,7 @@ def journal_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *,
             cuts.moves[plans.journal_watermark(universe, world)] = Move(ends[world], cut)
             watermark = plans.tip_watermark(universe, world)
             before = _hash_at(table, universe, world, cut - 1)
-            tip = 0 if before is None else journal_tasks.record_fingerprint(before)
+            tip = 0 if before is None else fingerprints.of_hash(before)
             cuts.moves[watermark] = Move(table.watermark(watermark), tip)
     return cuts
 

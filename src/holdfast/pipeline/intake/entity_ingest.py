@@ -10,9 +10,8 @@ A plane keeps only the latest versions of an entity (ENTITY_HISTORY_VERSIONS). V
 were ingested become a row of the quarantine.
 """
 
-import hashlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import cbor2
 import msgspec
@@ -24,12 +23,10 @@ from holdfast.limits import INGEST_CHANGES, PAGE_ITEMS
 from holdfast.pipeline import codec
 from holdfast.pipeline.intake.ingest_run import Run
 from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
-from holdfast.pipeline.lake import LakeTable, Move, files
+from holdfast.pipeline.lake import LakeTable, Move, files, fingerprints
 from holdfast.pipeline.schemas import ENTITY_CHANGES
 from holdfast.pipeline.views.rows import EntityRow
 from holdfast.wire.entities import Change, Fields
-
-_FINGERPRINT_DIGITS: Final = 15  # Hexadecimal digits of a hash: a watermark is a 63-bit number.
 
 
 class Batch(msgspec.Struct):
@@ -55,9 +52,9 @@ def tip_watermark(universe: str, kind: str, id: str) -> str:
 
 
 def change_fingerprint(row: dict[str, object]) -> int:
-    """A 60-bit fingerprint of a change, as a row of `entity_changes`; never 0."""
+    """The fingerprint of a change, as a row of `entity_changes`."""
     content = [row[name] for name in ("version", "changed_at", "durability", "fields", "removed", "deleted")]
-    return int(hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:_FINGERPRINT_DIGITS], 16) or 1
+    return fingerprints.of_bytes(msgspec.json.encode(content))
 
 
 def is_same_change(stored: dict[str, Any], row: dict[str, Any]) -> bool:

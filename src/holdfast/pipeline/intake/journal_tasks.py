@@ -5,7 +5,6 @@ for each universe among them. The record before a range is compared with the fin
 watermark `tip/…`): if a plane was restored from a backup and has diverged since, its new records are not mixed with
 the old ones."""
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final
@@ -21,13 +20,13 @@ from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.intake.task_payloads import INLINE_STORE, inline_store
 from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, Stores
+from holdfast.pipeline.lake import fingerprints
 from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.redactions import Redaction
 from holdfast.pipeline.schemas import JOURNAL
 
 OK: Final = "ok"
-_FINGERPRINT_DIGITS: Final = 15  # Hexadecimal digits of a hash: a watermark is a 63-bit number.
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -148,11 +147,6 @@ def _execute(task_input: Task, open_store: OpenStore) -> TaskResult:
     return result
 
 
-def record_fingerprint(hash: str) -> int:
-    """A 60-bit fingerprint of a record's hash; never 0."""
-    return int(hash[:_FINGERPRINT_DIGITS], 16) or 1
-
-
 def segment_of(chunk: JournalChunk) -> SegmentRecord:
     return SegmentRecord(chunk.start, chunk.end, chunk.path, chunk.checksum, chunk.size)
 
@@ -180,7 +174,7 @@ def _last_records(batch: pa.RecordBatch) -> dict[tuple[str, str], LastRecord]:
     last = batch.select(["universe", "world", "height", "hash"]).take(pc.subtract(ends, 1))
     rows = zip(*(column.to_pylist() for column in last.columns), strict=True)
     return {
-        (universe, world): LastRecord(universe, world, height, record_fingerprint(hash))
+        (universe, world): LastRecord(universe, world, height, fingerprints.of_hash(hash))
         for universe, world, height, hash in rows
     }
 
@@ -212,9 +206,7 @@ def _has_diverged(item: Item, open_store: OpenStore) -> bool:
         records = codec.read_chunk(item.before, open_store(item.before.store))
     except Corrupt:
         return False  # Unknown. The damage itself is reported elsewhere.
-    return (
-        record_fingerprint(hashlib.sha256(records[item.height - 1 - item.before.start]).hexdigest()) != item.fingerprint
-    )
+    return fingerprints.of_bytes(records[item.height - 1 - item.before.start]) != item.fingerprint
 
 
 def _is_staged_data_lost(items: list[Item], open_store: OpenStore) -> bool:

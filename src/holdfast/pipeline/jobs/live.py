@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,13 +33,14 @@ from holdfast.limits import (
     LIVE_STATUS_SECONDS,
 )
 from holdfast.names import folder_at
-from holdfast.pipeline import live_minutes, ownership
+from holdfast.pipeline import live_minutes, ownership, tombstones
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.lake import Lake, fingerprints
 from holdfast.pipeline.live_minutes import Added, LiveMinutes
 from holdfast.pipeline.progress import ProgressCallback
 from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
 from holdfast.pipeline.source import offsets
+from holdfast.pipeline.tombstones import Hidden
 from holdfast.pipeline.views import open_view
 from holdfast.runtime.activity.events import LOG_KIND
 
@@ -213,12 +215,13 @@ class _LiveQuery:
         """Aggregate a batch on executors, and add it to the table; called by Spark."""
         try:
             offset = self._offset(batch)
-            before = None if batch == 0 else live_minutes.digest(self._offset(batch - 1))
-            rows = frame.select("universe", "record", "logged_at").mapInArrow(
-                _aggregate, from_arrow_schema(live_minutes.AGGREGATES)
+            before = None if batch == 0 else fingerprints.of_bytes(self._offset(batch - 1))
+            hidden = tombstones.load(self._lake, self._config.key_file)
+            rows = frame.select("universe", "session", "record", "logged_at").mapInArrow(
+                partial(_aggregate, hidden=hidden), from_arrow_schema(live_minutes.AGGREGATES)
             )
             found = rows.toArrow().cast(live_minutes.AGGREGATES)
-            added = self._minutes.add(batch, (before, live_minutes.digest(offset)), found, self._universes)
+            added = self._minutes.add(batch, (before, fingerprints.of_bytes(offset)), found, self._universes)
         except Exception as error:
             self._failure = error
             raise
@@ -264,8 +267,8 @@ class _LiveQuery:
         return error
 
 
-def _aggregate(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield live_minutes.aggregate(batches)
+def _aggregate(batches: Iterable[pa.RecordBatch], hidden: Hidden) -> Iterator[pa.RecordBatch]:
+    yield live_minutes.aggregate(batches, hidden)
 
 
 def _number(lake: Lake, lineage: str, *, rebuild: bool) -> int:

@@ -21,7 +21,6 @@ If two runs build a table at the same time, the second to commit starts over. A 
 sources, so newer data is never replaced by older.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ from holdfast.pipeline.completeness import Gap
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import aggregates, folds
 from holdfast.pipeline.jobs.folds import Fold, LeaseFold, MailFold, MessageFold
-from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, reading, retries
+from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, fingerprints, reading, retries
 from holdfast.pipeline.lake import files as lake_files
 from holdfast.pipeline.lake.changes import ChangeLog, NewFile
 from holdfast.pipeline.lake.locations import Location
@@ -71,7 +70,6 @@ from holdfast.runtime.activity.events import LEASE_KIND, LOG_KIND, MAIL_KIND
 _TABLES: Final = (*reversed(ROLLUPS), MAIL, MESSAGES)
 _SOURCES: Final = (ACTIVITY, QUEUE_EVENTS)
 _PAYLOAD_SCHEMA: Final = pa.schema([("bucket", pa.int32()), ("payload", pa.binary())])
-_DIGEST_DIGITS: Final = 15  # Hexadecimal digits of a hash: a watermark is a 63-bit number.
 
 
 def run(
@@ -543,8 +541,7 @@ def _by_universe(measurements: _Measurements | None) -> dict[str, list[tuple[Any
 
 def _digest(table: Table, paths: list[str], measurements: list[tuple[Any, ...]] | None = None) -> int:
     """A digest of a table's inputs: its version, source files (which never change) and measurements."""
-    encoded = msgspec.msgpack.encode([holdfast.__version__, table.version, paths, measurements])
-    return int(hashlib.sha256(encoded).hexdigest()[:_DIGEST_DIGITS], 16)
+    return fingerprints.of_bytes(msgspec.msgpack.encode([holdfast.__version__, table.version, paths, measurements]))
 
 
 def _watermark_moves(moves: dict[str, Move]) -> dict[str, Move]:
