@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.cli import exit_codes
 from holdfast.cli.main import root
-from holdfast.cli.pipeline import _cause
+from holdfast.cli.pipeline_runs import _cause
 from holdfast.pipeline import jobs
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))

@@ -3,155 +3,44 @@
 Every command starts Spark on this machine, unless --master or --remote selects another one.
 """
 
-import logging
 import os
-import socket
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NotRequired, TypedDict, Unpack
-from urllib.parse import urlsplit
+from typing import Unpack
 
 import click
-import msgspec
 
-from holdfast.cli import connect, context_file, printing
-from holdfast.cli.commands import CommandGroup, given_options, wants_json
+from holdfast.cli import printing
+from holdfast.cli.commands import CommandGroup, given_options
 from holdfast.cli.durations import SECONDS
 from holdfast.cli.exit_codes import DAMAGED
-from holdfast.cli.pipeline_observers import Observation, health_option, lineage_option, metrics_option
-from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
-from holdfast.names import checked_name, folder_at
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from holdfast.pipeline.config import Config, JobResult
-    from holdfast.pipeline.jobs import JobOptions
-    from holdfast.pipeline.observation.status import LakeStatus
-    from holdfast.pipeline.progress import ProgressCallback
-
-_FINDINGS_SHOWN: Final = 20  # --json has them all.
-_CAUSE_CHARACTERS: Final = 600
-_PAUSE_SECONDS: Final = 0.2
-_INSTALL_SPARK: Final = "run: pip install 'holdfast[spark]'"
+from holdfast.cli.pipeline_observers import health_option, metrics_option
+from holdfast.cli.pipeline_options import (
+    LAKE,
+    STORAGE,
+    JobArguments,
+    LakeArguments,
+    SourceArguments,
+    job_arguments,
+    job_options,
+    lake_options,
+    named_sources,
+    reducer_option,
+    source_options,
+)
+from holdfast.cli.pipeline_output import print_status
+from holdfast.cli.pipeline_runs import (
+    check_plane,
+    configure,
+    require_spark,
+    run_jobs,
+    start_spark,
+    translate_spark_errors,
+)
+from holdfast.errors import InvalidArgument
 
 
 @click.group(cls=CommandGroup)
 def pipeline() -> None:
     """Copy history into lake tables, audit it and summarise it, with Spark."""
-
-
-class JobArguments(TypedDict):
-    """The values of the options that every job has."""
-
-    data: str | None
-    lake: str | None
-    activity: tuple[str, ...]
-    universes: tuple[str, ...]
-    storage: tuple[str, ...]
-    master: str | None
-    remote: str | None
-    ui: NotRequired[bool]
-    metrics: NotRequired[str | None]
-    lineage: NotRequired[str | None]
-    reducer: NotRequired[str | None]
-    key_file: NotRequired[str | None]
-    redact: NotRequired[str | None]
-
-
-_DATA: Final = click.option(
-    "--data", metavar="URL", help="The plane: a data directory, postgresql://… or a server.  [default: --url]"
-)
-_LAKE: Final = click.option(
-    "--lake", metavar="PATH", envvar="HOLDFAST_LAKE", help="The lake: a folder or s3://BUCKET/PATH."
-)
-_UNIVERSE: Final = click.option(
-    "--universe", "universes", metavar="NAME", multiple=True, help="Process only this universe. Repeatable."
-)
-_STORAGE: Final = click.option(
-    "--storage",
-    metavar="NAME=VALUE",
-    multiple=True,
-    help="An option of the object store, such as aws_endpoint=…. Repeatable.",
-)
-
-
-def _job_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that every job has."""
-    for option in reversed(
-        [
-            _DATA,
-            _LAKE,
-            click.option(
-                "--activity",
-                metavar="DIR",
-                multiple=True,
-                help="A folder of session logs, if they are not in the data directory (PostgreSQL). Repeatable: each "
-                "node has its own.",
-            ),
-            _UNIVERSE,
-            _STORAGE,
-            click.option(
-                "--key-file",
-                metavar="FILE",
-                envvar="HOLDFAST_LAKE_KEY_FILE",
-                help="A file with the secret key of the digests in the lake.",
-            ),
-            click.option(
-                "--redact",
-                metavar="FILE",
-                envvar="HOLDFAST_LAKE_REDACT",
-                help="A TOML file with the fields that are replaced before they are stored in the lake.",
-            ),
-            click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),
-            click.option("--remote", metavar="URL", help="The Spark Connect server: sc://HOST:15002."),
-            click.option(
-                "--ui", is_flag=True, help="Serve Spark's web interface while the job runs, and print its URL."
-            ),
-            metrics_option,
-            lineage_option,
-        ]
-    ):
-        command = option(command)
-    return command
-
-
-class LakeArguments(TypedDict):
-    """The values of the options of commands that start no Spark."""
-
-    data: str | None
-    lake: str | None
-    universes: tuple[str, ...]
-    storage: tuple[str, ...]
-
-
-def _lake_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of commands that start no Spark."""
-    for option in (_STORAGE, _UNIVERSE, _LAKE, _DATA):
-        command = option(command)
-    return command
-
-
-def _job_arguments(options: LakeArguments) -> JobArguments:
-    return {
-        "data": options["data"],
-        "lake": options["lake"],
-        "universes": options["universes"],
-        "storage": options["storage"],
-        "activity": (),
-        "master": None,
-        "remote": None,
-    }
-
-
-_reducer_option = click.option(
-    "--reducer",
-    metavar="MODULE:NAME",
-    help="The function (state, record) -> state that replays worlds.  [default: a hash chain]",
-)
 
 
 @pipeline.command(
@@ -160,8 +49,8 @@ _reducer_option = click.option(
         "holdfast pipeline run --data http://127.0.0.1:9440 --lake s3://bucket/lake --master spark://host:7077",
     ]
 )
-@_job_options
-@_reducer_option
+@job_options
+@reducer_option
 def run(**options: Unpack[JobArguments]) -> None:
     """Run ingest, audit, reachability, contents, rollup and report, in this order.
 
@@ -169,7 +58,7 @@ def run(**options: Unpack[JobArguments]) -> None:
     """
     from holdfast.pipeline import jobs
 
-    _run(jobs.FULL_RUN, options)
+    run_jobs(jobs.FULL_RUN, options)
 
 
 @pipeline.command(
@@ -178,7 +67,7 @@ def run(**options: Unpack[JobArguments]) -> None:
         "holdfast pipeline ingest --data http://127.0.0.1:9440 --lake ./lake --follow --health 0.0.0.0:8080",
     ]
 )
-@_job_options
+@job_options
 @click.option("--follow", is_flag=True, help="Keep ingesting new data until SIGTERM or an interrupt.")
 @health_option
 def ingest(follow: bool, health: str | None, **options: Unpack[JobArguments]) -> None:
@@ -188,26 +77,26 @@ def ingest(follow: bool, health: str | None, **options: Unpack[JobArguments]) ->
     """
     if health is not None and not follow:
         raise InvalidArgument("--health answers while --follow runs; give both")
-    _run(["ingest"], options, follows=follow, health=health)
+    run_jobs(["ingest"], options, follows=follow, health=health)
 
 
 @pipeline.command(examples=["holdfast pipeline audit --data ./data --lake ./lake --json"])
-@_job_options
-@_reducer_option
+@job_options
+@reducer_option
 def audit(**options: Unpack[JobArguments]) -> None:
     """Check every checksum of the plane and the lake, and the heights, baselines and restores of every world.
 
     Exit code 10 means that data is damaged; the output names the world and the height, or the damaged object and what
     it affects.
     """
-    _run(["audit"], options)
+    run_jobs(["audit"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline reachability --data ./data --lake ./lake"])
-@_job_options
+@job_options
 def reachability(**options: Unpack[JobArguments]) -> None:
     """Find blobs that nothing refers to, and their size. Nothing is deleted."""
-    _run(["reachability"], options)
+    run_jobs(["reachability"], options)
 
 
 @pipeline.command(
@@ -216,28 +105,28 @@ def reachability(**options: Unpack[JobArguments]) -> None:
         "holdfast pipeline contents --data http://127.0.0.1:9440 --lake ./lake --payloads",
     ]
 )
-@_job_options
+@job_options
 @click.option("--payloads", is_flag=True, help="Also copy the content of messages and mail.")
 def contents(payloads: bool, **options: Unpack[JobArguments]) -> None:
     """Copy what queues, mailboxes, states, leases, schedules and tokens hold now.
 
     Each run replaces the rows of the one before, and adds the changes of state documents to `state_changes`.
     """
-    _run(["contents"], options, payloads=payloads)
+    run_jobs(["contents"], options, payloads=payloads)
 
 
 @pipeline.command(examples=["holdfast pipeline rollup --data ./data --lake ./lake"])
-@_job_options
+@job_options
 def rollup(**options: Unpack[JobArguments]) -> None:
     """Summarise latency, throughput, retries, dead letters, mailboxes, locks and storage."""
-    _run(["rollup"], options)
+    run_jobs(["rollup"], options)
 
 
 @pipeline.command(examples=["holdfast pipeline report --data ./data --lake ./lake"])
-@_job_options
+@job_options
 def report(**options: Unpack[JobArguments]) -> None:
     """Write an HTML page with plots of the results of `rollup`."""
-    _run(["report"], options)
+    run_jobs(["report"], options)
 
 
 @pipeline.command(
@@ -246,7 +135,7 @@ def report(**options: Unpack[JobArguments]) -> None:
         "holdfast pipeline live --data ./data --lake ./lake --once",
     ]
 )
-@_job_options
+@job_options
 @click.option("--once", is_flag=True, help="Aggregate the events so far, and end. Without it: until SIGTERM.")
 @click.option(
     "--every", type=SECONDS, default="10s", show_default=True, help="How often to look for new events, such as 1m."
@@ -283,7 +172,7 @@ def live(
         raise InvalidArgument("`live` aggregates all universes of the plane; remove --universe, and select later")
     if health is not None and once:
         raise InvalidArgument("--health answers while the query runs; remove --once")
-    _run(
+    run_jobs(
         ["live"],
         options,
         follows=not once,
@@ -301,7 +190,7 @@ def live(
         "holdfast pipeline load mails.parquet --data ./data --target mail --name welcome",
     ]
 )
-@_job_options
+@job_options
 @click.argument("source")
 @click.option(
     "--target", type=click.Choice(["queues", "mail", "inboxes"]), default="queues", help="What receives the rows."
@@ -333,7 +222,7 @@ def load(
     """
     if len(options["universes"]) > 1:
         raise InvalidArgument("Rows that name no universe go into one universe; give --universe only once")
-    _run(
+    run_jobs(
         ["load"],
         options,
         needs_lake=False,
@@ -354,7 +243,7 @@ def load(
         "holdfast pipeline accept --data ./data --lake ./lake --kind order --lost",
     ]
 )
-@_job_options
+@job_options
 @click.option("--world", "worlds", metavar="NAME", multiple=True, help="Accept only this world. Repeatable.")
 @click.option("--kind", "kinds", metavar="KIND", multiple=True, help="Accept only this kind of entity. Repeatable.")
 @click.option(
@@ -367,44 +256,7 @@ def accept(worlds: tuple[str, ...], kinds: tuple[str, ...], lost: bool, **option
     has instead. Without a restore, the same is done for the sources that are quarantined as `rewound`. Stop other jobs
     of the lake first.
     """
-    _run(["accept"], options, worlds=worlds, kinds=kinds, lost=lost)
-
-
-class SourceArguments(JobArguments):
-    """The options of jobs that name sources."""
-
-    worlds: tuple[str, ...]
-    kinds: tuple[str, ...]
-    queues: tuple[str, ...]
-    sessions: tuple[str, ...]
-    everything: bool
-
-
-def _source_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name sources."""
-    for option in (
-        click.option("--all", "everything", is_flag=True, help="All sources of the selected universes."),
-        click.option(
-            "--session", "sessions", metavar="NAME", multiple=True, help="The session logs of this session. Repeatable."
-        ),
-        click.option(
-            "--queue", "queues", metavar="NAME", multiple=True, help="The durable history of this queue. Repeatable."
-        ),
-        click.option("--kind", "kinds", metavar="KIND", multiple=True, help="This kind of entity. Repeatable."),
-        click.option("--world", "worlds", metavar="NAME", multiple=True, help="This world. Repeatable."),
-    ):
-        command = option(command)
-    return command
-
-
-def _sources(options: SourceArguments) -> "JobOptions":
-    return {
-        "worlds": options["worlds"],
-        "kinds": options["kinds"],
-        "queues": options["queues"],
-        "sessions": options["sessions"],
-        "everything": options["everything"],
-    }
+    run_jobs(["accept"], options, worlds=worlds, kinds=kinds, lost=lost)
 
 
 @pipeline.command(
@@ -413,8 +265,8 @@ def _sources(options: SourceArguments) -> "JobOptions":
         "holdfast pipeline reset --data ./data --lake ./lake --universe main --all --allow-loss",
     ]
 )
-@_job_options
-@_source_options
+@job_options
+@source_options
 @click.option("--allow-loss", is_flag=True, help="Also remove rows that the plane no longer has: they are lost.")
 def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
     """Drop the rows of sources, so that the next ingest reads them again from the start.
@@ -422,9 +274,9 @@ def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
     If the plane no longer has some of the rows, nothing is removed, and the exit code is 5: an ingest would not bring
     them back.
     """
-    chosen = _sources(options)
+    chosen = named_sources(options)
     chosen["allow_loss"] = allow_loss
-    _run(["reset"], options, **chosen)
+    run_jobs(["reset"], options, **chosen)
 
 
 @pipeline.command(
@@ -434,17 +286,17 @@ def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
         "holdfast pipeline backfill --data ./data --lake ./lake --kind order --lost",
     ]
 )
-@_job_options
-@_source_options
+@job_options
+@source_options
 @click.option("--lost", is_flag=True, help="Confirm that rows which are still missing are lost.")
 def backfill(lost: bool, **options: Unpack[SourceArguments]) -> None:
     """Ingest sources again from the start: add rows that the lake lacks, and report what differs from the plane.
 
     Exit code 10 means that rows differ, or are missing and not confirmed as lost. No row is changed or removed.
     """
-    chosen = _sources(options)
+    chosen = named_sources(options)
     chosen["lost"] = lost
-    _run(["backfill"], options, **chosen)
+    run_jobs(["backfill"], options, **chosen)
 
 
 @pipeline.command(
@@ -453,7 +305,7 @@ def backfill(lost: bool, **options: Unpack[SourceArguments]) -> None:
         "holdfast pipeline forget --data ./data --lake ./lake --match mail.sender=ada --vacuum --key-file key",
     ]
 )
-@_job_options
+@job_options
 @click.option("--world", "worlds", metavar="NAME", multiple=True, help="Forget this world. Repeatable.")
 @click.option("--kind", "kinds", metavar="KIND", multiple=True, help="Forget this kind of entity. Repeatable.")
 @click.option("--queue", "queues", metavar="NAME", multiple=True, help="Forget the messages of this queue. Repeatable.")
@@ -488,7 +340,7 @@ def forget(
     With --vacuum, exit code 10 means that a file of the lake still has one of the names. Stop other jobs of the lake
     first. The plane itself is not changed.
     """
-    _run(
+    run_jobs(
         ["forget"],
         options,
         worlds=worlds,
@@ -503,10 +355,10 @@ def forget(
 
 
 @pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
-@_job_options
+@job_options
 def vacuum(**options: Unpack[JobArguments]) -> None:
     """Remove files of the lake that no table uses, and merge small files."""
-    _run(["vacuum"], options)
+    run_jobs(["vacuum"], options)
 
 
 @pipeline.command(
@@ -515,7 +367,7 @@ def vacuum(**options: Unpack[JobArguments]) -> None:
         "holdfast pipeline status --lake s3://bucket/lake --data http://127.0.0.1:9440 --json",
     ]
 )
-@_lake_options
+@lake_options
 @metrics_option
 def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
     """Show the last run of each job, the tables of the lake, and how far they are behind the plane.
@@ -523,21 +375,21 @@ def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
     The lag is measured if --data or --url is given. Exit code 10 means that data is quarantined, or that the last
     run of a job found damage.
     """
-    config = _config(_job_arguments(options), needs_lake=True)
-    with _require_spark():
+    config = configure(job_arguments(options), needs_lake=True)
+    with require_spark():
         from holdfast.pipeline.observation import metrics as prometheus
         from holdfast.pipeline.observation.status import lake_status
         from holdfast.pipeline.views import open_view
 
     if options["data"] or given_options().get("url") or os.environ.get("HOLDFAST_URL"):
-        _check_plane(config, creates=False)
+        check_plane(config, creates=False)
         with open_view(config) as view:
             found = lake_status(config, view)
     else:
         found = lake_status(config)
     if metrics is not None:
         prometheus.write_file(metrics, prometheus.registry(found.runs, found.tables))
-    _print_status(found)
+    print_status(found)
     if found.is_damaged:
         click.get_current_context().exit(DAMAGED)
 
@@ -548,8 +400,8 @@ def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
         "holdfast pipeline publish --lake s3://bucket/lake --spark-schema lake --remote sc://spark.example:15002",
     ]
 )
-@_LAKE
-@_STORAGE
+@LAKE
+@STORAGE
 @click.option("--duckdb", metavar="FILE", help="Write a DuckDB file with a view for each table.")
 @click.option(
     "--delta-scan", is_flag=True, help="Let the DuckDB views read the Delta log; needs DuckDB's extension delta."
@@ -576,8 +428,8 @@ def publish(
     if delta_scan and duckdb is None:
         raise InvalidArgument("--delta-scan is for a DuckDB file; give --duckdb FILE")
     options: LakeArguments = {"data": None, "lake": lake, "universes": (), "storage": storage}
-    config = _config(_job_arguments(options), needs_lake=True)
-    with _require_spark():
+    config = configure(job_arguments(options), needs_lake=True)
+    with require_spark():
         from holdfast.pipeline.catalogue import duckdb_file
         from holdfast.pipeline.catalogue import spark_schema as spark_catalogue
         from holdfast.pipeline.lake import Lake
@@ -588,7 +440,7 @@ def publish(
     if duckdb is not None:
         published[duckdb] = duckdb_file.publish(tables, duckdb, uses_delta_scan=delta_scan)
     if spark_schema is not None:
-        with _spark(master, remote) as spark, _spark_errors("publish"):
+        with start_spark(master, remote) as spark, translate_spark_errors("publish"):
             published[spark_schema] = spark_catalogue.publish(spark, tables, spark_schema)
     text = "\n".join(f"Published {len(names)} tables and views in {place}" for place, names in published.items())
     printing.result(text, {"published": published})
@@ -600,7 +452,7 @@ def warm() -> None:
 
     Java stores an archive of the classes that Spark loads, about 170 MB, in the user's cache folder.
     """
-    with _require_spark():
+    with require_spark():
         from holdfast.pipeline import sessions
 
         with printing.progress("Starting Spark and archiving its classes"):
@@ -609,269 +461,3 @@ def warm() -> None:
         f"Created the class archive {path} ({path.stat().st_size:,} bytes)",
         {"path": str(path), "bytes": path.stat().st_size},
     )
-
-
-def _run(
-    names: Sequence[str],
-    options: JobArguments,
-    *,
-    needs_lake: bool = True,
-    follows: bool = False,
-    health: str | None = None,
-    **extra: "Unpack[JobOptions]",
-) -> None:
-    """Run jobs in one Spark session, print their results, and exit with 10 if one found damage."""
-    config = _config(options, needs_lake=needs_lake)
-    with _require_spark():
-        observation = Observation(config, metrics=options.get("metrics"), lineage=options.get("lineage"))
-    from holdfast.pipeline import jobs
-
-    if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):
-        _check_plane(config, creates="load" in names)
-    results: list[JobResult] = []
-    not_followed: JobOptions = {}
-    needs_spark = not set(names) <= set(jobs.JOBS_WITHOUT_SPARK)
-    with (
-        observation.following(health) if follows else nullcontext(not_followed) as job_options,
-        _spark(options["master"], options["remote"], ui=options.get("ui", False))
-        if needs_spark
-        else nullcontext() as spark,
-        jobs.view_options(names, config) as shared,
-    ):
-        for name in names:
-            with _bar(name) as bar, _spark_errors(name):
-                progress = observation.progress([bar] if bar is not None else []) if bar or follows else None
-                all_options = extra | job_options | shared[name]
-                results.append(
-                    jobs.run(name, spark, config, progress=progress, observers=observation.observers, **all_options)
-                )
-    _print(results, many=len(names) > 1)
-    if not all(each.ok for each in results):
-        click.get_current_context().exit(DAMAGED)
-
-
-def _config(options: JobArguments, *, needs_lake: bool) -> "Config":
-    with _require_spark():
-        from holdfast.pipeline.config import PATIENCE_SECONDS, Config
-        from holdfast.pipeline.lake.locations import parse_location
-
-    lake = options["lake"] or ""
-    if needs_lake and not lake:
-        raise InvalidArgument("A job needs a lake; give --lake (a folder or s3://BUCKET/PATH), or set HOLDFAST_LAKE")
-    if lake:
-        parse_location(lake, {})  # A mistyped lake fails here, before Spark starts.
-    flags = given_options() | ({"url": options["data"]} if options["data"] else {})
-    found = context_file.resolve(flags, os.environ)
-    data = (
-        found["url"] if "://" in found["url"] or found["url"].startswith(("dir:", "memory:")) else f"dir:{found['url']}"
-    )
-    named = options["universes"] or ((found["universe"],) if found["universe"] else ())
-    return Config(
-        data=data,
-        lake=lake,
-        objects=found["objects"],
-        activity=options["activity"],
-        token=found["token"],
-        ca=_absolute_path(found["ca"]),
-        cert=_absolute_path(found["cert"]),
-        cert_key=_absolute_path(found["key"]),
-        patience_seconds=given_options().get("patience", PATIENCE_SECONDS),
-        storage=_pairs(options["storage"]),
-        universes=tuple(checked_name("universe", name) for name in named),
-        key_file=_absolute_path(options.get("key_file")),
-        redact_file=_absolute_path(options.get("redact")),
-        reducer=options.get("reducer"),
-    )
-
-
-def _absolute_path(path: str | None) -> str | None:
-    """An absolute path, which Spark workers resolve too."""
-    return path and os.path.abspath(path)
-
-
-def _check_plane(config: "Config", *, creates: bool) -> None:
-    """Raise if the plane of a mistyped URL cannot be opened, before Spark starts."""
-    if config.data.startswith(("http://", "https://")):
-        config.tls()
-        _check_reachable(config.data, given_options().get("patience", connect.PATIENCE_SECONDS))
-    elif config.data.startswith("dir:") and not creates:
-        from holdfast.plane.formats import check_exists
-
-        check_exists(folder_at(config.data))
-
-
-def _check_reachable(url: str, patience_seconds: float) -> None:
-    """Raise Unreachable unless the server accepts connections, so a mistyped URL fails before Spark starts."""
-    try:
-        parts = urlsplit(url)
-        address = (parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-    except ValueError as error:
-        raise InvalidUrl(f"{url!r} is not the URL of a server ({error}); use http://HOST:PORT") from error
-    deadline = time.monotonic() + patience_seconds
-    while True:
-        try:
-            socket.create_connection(address, max(patience_seconds, 1.0)).close()
-            return
-        except OSError as error:
-            if time.monotonic() >= deadline:
-                raise Unreachable(f"{url} does not answer ({error}); check that `holdfast serve` runs there") from error
-            time.sleep(_PAUSE_SECONDS)
-
-
-def _pairs(assignments: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for each in assignments:
-        name, equals, value = each.partition("=")
-        if not (name and equals):
-            raise InvalidArgument(f"--storage {each!r} is invalid; use NAME=VALUE")
-        found[name] = value
-    return found
-
-
-@contextmanager
-def _require_spark() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("holdfast"):
-            raise
-        raise Unsupported(f"The pipeline needs {error.name}; {_INSTALL_SPARK}") from error
-
-
-@contextmanager
-def _spark(master: str | None, remote: str | None, *, ui: bool = False) -> "Iterator[SparkSession]":
-    if ui and remote is not None:
-        raise InvalidArgument("--ui is for a Spark that this command starts; a Spark Connect server has its own")
-    with _require_spark():
-        from holdfast.pipeline import sessions
-
-        if not os.environ.get("HOLDFAST_DEBUG"):
-            logging.getLogger().addFilter(_is_not_py4j_interrupt)
-        before = sessions.running()
-        with printing.progress("Starting Spark"):
-            spark = sessions.start(master=master, remote=remote, conf={"spark.ui.enabled": "true"} if ui else None)
-        if ui:
-            click.echo(f"Spark's web interface: {sessions.ui_url(spark)}", err=True)
-        try:
-            yield spark
-        finally:
-            if before is None:
-                with suppress(Exception):  # A Spark session that has ended cannot be stopped; the results stay valid.
-                    spark.stop()
-
-
-def _is_not_py4j_interrupt(record: logging.LogRecord) -> bool:
-    """Filters out the traceback that py4j logs when an interrupt arrives while it waits for Java."""
-    return "while sending command" not in str(record.msg)
-
-
-@contextmanager
-def _spark_errors(job: str) -> Iterator[None]:
-    """Convert an error of Spark to Backend, with the cause from its trace."""
-    with _require_spark():
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        raise Backend(f"Spark could not finish {job}: {_cause(str(error))}") from error
-
-
-def _cause(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # A Python traceback ends with its error; a Java trace starts with it.
-    ends = [index for index, line in enumerate(lines) if line.startswith(("at ", "JVM stacktrace"))]
-    shown = lines[: ends[0]] if ends else lines
-    cause = shown[-1] if any("Traceback" in line for line in shown) else " ".join(shown)
-    return cause[:_CAUSE_CHARACTERS]
-
-
-@contextmanager
-def _bar(job: str) -> "Iterator[ProgressCallback | None]":
-    """A function that shows progress bars, one per reported item; None if there is no terminal."""
-    if wants_json() or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        bar.add_task(job, total=None)
-        rows: dict[str, TaskID] = {}
-        bounded: set[str] = set()  # The items with a known total; jobs report mere counts too.
-
-        def report(item: str, done: int, total: int) -> None:
-            if item not in rows:
-                rows[item] = bar.add_task(f"  {item}", total=None)
-            if done < total:
-                bounded.add(item)
-            end = total if item in bounded else None
-            bar.update(rows[item], completed=done, total=end, visible=end is None or done < end)
-
-        yield report
-
-
-def _print(results: "Sequence[JobResult]", *, many: bool) -> None:
-    if wants_json():
-        found = [msgspec.to_builtins(each) for each in results]
-        if many:
-            printing.rows(found, ())
-        else:
-            printing.record(found[0])
-        return
-    printing.rows([_summary(each) for each in results], ("job", "verdict", "rows", "seconds"))
-    for each in results:
-        for note in each.notes:
-            click.echo(printing.escape_control(f"{each.job}: {note}"))
-        for finding in each.findings[:_FINDINGS_SHOWN]:
-            click.echo(printing.escape_control(f"✗ {each.job}: {_finding_text(finding)}"))
-        if (more := len(each.findings) - _FINDINGS_SHOWN) > 0:
-            click.echo(f"  and {more:,} more; --json has them all")
-
-
-def _print_status(found: "LakeStatus") -> None:
-    if wants_json():
-        printing.record(msgspec.to_builtins(found))
-        return
-    runs = [
-        {**msgspec.structs.asdict(run), "started": _time(run.started_at), "completed": _time(run.completed_at)}
-        for run in found.runs
-    ]
-    printing.rows(runs, ("job", "state", "started", "completed", "seconds", "findings"), empty="No job has run yet.")
-    for run in found.runs:
-        if run.error is not None:
-            click.echo(printing.escape_control(f"✗ {run.job}: {' '.join(run.error.split())}"))
-    click.echo()
-    tables = [
-        {
-            **msgspec.structs.asdict(table),
-            "committed": _time(table.committed_at),
-            "lag": table.lag and f"{table.lag.amount:,} {table.lag.unit}",
-        }
-        for table in found.tables
-    ]
-    printing.rows(
-        tables, ("table", "rows", "files", "bytes", "committed", "marks", "quarantined", "lag"), empty="No tables yet."
-    )
-
-
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else f"{at:%Y-%m-%d %H:%M:%S}Z"
-
-
-def _summary(result: "JobResult") -> dict[str, Any]:
-    rows = ", ".join(f"{table} {count:,}" for table, count in result.rows.items() if count)
-    verdict = "ok" if result.ok else f"{len(result.findings):,} findings"
-    return {"job": result.job, "verdict": verdict, "rows": rows or "nothing new", "seconds": round(result.seconds, 1)}
-
-
-def _finding_text(finding: dict[str, Any]) -> str:
-    """A finding as text: the location, the reason, then its other fields."""
-    rest = {key: value for key, value in finding.items() if value is not None}
-    location = "/".join(str(rest.pop(key)) for key in ("universe", "world") if key in rest)
-    height = f" at {rest.pop('height')}" if "height" in rest else ""
-    reason = f": {rest.pop('reason')}" if "reason" in rest else ""
-    more = f" ({', '.join(f'{key} {value}' for key, value in rest.items())})" if rest else ""
-    return f"{location}{height}{reason}{more}"
