@@ -35,6 +35,18 @@ class Loss(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.rows} rows of {self.source} ({self.table}, {self.first} to {self.last})"
 
+    def finding(self, reason: str, detail: str) -> dict[str, object]:
+        """The loss as a finding of a job."""
+        return {
+            "universe": self.universe,
+            "table": self.table,
+            "world": self.source,
+            "height": self.first,
+            "end": self.last,
+            "reason": reason,
+            "detail": detail,
+        }
+
 
 def find(lake: Lake, view: View, universe: str, sources: Sources, staging: str) -> list[Loss]:
     """The rows of these sources that the plane no longer has."""

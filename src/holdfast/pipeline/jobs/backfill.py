@@ -83,15 +83,9 @@ def run(
 
 
 def _difference(loss: Loss) -> dict[str, object]:
-    return {
-        "universe": loss.universe,
-        "table": loss.table,
-        "world": loss.source,
-        "height": loss.first,
-        "end": loss.last,
-        "reason": "differs",
-        "detail": f"{loss.differing} rows differ from the plane's; replace them with `holdfast pipeline reset`",
-    }
+    return loss.finding(
+        "differs", f"{loss.differing} rows differ from the plane's; replace them with `holdfast pipeline reset`"
+    )
 
 
 def _notes(added: int, found: Sequence[Loss], left: int) -> Iterator[str]:

@@ -128,12 +128,4 @@ def _notes(counts: dict[str, int], lost: Sequence[Loss]) -> Iterator[str]:
 
 
 def _finding(loss: Loss) -> dict[str, object]:
-    return {
-        "universe": loss.universe,
-        "table": loss.table,
-        "world": loss.source,
-        "height": loss.first,
-        "end": loss.last,
-        "reason": "lost",
-        "detail": f"{loss.rows} rows were removed that the plane no longer has",
-    }
+    return loss.finding("lost", f"{loss.rows} rows were removed that the plane no longer has")
