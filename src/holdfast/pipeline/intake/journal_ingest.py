@@ -167,8 +167,8 @@ def _divergence(world_range: WorldRange) -> Quarantined:
         height,
         max(height, world_range.heights.target - 1),
         REWOUND,
-        f"record {height - 1} differs from the one in the lake: the plane was restored from an older backup and "
-        "has diverged since",
+        f"record {height - 1} differs from the one in the lake: the plane was restored from an older backup, or the "
+        "world was deleted and created again",
     )
 
 
