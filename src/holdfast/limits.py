@@ -318,6 +318,7 @@ LAKE_SMALL_FILE_BYTES: Final = 16_777_216  # Files below this are worth compacti
 LAKE_FILES_MIN: Final = 4  # Small files needed for a compaction: fewer would rewrite the same rows too often.
 LAKE_WRITERS_MAX: Final = 32  # Files that one task has open, one per universe.
 LAKE_KEEP_HOURS: Final = 168  # How long unreferenced files are kept: a reader, or a slow run, may still use them.
+LAKE_WATERMARK_FILES: Final = 16  # Files with moved watermarks; then all watermarks of a table are written again.
 LAKE_ATTEMPTS: Final = 32  # Attempts of a run that conflicts with another before it fails with a Conflict.
 LAKE_PAUSE_MS_MAX: Final = 1_000  # Back-off doubles from 10 ms up to this, with full jitter.
 
@@ -346,7 +347,7 @@ ROLLUP_SMALL_FILE_ROWS: Final = 16_384  # Files with fewer rows are small,
 ROLLUP_SMALL_FILES: Final = 16  # and a roll-up merges them when a universe has this many.
 INGEST_TASK_BYTES: Final = 33_554_432  # What one executor ingests at a time; a commit has one such task per core.
 INGEST_CHUNK_BYTES: Final = 4_194_304  # Of one world, so that a large world is not limited to one core.
-INGEST_WORLDS_MAX: Final = 4_096  # Worlds, and log files, of one commit: each is a line in its table's log.
+INGEST_WORLDS_MAX: Final = 4_096  # Worlds, and log files, of one commit: each moves a watermark.
 INGEST_WORLD_ROWS: Final = 131_072  # Rows of one world in one commit; hot rows are staged.
 INGEST_CHANGES: Final = 65_536  # Entity changes in one commit. The driver itself writes them.
 INGEST_CARRIED_BYTES: Final = 65_536  # Hot records of one world are sent with their task up to this size,

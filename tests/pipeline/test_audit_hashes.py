@@ -18,7 +18,7 @@ from holdfast.errors import Corrupt, HoldfastError
 from holdfast.kv import prefix_range
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import audit, ingest
-from holdfast.pipeline.lake import Lake, Move
+from holdfast.pipeline.lake import Lake, Move, watermark_files
 from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
 from holdfast.pipeline.views import open_view
 from holdfast.runtime.activity import rotation
@@ -145,6 +145,26 @@ def delete_last_commit(root: Path) -> str:
     return r"log: .*/journal/_delta_log/0+2.json: it is missing; affects all rows of the table journal"
 
 
+def watermarks_of(root: Path, name: str) -> Path:
+    """The oldest file that has watermarks of a table's last version."""
+    table = Lake(str(root / "lake")).table(TABLES[name])
+    *_, base = watermark_files.chain(table.location, table.newest_watermark_file())
+    return Path(table.location.url, watermark_files.path_of(base.fingerprint))
+
+
+def flip_watermarks(root: Path) -> str:
+    flip(watermarks_of(root, "journal"), 30)
+    return (
+        r"watermarks: .*/journal/_watermarks/[0-9a-f]{15}.parquet do not match their hash; restore .*; "
+        "affects the positions of all sources of the table journal"
+    )
+
+
+def delete_watermarks(root: Path) -> str:
+    watermarks_of(root, "activity").unlink()
+    return r"watermarks: .*/activity/_watermarks/[0-9a-f]{15}.parquet are missing; restore .* of the table activity"
+
+
 DAMAGES = [
     flip_blob,
     delete_blob,
@@ -156,6 +176,8 @@ DAMAGES = [
     delete_lake_file,
     flip_commit,
     delete_last_commit,
+    flip_watermarks,
+    delete_watermarks,
 ]
 
 

@@ -1,6 +1,8 @@
 """Tables of the lake: atomic commits, watermarks, compaction and vacuum."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +14,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
-from holdfast.errors import InvalidUrl, PathUnusable, SchemaMismatch, TransactionConflict, Unreachable
+from holdfast.errors import DamagedDatabase, InvalidUrl, PathUnusable, SchemaMismatch, TransactionConflict, Unreachable
 from holdfast.pipeline import tasks
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import vacuum
 from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake, LakeTable, Move, compaction, files, staging
+from holdfast.pipeline.lake import (
+    Lake,
+    LakeTable,
+    Move,
+    compaction,
+    files,
+    fingerprints,
+    purging,
+    searching,
+    staging,
+    watermark_files,
+)
 from holdfast.pipeline.schemas import ENTITY_CHANGES, JOURNAL, TABLES, Table
 
 
@@ -149,9 +162,186 @@ def test_watermarks_survive_checkpoints_and_log_cleanup(tmp_path: Path) -> None:
             commit.unlink()
     found = lake.table(JOURNAL)
     assert found.watermark("journal/main/ada") == 60
-    delta = DeltaTable(str(tmp_path / "journal"))
-    assert {name: delta.transaction_version(name) for name in found.watermarks()} == found.watermarks()
     assert len(found.watermarks()) == 61
+    transactions = pq.read_table(checkpoint, columns=["txn"]).column("txn").drop_null().to_pylist()
+    assert [each["appId"] for each in transactions] == ["watermarks"]
+
+
+def watermark_chain(table: LakeTable) -> list[watermark_files.WatermarkFile]:
+    """The files with the watermarks of a table, the newest first."""
+    return list(watermark_files.chain(table.location, table.newest_watermark_file()))
+
+
+def test_a_commit_writes_the_watermarks_that_it_moves(tmp_path: Path) -> None:
+    table = Lake(str(tmp_path)).table(JOURNAL)
+    every = {f"journal/main/world-{n:04}": Move(0, fingerprints.of_bytes(b"%d" % n)) for n in range(2_000)}
+    table.append([], every)
+    expected, lengths = {name: move.target for name, move in every.items()}, list[int]()
+    for n in range(40):
+        name = f"journal/main/world-{n:04}"
+        table.append([], {name: Move(expected[name], 0), "journal/main/new": Move(n, n + 1)})
+        expected |= {name: 0, "journal/main/new": n + 1}
+        newest, *_ = chain = watermark_chain(table)
+        assert newest.is_base or newest.values == {name: 0, "journal/main/new": n + 1}
+        lengths.append(len(chain))
+    assert lengths == [*range(2, 17), *range(1, 17), *range(1, 10)]
+    assert watermark_chain(table)[-1].values.keys() == {name for name, value in expected.items() if value} | {
+        f"journal/main/world-{n:04}" for n in range(32, 40)
+    }
+    assert Lake(str(tmp_path)).table(JOURNAL).watermarks() == table.watermarks()
+    assert {name: value for name, value in table.watermarks().items() if value} == {
+        name: value for name, value in expected.items() if value
+    }
+    table.append([], {name: Move(value, value + 1) for name, value in expected.items()})
+    assert len(watermark_chain(table)) == 1  # Larger than all that were there.
+
+
+def test_watermarks_that_an_older_version_committed_are_read_and_moved(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    lake.table(JOURNAL).append_rows(entries("main", "ada", range(5)))
+    delta = DeltaTable(str(tmp_path / "journal"))
+    delta.alter.set_table_properties({"holdfast.schema": str(JOURNAL.version - 1)}, raise_if_not_exists=False)
+    old = {"journal/main/ada": 5, "tip/main/ada": 77, "journal/main/gone": 0, "rewrites": 3}
+    for name, value in old.items():
+        delta.update_incremental()
+        delta.create_write_transaction(
+            [],
+            "append",
+            JOURNAL.schema,
+            ["universe"],
+            commit_properties=CommitProperties(app_transactions=[Transaction(name, value)]),
+        )
+    table = lake.table(JOURNAL)
+    assert (table.watermarks(), table.newest_watermark_file()) == (old, 0)
+    with pytest.raises(TransactionConflict, match="at 5, not 0"):
+        table.append([], {"journal/main/ada": Move(0, 9)})
+    table.append_rows(entries("main", "ada", range(5, 9)), {"journal/main/ada": Move(5, 9)})
+    expected = {"journal/main/ada": 9, "tip/main/ada": 77, "rewrites": 3}
+    assert table.watermarks() == lake.table(JOURNAL).watermarks() == expected
+    assert [file.values for file in watermark_chain(table)] == [{"journal/main/ada": 9, "tip/main/ada": 77}]
+    assert DeltaTable(str(tmp_path / "journal")).metadata().configuration["holdfast.schema"] == str(JOURNAL.version)
+    purging.purge(table, lambda name: name == "tip/main/ada")
+    assert lake.table(JOURNAL).watermarks() == {"journal/main/ada": 9, "rewrites": 4}
+    assert searching.search(lake.location, ["tip/main/ada", "journal/main/gone"]).found == {}
+
+
+_WRITER = """
+import runpy, sys
+from holdfast.errors import TransactionConflict
+from holdfast.pipeline.lake import Lake, Move
+from holdfast.pipeline.schemas import JOURNAL
+
+entries = runpy.run_path(sys.argv[1])["entries"]
+table, own = Lake(sys.argv[2]).table(JOURNAL), sys.argv[3]
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(12):
+    table.append_rows(entries("main", own, range(n, n + 1)), {f"journal/main/{own}": Move(n, n + 1)})
+    while True:  # Both writers add to this world.
+        height = table.watermark("journal/main/shared")
+        try:
+            table.append_rows(
+                entries("main", "shared", range(height, height + 1)),
+                {"journal/main/shared": Move(height, height + 1)},
+            )
+            break
+        except TransactionConflict:
+            table.refresh()
+"""
+
+
+def test_two_processes_that_commit_at_once_lose_no_move_and_repeat_no_row(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.table(JOURNAL).append([], {"journal/main/ada": Move(0, 0)})
+    command = [sys.executable, "-c", _WRITER, __file__, str(tmp_path / "lake")]
+    writers = [
+        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for name in ("ada", "bob")
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    for writer in writers:
+        writer.communicate()
+    found = lake.table(JOURNAL)
+    expected = {"ada": 12, "bob": 12, "shared": 24}
+    assert {world: heights(found, world) for world in expected} == {
+        world: list(range(count)) for world, count in expected.items()
+    }
+    assert found.watermarks() == {f"journal/main/{world}": count for world, count in expected.items()}
+    assert len(list((tmp_path / "lake" / "journal" / "_watermarks").iterdir())) > 49  # Some lost a race.
+
+
+def test_lost_race_is_retried_only_for_other_watermarks(lake: Lake) -> None:
+    first, second = lake.table(JOURNAL), lake.table(JOURNAL)
+    others = {str(n): fingerprints.of_bytes(b"%d" % n) for n in range(500)}  # So a base is larger than later files.
+    first.append([], {name: Move(0, value) for name, value in {**others, "a": 1, "b": 1}.items()})
+    second.refresh()
+    first.append([], {"a": Move(1, 2)})
+    first.append([], {"a": Move(2, 1)})  # It has its old value again, but it has moved.
+    with pytest.raises(TransactionConflict):
+        second.append([], {"a": Move(1, 7)})
+    for n in range(1, 5):
+        first.append([], {"a": Move(n, n + 1)})
+    second.append([], {"b": Move(1, 2)})
+    assert lake.table(JOURNAL).watermarks() == second.watermarks() == {**others, "a": 5, "b": 2}
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped"])
+def test_damaged_watermarks_are_a_typed_error(tmp_path: Path, damage: str) -> None:
+    lake = Lake(str(tmp_path))
+    table = lake.table(JOURNAL)
+    table.append([], {f"w{n}": Move(0, 1) for n in range(50)})
+    table.append([], {"w0": Move(1, 2)})
+    base = tmp_path / "journal" / watermark_files.path_of(watermark_chain(table)[-1].fingerprint)
+    data = base.read_bytes()
+    if damage == "missing":
+        base.unlink()
+    else:
+        base.write_bytes(data[:60] + bytes([data[60] ^ 1]) + data[61:])
+    with pytest.raises(DamagedDatabase, match=rf"_watermarks/{base.name}.*restore the lake, or delete it"):
+        lake.table(JOURNAL).watermarks()
+    with pytest.raises(DamagedDatabase):
+        lake.table(JOURNAL).append([], {"w1": Move(1, 2)})
+
+
+def test_vacuum_keeps_the_watermarks_of_recent_versions(tmp_path: Path) -> None:
+    table = Lake(str(tmp_path)).table(JOURNAL)
+    folder, log = tmp_path / "journal" / "_watermarks", tmp_path / "journal" / "_delta_log"
+
+    def commit(hours: int, moves: dict[str, Move]) -> str:
+        """Commit, as if so many hours ago; returns the name of the new file."""
+        before = set(folder.iterdir()) if folder.exists() else set()
+        table.append([], moves)
+        (new,) = set(folder.iterdir()) - before
+        at = time.time() - hours * 3_600
+        for path in (new, log / f"{table.version:020}.json"):
+            os.utime(path, (at, at))
+        return new.name
+
+    many = {f"w{n}": Move(0, 1) for n in range(500)}
+    old_base = commit(300, many)
+    replaced = commit(250, {name: Move(1, 2) for name in many})
+    increment = commit(200, {"w0": Move(2, 3)})
+    orphans = [f"{n:015x}.parquet" for n in (1, 2)]
+    for orphan, hours in zip(orphans, (200, 1), strict=True):
+        (folder / orphan).write_bytes(b"left by a lost race")
+        os.utime(folder / orphan, (time.time() - hours * 3_600,) * 2)
+    current = commit(1, {name: Move(3 if name == "w0" else 2, 4) for name in many})
+    assert len(watermark_chain(table)) == 1
+    DeltaTable(str(tmp_path / "journal")).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert len(list(folder.iterdir())) == 6
+    assert {Path(path).name for path in compaction.vacuum(table, keep_hours=168)} == {old_base, orphans[0]}
+    assert {path.name for path in folder.iterdir()} == {replaced, increment, orphans[1], current}
+    assert len(list(watermark_files.chain(table.location, int(increment.partition(".")[0], 16)))) == 2
+    compaction.vacuum(table, keep_hours=0)
+    assert {path.name for path in folder.iterdir()} == {current}
+    assert set(Lake(str(tmp_path)).table(JOURNAL).watermarks().values()) == {4}
 
 
 def test_watermarks_are_read_incrementally(lake: Lake) -> None:
@@ -287,9 +477,9 @@ def test_vacuum_job_compacts_cleans_and_deletes_stale_staging(lake: Lake) -> Non
 
 
 def test_table_of_a_newer_version_is_rejected(lake: Lake) -> None:
-    newer = msgspec.structs.replace(JOURNAL, version=3)
+    newer = msgspec.structs.replace(JOURNAL, version=4)
     lake.table(newer).append_rows(entries("main", "ada", range(1)))
-    with pytest.raises(SchemaMismatch, match="has version 3, this Holdfast supports 2; upgrade"):
+    with pytest.raises(SchemaMismatch, match="has version 4, this Holdfast supports 3; upgrade"):
         lake.table(JOURNAL)
 
 

@@ -16,7 +16,7 @@ from holdfast.pipeline import jobs
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import ingest
 from holdfast.pipeline.lake import Lake, LakeTable, sql_views
-from holdfast.pipeline.lake.tables import REWRITES
+from holdfast.pipeline.lake.watermarks import REWRITES
 from holdfast.pipeline.schemas import TABLES
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))

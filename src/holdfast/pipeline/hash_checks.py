@@ -4,6 +4,7 @@
     session logs    SHA-256 in their name; the manifest entry is a function of the bytes
     lake files      SHA-256 in their name, which is in the commit; the number of rows too
     Delta logs      SHA-256 in `_hashes` of the lake
+    watermarks      the start of the SHA-256 in their name, which is in the commit
 
 Segments and snapshots are checked with their world, by `audit_rules`.
 """
@@ -16,11 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt, HashMismatch, ObjectNotFound, Unreachable
+from holdfast.errors import Corrupt, DamagedDatabase, HashMismatch, ObjectNotFound, Unreachable
 from holdfast.kv import prefix_range
 from holdfast.layers import blobs
 from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake, LakeFile, LakeTable, files, reading
+from holdfast.pipeline.lake import Lake, LakeFile, LakeTable, files, reading, watermark_files
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.lake.log_hashes import LogHashes
 from holdfast.pipeline.schemas import TABLES
@@ -36,7 +37,7 @@ class Problem(msgspec.Struct, frozen=True):
     """Damage, and what it affects."""
 
     universe: str
-    reason: str  # A short code: missing, checksum, manifest, count, log, keys
+    reason: str  # A short code: missing, checksum, manifest, count, log, watermarks, keys
     detail: str
     blob: str | None = None  # The hash of the affected blob.
 
@@ -199,6 +200,7 @@ class TableChecks(msgspec.Struct):
     table: LakeTable | None  # None: it cannot be opened.
     checks: list[Check]
     problems: list[Problem]
+    watermark_files: int = 0  # They are checked already.
 
 
 def table_checks(lake: Lake, name: str, universes: Collection[str]) -> TableChecks:
@@ -216,7 +218,7 @@ def table_checks(lake: Lake, name: str, universes: Collection[str]) -> TableChec
         if table.exists:
             entries = [file for file in table.entries() if not universes or file.universe in universes]
             found.checks += [_file_check(table, file) for file in entries]
-            table.watermarks()
+            _check_watermarks(table, found)
         found.table = table
     except Unreachable:
         raise
@@ -225,6 +227,16 @@ def table_checks(lake: Lake, name: str, universes: Collection[str]) -> TableChec
             Problem("", "log", f"the table {name} cannot be opened ({error}); affects all of its rows")
         )
     return found
+
+
+def _check_watermarks(table: LakeTable, found: TableChecks) -> None:
+    """Read every file with watermarks of this version: each names the one before it."""
+    try:
+        for _ in watermark_files.chain(table.location, table.newest_watermark_file()):
+            found.watermark_files += 1
+    except DamagedDatabase as error:
+        detail = f"{error}; affects the positions of all sources of the table {table.table.name}"
+        found.problems.append(Problem("", "watermarks", detail))
 
 
 def _file_check(table: LakeTable, file: LakeFile) -> Check:

@@ -57,7 +57,7 @@ def _percentiles(measure: str) -> dict[str, pa.DataType]:
 
 JOURNAL: Final = _table(
     "journal",
-    2,
+    3,
     ("world", "height"),
     world=pa.string(),
     height=pa.int64(),
@@ -71,7 +71,7 @@ JOURNAL: Final = _table(
 
 SEGMENTS: Final = _table(
     "segments",
-    2,
+    3,
     ("world", "start"),
     world=pa.string(),
     start=pa.int64(),
@@ -86,7 +86,7 @@ SEGMENTS: Final = _table(
 
 ACTIVITY: Final = _table(
     "activity",
-    3,
+    4,
     ("kind", "file", "n"),
     session=pa.string(),
     kind=pa.string(),
@@ -100,7 +100,7 @@ ACTIVITY: Final = _table(
 
 MESSAGES: Final = _table(
     "messages",
-    3,
+    4,
     ("queue", "put_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -123,7 +123,7 @@ MESSAGES: Final = _table(
 
 QUEUE_COUNTERS: Final = _table(
     "queue_counters",
-    1,
+    2,
     ("queue",),
     queue=pa.string(),
     put=pa.int64(),
@@ -135,7 +135,7 @@ QUEUE_COUNTERS: Final = _table(
 
 QUEUE_EVENTS: Final = _table(
     "queue_events",
-    1,
+    2,
     ("queue", "changed_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -148,7 +148,7 @@ QUEUE_EVENTS: Final = _table(
 
 MAIL: Final = _table(
     "mail",
-    2,
+    3,
     ("recipient", "stored_at"),
     recipient=pa.string(),
     sender=pa.string(),
@@ -163,7 +163,7 @@ MAIL: Final = _table(
 
 ENTITY_CHANGES: Final = _table(
     "entity_changes",
-    3,
+    4,
     ("kind", "id", "version"),
     kind=pa.string(),
     id=pa.string(),
@@ -178,7 +178,7 @@ ENTITY_CHANGES: Final = _table(
 
 WORLD_STATE: Final = _table(
     "world_state",
-    2,
+    3,
     ("world", "height"),
     world=pa.string(),
     height=pa.int64(),  # Every record below it is applied.
@@ -191,7 +191,7 @@ WORLD_STATE: Final = _table(
 
 PLANES: Final = _table(
     "planes",
-    1,
+    2,
     ("since",),
     plane=pa.string(),  # The id of the plane; it never changes.
     lineage=pa.string(),  # The history of the plane that the universe follows, or followed.
@@ -204,7 +204,7 @@ PLANES: Final = _table(
 
 SUPERSEDED: Final = _table(
     "superseded",
-    1,
+    2,
     ("table_name", "source", "number"),
     table_name=pa.string(),  # The table that had the row.
     source=pa.string(),  # A world, a log file or an entity.
@@ -217,7 +217,7 @@ SUPERSEDED: Final = _table(
 
 QUARANTINE: Final = _table(
     "quarantine",
-    2,
+    3,
     ("table_name", "source", "start"),
     table_name=pa.string(),  # The table that lacks the rows.
     source=pa.string(),  # A world, a log file or an entity.
@@ -231,7 +231,7 @@ QUARANTINE: Final = _table(
 
 TOMBSTONES: Final = _table(
     "tombstones",
-    1,
+    2,
     ("target", "name_digest"),
     target=pa.string(),  # world, kind, queue, session, or a column such as mail.sender
     name_digest=pa.string(),  # HMAC-SHA-256 of the forgotten name, hex.
@@ -244,7 +244,7 @@ TOMBSTONES: Final = _table(
 
 UNREACHABLE: Final = _table(
     "unreachable",
-    1,
+    2,
     ("hash",),
     hash=pa.string(),
     size=pa.int64(),
@@ -257,7 +257,7 @@ UNREACHABLE: Final = _table(
 
 QUEUED_MESSAGES: Final = _table(
     "queued_messages",
-    1,
+    2,
     ("queue", "put_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -284,7 +284,7 @@ QUEUED_MESSAGES: Final = _table(
 
 STORED_MAIL: Final = _table(
     "stored_mail",
-    1,
+    2,
     ("recipient", "sequence"),
     recipient=pa.string(),
     sequence=pa.int64(),
@@ -302,7 +302,7 @@ STORED_MAIL: Final = _table(
 
 RECEIPTS: Final = _table(
     "receipts",
-    1,
+    2,
     ("sender", "sequence"),
     sender=pa.string(),
     sequence=pa.int64(),
@@ -315,7 +315,7 @@ RECEIPTS: Final = _table(
 
 STATES: Final = _table(
     "states",
-    1,
+    2,
     ("key",),
     key=pa.string(),
     version=pa.int64(),
@@ -329,7 +329,7 @@ STATES: Final = _table(
 
 STATE_CHANGES: Final = _table(
     "state_changes",
-    1,
+    2,
     ("key", "seen_at"),
     key=pa.string(),
     version=pa.int64(),
@@ -343,7 +343,7 @@ STATE_CHANGES: Final = _table(
 
 LEASES: Final = _table(
     "leases",
-    1,
+    2,
     ("key",),
     key=pa.string(),
     owner=pa.string(),
@@ -356,7 +356,7 @@ LEASES: Final = _table(
 
 SCHEDULES: Final = _table(
     "schedules",
-    1,
+    2,
     ("queue", "name"),
     queue=pa.string(),
     name=pa.string(),
@@ -368,7 +368,7 @@ SCHEDULES: Final = _table(
 
 TOKENS: Final = _table(
     "tokens",
-    1,
+    2,
     ("id",),
     id=pa.string(),
     name=pa.string(),
@@ -388,7 +388,7 @@ CONTENTS: Final = (QUEUED_MESSAGES, STORED_MAIL, RECEIPTS, STATES, STATE_CHANGES
 
 ROLLUP_QUEUES: Final = _table(
     "rollup_queues",
-    2,
+    3,
     ("queue",),
     queue=pa.string(),
     backlog=pa.int64(),  # Messages in the queue when the plane was measured; None: it could not be.
@@ -412,7 +412,7 @@ ROLLUP_QUEUES: Final = _table(
 
 ROLLUP_QUEUE_HOURS: Final = _table(
     "rollup_queue_hours",
-    1,
+    2,
     ("queue", "hour"),
     queue=pa.string(),
     hour=_UTC,
@@ -428,7 +428,7 @@ ROLLUP_QUEUE_HOURS: Final = _table(
 
 ROLLUP_ERRORS: Final = _table(
     "rollup_errors",
-    1,
+    2,
     ("queue", "signature"),
     queue=pa.string(),
     signature=pa.string(),  # The error without numbers, ids, hexadecimals and paths.
@@ -441,7 +441,7 @@ ROLLUP_ERRORS: Final = _table(
 
 ROLLUP_MAILBOXES: Final = _table(
     "rollup_mailboxes",
-    1,
+    2,
     ("recipient",),
     recipient=pa.string(),
     mails=pa.int64(),
@@ -455,7 +455,7 @@ ROLLUP_MAILBOXES: Final = _table(
 
 ROLLUP_TALK: Final = _table(
     "rollup_talk",
-    1,
+    2,
     ("sender", "recipient"),
     sender=pa.string(),
     recipient=pa.string(),
@@ -467,7 +467,7 @@ ROLLUP_TALK: Final = _table(
 
 ROLLUP_LEASES: Final = _table(
     "rollup_leases",
-    2,
+    3,
     ("key", "hour"),
     key=pa.string(),
     hour=_UTC,
@@ -483,7 +483,7 @@ ROLLUP_LEASES: Final = _table(
 
 ROLLUP_STORAGE: Final = _table(
     "rollup_storage",
-    2,
+    3,
     ("day", "source", "name"),
     day=pa.date32(),  # The day of the measurement; the last one of a day is kept.
     source=pa.string(),  # plane, or lake
@@ -495,7 +495,7 @@ ROLLUP_STORAGE: Final = _table(
 
 LIVE_QUEUE_MINUTES: Final = _table(
     "live_queue_minutes",
-    1,
+    2,
     ("queue", "minute"),
     queue=pa.string(),
     minute=_UTC,

@@ -15,7 +15,7 @@ from holdfast.errors import TransactionConflict
 from holdfast.limits import LAKE_ATTEMPTS
 from holdfast.pipeline.lake import Lake, LakeTable, Move, files
 from holdfast.pipeline.lake.retries import pause
-from holdfast.pipeline.lake.tables import REWRITES
+from holdfast.pipeline.lake.watermarks import REWRITES
 from holdfast.pipeline.schemas import QUARANTINE
 
 REWOUND: Final = "rewound"  # The plane is behind the lake, or diverged: it was restored from a backup.

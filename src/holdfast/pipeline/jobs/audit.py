@@ -141,7 +141,7 @@ class _HashAudit:
             if problems_here:
                 damaged.add(name)
             problems += problems_here
-            self._counts["lake_files"] += len(found.checks)
+            self._counts["lake_files"] += len(found.checks) + found.watermark_files
             unhashed += sum(check.sha256 is None for check in found.checks)
         if unhashed:
             notes.append(f"{unhashed:,} files of the lake are of an older version and have no hash; they were decoded")

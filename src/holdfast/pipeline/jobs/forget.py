@@ -22,7 +22,7 @@ from holdfast.pipeline import ownership, tombstones
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, LakeTable, Move, purging, removal, retries, searching, staging
-from holdfast.pipeline.lake.tables import REWRITES
+from holdfast.pipeline.lake.watermarks import REWRITES
 from holdfast.pipeline.progress import ProgressCallback
 from holdfast.pipeline.schemas import (
     ACTIVITY,

@@ -1,4 +1,4 @@
-"""Writes small files of a lake atomically: reports and the records of runs."""
+"""Writes small files of a lake atomically: reports, watermarks and the records of runs."""
 
 import os
 import tempfile
@@ -8,7 +8,11 @@ from typing import Final
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake.locations import Location
 
-_TYPES: Final = {".html": "text/html; charset=utf-8", ".json": "application/json"}
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".json": "application/json",
+    ".parquet": "application/vnd.apache.parquet",
+}
 
 
 def replace_file(location: Location, path: str, data: bytes) -> None:

@@ -3,8 +3,10 @@
 A compaction changes no row: readers keep reading the old files, and appends do not conflict with it.
 """
 
+import re
+import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
@@ -12,14 +14,19 @@ import pyarrow as pa
 from holdfast.errors import TransactionConflict
 from holdfast.limits import LAKE_FILE_BYTES, LAKE_FILES_MIN, LAKE_KEEP_HOURS, LAKE_SMALL_FILE_BYTES
 from holdfast.pipeline import tasks
-from holdfast.pipeline.lake import files, reading
+from holdfast.pipeline.journal_chunks import Stores
+from holdfast.pipeline.lake import files, reading, watermark_files
 from holdfast.pipeline.lake.files import AddedFile
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.lake.tables import LakeFile, LakeTable
+from holdfast.pipeline.lake.watermarks import Watermarks
 from holdfast.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+_LOG_FILE: Final = re.compile(r"_delta_log/(\d{20})\.(json|checkpoint)")
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -57,7 +64,32 @@ def vacuum(table: LakeTable, *, keep_hours: int = LAKE_KEEP_HOURS) -> list[str]:
     deleted: list[str] = table.delta().vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
     table.refresh()
     table.log_hashes.delete_stale()
-    return deleted
+    return deleted + _delete_watermark_files(table, keep_hours)
+
+
+def _delete_watermark_files(table: LakeTable, keep_hours: int) -> list[str]:
+    """Delete the files of watermarks that no version of the last hours names. A file is used by the files after it."""
+    before_ms = time.time_ns() // 1_000_000 - keep_hours * 3_600_000 if keep_hours else None
+    newest = {table.newest_watermark_file()}
+    if before_ms is not None:
+        newest.add(Watermarks(table.location).newest_file(_version_at(table.location, before_ms)))
+    used = {file.fingerprint for each in newest for file in watermark_files.chain(table.location, each)}
+    return watermark_files.delete_unused(table.location, used, before_ms)
+
+
+def _version_at(location: Location, at_ms: int) -> int:
+    """The version that the table had at a time, or the first one that its log still has."""
+    commits: dict[int, int] = {}
+    checkpoints: list[int] = []
+    for meta, written_ms in Stores(location.storage)(location.store_url).times("_delta_log"):
+        if found := _LOG_FILE.search(meta.path):
+            version = int(found[1])
+            if found[2] == "json":
+                commits[version] = written_ms
+            else:
+                checkpoints.append(version)
+    first = 0 if 0 in commits else min(checkpoints, default=-1)
+    return max([first, *(version for version, written_ms in commits.items() if written_ms < at_ms)])
 
 
 def _bins(entries: Sequence[LakeFile], files_min: int) -> Iterator[list[LakeFile]]:

@@ -3,7 +3,7 @@
 import hashlib
 from typing import Final
 
-_DIGITS: Final = 15  # Hexadecimal: 60 bits.
+DIGITS: Final = 15  # Hexadecimal: 60 bits.
 
 
 def of_bytes(content: bytes) -> int:
@@ -13,4 +13,4 @@ def of_bytes(content: bytes) -> int:
 
 def of_hash(sha256: str) -> int:
     """The fingerprint of the content that has this SHA-256, in hexadecimal digits."""
-    return int(sha256[:_DIGITS], 16) or 1
+    return int(sha256[:DIGITS], 16) or 1

@@ -1,7 +1,8 @@
 """Deletes the history of a table: old files, old commits, and the names of watermarks that are no longer used.
 
     _delta_log/…0041.json             deleted: its statistics have the least and greatest values of removed rows
-    _delta_log/…0042.checkpoint       the table as it is now, without watermarks of forgotten sources
+    _delta_log/…0042.checkpoint       the table as it is now
+    _watermarks/….parquet             written again, without watermarks of forgotten sources
 
 A reader of an older version of the table fails afterwards, and so does a run that has begun before: nothing else may
 use the lake meanwhile.
@@ -19,7 +20,8 @@ from holdfast.errors import ObjectNotFound
 from holdfast.limits import OBJECT_LIST_MAX
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import compaction
-from holdfast.pipeline.lake.tables import REWRITES, LakeTable, Move
+from holdfast.pipeline.lake.tables import LakeTable
+from holdfast.pipeline.lake.watermarks import FILES, REWRITES
 
 _LOG: Final = "_delta_log"
 _VERSION: Final = re.compile(r"_delta_log/(\d{20})\.")
@@ -34,11 +36,11 @@ def purge(table: LakeTable, is_dropped: Callable[[str], bool]) -> int:
     if not table.exists:
         return 0
     # A commit without files and names of sources: the newest commit stays, and must not have what is removed.
-    table.append([], {REWRITES: Move(table.watermark(REWRITES), table.watermark(REWRITES) + 1)})
+    table.rewrite_watermarks(is_dropped)
     deleted = len(compaction.vacuum(table, keep_hours=0))
     version = table.version
     table.delta().create_checkpoint()
-    _drop_watermarks(table, version, is_dropped)
+    _drop_watermarks(table, version)
     table.log_hashes.record_checkpoint(version)
     store, after = Stores(table.location.storage)(table.location.store_url), None
     while page := store.list(_LOG, after=after, limit=OBJECT_LIST_MAX):
@@ -52,7 +54,8 @@ def purge(table: LakeTable, is_dropped: Callable[[str], bool]) -> int:
     return deleted
 
 
-def _drop_watermarks(table: LakeTable, version: int, is_dropped: Callable[[str], bool]) -> None:
+def _drop_watermarks(table: LakeTable, version: int) -> None:
+    """Remove the watermarks that an older version of Holdfast has committed one by one: they are in a file now."""
     path = f"{_LOG}/{version:020}.checkpoint.parquet"
     try:
         found = pq.read_table(pa.BufferReader(table.location.read(path)))
@@ -61,7 +64,7 @@ def _drop_watermarks(table: LakeTable, version: int, is_dropped: Callable[[str],
     if "txn" not in found.column_names:
         return
     names = pc.struct_field(found.column("txn"), "appId").to_pylist()
-    kept = pa.array([name is None or not is_dropped(name) for name in names], pa.bool_())
+    kept = pa.array([name in (None, REWRITES, FILES) for name in names], pa.bool_())
     if not pc.all(kept).as_py():
         sink = pa.BufferOutputStream()
         pq.write_table(found.filter(kept), sink)

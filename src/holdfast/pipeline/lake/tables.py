@@ -4,13 +4,13 @@ A `LakeTable` is a snapshot of a table until it is refreshed. A commit may move 
 to a new one. It fails as a whole, with nothing written, unless every watermark still has its expected value.
 
     table = lake.table(JOURNAL)
-    table.mark("journal/main/ada")                                               512
+    table.watermark("journal/main/ada")                                          512
     table.append(files, {"journal/main/ada": Move(512, 1024)})                   fine
     table.append(files, {"journal/main/ada": Move(512, 1024)})                   TransactionConflict
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -24,19 +24,18 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from holdfast.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
-from holdfast.limits import VIEW_OBJECTS_IN_FLIGHT
+from holdfast.limits import LAKE_ATTEMPTS, VIEW_OBJECTS_IN_FLIGHT
 from holdfast.pipeline.lake import files, frames, reading, renames
 from holdfast.pipeline.lake.files import AddedFile
 from holdfast.pipeline.lake.locations import Location, parse_location
 from holdfast.pipeline.lake.log_hashes import CHECKPOINT_INTERVAL, LogHashes
-from holdfast.pipeline.lake.watermarks import Watermarks
+from holdfast.pipeline.lake.retries import pause
+from holdfast.pipeline.lake.watermarks import FILES, REWRITES, Watermarks
 from holdfast.pipeline.schemas import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# delta-rs lets two commits remove the same file, so every commit that removes files moves this watermark.
-REWRITES: Final = "rewrites"
 _VERSION: Final = "holdfast.schema"
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -219,15 +218,55 @@ class LakeTable:
             self.rename_columns()
             raise TransactionConflict(f"Columns of the table {self.table.name} were renamed; plan again")
         self._check_written(new)
-        delta, watermarks = self._ensure_created(), self.watermarks()
+        delta = self._ensure_created()
+        self._check_origins(moves)
+        actions = [*_add_actions(new, is_same_data=is_same_data), *_remove_actions(old, is_same_data=is_same_data)]
+        for attempt in range(LAKE_ATTEMPTS):
+            try:
+                self._commit(delta, actions, moves)
+            except TransactionConflict:
+                if not moves.keys() - {REWRITES}:
+                    raise
+                # Any two commits that move watermarks conflict. Only those that move the same one are planned again.
+                pause(attempt)
+                self.refresh()
+                self._check_origins(moves)
+                if moves.keys() & self._watermarks.moved:
+                    raise
+            else:
+                return
+        raise TransactionConflict(
+            f"Other runs committed the table {self.table.name} first, {LAKE_ATTEMPTS} times in a row; try again later"
+        )
+
+    def _check_origins(self, moves: Mapping[str, Move]) -> None:
+        watermarks = self.watermarks()
         for name, move in moves.items():
             if watermarks.get(name, 0) != move.origin:
                 raise TransactionConflict(
                     f"{name} of table {self.table.name} is at {watermarks.get(name, 0)}, not {move.origin}: another "
                     "run committed first; plan again"
                 )
-        actions = [*_add_actions(new, is_same_data=is_same_data), *_remove_actions(old, is_same_data=is_same_data)]
-        self._commit(delta, actions, moves)
+
+    def rewrite_watermarks(self, is_dropped: Callable[[str], bool]) -> None:
+        """Commit all watermarks in a new file, without those that are dropped by name.
+
+        Raises:
+            TransactionConflict: another run has committed meanwhile; nothing was committed.
+        """
+        delta, rewrites = self._ensure_created(), self.watermark(REWRITES)
+        transactions = {REWRITES: rewrites + 1}
+        if fingerprint := self._watermarks.write_all_except(is_dropped):
+            transactions[FILES] = fingerprint
+        self._commit_transactions(delta, [], transactions)
+
+    def newest_watermark_file(self) -> int:
+        """The fingerprint of the file with the watermarks that this snapshot's last commits moved; 0 if there is none.
+
+        Raises:
+            DamagedDatabase: a commit is missing from the log.
+        """
+        return 0 if self._delta is None else self._watermarks.newest_file(self._delta.version())
 
     def _commit(
         self,
@@ -237,8 +276,21 @@ class LakeTable:
         *,
         mode: Literal["append", "overwrite"] = "append",
     ) -> None:
+        targets = {name: move.target for name, move in moves.items()}
+        transactions = {name: targets.pop(name) for name in (REWRITES,) if name in targets}
+        if targets:
+            transactions[FILES] = self._watermarks.write(targets)
+        self._commit_transactions(delta, actions, transactions, mode=mode)
+
+    def _commit_transactions(
+        self,
+        delta: DeltaTable,
+        actions: list[AddAction | RemoveAction],
+        transactions: Mapping[str, int],
+        *,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> None:
         now_ms = time.time_ns() // 1_000_000
-        transactions = [Transaction(name, move.target, now_ms) for name, move in moves.items()]
         before = delta.version()
         with _translate_errors(self.location):
             delta.create_write_transaction(
@@ -246,7 +298,9 @@ class LakeTable:
                 mode,
                 self.table.schema,
                 list(self.table.folders),
-                commit_properties=CommitProperties(app_transactions=transactions),
+                commit_properties=CommitProperties(
+                    app_transactions=[Transaction(name, value, now_ms) for name, value in transactions.items()]
+                ),
             )
             delta.update_incremental()
         for version in range(before + 1, delta.version() + 1):
