@@ -3,15 +3,19 @@
     make bench-pipeline                                       everything, about a quarter of an hour on two idle cores
     python -m benches.bench_pipeline --scale 0.02 --no-memory   a smoke test
     python -m benches.bench_pipeline --only rollup              one part
+    python -m benches.bench_pipeline --only idle                another, which takes some minutes
 
 The plane has 200 worlds with 200,000 journal records in segments and hot tails, and 100,000 messages. "Fold" reads
 every chunk, verifies its checksum, decodes each record, converts it to a row and folds it into the state of its world.
 "Plain" is a loop over the same chunks in one process. Memory is the peak resident size of each process during a run
 with 200,000 and 2,000,000 records; workers share pages, so only the largest one is reported. "Roll-up" brings the
 tables of 100,000 messages up to date with one percent of new events: once from all events, once from the new ones.
+"Idle" is an ingest without Spark, in a process of its own, of a plane with 10,000 worlds and 100,000 rotated session
+logs of which nothing is new.
 """
 
 import argparse
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -20,7 +24,9 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,9 +35,12 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from obstore.store import LocalStore
 from rich.table import Table
 
+import holdfast
 from benches.comparison import compare, echo
+from holdfast.backends.objects import ObjectStore
 from holdfast.pipeline import codec, jobs, replays, sessions, tasks
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import rollup
@@ -39,6 +48,9 @@ from holdfast.pipeline.journal_chunks import JournalChunk, Stores
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, decoded
 from holdfast.pipeline.views import open_view
+from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity import rotation
+from holdfast.runtime.activity.format import Header
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +65,8 @@ ROUNDS: Final = 5
 LARGE: Final = 10  # The second memory measurement has this many times the records.
 POLL_SECONDS: Final = 0.05
 MIB: Final = 1_048_576
+IDLE_WORLDS: Final = 10_000
+IDLE_LOGS: Final = 100_000
 
 
 def main(scale: float = 1.0, *, memory: bool = True, only: str | None = None) -> None:
@@ -61,6 +75,10 @@ def main(scale: float = 1.0, *, memory: bool = True, only: str | None = None) ->
     if only == "rollup":
         with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, started() as spark:
             new_events_against_all(spark, Path(folder), round(MESSAGES * scale))
+        return
+    if only == "idle":
+        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+            nothing_new(Path(folder), round(IDLE_WORLDS * scale), round(IDLE_LOGS * scale))
         return
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         data = build(Path(folder) / "data", round(ENTRIES * scale), messages=round(MESSAGES * scale), scale=scale)
@@ -235,6 +253,58 @@ def _append_events(path: Path, events: Iterable[tuple[int, str]]) -> None:
     Lake(str(path)).table(ACTIVITY).append_rows(pa.Table.from_pylist(rows, ACTIVITY.schema))
 
 
+def nothing_new(folder: Path, worlds: int, logs: int) -> None:
+    """Ingest a plane with many worlds and session logs; then again, with nothing new, in a new process each time."""
+    with holdfast.open(f"dir:{folder / 'data'}") as plane:
+        for n in range(worlds):
+            plane.world(f"world-{n:06}").create()
+            plane.world(f"world-{n:06}").append([{"n": n}], expected_head=0, tier=holdfast.Tier.IMPORTANT)
+    _rotate_logs(folder, logs)
+    table = Table(title=f"Ingest of {worlds:,} worlds and {logs:,} session logs", title_justify="left", min_width=100)
+    for column in ("", "rows", "processor seconds", "seconds"):
+        table.add_column(column, justify="right" if column else "left")
+    for name in ("everything", "nothing new", "nothing new"):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            rows, processor, wall = process.submit(_measured_ingest, folder).result()
+        table.add_row(name, f"{rows:,}", f"{processor:.2f}", f"{wall:.2f}")
+    echo(table)
+    sizes = Table(title="Bytes", title_justify="left", min_width=100)
+    for column in ("table", "rows", "_delta_log", "_watermarks"):
+        sizes.add_column(column, justify="right" if column != "table" else "left")
+    for lake_table in sorted((folder / "lake").glob("*/_delta_log")):
+        parts = [lake_table.parent.glob("universe=*/*"), lake_table.glob("*"), lake_table.parent.glob("_watermarks/*")]
+        sizes.add_row(
+            lake_table.parent.name, *(f"{sum(path.stat().st_size for path in part):,}" for part in parts)
+        )
+    echo(sizes)
+
+
+def _rotate_logs(folder: Path, logs: int) -> None:
+    """Store session logs of one line each in the object store of a plane."""
+    store = ObjectStore(LocalStore(folder / "data" / "objects", mkdir=True))
+    (folder / "main").mkdir()
+    for n in range(logs):
+        header = Header("main", f"session-{n % 1_000}", "metrics", 1_700_000_000_000 + n * 1_000, str(uuid.UUID(int=n)))
+        file = folder / "main" / log_format.file_name(header)
+        file.write_bytes(log_format.header_line(header) + log_format.line(0, header.opened_ms, b'{"step":%d}' % n))
+        rotation.copy(file, store)
+        file.unlink()
+
+
+def _measured_ingest(folder: Path) -> tuple[int, float, float]:
+    """The rows of an ingest without Spark, and its processor and wall seconds."""
+    config = Config(data=f"dir:{folder / 'data'}", lake=str(folder / "lake"))
+    processor, wall = time.process_time(), time.perf_counter()
+    if profile := os.environ.get("IDLE_PROFILE"):
+        import cProfile
+        with cProfile.Profile() as p:
+            result = jobs.run("ingest", None, config)
+        p.dump_stats(profile)
+    else:
+        result = jobs.run("ingest", None, config)
+    return _rows(result), time.process_time() - processor, time.perf_counter() - wall
+
+
 def memory_of_a_run(scale: float) -> None:
     """The peak memory of a complete run in a separate process, at one size and at ten times that size."""
     table = Table(title="Peak resident memory, MiB", title_justify="left", min_width=100)
@@ -340,6 +410,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="the size of the plane, relative to the full one")
     parser.add_argument("--no-memory", action="store_true", help="skip the memory measurement")
-    parser.add_argument("--only", choices=("rollup",), help="run one part")
+    parser.add_argument("--only", choices=("idle", "rollup"), help="run one part")
     options = parser.parse_args()
     main(options.scale, memory=not options.no_memory, only=options.only)

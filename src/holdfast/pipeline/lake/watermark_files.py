@@ -62,7 +62,7 @@ def encode(values: Mapping[str, int], *, predecessor: int, is_base: bool) -> byt
     ) as writer:
         writer.write_table(pa.table([names, [values[name] for name in names]], schema=_SCHEMA))
         writer.add_key_value_metadata({_PREDECESSOR: f"{predecessor:x}", _IS_BASE: str(is_base)})
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def write(location: Location, data: bytes) -> int:
