@@ -273,9 +273,7 @@ def nothing_new(folder: Path, worlds: int, logs: int) -> None:
         sizes.add_column(column, justify="right" if column != "table" else "left")
     for lake_table in sorted((folder / "lake").glob("*/_delta_log")):
         parts = [lake_table.parent.glob("universe=*/*"), lake_table.glob("*"), lake_table.parent.glob("_watermarks/*")]
-        sizes.add_row(
-            lake_table.parent.name, *(f"{sum(path.stat().st_size for path in part):,}" for part in parts)
-        )
+        sizes.add_row(lake_table.parent.name, *(f"{sum(path.stat().st_size for path in part):,}" for part in parts))
     echo(sizes)
 
 
@@ -294,9 +292,11 @@ def _rotate_logs(folder: Path, logs: int) -> None:
 def _measured_ingest(folder: Path) -> tuple[int, float, float]:
     """The rows of an ingest without Spark, and its processor and wall seconds."""
     config = Config(data=f"dir:{folder / 'data'}", lake=str(folder / "lake"))
+    pa.array([])  # Imports pandas, once in a process.
     processor, wall = time.process_time(), time.perf_counter()
     if profile := os.environ.get("IDLE_PROFILE"):
         import cProfile
+
         with cProfile.Profile() as p:
             result = jobs.run("ingest", None, config)
         p.dump_stats(profile)

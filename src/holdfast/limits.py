@@ -348,6 +348,7 @@ ROLLUP_SMALL_FILES: Final = 16  # and a roll-up merges them when a universe has 
 INGEST_TASK_BYTES: Final = 33_554_432  # What one executor ingests at a time; a commit has one such task per core.
 INGEST_CHUNK_BYTES: Final = 4_194_304  # Of one world, so that a large world is not limited to one core.
 INGEST_WORLDS_MAX: Final = 4_096  # Worlds, and log files, of one commit: each moves a watermark.
+INGEST_WHOLE_LOGS_MIN: Final = 64  # Ingested log files that were rotated since, for a commit without rows to note it.
 INGEST_WORLD_ROWS: Final = 131_072  # Rows of one world in one commit; hot rows are staged.
 INGEST_CHANGES: Final = 65_536  # Entity changes in one commit. The driver itself writes them.
 INGEST_CARRIED_BYTES: Final = 65_536  # Hot records of one world are sent with their task up to this size,

@@ -10,10 +10,11 @@ by the expected head that each passes: the second one gets HeadAdvanced, and not
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, MissingEntry
-from holdfast.kv import Transaction
+from holdfast.kv import Subspace, Transaction, pack
+from holdfast.layers import worlds
 from holdfast.layers.worlds import World, describe, require_active, subspace
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
 
@@ -24,6 +25,26 @@ def head(tx: Transaction, world: World) -> int:
     """The next height, which is the number of records."""
     stored = tx.get(_head_key(world))
     return 0 if stored is None else int.from_bytes(stored, "big")
+
+
+class WorldHead(NamedTuple):
+    """The head of a world, and its incarnation; None if its record is missing or of a newer version."""
+
+    name: str
+    head: int
+    incarnation: int | None
+
+
+def heads(tx: Transaction, universe: str, after: str, limit: int) -> list[WorldHead]:
+    """A page of the heads of all worlds by name, including those that are being deleted."""
+    parent = Subspace("u", universe, "w")
+    found: list[WorldHead] = []
+    for name in worlds.first_elements(tx, parent, after, limit):
+        prefix = parent.key(name)  # Packing each key as a whole would take as long as reading it.
+        stored = tx.get(prefix + _HEAD)
+        incarnation = worlds.incarnation_at(tx, prefix)
+        found.append(WorldHead(name, 0 if stored is None else int.from_bytes(stored, "big"), incarnation))
+    return found
 
 
 def first_hot(tx: Transaction, world: World) -> int:
@@ -144,6 +165,9 @@ def _check_batch(records: Sequence[bytes]) -> None:
 def _entries(world: World) -> bytes:
     """The key prefix of records. The height follows as eight bytes, which sort like numbers."""
     return subspace(world).key("journal", "e")
+
+
+_HEAD: Final = pack(("journal", "head"))
 
 
 @lru_cache(maxsize=4_096)

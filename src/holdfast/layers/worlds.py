@@ -15,12 +15,12 @@ any other one, so that a reader or writer of a deleted world never continues in 
 
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
-from holdfast.kv import Subspace, Transaction
+from holdfast.kv import Subspace, Transaction, pack
 from holdfast.limits import READ_ENTRIES_MAX
 
 
@@ -58,6 +58,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     incarnation: int = 1
 
 
+_META: Final = pack(("meta",))
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorldMeta).decode
 _decode_origin = msgspec.msgpack.Decoder(Origin).decode
@@ -251,6 +252,15 @@ def first_elements(tx: Transaction, parent: Subspace, after: str, limit: int) ->
         found.append(name)
         begin = parent.key(name) + b"\xff"
     return found
+
+
+def incarnation_at(tx: Transaction, prefix: bytes) -> int | None:
+    """The incarnation of the world whose keys start with `prefix`; None if its record is missing or unknown."""
+    stored = tx.get(prefix + _META)
+    try:
+        return None if stored is None else _decode(stored).incarnation
+    except msgspec.MsgspecError:
+        return None
 
 
 def _first(parent: Subspace, key: bytes) -> str:

@@ -1,12 +1,14 @@
 """The object store over `obstore`. Each operation has a synchronous and an async form."""
 
+import os
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import obstore
-from obstore.store import GCSStore, MemoryStore, S3Store
+from obstore.store import GCSStore, LocalStore, MemoryStore, S3Store
 
 from holdfast.backends.objects.bodies import Body, check_bytes
 from holdfast.backends.objects.failures import ignore_range_after_end, object_error, translate_errors
@@ -32,6 +34,7 @@ class ObjectMeta(msgspec.Struct, frozen=True):
 
 
 Page: TypeAlias = list[ObjectMeta]
+Names: TypeAlias = list[str]
 
 
 class ObjectStore:
@@ -197,6 +200,30 @@ class ObjectStore:
                     break
         return page
 
+    def names(self, folder: str) -> Names:
+        """The names of all objects in a folder, but not in those below it, sorted.
+
+        It reads nothing but names: of a local folder with 100,000 objects, in an eighth of the time of `list`.
+        """
+        local = self._local_folder(folder)
+        with suppress(ObjectNotFound), translate_errors(folder):
+            if local is not None:
+                with suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as entries:
+                    # obstore writes an object as NAME#1, and then renames it.
+                    return sorted(entry.name for entry in entries if entry.is_file() and "#" not in entry.name)
+                return []
+            start = len(folder) + 1
+            paths = [stored["path"] for batch in self._listing(folder, None, OBJECT_LIST_MAX) for stored in batch]
+            return sorted(path[start:] for path in paths if "/" not in path[start:])
+        return []
+
+    def folders(self, prefix: str) -> Names:
+        """The names of the folders in a folder, sorted."""
+        with suppress(ObjectNotFound), translate_errors(prefix):
+            found = obstore.list_with_delimiter(self._store, check_path(prefix))["common_prefixes"]
+            return sorted(path.rstrip("/").rpartition("/")[2] for path in found)
+        return []
+
     def times(self, prefix: str = "") -> Iterator[tuple[ObjectMeta, int]]:
         """Every object below `prefix`, in any order, and when it was written, in milliseconds since 1970."""
         with suppress(ObjectNotFound), translate_errors(prefix or "/"):
@@ -228,6 +255,12 @@ class ObjectStore:
     def _upload(self, create_only: bool) -> dict[str, Any]:
         # obstore buffers a create-only body in memory, where a memory store has it anyway.
         return {"mode": put_mode(create_only=create_only and self._in_memory), **_IN_PARTS}
+
+    def _local_folder(self, folder: str) -> Path | None:
+        """The path of a folder in the local file system; None if the store is elsewhere."""
+        if not isinstance(self._store, LocalStore) or self._store.prefix is None:
+            return None
+        return Path(self._store.prefix, check_path(folder))
 
     def _listing(self, prefix: str, after: str | None, limit: int) -> "ListStream[Sequence[StoredMeta]]":
         if not 1 <= limit <= OBJECT_LIST_MAX:

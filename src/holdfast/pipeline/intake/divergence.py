@@ -126,6 +126,8 @@ def log_cuts(view: View, table: LakeTable, universe: str, wanted: Wanted, *, sin
                 cuts.moves[log_ingest.offset_watermark(universe, name)] = Move(offset, log.size)
                 lines = log_ingest.line_watermark(universe, name)
                 cuts.moves[lines] = Move(table.watermark(lines), kept + 1)
+    if cuts.moves:
+        cuts.moves.update(log_ingest.read_all_again(table, universe))
     return cuts
 
 

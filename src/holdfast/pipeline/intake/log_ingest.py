@@ -2,24 +2,28 @@
 
     watermark activity/<universe>/<file>   the offset after the last ingested line
     watermark lines/<universe>/<file>      the expected number of the next line
+    watermark whole/<universe>/<hash>      a fingerprint of the file's identity: all of a rotated file was ingested
+
+A rotated file never changes, and its manifest entry has the start of its hash in its name. So the listing alone shows
+which files are new, and the entries of the others are not read. A quarantined file is read again each time.
 
 A file without a readable header cannot be identified, so it is not ingested until it can: its lines may be in the lake
 already.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import msgspec
 import pyarrow.compute as pc
 
 from holdfast.errors import MissingObject, ObjectNotFound, Unreachable
-from holdfast.limits import INGEST_WORLDS_MAX
+from holdfast.limits import INGEST_WHOLE_LOGS_MIN, INGEST_WORLDS_MAX
 from holdfast.pipeline import logs, tasks
 from holdfast.pipeline.intake.ingest_run import Run, check_staged
 from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
 from holdfast.pipeline.journal_chunks import OpenStore, Stores
-from holdfast.pipeline.lake import LakeTable, Move
+from holdfast.pipeline.lake import LakeTable, Move, fingerprints
 from holdfast.pipeline.lake.files import AddedFile, Writer
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition
@@ -27,6 +31,7 @@ from holdfast.pipeline.redactions import Redaction
 from holdfast.pipeline.schemas import ACTIVITY
 from holdfast.pipeline.tombstones import Hidden
 from holdfast.runtime.activity import format as log_format
+from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import LogFile
 
 
@@ -58,6 +63,13 @@ class Batch(msgspec.Struct):
     found: list[Quarantined] = []
     scopes: list[Scope] = []
     size: int = 0
+    rotated: dict[tuple[str, str], LogFile] = {}  # The files of the chunks, by universe and id.
+    whole: dict[str, Move] = {}  # For files that were ingested before they were rotated.
+
+    @property
+    def count(self) -> int:
+        """The number of files that the commit is about, or somewhat more."""
+        return len(self.scopes) + len(self.moves) + len(self.whole) + len(self.found)
 
 
 def ingest_logs(run: Run) -> None:
@@ -121,29 +133,56 @@ def _ingest_new(run: Run) -> None:
                 run.clear(batch.staging)
 
 
+def whole_watermark(universe: str, short_hash: str) -> str:
+    return f"whole/{universe}/{short_hash}"
+
+
+def read_all_again(table: LakeTable, universe: str) -> dict[str, Move]:
+    """The moves after which the manifest entries of all rotated files are read once more."""
+    prefix = whole_watermark(universe, "")
+    return {name: Move(value, 0) for name, value in table.watermarks().items() if value and name.startswith(prefix)}
+
+
 def _batches(run: Run, table: LakeTable) -> Iterator[Batch]:
     count = 0
     batch = Batch(f"{run.staging}/logs-{count}")
     for universe in run.view.universes():
-        for file in run.view.logs(universe):
-            _add(run, batch, table, file)
-            if batch.size >= run.batch_bytes or len(batch.scopes) + len(batch.found) >= INGEST_WORLDS_MAX:
+        quarantined = {
+            row.source for row in run.quarantine.rows() if (row.universe, row.table) == (universe, ACTIVITY.name)
+        }
+        for file in run.view.logs(universe, is_known=_known_entries(table, universe, quarantined)):
+            _add(run, batch, table, file, quarantined)
+            if batch.size >= run.batch_bytes or batch.count >= INGEST_WORLDS_MAX:
                 yield batch
                 count += 1
                 batch = Batch(f"{run.staging}/logs-{count}")
     yield batch
 
 
-def _add(run: Run, batch: Batch, table: LakeTable, file: LogFile) -> None:
+def _known_entries(table: LakeTable, universe: str, quarantined: set[str]) -> Callable[[str], bool]:
+    """Whether the file of a manifest entry was ingested whole, and is not quarantined."""
+    watermarks, prefix = table.watermarks(), whole_watermark(universe, "")
+    damaged = {fingerprints.of_bytes(source.encode()) for source in quarantined}
+
+    def is_known(entry: str) -> bool:
+        file = watermarks.get(prefix + rotation.short_hash(entry), 0)
+        return file != 0 and file not in damaged and (not quarantined or rotation.name_of(entry) not in quarantined)
+
+    return is_known
+
+
+def _add(run: Run, batch: Batch, table: LakeTable, file: LogFile, quarantined: set[str]) -> None:
     if not file.writer:
         detail = f"{file.path} has no readable header and cannot be identified; restore it from a backup"
         batch.found.append(Quarantined(file.universe, ACTIVITY.name, file.name, 0, 0, "malformed", detail))
         return
-    batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.name, 0))
     offset = table.watermark(offset_watermark(file.universe, file.id))
     n = table.watermark(line_watermark(file.universe, file.id))
-    batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.id, n))
+    if file.size != offset or not quarantined.isdisjoint((file.name, file.id)):
+        batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.name, 0))
+        batch.scopes.append(Scope(file.universe, ACTIVITY.name, file.id, n))
     if file.size == offset:
+        batch.whole |= _whole(table, file)
         return
     try:
         if file.size < offset:
@@ -151,6 +190,7 @@ def _add(run: Run, batch: Batch, table: LakeTable, file: LogFile) -> None:
         else:
             chunk = run.view.log_chunk(file, batch.staging, start=offset, n=n)
             batch.chunks.append(chunk)
+            batch.rotated[file.universe, file.id] = file
             batch.size += chunk.size - chunk.start
     except MissingObject as error:
         batch.found.append(Quarantined(file.universe, ACTIVITY.name, file.id, n, n, "missing", str(error)))
@@ -168,6 +208,15 @@ def _add_truncated(run: Run, batch: Batch, table: LakeTable, file: LogFile, offs
         batch.moves[offset_watermark(file.universe, file.id)] = Move(offset, file.size)
 
 
+def _whole(table: LakeTable, file: LogFile) -> dict[str, Move]:
+    """The move that a file which was ingested up to its end needs, if it is rotated."""
+    if not file.is_rotated:
+        return {}
+    watermark = whole_watermark(file.universe, rotation.hash_in_name(file.path)[: rotation.SHORT_HASH])
+    before, target = table.watermark(watermark), fingerprints.of_bytes(file.id.encode())
+    return {} if before == target else {watermark: Move(before, target)}
+
+
 def _ingest_batch(run: Run, batch: Batch, table: LakeTable) -> None:
     results = list(_execute_chunks(run, batch.chunks, table.location)) if batch.chunks else []
     check_staged(result.staging_error for result in results)
@@ -177,7 +226,14 @@ def _ingest_batch(run: Run, batch: Batch, table: LakeTable) -> None:
         for each in damaged
     ]
     run.quarantine.add(found)
-    moves = {**batch.moves, **_moves(batch.chunks, [r for result in results for r in result.positions])}
+    positions = [position for result in results for position in result.positions]
+    moves = {**batch.moves, **_moves(batch.chunks, positions)}
+    for position in positions:
+        file = batch.rotated[position.universe, position.file]
+        if position.offset == file.size:
+            batch.whole |= _whole(table, file)
+    if moves or len(batch.whole) >= INGEST_WHOLE_LOGS_MIN:
+        moves |= batch.whole
     files = [file for result in results for file in result.files]
     if moves:
         table.append(files, moves)

@@ -11,6 +11,7 @@ from holdfast.pipeline.intake.task_payloads import PayloadPacker, TaskPayload
 from holdfast.pipeline.journal_chunks import JournalChunk, WorldView
 from holdfast.pipeline.lake.tables import Move
 from holdfast.pipeline.views import View
+from holdfast.pipeline.views.view import WorldSummary
 
 JOURNAL = "journal"
 
@@ -82,9 +83,7 @@ class Plan:
         """The batches, to be committed in order: if one is not committed, none after it may be."""
         batch = self._new_batch()
         for universe in self._view.universes():
-            for world in self._view.worlds(universe):
-                if (universe, world.name) in self._diverged_worlds:
-                    continue
+            for world in self._worlds_with_news(universe):
                 last: WorldRange | None = None
                 is_done = False
                 while not is_done:
@@ -96,6 +95,23 @@ class Plan:
                         batch = self._new_batch()
         if batch.ranges or batch.found:
             yield self._make_readable(batch)
+
+    def _worlds_with_news(self, universe: str) -> Iterator[WorldView]:
+        """The worlds for which `_add_range` may have something to do. Only these are read completely."""
+        for summary in self._view.world_summaries(universe):
+            if (universe, summary.name) in self._diverged_worlds or self._is_ingested(universe, summary):
+                continue
+            world = self._view.world(universe, summary.name)
+            if world is not None:
+                yield world
+
+    def _is_ingested(self, universe: str, world: WorldSummary) -> bool:
+        return (
+            world.incarnation == 1
+            and world.head == self._heights(journal_watermark(universe, world.name))
+            and world.cold_below <= self._check_segments(segment_watermark(universe, world.name))
+            and (universe, JOURNAL, world.name) not in self._rewound_sources
+        )
 
     def _add_range(self, batch: Batch, world: WorldView, last: WorldRange | None) -> WorldRange | None:
         """Add the next range of a world, after the last one of this plan; None if there is nothing to do."""

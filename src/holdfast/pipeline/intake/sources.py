@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import InvalidArgument
+from holdfast.pipeline.intake import log_ingest
 from holdfast.pipeline.intake.quarantine import Quarantined
 from holdfast.pipeline.lake import LakeTable, Move
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, WORLD_STATE, Table
@@ -82,6 +83,8 @@ class Sources(msgspec.Struct, frozen=True):
                     is_chosen = self.wants(table.table.name, named)
                 if is_chosen:
                     found[name] = Move(value, 0)
+        if table.table is ACTIVITY and found:
+            found |= log_ingest.read_all_again(table, universe)
         return found
 
     def _names(self, table: str) -> tuple[str, ...]:

@@ -68,11 +68,12 @@ class Watermarks:
         """
         newest = self.newest_file(version)
         if version != self._read_version:
-            self._read_version, self.moved = version, set()
+            self.moved = set()
             if newest and newest not in self._sizes:
                 self._read_files(newest)
             if newest and REWRITES in self._logged:
                 self._values[REWRITES] = self._logged[REWRITES]
+            self._read_version = version
         return self._values if newest else self._logged
 
     def newest_file(self, version: int) -> int:
@@ -121,16 +122,16 @@ class Watermarks:
         known = next(reversed(self._sizes), 0)
         before = self._values if self._sizes else self._logged
         files = [*watermark_files.chain(self._location, newest, until=known)][::-1]
-        self.moved = {name for file in files if not file.is_base for name in file.values}
         if files[0].is_base:
             self._values, self._sizes = {}, {}
         for file in files:
             self._values.update(file.values)
             self._sizes[file.fingerprint] = file.size
-        if files[0].is_base:
-            names = before.keys() | self._values.keys()
-            self.moved |= {name for name in names if before.get(name, 0) != self._values.get(name, 0)}
-            self.moved -= {REWRITES, FILES}
+        if not files[0].is_base:
+            self.moved = {name for file in files for name in file.values}
+        elif before.keys() - {REWRITES, FILES}:
+            names = (before.keys() | self._values.keys()) - {REWRITES, FILES}
+            self.moved = {name for name in names if before.get(name, 0) != self._values.get(name, 0)}
 
     def _decode(self, line: bytes, number: int) -> _Transaction:
         try:

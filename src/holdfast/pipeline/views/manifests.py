@@ -4,12 +4,13 @@ A manifest never changes, and has the hash of its file in its name.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from threading import Lock
 from typing import Final
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.backends.objects.store import Page
 from holdfast.errors import ObjectNotFound
 from holdfast.limits import MANIFESTS_CACHED_MAX, OBJECT_LIST_MAX, VIEW_OBJECTS_IN_FLIGHT
 
@@ -25,15 +26,16 @@ class Manifests(ObjectStore):
         self._objects = objects
         self._name = name
 
-    def list(self, prefix: str = "", *, after: str | None = None, limit: int = OBJECT_LIST_MAX) -> Page:
-        """A page of the listing. Its objects are fetched at once, because they are read next."""
-        page = self._objects.list(prefix, after=after, limit=limit)
-        uncached = [meta.path for meta in page if (self._name, meta.path) not in _cache]
-        if len(uncached) > 1:
-            with ThreadPoolExecutor(VIEW_OBJECTS_IN_FLIGHT) as pool:
-                for _ in pool.map(self._fetch, uncached):
-                    pass
-        return page
+    def fetched(self, paths: Iterable[str]) -> Iterator[str]:
+        """The same paths. Their objects are fetched in groups, because they are read next."""
+        rest = iter(paths)
+        while group := list(islice(rest, OBJECT_LIST_MAX)):
+            uncached = [path for path in group if (self._name, path) not in _cache]
+            if len(uncached) > 1:
+                with ThreadPoolExecutor(VIEW_OBJECTS_IN_FLIGHT) as pool:
+                    for _ in pool.map(self._fetch, uncached):
+                        pass
+            yield from group
 
     def get(self, path: str) -> bytes:
         known = _cache.get((self._name, path))

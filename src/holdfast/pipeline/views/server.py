@@ -26,6 +26,7 @@ from obstore.store import MemoryStore
 
 import holdfast
 from holdfast.backends.objects import ObjectMeta, ObjectStore, check_path
+from holdfast.backends.objects.store import Names
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
@@ -112,6 +113,16 @@ class BackupObjects(ObjectStore):
         begin = bisect_right(self._logs, after or "", key=lambda meta: meta.path)
         wanted = f"{prefix.removesuffix('/')}/" if prefix else ""
         return [meta for meta in self._logs[begin:] if meta.path.startswith(wanted)][:limit]
+
+    def names(self, folder: str) -> Names:
+        start = len(folder) + 1
+        names = (meta.path[start:] for meta in self._logs if meta.path.startswith(f"{folder}/"))
+        return [name for name in names if "/" not in name]
+
+    def folders(self, prefix: str) -> Names:
+        start = len(prefix) + 1
+        paths = (meta.path[start:] for meta in self._logs if meta.path.startswith(f"{prefix}/"))
+        return sorted({path.partition("/")[0] for path in paths if "/" in path})
 
     def _check_checkpoint(self) -> None:
         """Raise Unreachable if the server removed the checkpoint: then objects are not missing, but unreadable."""

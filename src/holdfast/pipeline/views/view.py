@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.tokens import Token
 from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import CHUNK_ENTRIES, CHUNK_PAGE
+from holdfast.limits import CHUNK_ENTRIES, CHUNK_PAGE, PAGE_ITEMS
 from holdfast.names import checked_name
 from holdfast.pipeline.journal_chunks import JournalChunk, Stores, WorldView
 from holdfast.pipeline.logs import LogChunk
@@ -60,6 +60,22 @@ from holdfast.wire.queues import Schedule
 Result = TypeVar("Result")
 
 _DELETED_STATES = (WorldState.DELETING, WorldState.DELETED)
+
+
+class WorldSummary(NamedTuple):
+    """What shows whether a world has new records."""
+
+    name: str
+    head: int
+    cold_below: int  # The height after the last segment.
+    incarnation: int | None  # None: only `View.world` shows it.
+
+
+class _ListedLogs(NamedTuple):
+    """The session logs of a universe, in any order: the local ones, and the manifest entries of the others."""
+
+    local: list[LogFile]
+    entries: list[str]
 
 
 class View:
@@ -91,7 +107,7 @@ class View:
         self._store_id = store_id
         self._universes = universes
         self._resources = resources or ExitStack()
-        self._pinned_logs: dict[str, list[LogFile]] | None = None
+        self._pinned_logs: dict[str, _ListedLogs] | None = None
         self._rotated: list[str] | None = None  # The universes with rotated logs: a folder is listed as a whole.
         self._opened_ms = time.time_ns() // 1_000_000
         self.hidden = Hidden()
@@ -123,7 +139,7 @@ class View:
 
         The key space of a directory or server does not change; every read of a PostgreSQL has its own snapshot.
         """
-        self._pinned_logs = {universe: list(self._list_logs(universe)) for universe in self.universes()}
+        self._pinned_logs = {universe: self._list_logs(universe) for universe in self.universes()}
 
     def worlds(self, universe: str) -> Iterator[WorldView]:
         """Every world that has a journal, by name; deleted ones have none."""
@@ -131,6 +147,16 @@ class View:
             found = self.world(universe, name)
             if found is not None:
                 yield found
+
+    def world_summaries(self, universe: str) -> Iterator["WorldSummary"]:
+        """What shows whether a world has new records, for every world by name. Many are read in one transaction.
+
+        Deleted and hidden worlds may be included.
+        """
+        after = ""
+        while page := self.database.read(_summaries, universe, after, PAGE_ITEMS):
+            yield from page
+            after = page[-1].name
 
     def world_names(self, universe: str) -> Iterator[str]:
         """The sorted names of all worlds, including those that are being deleted."""
@@ -227,23 +253,41 @@ class View:
             raise HashMismatch(f"Blob {hash} does not match its hash; restore it from a backup")
         return data
 
-    def logs(self, universe: str) -> Iterator[LogFile]:
-        """The session log files in order, each with the size it had when it was listed."""
-        return (file for file in self._all_logs(universe) if not self.hidden.hides("session", universe, file.session))
+    def logs(self, universe: str, *, is_known: Callable[[str], bool] | None = None) -> Iterator[LogFile]:
+        """The session log files in order, each with the size it had when it was listed.
 
-    def _all_logs(self, universe: str) -> Iterator[LogFile]:
-        return self._list_logs(universe) if self._pinned_logs is None else iter(self._pinned_logs.get(universe, ()))
+        Rotated files whose manifest entry `is_known`, by its path, are left out, and their entries are not read.
+        """
+        found = self._all_logs(universe, is_known)
+        return (file for file in found if not self.hidden.hides("session", universe, file.session))
 
-    def _list_logs(self, universe: str) -> Iterator[LogFile]:
-        rotated = None if self.objects is None else Manifests(self.objects, self._store_id)
-        if len(self._logs) <= 1:
-            yield from rotation.files_in_order(self._logs[0] if self._logs else _NO_FOLDER, rotated, universe)
-            return
-        found: dict[str, LogFile] = {}
-        for folder in self._logs:  # Before the manifests: a file that is rotated in between is in both.
-            found |= {file.id: file for file in rotation.files_in_order(folder, None, universe)}
-        found |= {file.id: file for file in rotation.files_in_order(_NO_FOLDER, rotated, universe)}
-        yield from sorted(found.values(), key=lambda file: (file.second, file.id))
+    def _all_logs(self, universe: str, is_known: Callable[[str], bool] | None = None) -> Iterator[LogFile]:
+        if self._pinned_logs is None:
+            listed = self._list_logs(universe)
+        else:
+            listed = self._pinned_logs.get(universe, _ListedLogs([], []))
+        return self._load_logs(universe, listed, is_known)
+
+    def _list_logs(self, universe: str) -> "_ListedLogs":
+        # Before the manifests: a file that is rotated in between is in both, and the manifest wins.
+        local = [file for folder in self._logs for file in rotation.local_files(folder, universe)]
+        return _ListedLogs(local, [] if self.objects is None else rotation.manifest_entries(self.objects, universe))
+
+    def _load_logs(
+        self, universe: str, listed: "_ListedLogs", is_known: Callable[[str], bool] | None = None
+    ) -> Iterator[LogFile]:
+        entries: Iterable[str] = listed.entries
+        if is_known is not None:
+            local = {file.second for file in listed.local}  # They may be rotated, and then their entry wins.
+            entries = [
+                path
+                for path in entries
+                if not is_known(path) or (local and rotation.second_of(path, universe) in local)
+            ]
+        if self.objects is None:
+            return iter(sorted(listed.local, key=lambda file: (file.second, file.id)))
+        rotated = Manifests(self.objects, self._store_id)
+        return rotation.merge_files(listed.local, rotated, rotated.fetched(entries))
 
     def rotated_logs(self, universe: str) -> dict[str, str | None]:
         """The manifest entry of each session log in the object store, both by path; None if it has no entry.
@@ -423,16 +467,13 @@ class View:
         return self._rotated
 
     def _list_rotated_universes(self) -> list[str]:
-        found: list[str] = []
-        after = None
-        while self.objects is not None and (page := self.objects.list(manifests.FOLDER, after=after, limit=1)):
-            found.append(page[0].path.split("/")[1])
-            after = f"{manifests.FOLDER}/{found[-1]}/~"  # File names begin with a year, so they sort before "~".
-        return sorted(filter(_is_name, found))  # Paths sort `main-2/` before `main/`; names do not.
+        found = [] if self.objects is None else self.objects.folders(manifests.FOLDER)
+        return sorted(filter(_is_name, found))
 
     def _rotated_since(self, file: LogFile) -> LogFile | None:
         """The rotated version of a file that was listed before its rotation."""
-        return next((each for each in self._list_logs(file.universe) if each.id == file.id and each.is_rotated), None)
+        files = self._load_logs(file.universe, self._list_logs(file.universe))
+        return next((each for each in files if each.id == file.id and each.is_rotated), None)
 
     def _read_object(self, path: str) -> bytes:
         if self.objects is None:
@@ -456,6 +497,24 @@ class View:
             first=max(segment.start, height),
             last=min(segment.end, world.head - 1),
         )
+
+
+def _summaries(tx: Transaction, universe: str, after: str, limit: int) -> list[WorldSummary]:
+    index = Subspace("u", universe, "segments")
+    end, next_cold = index.range()[1], b""
+    found: list[WorldSummary] = []
+    for world in journals.heads(tx, universe, after, limit):
+        prefix, cold_below, incarnation = index.key(world.name), 0, world.incarnation
+        if next_cold < prefix:  # One scan skips all worlds up to the next one with segments.
+            next_cold = next((key for key, _ in tx.scan(prefix, end, limit=1)), end)
+        if next_cold.startswith(prefix):
+            ((_, last),) = tx.scan(prefix, prefix + b"\xff", limit=1, reverse=True)
+            try:
+                cold_below = _decode_segment(last).end + 1
+            except msgspec.MsgspecError:
+                incarnation = None
+        found.append(WorldSummary(world.name, world.head, cold_below, incarnation))
+    return found
 
 
 def _world(tx: Transaction, world: World) -> WorldView | None:

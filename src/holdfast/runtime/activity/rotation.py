@@ -37,6 +37,7 @@ _log = logging.getLogger("holdfast.activity")
 
 _BODIES: Final = "activity"
 _MANIFESTS: Final = "activity-manifest"
+_SUFFIX: Final = ".json"
 SHORT_HASH: Final = 16  # Digits of the SHA-256 in the name of a manifest entry.
 
 _ListedFile: TypeAlias = tuple[str, Callable[[], LogFile | None]]  # When it was opened, and a loader.
@@ -185,10 +186,43 @@ def files_in_order(
 ) -> Iterator[LogFile]:
     """The files of a universe opened at `second` or later, each once. Other sessions and kinds may be included."""
     # Local files are listed before the manifest: a file that is rotated in between is in both, and the manifest wins.
-    files = sorted(_local_files(folder, universe), key=lambda file: file.second)
-    local: Iterable[_ListedFile] = [(file.second, partial(_loaded, file)) for file in files if file.second >= second]
+    local = [file for file in local_files(folder, universe) if file.second >= second]
     rotated: Iterable[_ListedFile] = () if objects is None else _rotated(objects, universe, second, session, kind)
-    for _, group in groupby(merge(local, rotated, key=itemgetter(0)), key=itemgetter(0)):
+    yield from _in_order(local, rotated)
+
+
+def merge_files(local: Iterable[LogFile], objects: ObjectStore, entries: Iterable[str]) -> Iterator[LogFile]:
+    """Local files and the files of sorted manifest entries in order, each once. Entries are read one after another."""
+    named = ((path, log_format.parse_name(name_of(path))) for path in entries)
+    rotated = ((name.second, partial(_rotated_file, objects, path, name)) for path, name in named if name is not None)
+    yield from _in_order(local, rotated)
+
+
+def local_files(folder: Path, universe: str) -> list[LogFile]:
+    """The files of a universe that are not rotated yet."""
+    return list(_local_files(folder, universe))
+
+
+def manifest_entries(objects: ObjectStore, universe: str) -> list[str]:
+    """The sorted paths of a universe's manifest entries."""
+    return [f"{_manifests(universe)}/{name}" for name in objects.names(_manifests(universe))]
+
+
+def short_hash(entry: str) -> str:
+    """The start of a rotated file's SHA-256, which is in the name of its manifest entry."""
+    return entry[-SHORT_HASH - len(_SUFFIX) : -len(_SUFFIX)]
+
+
+def second_of(entry: str, universe: str) -> str:
+    """When the file of a manifest entry was opened, as in its name."""
+    start = len(_MANIFESTS) + len(universe) + 2
+    return entry[start : start + log_format.SECOND_CHARACTERS]
+
+
+def _in_order(local: Iterable[LogFile], rotated: Iterable[_ListedFile]) -> Iterator[LogFile]:
+    loaded_files = sorted(local, key=lambda file: file.second)
+    listed: Iterable[_ListedFile] = [(file.second, partial(_loaded, file)) for file in loaded_files]
+    for _, group in groupby(merge(listed, rotated, key=itemgetter(0)), key=itemgetter(0)):
         loaded = [load() for _, load in group]
         by_id = {file.id: file for file in loaded if file is not None}
         yield from (by_id[id] for id in sorted(by_id))
@@ -279,8 +313,7 @@ def _rotated(
     after = f"{_manifests(universe)}/{second}" if second else None
     while page := objects.list(_manifests(universe), after=after):
         for meta in page:
-            stem = meta.path.rpartition("/")[2].rpartition("_")[0]
-            name = log_format.parse_name(stem)
+            name = log_format.parse_name(name_of(meta.path))
             if name is not None and log_format.may_hold(name.labels, session, kind):
                 yield name.second, partial(_rotated_file, objects, meta.path, name)
         after = page[-1].path
@@ -366,6 +399,11 @@ def _log_file(name: FileName, header: Header | Manifest, path: str, size: int, *
     return LogFile(
         name.stem, header.universe, header.session, header.kind, header.opened_ms, header.writer, path, size, is_rotated
     )
+
+
+def name_of(entry: str) -> str:
+    """The name of the file of a manifest entry, without its suffix."""
+    return entry.rpartition("/")[2].rpartition("_")[0]
 
 
 def _loaded(file: LogFile) -> LogFile:
