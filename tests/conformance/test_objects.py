@@ -210,6 +210,15 @@ def test_a_failing_stream_leaves_no_parts_behind_on_s3(moto: Moto) -> None:
     assert "Uploads" not in moto.client.list_multipart_uploads(Bucket=bucket)
 
 
+def test_names_and_folders_of_a_folder(store: ObjectStore) -> None:
+    for path in ("a/b-2/x", "a/b/y", "a/b/x@1:2+3=4.json", "a/b/deeper/z", "a/top", "ab/x"):
+        store.put(path, b"data")
+    assert (store.names("a/b"), store.names("a")) == (["x@1:2+3=4.json", "y"], ["top"])
+    assert (store.folders("a"), store.folders("a/b")) == (["b", "b-2"], ["deeper"])
+    for missing in ("none", "a/top", "a/b/deeper/none"):
+        assert (store.names(missing), store.folders(missing)) == ([], [])
+
+
 def test_a_listing_covers_more_objects_than_one_s3_page(moto: Moto) -> None:
     bucket = moto.new_bucket()
     paths = [f"{number:04d}" for number in range(1_100)]
@@ -218,6 +227,7 @@ def test_a_listing_covers_more_objects_than_one_s3_page(moto: Moto) -> None:
     store = open_objects(f"s3://{bucket}/prefix", **moto.config)
     first = store.list()
     assert [meta.path for meta in first + store.list(after=first[-1].path)] == paths
+    assert open_objects(f"s3://{bucket}", **moto.config).names("prefix") == paths
 
 
 def test_a_missing_bucket_is_reported(moto: Moto) -> None:

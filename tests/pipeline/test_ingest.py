@@ -16,14 +16,15 @@ from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
 import holdfast
+from holdfast.backends.objects import ObjectStore
 from holdfast.errors import SchemaMismatch, Unreachable
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.intake import ingest_run, plans, task_payloads
-from holdfast.pipeline.jobs import ingest
+from holdfast.pipeline.jobs import ingest, reset
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, compaction
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS
-from holdfast.pipeline.views import View, open_view
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, TABLES
+from holdfast.pipeline.views import View, manifests, open_view
 
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
 serving = runpy.run_path(str(SERVING))["serving"]
@@ -188,6 +189,76 @@ def test_rotated_session_log_is_not_ingested_twice(plane: Path) -> None:
     result = ingest.run(None, config(plane))
     assert row_counts(result) == {"activity": 1}
     assert_complete(plane)
+
+
+@pytest.fixture
+def read_entries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the manifest entries that are read, each time as if by a new process."""
+    found: list[str] = []
+
+    def read(store: ObjectStore, path: str) -> bytes:
+        if path.startswith(manifests.FOLDER):
+            found.append(path)
+        return get(store, path)
+
+    get = ObjectStore.get
+    monkeypatch.setattr(ObjectStore, "get", read)
+    monkeypatch.setattr(manifests, "MANIFESTS_CACHED_MAX", 0)
+    return found
+
+
+def test_nothing_new_reads_no_world_and_no_manifest(
+    plane: Path, read_entries: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = View.world
+    ingest.run(None, config(plane))
+    assert read_entries
+    read_entries.clear()
+    worlds: list[str] = []
+    monkeypatch.setattr(View, "world", lambda view, universe, name: worlds.append(name) or world(view, universe, name))
+    versions = {table.name: Lake(config(plane).lake).table(table).version for table in (JOURNAL, SEGMENTS, ACTIVITY)}
+    assert row_counts(ingest.run(None, config(plane))) == {}
+    assert (worlds, read_entries) == ([], [])
+    assert versions == {name: Lake(config(plane).lake).table(TABLES[name]).version for name in versions}
+    planes.extend(plane, ["world-0002"], 3)
+    with opened(plane) as plane_open:
+        plane_open.activity.log("session-9", {"step": 1}, kind="metrics")
+    assert row_counts(ingest.run(None, config(plane)))["journal"] == 3
+    assert worlds == ["world-0002"]
+    assert {path.rpartition("_metrics_")[0].rpartition("_")[2] for path in read_entries if "_metrics_" in path} == {
+        "session-9"
+    }
+    assert_complete(plane)
+
+
+def test_logs_that_were_rotated_after_their_ingest_are_read_once_more(
+    plane: Path, read_entries: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.pipeline.intake.log_ingest.INGEST_WHOLE_LOGS_MIN", 1)
+    planes.leave_log(plane, lines=5)
+    ingest.run(None, config(plane))
+    with opened(plane):
+        pass
+    read_entries.clear()
+    assert row_counts(ingest.run(None, config(plane))) == {}
+    assert len([path for path in read_entries if "_crashed_metrics_" in path]) == 1
+    read_entries.clear()
+    assert row_counts(ingest.run(None, config(plane))) == {}
+    assert read_entries == []
+    assert_complete(plane)
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_reset_logs_are_ingested_again(plane: Path, read_entries: list[str], everything: bool) -> None:
+    before = row_counts(ingest.run(None, config(plane)))["activity"]
+    chosen: dict[str, Any] = {"everything": True} if everything else {"sessions": ["session-1"]}
+    removed = reset.run(None, config(plane), **chosen).rows["activity removed"]
+    assert (removed == before, removed > 0) == (everything, True)
+    assert row_counts(ingest.run(None, config(plane)))["activity"] == removed
+    assert_complete(plane)
+    read_entries.clear()
+    assert row_counts(ingest.run(None, config(plane))) == {}
+    assert read_entries == []
 
 
 def test_compaction_between_runs_changes_no_row(plane: Path) -> None:

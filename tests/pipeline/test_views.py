@@ -36,16 +36,17 @@ from holdfast.errors import (
     Unreachable,
 )
 from holdfast.handles.sync.backups import Backups
-from holdfast.kv import Subspace
-from holdfast.layers import migrations
-from holdfast.layers.worlds import World, subspace
+from holdfast.kv import Database, Subspace, Transaction
+from holdfast.layers import journals, migrations, worlds
+from holdfast.layers.segments import SegmentRecord
+from holdfast.layers.worlds import World, WorldState, subspace
 from holdfast.pipeline import codec
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake.plans import Plan
 from holdfast.pipeline.intake.task_payloads import INLINE_STORE, PayloadPacker
 from holdfast.pipeline.jobs import audit
-from holdfast.pipeline.journal_chunks import JournalChunk
+from holdfast.pipeline.journal_chunks import JournalChunk, Stores
 from holdfast.pipeline.logs import DamagedLines, ReadPosition, activity_rows
 from holdfast.pipeline.source import plans
 from holdfast.pipeline.source.options import parse_options
@@ -522,6 +523,40 @@ def test_segments_of_several_worlds_are_fetched_concurrently(data, staging, cach
         chunks = [chunk for batch in audit_batches for each in batch.audit_inputs for chunk in each.chunks]
         assert [(chunk.world, chunk.start, chunk.path) for chunk in chunks] == wanted
         assert {chunk.store for chunk in chunks} == {f"{staging}/audit/batch-0"}
+
+
+def test_summaries_of_worlds_say_the_same_as_the_worlds(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.pipeline.views.view.PAGE_ITEMS", 3)
+    names = [f"w{n}" for n in range(8)]
+
+    def fill(tx: Transaction) -> None:
+        for n, name in enumerate(names):
+            world = World("main", name)
+            worlds.create(tx, world)
+            if n % 3:
+                journals.append(tx, world, [b"record"] * n, expected_head=0)
+        for name, starts in (("w2", (0, 1)), ("w5", (0, 2)), ("w7", (0,))):
+            for start in starts:
+                record = SegmentRecord(start, start, f"{name}/{start}", "00", 1)
+                tx.put(Subspace("u", "main", "segments", name).key(start), msgspec.msgpack.encode(record))
+        tx.put(Subspace("u", "main", "segments", "w6").key(4), msgspec.msgpack.encode("of a newer version"))
+        tx.put(subspace(World("main", "w4")).key("meta"), msgspec.msgpack.encode("of a newer version"))
+        tx.put(Subspace("u", "other", "segments", "w9").key(0), b"")
+
+    database.transact(fill)
+    for state in (WorldState.ARCHIVED, WorldState.DELETING):
+        database.transact(worlds.change_state, World("main", "w1"), state)
+    view = View(database, objects=None, objects_url=None, logs=(), stores=Stores(), store_id="none")
+    summaries = {summary.name: summary for summary in view.world_summaries("main")}
+    assert list(summaries) == names == list(view.world_names("main"))
+    assert [name for name, summary in summaries.items() if summary.incarnation is None] == ["w4", "w6"]
+    assert view.world("main", "w1") is None
+    for name in names:
+        world = view.world("main", name)
+        if world is not None:
+            cold_below = max((segment.end + 1 for segment in world.segments), default=0)
+            assert (summaries[name].head, summaries[name].cold_below) == (world.head, cold_below)
+            assert summaries[name].incarnation in (None, world.incarnation)
 
 
 def _plan(view: View, staging: str, packer: PayloadPacker | None) -> Plan:
