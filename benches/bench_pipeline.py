@@ -43,7 +43,7 @@ from benches.comparison import compare, echo
 from holdfast.backends.objects import ObjectStore
 from holdfast.pipeline import codec, jobs, replays, sessions, tasks
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import rollup
+from holdfast.pipeline.jobs import ingest, rollup
 from holdfast.pipeline.journal_chunks import JournalChunk, Stores
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, decoded
@@ -294,14 +294,7 @@ def _measured_ingest(folder: Path) -> tuple[int, float, float]:
     config = Config(data=f"dir:{folder / 'data'}", lake=str(folder / "lake"))
     pa.array([])  # Imports pandas, once in a process.
     processor, wall = time.process_time(), time.perf_counter()
-    if profile := os.environ.get("IDLE_PROFILE"):
-        import cProfile
-
-        with cProfile.Profile() as p:
-            result = jobs.run("ingest", None, config)
-        p.dump_stats(profile)
-    else:
-        result = jobs.run("ingest", None, config)
+    result = ingest.run(None, config)
     return _rows(result), time.process_time() - processor, time.perf_counter() - wall
 
 

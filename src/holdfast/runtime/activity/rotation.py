@@ -37,8 +37,8 @@ _log = logging.getLogger("holdfast.activity")
 
 _BODIES: Final = "activity"
 _MANIFESTS: Final = "activity-manifest"
-_SUFFIX: Final = ".json"
 SHORT_HASH: Final = 16  # Digits of the SHA-256 in the name of a manifest entry.
+_SHORT_HASH_IN_NAME: Final = slice(-SHORT_HASH - len(".json"), -len(".json"))
 
 _ListedFile: TypeAlias = tuple[str, Callable[[], LogFile | None]]  # When it was opened, and a loader.
 
@@ -210,7 +210,7 @@ def manifest_entries(objects: ObjectStore, universe: str) -> list[str]:
 
 def short_hash(entry: str) -> str:
     """The start of a rotated file's SHA-256, which is in the name of its manifest entry."""
-    return entry[-SHORT_HASH - len(_SUFFIX) : -len(_SUFFIX)]
+    return entry[_SHORT_HASH_IN_NAME]
 
 
 def second_of(entry: str, universe: str) -> str:
