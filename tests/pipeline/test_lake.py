@@ -274,7 +274,6 @@ def test_two_processes_that_commit_at_once_lose_no_move_and_repeat_no_row(tmp_pa
         world: list(range(count)) for world, count in expected.items()
     }
     assert found.watermarks() == {f"journal/main/{world}": count for world, count in expected.items()}
-    assert len(list((tmp_path / "lake" / "journal" / "_watermarks").iterdir())) > 49  # Some lost a race.
 
 
 def test_lost_race_is_retried_only_for_other_watermarks(lake: Lake) -> None:

@@ -309,7 +309,7 @@ def test_storage_matches_the_plane_and_the_lake(rolled_up: RolledUp) -> None:
     assert rows["plane", "worlds"]["rows"] == len(worlds)
     assert rows["plane", "records"]["rows"] == sum(world.head for world in worlds)
     assert rows["plane", "segments"]["bytes"] == sum(segment.size for world in worlds for segment in world.segments)
-    size = sum(file.stat().st_size for file in Path(rolled_up.config.lake, "journal").rglob("*.parquet"))
+    size = sum(file.stat().st_size for file in Path(rolled_up.config.lake, "journal").glob("universe=*/*.parquet"))
     assert rows["lake", "journal"]["bytes"] == size
 
 
