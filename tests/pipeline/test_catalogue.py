@@ -11,18 +11,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import duckdb
+import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from holdfast.cli.main import root
-from holdfast.errors import InvalidArgument, PathUnusable, TransactionConflict, Unsupported
+from holdfast.errors import InvalidArgument, PathUnusable, SchemaMismatch, TransactionConflict, Unsupported
 from holdfast.pipeline import jobs
 from holdfast.pipeline.catalogue import duckdb_file, spark_schema
 from holdfast.pipeline.catalogue.views import VIEWS
 from holdfast.pipeline.config import Config
-from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.lake import Lake, Move, compaction
 from holdfast.pipeline.schemas import TABLES, Table
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
@@ -159,6 +160,73 @@ def test_examples_and_views_give_the_same_rows_in_spark(engines: Engines, spark:
     for view in VIEWS:
         found = [tuple(row) for row in spark.sql(f"SELECT * FROM {view.name}").collect()]
         assert in_any_order(found) == in_any_order(engines.duckdb(f"SELECT * FROM {view.name}")), view.name
+
+
+@pytest.mark.parametrize("created_by", ["this version", "version 3"])
+def test_days_of_session_logs_are_the_same_in_every_engine(
+    tmp_path: Path, spark: SparkSession, created_by: str
+) -> None:
+    """Whether the table has a folder for each day, or was created before it had."""
+    lake, activity = Lake(str(tmp_path / "lake")), TABLES["activity"]
+    if created_by == "version 3":
+        older = msgspec.structs.replace(activity, version=3, folders=("universe",))
+        lake.table(older).append_rows(random_rows(older, 40, Random(1)))
+    lake.table(activity).append_rows(random_rows(activity, 40, Random(2)))
+    duckdb_file.publish(lake, str(tmp_path / "lake.duckdb"))
+    engines = Engines(tmp_path)
+    assert spark.range(1).count() == 1
+    for query in (
+        "SELECT universe, day, COUNT(*) AS found FROM activity GROUP BY universe, day ORDER BY universe, day",
+        "SELECT universe, n, day FROM activity WHERE day = DATE '2026-11-04' ORDER BY universe, n",
+    ):
+        rows = normal(engines.duckdb(query))
+        assert rows
+        assert normal(engines.polars(query)) == rows
+        assert normal(engines.spark(query)) == rows
+    of_day = lake.table(activity).rows(["day"]).column("day").to_pylist().count(date(2026, 11, 4))
+    assert len(rows) == of_day
+
+
+def test_duckdb_reads_only_the_files_of_a_day(tmp_path: Path) -> None:
+    lake, activity = Lake(str(tmp_path / "lake")), TABLES["activity"]
+    rows = random_rows(activity, 200, Random(1)).set_column(0, "universe", pa.array(["main"] * 200))
+    lake.table(activity).append_rows(rows)
+    assert len(lake.table(activity).entries()) == 15
+    duckdb_file.publish(lake, str(tmp_path / "lake.duckdb"))
+    with duckdb.connect(str(tmp_path / "lake.duckdb"), read_only=True) as connection:
+        plan = connection.execute("EXPLAIN SELECT n FROM activity WHERE day = DATE '2026-11-04'").fetchall()
+    assert "1/15" in "".join(text for _, text in plan)
+
+
+def test_columns_of_a_newer_version_are_null_in_older_rows_in_every_engine(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, older = Lake(str(tmp_path / "lake")), TABLES["queue_events"]
+    lake.table(older).append_rows(random_rows(older, 4, Random(1)), {"history/main/ada": Move(0, 4)})
+    fields = [pa.field("note", pa.string()), pa.field("weight", pa.float64())]
+    schema = pa.schema([*older.schema, *fields])
+    newer = msgspec.structs.replace(older, version=older.version + 1, schema=schema)
+    monkeypatch.setitem(TABLES, older.name, newer)
+    before = lake.table(newer)
+    assert before.rows(["note"]).column("note").to_pylist() == [None] * 4
+    assert [row.note for row in before.read(spark).collect()] == [None] * 4
+    before.append_rows(random_rows(newer, 3, Random(2)), {"history/main/ada": Move(4, 7)})
+    expected = in_any_order([tuple(row.values()) for row in lake.table(newer).rows().to_pylist()])
+    assert sum(row[-2] is None for row in expected) == 4
+    query = f"SELECT {', '.join(newer.schema.names)} FROM queue_events"
+    engines = Engines(tmp_path)
+
+    def same_rows() -> None:
+        duckdb_file.publish(lake, str(tmp_path / "lake.duckdb"))
+        for engine in (engines.duckdb, engines.polars, engines.spark):
+            assert in_any_order(engine(query)) == expected
+
+    same_rows()
+    assert compaction.compact(None, lake.table(newer), files_min=2)[1] <= 3  # Old and new files become one.
+    same_rows()
+    assert lake.table(newer).watermark("history/main/ada") == 7
+    with pytest.raises(SchemaMismatch, match="has version 2, this Holdfast supports 1; upgrade Holdfast"):
+        lake.table(older)
 
 
 def test_views_are_documented() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,12 @@ from holdfast.pipeline.lake import (
     files,
     fingerprints,
     purging,
+    removal,
     searching,
     staging,
     watermark_files,
 )
-from holdfast.pipeline.schemas import ENTITY_CHANGES, JOURNAL, TABLES, Table
+from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, TABLES, Table
 
 
 @pytest.fixture(scope="module")
@@ -511,6 +513,104 @@ def test_files_are_sorted_with_statistics_and_without_partition_columns(tmp_path
     assert first.num_rows <= 65_536
     (entry,) = table.entries()
     assert (entry.low, entry.high) == ({"world": "ada", "height": 0}, {"world": "bob", "height": 69_999})
+
+
+# Partitions by day.
+
+
+FIRST_DAY = date(2026, 11, 1)
+OLD_ACTIVITY = msgspec.structs.replace(ACTIVITY, version=3, folders=("universe",))  # As version 3 created it.
+
+
+def lines(days: int, kinds: tuple[str, ...] = ("queues", "mail"), universe: str = "main") -> pa.Table:
+    """Two lines of each kind for each day, sorted as in files; the last line has no time."""
+    start = datetime.combine(FIRST_DAY, datetime.min.time(), UTC)
+    times: list[datetime | None] = [start + timedelta(days=day, hours=n) for day in range(days) for n in (0, 23)]
+    rows = [
+        {
+            "universe": universe,
+            "session": "s",
+            "kind": kind,
+            "file": f"{kind}-1",
+            "n": n,
+            "logged_at": at,
+            "day": at and at.date(),
+            "record": "{}",
+            "redacted": False,
+        }
+        for kind in sorted(kinds)
+        for n, at in enumerate([*times, *([None] if kind == max(kinds) else [])])
+    ]
+    return pa.Table.from_pylist(rows, ACTIVITY.schema)
+
+
+def by_key(rows: pa.Table) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = rows.sort_by([("kind", "ascending"), ("n", "ascending")]).to_pylist()
+    return found
+
+
+def test_session_logs_have_a_file_for_each_day(lake: Lake) -> None:
+    table = lake.table(ACTIVITY)
+    for _ in range(2):
+        table.append_rows(lines(30))
+    days = [FIRST_DAY + timedelta(days=n) for n in range(30)]
+    found = lake.table(ACTIVITY)
+    assert len(found.entries()) == 2 * 31  # The last folder is that of lines without a time.
+    assert {file.partitions["day"] for file in found.entries()} == {*map(str, days), None}
+    for file in found.entries():
+        assert file.path.startswith(f"universe=main/day={file.partitions['day'] or '__HIVE'}")
+    assert by_key(found.rows()) == by_key(pa.concat_tables([lines(30)] * 2))
+    some = [file for file in found.entries() if file.may_hold(day=days[3])]
+    assert sorted(str(file.partitions["day"]) for file in some) == ["2026-11-04", "2026-11-04", "None", "None"]
+    assert compaction.compact(None, found, files_min=2) == (62, 31)
+    assert removal.remove_where(found, lambda rows: pc.equal(rows.column("day"), days[3]).fill_null(False)) == 8
+    again = lake.table(ACTIVITY)
+    assert len(again.entries()) == 30
+    assert again.count() == 2 * (30 * 4 + 1) - 8
+    assert days[3] not in again.rows(["day"]).column("day").to_pylist()
+
+
+def test_table_keeps_the_partitions_that_an_older_version_gave_it(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))  # moto cannot answer while delta-rs upgrades the table.
+    lake.table(OLD_ACTIVITY).append_rows(lines(3))
+    for _ in range(3):
+        lake.table(ACTIVITY).append_rows(lines(3))
+    table = lake.table(ACTIVITY)
+    assert len(table.entries()) == 4
+    assert all(not file.partitions for file in table.entries())
+    assert by_key(table.rows()) == by_key(pa.concat_tables([lines(3)] * 4))
+    assert removal.remove_where(table, lambda rows: pc.equal(rows.column("day"), FIRST_DAY).fill_null(False)) == 16
+    assert compaction.compact(None, table) == (4, 1)
+    assert lake.table(ACTIVITY).count() == 4 * 9
+    with pytest.raises(SchemaMismatch):
+        lake.table(OLD_ACTIVITY)
+
+
+def test_files_with_other_partitions_than_the_table_are_not_committed(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    new, old = lake.table(ACTIVITY), lake.table(OLD_ACTIVITY)
+    added = files.write(ACTIVITY, new.location, files.sorted_batches(ACTIVITY, lines(2)))
+    old.append_rows(lines(1))
+    with pytest.raises(TransactionConflict, match="other partition columns; plan again"):
+        new.append(added)
+    assert lake.table(ACTIVITY).count() == 5
+
+
+def test_writer_bounds_its_open_files_and_buffered_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.pipeline.lake.files.LAKE_WRITERS_MAX", 4)
+    monkeypatch.setattr("holdfast.pipeline.lake.files.LAKE_WRITER_BYTES", 1_000)
+    table = Lake(str(tmp_path)).table(ACTIVITY)
+    writer, opened, buffered = files.Writer(ACTIVITY, table.location), 0, 0
+    for batch in files.sorted_batches(ACTIVITY, lines(30)):
+        for n in range(batch.num_rows):
+            writer.write(batch.slice(n, 1))
+            opened = max(opened, len(writer._open))
+            buffered = max(buffered, sum(file.buffered_bytes for file in writer._open.values()))
+    table.append(writer.close())
+    assert opened == 4
+    assert buffered <= 1_000
+    assert table.count() == 121
+    assert len(table.entries()) == 2 * 30 + 1
 
 
 def test_each_universe_gets_its_own_file(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The tables of the lake. `docs/lake.md` documents them, and a test compares the two.
 
 A table's version is stored in its metadata. A new column is a new version, which older readers understand. So is a
-renamed column: the next run that writes to the table rewrites its files (`lake/renames.py`). Any other change needs a
-new table. No column is named like a reserved word of SQL.
+renamed column: the next run that writes to the table rewrites its files (`lake/renames.py`). Other partition columns are
+a new version too: tables that exist keep theirs. Any other change needs a new table. No column is named like a reserved word of SQL.
 """
 
 from typing import Final
@@ -27,17 +27,35 @@ class Table(msgspec.Struct, frozen=True):
     order: tuple[str, ...]
     folders: tuple[str, ...] = ("universe",)
     renamed: dict[str, str] = {}  # The old names of columns, by their new ones.
+    time: str | None = None  # When a row happened: retention removes rows by it. None: rows are not removed by age.
 
     def with_old_names(self) -> "Table":
         """The table as it was before columns were renamed."""
         schema = pa.schema([field.with_name(self.renamed.get(field.name, field.name)) for field in self.schema])
         order = tuple(self.renamed.get(name, name) for name in self.order)
-        return Table(self.name, self.version, schema, order, self.folders)
+        return Table(self.name, self.version, schema, order, self.folders, time=self.time)
 
 
 def _table(name: str, version: int, order: tuple[str, ...], /, **columns: pa.DataType) -> Table:
     schema = pa.schema([("universe", pa.string()), *columns.items()])
-    return Table(name, version, schema, order, renamed=_RENAMED.get(name, {}))
+    return Table(
+        name, version, schema, order, _FOLDERS.get(name, ("universe",)), _RENAMED.get(name, {}), _TIMES.get(name)
+    )
+
+
+# Tables whose partitions are more than the universe. Those that an older version created keep theirs.
+_FOLDERS: Final = {"activity": ("universe", "day")}
+
+# Append-only history, and measurements by time. Other tables are of the current state, or are computed again.
+_TIMES: Final = {
+    "activity": "logged_at",
+    "queue_events": "changed_at",
+    "entity_changes": "changed_at",
+    "state_changes": "seen_at",
+    "superseded": "seen_at",
+    "rollup_storage": "measured_at",
+    "live_queue_minutes": "minute",
+}
 
 
 _RENAMED: Final = {

@@ -111,7 +111,7 @@ def _file_scan(connection: "DuckDBPyConnection", table: LakeTable) -> str:
         by_universe.setdefault(file.universe, []).append(f"{table.location.url}/{file.path}")
     if not by_universe:
         return f"{_select(table, {}, 'NULL')} WHERE false"
-    # The name of a folder may be encoded, so the universe comes from the Delta log.
+    # The name of a folder may be encoded, so the universe comes from the Delta log. A day is in the path as it is.
     return " UNION ALL ".join(
         _select(table, _present(connection, files), _text(universe), _scan(files))
         for universe, files in sorted(by_universe.items())
@@ -125,7 +125,7 @@ def _present(connection: "DuckDBPyConnection", files: Sequence[str]) -> dict[str
 
 
 def _select(table: LakeTable, present: dict[str, str], universe: str, scan: str | None = None) -> str:
-    values = {**present, "universe": universe}
+    values = {**(_partitions(table) if scan is not None else {}), **present, "universe": universe}
     columns = ", ".join(
         f"CAST({values.get(field.name, 'NULL')} AS {_TYPES[field.type]}) AS {_name(field.name)}"
         for field in table.table.schema
@@ -133,8 +133,15 @@ def _select(table: LakeTable, present: dict[str, str], universe: str, scan: str 
     return f"SELECT {columns}" + (f" FROM {scan}" if scan is not None else "")
 
 
+def _partitions(table: LakeTable) -> dict[str, str]:
+    """The partition columns other than the universe, from the paths of files."""
+    names = (name for name in table.location.partitions if name != "universe")
+    return {name: f"nullif(regexp_extract(filename, '/{name}=([0-9-]+)/[^/]+$', 1), '')" for name in names}
+
+
 def _scan(files: Sequence[str]) -> str:
-    return f"read_parquet([{', '.join(map(_text, files))}], union_by_name = true, hive_partitioning = false)"
+    options = "union_by_name = true, hive_partitioning = false, filename = true"
+    return f"read_parquet([{', '.join(map(_text, files))}], {options})"
 
 
 def _name(name: str) -> str:

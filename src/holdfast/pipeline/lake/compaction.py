@@ -38,7 +38,7 @@ class _Task(msgspec.Struct, frozen=True):
 
 def compact(spark: "SparkSession | None", table: LakeTable, *, files_min: int = LAKE_FILES_MIN) -> tuple[int, int]:
     """Merge small files; returns the number of old and new ones. (0, 0) if another compaction committed first."""
-    bins = list(_bins(table.entries(), files_min))
+    bins = list(_bins(table.entries(), files_min, table.table.time))
     work = [
         msgspec.msgpack.encode(_Task(table.table.name, table.location, bin[0].universe, [file.path for file in bin]))
         for bin in bins
@@ -92,16 +92,19 @@ def _version_at(location: Location, at_ms: int) -> int:
     return max([first, *(version for version, written_ms in commits.items() if written_ms < at_ms)])
 
 
-def _bins(entries: Sequence[LakeFile], files_min: int) -> Iterator[list[LakeFile]]:
-    """Groups of small files of one universe that are worth merging, in the order of their paths."""
-    by_universe: dict[str, list[LakeFile]] = {}
+def _bins(entries: Sequence[LakeFile], files_min: int, time: str | None) -> Iterator[list[LakeFile]]:
+    """Groups of small files of one partition that are worth merging.
+
+    They are in the order of their times, so that retention can drop whole files; without a time, of their paths.
+    """
+    by_partition: dict[tuple[str | None, ...], list[LakeFile]] = {}
     for file in entries:
         if file.size < LAKE_SMALL_FILE_BYTES:
-            by_universe.setdefault(file.universe, []).append(file)
-    for small in by_universe.values():
+            by_partition.setdefault((file.universe, *file.partitions.values()), []).append(file)
+    for small in by_partition.values():
         bin: list[LakeFile] = []
         size = 0
-        for file in sorted(small, key=lambda file: file.path):
+        for file in sorted(small, key=lambda file: (str(file.low.get(time or "", "")), file.path)):
             if bin and size + file.size > LAKE_FILE_BYTES:
                 if len(bin) >= files_min:
                     yield bin

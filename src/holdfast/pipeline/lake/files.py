@@ -1,6 +1,6 @@
-"""Writes Parquet files of a table: one for each universe, sorted, with the statistics that a commit needs.
+"""Writes Parquet files of a table: one for each partition, sorted, with the statistics that a commit needs.
 
-Partition columns are not in the files. Timestamps are microseconds, as Delta requires. A file has the SHA-256 of its
+Partition columns are not in the files, only in their paths and commits. Timestamps are microseconds, as Delta requires. A file has the SHA-256 of its
 bytes in its name, which is in the commit, and a checksum in every page.
 """
 
@@ -8,7 +8,7 @@ import hashlib
 import io
 import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.limits import LAKE_ROW_GROUP_BYTES, LAKE_ROW_GROUP_ROWS, LAKE_WRITERS_MAX
+from holdfast.limits import LAKE_ROW_GROUP_BYTES, LAKE_ROW_GROUP_ROWS, LAKE_WRITER_BYTES, LAKE_WRITERS_MAX
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import Table
 
 _UNIVERSE: Final = "universe"
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"  # As Spark, polars and DuckDB name the folder of nulls.
 _FOLDER_CHARACTERS: Final = 200  # A folder name has at most 255 bytes; the Delta log has the universe itself.
 _NO_DICTIONARY: Final = frozenset(
     {"raw", "hash", "payload", "record", "state", "fields", "digest", "id"}
@@ -39,6 +40,17 @@ def hash_in_name(path: str) -> str | None:
     return None if found is None else found[1]
 
 
+def partition_columns(table: Table, location: Location) -> tuple[str, ...]:
+    """The partition columns of a table. One that an older version created keeps its own."""
+    return location.partitions or table.folders
+
+
+def partitions_in(path: str) -> dict[str, str | None]:
+    """The values of a file's partition columns in its path, except for the universe, whose folder may be shortened."""
+    folders = (folder.partition("=") for folder in path.split("/")[1:-1])
+    return {name: None if value == _NULL else value for name, _, value in folders}
+
+
 class AddedFile(msgspec.Struct, frozen=True):
     """A written file that is not committed yet."""
 
@@ -47,6 +59,7 @@ class AddedFile(msgspec.Struct, frozen=True):
     universe: str
     rows: int
     stats: str  # JSON, in Delta's format.
+    partitions: dict[str, str | None] = {}  # The values of the partition columns other than the universe.
 
 
 class Writer:
@@ -59,15 +72,18 @@ class Writer:
         self._table = table
         self._location = location
         self._is_sorted = is_sorted
-        self._open: dict[str, _File] = {}
+        self._columns = partition_columns(table, location)
+        self._open: dict[tuple[Any, ...], _File] = {}
         self._done: list[AddedFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows of one or more universes."""
-        for universe, rows in _by_universe(batch):
-            file = self._open.pop(universe, None) or self._new(universe)
-            self._open[universe] = file  # Keeps the most recently used one last.
+        """Add rows of one or more partitions."""
+        for values, rows in _by_partition(batch, self._columns):
+            file = self._open.pop(values, None) or self._new(values)
+            self._open[values] = file  # Keeps the most recently used one last.
             file.add(rows)
+            if sum(each.buffered_bytes for each in self._open.values()) > LAKE_WRITER_BYTES:
+                max(self._open.values(), key=lambda each: each.buffered_bytes).write_row_group()
 
     def close(self) -> list[AddedFile]:
         """Close all files. They are durable, and become part of the table when they are committed."""
@@ -75,13 +91,14 @@ class Writer:
             self._finish(next(iter(self._open)))
         return self._done
 
-    def _new(self, universe: str) -> "_File":
+    def _new(self, values: tuple[Any, ...]) -> "_File":
         if len(self._open) >= LAKE_WRITERS_MAX:
             self._finish(next(iter(self._open)))
-        return _File(self._table, self._location, universe, is_sorted=self._is_sorted)
+        partition = dict(zip(self._columns, values, strict=True))
+        return _File(self._table, self._location, partition, is_sorted=self._is_sorted)
 
-    def _finish(self, universe: str) -> None:
-        self._done.append(self._open.pop(universe).close())
+    def _finish(self, values: tuple[Any, ...]) -> None:
+        self._done.append(self._open.pop(values).close())
 
 
 def write(
@@ -100,22 +117,29 @@ def sorted_batches(table: Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from rows.cast(table.schema).sort_by(keys).to_batches(max_chunksize=LAKE_ROW_GROUP_ROWS)
 
 
-def stored_schema(table: Table) -> pa.Schema:
+def stored_schema(table: Table, partitions: Collection[str] | None = None) -> pa.Schema:
     """The schema of the files."""
-    return pa.schema(
-        [(field.name, _stored_type(field.type)) for field in table.schema if field.name not in table.folders]
-    )
+    absent = table.folders if partitions is None else partitions
+    return pa.schema([(field.name, _stored_type(field.type)) for field in table.schema if field.name not in absent])
 
 
 def _stored_type(type: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", tz=type.tz) if pa.types.is_timestamp(type) else type
 
 
-def _by_universe(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-    column = batch.column(_UNIVERSE)
-    found = column.unique().to_pylist()
-    for universe in found:
-        yield universe, batch if len(found) == 1 else batch.filter(pc.equal(column, universe))
+def _by_partition(
+    batch: pa.RecordBatch, columns: tuple[str, ...]
+) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+    """The values of the partition columns, and the rows that have them."""
+    if not columns:
+        yield (), batch
+        return
+    column = batch.column(columns[0])
+    found = column.unique()
+    for value in found:
+        mask = pc.equal(column, value) if value.is_valid else pc.is_null(column)
+        for values, rows in _by_partition(batch if len(found) == 1 else batch.filter(mask), columns[1:]):
+            yield (value.as_py(), *values), rows
 
 
 def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -129,16 +153,17 @@ def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatc
 class _File:
     """A file being written, with one row group buffered in memory."""
 
-    def __init__(self, table: Table, location: Location, universe: str, *, is_sorted: bool) -> None:
+    def __init__(self, table: Table, location: Location, partition: Mapping[str, Any], *, is_sorted: bool) -> None:
         self._table = table
         self._location = location
-        self._universe = universe
+        self._partition = {name: None if value is None else str(value) for name, value in partition.items()}
         self._is_sorted = is_sorted
-        self._schema = stored_schema(table)
-        self._stem = f"{_UNIVERSE}={universe[:_FOLDER_CHARACTERS]}/{uuid.uuid4().hex}"
-        self._stats = _Stats(table)
+        self._schema = stored_schema(table, partition)
+        folders = (f"{name}={(value or _NULL)[:_FOLDER_CHARACTERS]}" for name, value in self._partition.items())
+        self._stem = "/".join([*folders, uuid.uuid4().hex])
+        self._stats = _Stats(table, self._schema)
         self._buffered: list[pa.RecordBatch] = []
-        self._rows = self._bytes = 0
+        self._rows = self.buffered_bytes = 0
         self._sink = self._new_sink()
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -153,12 +178,12 @@ class _File:
     def add(self, batch: pa.RecordBatch) -> None:
         self._buffered.append(_with_all_columns(batch, self._schema).select(self._schema.names))
         self._rows += batch.num_rows
-        self._bytes += batch.nbytes
-        if self._rows >= LAKE_ROW_GROUP_ROWS or self._bytes >= LAKE_ROW_GROUP_BYTES:
-            self._write_row_group()
+        self.buffered_bytes += batch.nbytes
+        if self._rows >= LAKE_ROW_GROUP_ROWS or self.buffered_bytes >= LAKE_ROW_GROUP_BYTES:
+            self.write_row_group()
 
     def close(self) -> AddedFile:
-        self._write_row_group()
+        self.write_row_group()
         self._writer.close()
         if isinstance(self._sink, io.BytesIO):
             data = self._sink.getvalue()
@@ -170,7 +195,10 @@ class _File:
             size = self._sink.stat().st_size
             self._sink.rename(Path(self._location.url, path))
             self._location.sync(path)
-        return AddedFile(path, size, self._universe, self._stats.rows, self._stats.json())
+        others = {name: value for name, value in self._partition.items() if name != _UNIVERSE}
+        return AddedFile(
+            path, size, self._partition[_UNIVERSE] or "", self._stats.rows, self._stats.json(), partitions=others
+        )
 
     def _new_sink(self) -> io.BytesIO | Path:
         if not self._location.is_local:
@@ -179,7 +207,8 @@ class _File:
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
 
-    def _write_row_group(self) -> None:
+    def write_row_group(self) -> None:
+        """Write the buffered rows."""
         if not self._buffered:
             return
         rows = pa.Table.from_batches(self._buffered).cast(self._schema)
@@ -187,14 +216,14 @@ class _File:
             rows = rows.sort_by([(name, "ascending") for name in self._table.order])
         self._stats.add(rows)
         self._writer.write_table(rows, row_group_size=LAKE_ROW_GROUP_ROWS)
-        self._buffered, self._rows, self._bytes = [], 0, 0
+        self._buffered, self._rows, self.buffered_bytes = [], 0, 0
 
 
 class _Stats:
     """Statistics of a file, which let readers skip it."""
 
-    def __init__(self, table: Table) -> None:
-        times = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
+    def __init__(self, table: Table, schema: pa.Schema) -> None:
+        times = [field.name for field in schema if pa.types.is_temporal(field.type)]
         self.columns = [*table.order, *(name for name in times if name not in table.order)]
         self.rows = 0
         self._low: dict[str, Any] = {}

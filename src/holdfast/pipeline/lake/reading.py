@@ -1,6 +1,6 @@
 """Reads the lake's files as Arrow tables and batches. No Spark here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from holdfast.errors import DamagedDatabase
 from holdfast.limits import ROWS_BATCH
+from holdfast.pipeline.lake import files
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.schemas import Table
 
@@ -22,7 +23,11 @@ def rows(
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
 ) -> pa.Table:
-    """The rows of one file; columns that an older file lacks are null, and renamed ones have their new names."""
+    """The rows of one file; columns that an older file lacks are null, and renamed ones have their new names.
+
+    `where` is about columns of the file, not about partition columns.
+    """
+    values = _partition(path, universe)
     schema = _schema(table, columns)
     source = pa.BufferReader(location.read(path))
     with _damage_reported(location, path):
@@ -30,10 +35,10 @@ def rows(
         source.seek(0)
         if not present.isdisjoint(table.renamed.values()):
             old = _with_new_names(table, pq.read_table(source, page_checksum_verification=True))
-            return _complete(old if where is None else old.filter(where), schema, universe)
+            return _complete(old if where is None else old.filter(where), schema, values)
         names = [name for name in schema.names if name in present]
         found = pq.read_table(source, columns=names, filters=where, page_checksum_verification=True)
-        return _complete(found, schema, universe)
+        return _complete(found, schema, values)
 
 
 def batches_of(
@@ -44,6 +49,7 @@ def batches_of(
     source = pa.BufferReader(location.read(path))
     with _damage_reported(location, path):
         file = pq.ParquetFile(source, page_checksum_verification=True)
+    values = _partition(path, universe)
     wanted = {*schema.names, *(table.renamed[name] for name in schema.names if name in table.renamed)}
     present = [name for name in file.schema_arrow.names if name in wanted]
     batches = file.iter_batches(batch_size=ROWS_BATCH, columns=present)
@@ -52,7 +58,7 @@ def batches_of(
             batch = next(batches, None)
         if batch is None:
             return
-        yield from _complete(_with_new_names(table, pa.Table.from_batches([batch])), schema, universe).to_batches()
+        yield from _complete(_with_new_names(table, pa.Table.from_batches([batch])), schema, values).to_batches()
 
 
 @contextmanager
@@ -75,12 +81,17 @@ def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
     return table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
 
 
-def _complete(found: pa.Table, schema: pa.Schema, universe: str) -> pa.Table:
+def _partition(path: str, universe: str) -> dict[str, str | None]:
+    return {**files.partitions_in(path), "universe": universe}
+
+
+def _complete(found: pa.Table, schema: pa.Schema, values: Mapping[str, str | None]) -> pa.Table:
+    """The columns of a schema; those that the file lacks have the value of the partition, or are null."""
     columns = []
     for field in schema:
         if field.name in found.column_names:
             columns.append(found.column(field.name))
         else:
-            value = universe if field.name == "universe" else None
-            columns.append(pa.chunked_array([pa.repeat(pa.scalar(value, field.type), found.num_rows)]))
+            value = pa.scalar(values.get(field.name), pa.string()).cast(field.type)
+            columns.append(pa.chunked_array([pa.repeat(value, found.num_rows)]))
     return pa.Table.from_arrays(columns, names=schema.names).cast(schema)

@@ -61,6 +61,8 @@ class LakeFile(msgspec.Struct, frozen=True):
     low: dict[str, Any]
     high: dict[str, Any]
     modified_ms: int = 0  # When it was written.
+    nulls: dict[str, int] = {}  # The number of nulls by column.
+    partitions: dict[str, str | None] = {}  # The values of the partition columns other than the universe.
 
     def may_hold(self, **values: Any) -> bool:
         """Whether the file may contain a row with these values."""
@@ -138,6 +140,8 @@ class LakeTable:
                 except TableNotFoundError:
                     return
         self._check_version(self._delta)
+        columns = tuple(self._delta.metadata().partition_columns)
+        self.location = msgspec.structs.replace(self.location, partitions=columns)
 
     def watermark(self, name: str) -> int:
         """The value of a watermark; 0 if it was never set."""
@@ -219,6 +223,10 @@ class LakeTable:
             raise TransactionConflict(f"Columns of the table {self.table.name} were renamed; plan again")
         self._check_written(new)
         delta = self._ensure_created()
+        if any({"universe", *file.partitions} != set(self.location.partitions) for file in new):
+            raise TransactionConflict(
+                f"Another run has created the table {self.table.name}, with other partition columns; plan again"
+            )
         self._check_origins(moves)
         actions = [*_add_actions(new, is_same_data=is_same_data), *_remove_actions(old, is_same_data=is_same_data)]
         for attempt in range(LAKE_ATTEMPTS):
@@ -297,7 +305,7 @@ class LakeTable:
                 actions,
                 mode,
                 self.table.schema,
-                list(self.table.folders),
+                list(self.location.partitions),
                 commit_properties=CommitProperties(
                     app_transactions=[Transaction(name, value, now_ms) for name, value in transactions.items()]
                 ),
@@ -412,14 +420,19 @@ class LakeTable:
 def _add_actions(new: Sequence[AddedFile], *, is_same_data: bool) -> list[AddAction | RemoveAction]:
     now_ms = time.time_ns() // 1_000_000
     return [
-        AddAction(file.path, file.size, {"universe": file.universe}, now_ms, not is_same_data, file.stats)
+        AddAction(
+            file.path, file.size, {"universe": file.universe, **file.partitions}, now_ms, not is_same_data, file.stats
+        )
         for file in new
     ]
 
 
 def _remove_actions(old: Sequence[LakeFile], *, is_same_data: bool) -> list[AddAction | RemoveAction]:
     now_ms = time.time_ns() // 1_000_000
-    return [RemoveAction(file.path, not is_same_data, now_ms, file.size, {"universe": file.universe}) for file in old]
+    return [
+        RemoveAction(file.path, not is_same_data, now_ms, file.size, {"universe": file.universe, **file.partitions})
+        for file in old
+    ]
 
 
 def _version(delta: DeltaTable) -> int:
@@ -427,17 +440,25 @@ def _version(delta: DeltaTable) -> int:
 
 
 def _lake_file(row: dict[str, Any]) -> LakeFile:
-    low = {name[4:]: value for name, value in row.items() if name.startswith("min.") and value is not None}
-    high = {name[4:]: value for name, value in row.items() if name.startswith("max.") and value is not None}
+    partition = _named(row, "partition.")
+    known = {name: value for name, value in partition.items() if value is not None and name != "universe"}
+    low = {name: value for name, value in _named(row, "min.").items() if value is not None} | known
+    high = {name: value for name, value in _named(row, "max.").items() if value is not None} | known
     return LakeFile(
         row["path"],
         row["size_bytes"],
-        row.get("partition.universe") or "",
+        partition.get("universe") or "",
         row["num_records"] or 0,
         low,
         high,
         row["modification_time"],
+        {name: value for name, value in _named(row, "null_count.").items() if value},
+        {name: None if value is None else str(value) for name, value in partition.items() if name != "universe"},
     )
+
+
+def _named(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
 
 
 @contextmanager
