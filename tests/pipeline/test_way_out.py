@@ -335,6 +335,13 @@ def test_a_name_in_other_rows_is_found_after_forgetting(plane: Path) -> None:
         forget.run(None, config(plane))
 
 
+def test_digits_of_a_hash_are_no_name(tmp_path: Path) -> None:
+    """`cada` is also the CBOR of `ada`."""
+    (tmp_path / "hashes.json").write_text('{"sha256":"00cada00"}')
+    (tmp_path / "records.cbor").write_bytes(b"\xff" + cbor2.dumps("ada"))
+    assert searching.search(Lake(str(tmp_path)).location, ["ada"]).found == {"records.cbor": 1}
+
+
 @pytest.mark.parametrize("step", range(0, 28, 9))
 def test_killed_forgetting_is_continued(plane: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     ingest.run(None, config(plane))

@@ -24,6 +24,7 @@ from holdfast.cli.pipeline_options import (
     lake_options,
     named_sources,
     reducer_option,
+    retention,
     source_options,
 )
 from holdfast.cli.pipeline_output import print_status
@@ -354,11 +355,26 @@ def forget(
     )
 
 
-@pipeline.command(examples=["holdfast pipeline vacuum --lake ./lake"])
+@pipeline.command(
+    examples=[
+        "holdfast pipeline vacuum --lake ./lake",
+        "holdfast pipeline vacuum --lake ./lake --retain activity=90d --retain queue_events=30d",
+    ]
+)
 @job_options
-def vacuum(**options: Unpack[JobArguments]) -> None:
-    """Remove files of the lake that no table uses, and merge small files."""
-    run_jobs(["vacuum"], options)
+@click.option(
+    "--retain",
+    metavar="TABLE=AGE",
+    multiple=True,
+    envvar="HOLDFAST_LAKE_RETAIN",
+    help="Remove rows of this table that are older, such as activity=90d, by whole days in UTC. Repeatable.",
+)
+def vacuum(retain: tuple[str, ...], **options: Unpack[JobArguments]) -> None:
+    """Remove files of the lake that no table uses, and merge small files.
+
+    With --retain, first remove old rows. They are not ingested again, and roll-ups keep what they have counted.
+    """
+    run_jobs(["vacuum"], options, retain=retention(retain))
 
 
 @pipeline.command(

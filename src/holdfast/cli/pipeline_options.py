@@ -1,11 +1,13 @@
 """The options of `holdfast pipeline`, and their values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 
 import click
 
+from holdfast.cli.durations import SECONDS
 from holdfast.cli.pipeline_observers import lineage_option, metrics_option
+from holdfast.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from holdfast.pipeline.jobs import JobOptions
@@ -119,6 +121,24 @@ reducer_option = click.option(
     metavar="MODULE:NAME",
     help="The function (state, record) -> state that replays worlds.  [default: a hash chain]",
 )
+
+
+def retention(assignments: Sequence[str]) -> dict[str, float]:
+    """The number of seconds that each table keeps its rows, from TABLE=AGE.
+
+    Raises:
+        InvalidArgument: one of them is invalid.
+    """
+    found = {}
+    for each in assignments:
+        table, equals, age = each.partition("=")
+        try:
+            found[table] = SECONDS.convert(age, None, None)
+        except click.UsageError as error:
+            raise InvalidArgument(f"--retain {each!r} is invalid; use TABLE=AGE, such as activity=90d") from error
+        if not (table and equals):
+            raise InvalidArgument(f"--retain {each!r} is invalid; use TABLE=AGE, such as activity=90d")
+    return found
 
 
 class SourceArguments(JobArguments):

@@ -9,14 +9,14 @@ Any client can write session logs, so invalid records are skipped.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
 from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage
+from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage, events_before
 
 _TimestampMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=AT_MS_MAX)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -172,6 +172,33 @@ def bucket_mails(batch: pa.RecordBatch, buckets: int) -> Buckets:
     for event in mail_events(batch):
         payloads.setdefault(_bucket(event[:4], buckets), []).append(event)
     return _encode_buckets(payloads)
+
+
+def bucket_known_messages(batch: pa.RecordBatch, buckets: int, before_ms: Mapping[str, int]) -> Buckets:
+    """The events in rows of `messages` from before the time of their universe, encoded by bucket."""
+    return _bucket_events(_known_messages(batch, before_ms), buckets)
+
+
+def _known_messages(batch: pa.RecordBatch, before_ms: Mapping[str, int]) -> Iterator[MessageEvent]:
+    names = ("universe", "queue", "id", "correlation_id", "events")
+    for universe, queue, id, correlation_id, stored in zip(*_values(batch, names), strict=True):
+        for event in events_before(stored, before_ms.get(universe, 0)):
+            yield universe, queue, id, event.event, event.at_ms, correlation_id, event.attempt, event.error
+
+
+def bucket_known_mails(batch: pa.RecordBatch, buckets: int, before_ms: Mapping[str, int]) -> Buckets:
+    """The events in rows of `mail` from before the time of their universe, encoded by bucket."""
+    payloads: dict[int, _MailEvents] = {}
+    names = ("universe", "recipient", "sender", "id", "events")
+    for universe, recipient, sender, id, stored in zip(*_values(batch, names), strict=True):
+        key = (universe, recipient, sender, id)
+        for event in events_before(stored, before_ms.get(universe, 0)):
+            payloads.setdefault(_bucket(key, buckets), []).append((*key, event.event, event.at_ms))
+    return _encode_buckets(payloads)
+
+
+def _values(batch: pa.RecordBatch, names: Sequence[str]) -> list[list[Any]]:
+    return [batch.column(name).to_pylist() for name in names]
 
 
 def group_messages(payloads: Iterable[bytes]) -> Iterator[list[MessageGroup]]:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from holdfast.limits import RESTORE_CLOCK_SKEW_MS
 from holdfast.pipeline.schemas import MAIL, MESSAGES
 
 AT_MS_MAX: Final = 253_402_300_800_000  # The year 10000, where Python timestamps end.
@@ -170,6 +171,11 @@ def mail_rows(groups: Sequence[MailGroup]) -> pa.RecordBatch:
 def decode_events(stored: bytes) -> list[Event]:
     """The events of a stored row."""
     return _decode(stored)
+
+
+def events_before(stored: bytes, before_ms: int) -> list[Event]:
+    """The events of a stored row from before a time, and of the following minutes: clocks of nodes differ."""
+    return [event for event in _decode(stored) if event.at_ms < before_ms + RESTORE_CLOCK_SKEW_MS]
 
 
 def _settle(folded: Message, group: MessageGroup, measured: Measured | None) -> Message:

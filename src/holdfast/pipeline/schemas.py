@@ -1,8 +1,9 @@
 """The tables of the lake. `docs/lake.md` documents them, and a test compares the two.
 
 A table's version is stored in its metadata. A new column is a new version, which older readers understand. So is a
-renamed column: the next run that writes to the table rewrites its files (`lake/renames.py`). Other partition columns are
-a new version too: tables that exist keep theirs. Any other change needs a new table. No column is named like a reserved word of SQL.
+renamed column: the next run that writes to the table rewrites its files (`lake/renames.py`). So are other partition
+columns: tables that exist keep theirs. Any other change needs a new table. No column is named like a reserved word of
+SQL.
 """
 
 from typing import Final

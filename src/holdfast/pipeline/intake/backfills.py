@@ -3,6 +3,8 @@
     lake    0 1 . . 4 5 | watermark        2 and 3 are added, whether they are in the quarantine or not
     plane   0 1 2 3 4 5   6 7              6 and 7 are the next ingest's
 
+Rows that were removed by their age are not missing.
+
 Like repairs, each commit moves the watermark holes/<universe>/<source>: of two runs, one starts over.
 """
 
@@ -21,7 +23,7 @@ from holdfast.pipeline.intake.ingest_run import Run
 from holdfast.pipeline.intake.quarantine import Quarantined, Scope
 from holdfast.pipeline.intake.repair import Gap
 from holdfast.pipeline.intake.sources import Sources
-from holdfast.pipeline.lake import LakeTable
+from holdfast.pipeline.lake import LakeTable, retention
 from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS
 from holdfast.pipeline.views.rows import EntityRow
 from holdfast.runtime.activity import format as log_format
@@ -67,10 +69,11 @@ def _fill_entity(run: Run, table: LakeTable, entity: EntityRow) -> None:
         for rows in table.scan(["version"], where, universe=universe, kind=kind)
         for version in rows.column("version").to_pylist()
     }
+    retained_ms = retention.retained_ms(table, universe)
     rows = [
         row
         for row in divergence.plane_changes(run.view, EntityKey(universe, kind, id), 1)
-        if row["version"] <= ingested and row["version"] not in present
+        if row["version"] <= ingested and row["version"] not in present and row["changed_at"] >= retained_ms
     ]
     if rows:
         watermark = f"holes/{universe}/{kind}/{id}"
@@ -105,6 +108,7 @@ def _fill_queues(run: Run, universe: str, sources: Sources) -> None:
 
 def _fill_logs(run: Run, universe: str, sources: Sources, held: set[tuple[str, str]]) -> None:
     table = run.table(ACTIVITY)
+    retained_ms = retention.retained_ms(table, universe)
     staging = f"{run.staging}/backfill"
     try:
         for file in run.view.logs(universe):
@@ -114,7 +118,8 @@ def _fill_logs(run: Run, universe: str, sources: Sources, held: set[tuple[str, s
             present = _numbers(table, universe, "file", file.id, "n")
             try:
                 lines = [line for _, line in log_format.lines(run.view.log_body(file)) if line is not None]
-                missing = sorted({line.n for line in lines if line.n < end and line.n not in present})
+                kept = (line for line in lines if line.at_ms >= retained_ms)
+                missing = sorted({line.n for line in kept if line.n < end and line.n not in present})
                 gaps = list(_gaps(universe, ACTIVITY.name, file.id, missing))
                 if gaps:
                     repair.repair_lines(run, table, gaps, run.view.log_chunk(file, staging))

@@ -19,7 +19,7 @@ from holdfast.layers.queues.history import position_at
 from holdfast.layers.queues.policies import history_ms
 from holdfast.limits import HISTORY_OVERLAP_MS, INGEST_CHANGES
 from holdfast.pipeline.intake.ingest_run import Run
-from holdfast.pipeline.lake import LakeTable, Move
+from holdfast.pipeline.lake import LakeTable, Move, retention
 from holdfast.pipeline.schemas import QUEUE_EVENTS
 from holdfast.pipeline.views import View
 from holdfast.wire.queues import MessageEvent
@@ -44,7 +44,8 @@ def _ingest_new(run: Run) -> None:
 
 
 def ingest_queue(run: Run, table: LakeTable, queue: QueueKey, since_ms: int) -> None:
-    """Ingest the events from this time on that the table does not have."""
+    """Ingest the events from this time on that the table does not have, except for those it has removed by age."""
+    since_ms = max(since_ms, retention.retained_ms(table, queue.universe))
     known = set(_known(table, queue, since_ms))
     rows: list[dict[str, Any]] = []
     for event in events(run.view, queue, since_ms):

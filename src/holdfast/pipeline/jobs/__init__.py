@@ -1,6 +1,6 @@
 """The jobs: each is a module with `run(spark, config)`, which returns a JobResult."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -35,7 +35,7 @@ JOBS: Final = {
     "backfill": "Ingest sources again from the start: add missing rows, and report what differs.",
     "forget": "Remove worlds, queues or a person's rows from every table, and prove that they are gone.",
     "load": "Load rows of a table or file into queues, mailboxes or inboxes.",
-    "vacuum": "Compact small files of the lake, and delete files that no table uses.",
+    "vacuum": "Remove rows by their age, compact small files of the lake, and delete files that no table uses.",
 }
 JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept", "reset", "forget")
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
@@ -55,7 +55,7 @@ class JobOptions(TypedDict, total=False):
     checkpoint: str | None
     rebuild: bool
     grace_seconds: float  # reachability
-    now: datetime  # reachability, contents, rollup and report
+    now: datetime  # reachability, contents, rollup, report and vacuum
     view: "View"  # ingest, audit, reachability, contents and rollup
     payloads: bool  # contents
     source: "DataFrame | str"  # load
@@ -78,6 +78,7 @@ class JobOptions(TypedDict, total=False):
     vacuum: bool
     keep_hours: int  # vacuum
     files_min: int
+    retain: Mapping[str, float]
 
 
 def run(

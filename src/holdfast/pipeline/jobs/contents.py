@@ -266,15 +266,14 @@ def _known_states(changes: LakeTable, current: LakeTable, universes: tuple[str, 
     """The last version of every document that the lake has, by universe and key.
 
     `states` has those of a universe, unless a run ended before it replaced that table, or the universe has none; then
-    they are searched in the history.
+    later ones are searched in the history. That may lack old versions, which were removed by their age.
     """
     known: dict[tuple[str, str], _Known] = {}
     changed_at, current_at = _last_seen(changes), _last_seen(current)
-    for universe in universes or changed_at:
-        if universe in current_at and current_at[universe] >= changed_at.get(universe, current_at[universe]):
-            history = current.scan(_COLUMNS, universe=universe)
-        else:
-            history = changes.scan([*_COLUMNS, "removed"], universe=universe)
+    for universe in universes or {**changed_at, **current_at}:
+        history = [*current.scan(_COLUMNS, universe=universe)]
+        if not (universe in current_at and current_at[universe] >= changed_at.get(universe, current_at[universe])):
+            history += changes.scan([*_COLUMNS, "removed"], universe=universe)
         for row in pa.concat_tables([_NOTHING, *history], promote_options="default").sort_by("seen_at").to_pylist():
             if row["removed"]:
                 known.pop((universe, row["key"]), None)

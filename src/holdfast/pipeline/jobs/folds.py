@@ -22,10 +22,13 @@ from holdfast.pipeline.jobs.aggregates import PERCENTS, percentiles
 from holdfast.pipeline.lake import AddedFile, LakeFile, LakeTable, files
 from holdfast.pipeline.lake.locations import Location
 from holdfast.pipeline.lifecycles import MailGroup, Measured, PresentMessage
-from holdfast.pipeline.schemas import MAIL, MESSAGES, ROLLUP_LEASES, Table
+from holdfast.pipeline.schemas import ACTIVITY, MAIL, MESSAGES, QUEUE_EVENTS, ROLLUP_LEASES, Table
 
 _HOUR_MS: Final = 3_600_000
 _SETTLED: Final = "settled"
+
+# The tables that are folded from the events of a source.
+FOLDED_FROM: Final = {ACTIVITY.name: (MESSAGES, MAIL, ROLLUP_LEASES), QUEUE_EVENTS.name: (MESSAGES,)}
 
 
 class Fold(Protocol):
@@ -41,11 +44,24 @@ class Fold(Protocol):
     def add_records(self, batch: pa.RecordBatch) -> None:
         """Add the events in (universe, record) of session logs."""
 
+    def keep(self, old: pa.Table, before_ms: int) -> None:
+        """Add what rows have from before a time: its events are no longer in the sources. Called after all others."""
+
     def touched(self) -> Collection[tuple[Any, ...]]:
         """The keys whose rows may change."""
 
     def rows(self, old: Sequence[pa.Table]) -> list[pa.Table]:
         """The new rows in place of each table of old ones, and last those that replace none."""
+
+
+def folded_watermark(source: str, universe: str) -> str:
+    """The watermark with the version, plus one, of a source whose events are in the rows of a universe."""
+    return f"folded/{source}/{universe}"
+
+
+def lease_owners(waits: bytes) -> set[str]:
+    """The owners in the column `waits` of `rollup_leases`."""
+    return msgspec.msgpack.decode(waits, type=_Waits).owners
 
 
 class Replacement(NamedTuple):
@@ -141,6 +157,11 @@ class MessageFold:
         """Add rows of `queue_events`."""
         self._collected.add(event for event in events.history_events(batch) if event[3] in lifecycles.MESSAGE_EVENTS)
 
+    def keep(self, old: pa.Table, before_ms: int) -> None:
+        for queue, id, stored, correlation_id in _values(old, (*self.key, "events", "correlation_id")):
+            if known := lifecycles.events_before(stored, before_ms):
+                self._collected.add_known((self._universe, queue, id), known, correlation_id)
+
     def touched(self) -> Collection[tuple[Any, ...]]:
         return {key[1:] for key in (*self._collected.events, *self._collected.present)}
 
@@ -181,6 +202,11 @@ class MailFold:
         """Add the events in (universe, record) of session logs."""
         for _, recipient, sender, id, event, at_ms in events.mail_events(batch):
             self._events.setdefault((recipient, sender, id), []).append(lifecycles.Event(event, at_ms))
+
+    def keep(self, old: pa.Table, before_ms: int) -> None:
+        for recipient, sender, id, stored in _values(old, (*self.key, "events")):
+            if known := lifecycles.events_before(stored, before_ms):
+                self._events.setdefault((recipient, sender, id), []).extend(known)
 
     def touched(self) -> Collection[tuple[Any, ...]]:
         return self._events.keys()
@@ -239,6 +265,11 @@ class LeaseFold:
     def add_encoded(self, encoded: bytes) -> None:
         for hour, key, waits in msgspec.msgpack.decode(encoded, type=list[tuple[int, str, _Waits]]):
             self._waits.setdefault((datetime.fromtimestamp(hour, UTC), key), _Waits()).add(waits)
+
+    def keep(self, old: pa.Table, before_ms: int) -> None:
+        for hour, key, stored in _values(old, (*self.key, "waits")):
+            if hour.timestamp() * 1_000 < before_ms:  # Unlike events, waits cannot be recognised: the row has them all.
+                self._waits[hour, key] = msgspec.msgpack.decode(stored, type=_Waits)
 
     def touched(self) -> Collection[tuple[Any, ...]]:
         return self._waits.keys()

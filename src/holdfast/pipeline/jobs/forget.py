@@ -20,6 +20,7 @@ from holdfast.layers import worlds as world_layer
 from holdfast.layers.worlds import World, WorldState
 from holdfast.pipeline import ownership, tombstones
 from holdfast.pipeline.config import Config, JobResult
+from holdfast.pipeline.jobs.folds import lease_owners
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, LakeTable, Move, purging, removal, retries, searching, staging
 from holdfast.pipeline.lake.watermarks import REWRITES
@@ -33,6 +34,7 @@ from holdfast.pipeline.schemas import (
     QUARANTINE,
     QUEUE_EVENTS,
     RECEIPTS,
+    ROLLUP_LEASES,
     ROLLUP_MAILBOXES,
     ROLLUP_TALK,
     STATE_CHANGES,
@@ -238,6 +240,8 @@ def _masks(table: Table, each: _Forgotten) -> Iterator[Callable[[pa.Table], pa.A
             yield partial(_equal, column, names)
         if each.target == "queue" and "origin" in table.schema.names:
             yield partial(_equal, "origin", names)
+    if table is ROLLUP_LEASES and each.target == "leases.owner":
+        yield partial(_has_owner, names)
     if table is ACTIVITY and each.target in LOG_FIELDS:
         yield partial(_logged, *LOG_FIELDS[each.target], names)
     if table in (SUPERSEDED, QUARANTINE):
@@ -246,6 +250,13 @@ def _masks(table: Table, each: _Forgotten) -> Iterator[Callable[[pa.Table], pa.A
 
 def _equal(column: str, names: Sequence[str], rows: pa.Table) -> pa.Array:
     return pc.is_in(rows.column(column), pa.array(names, pa.string())).combine_chunks()
+
+
+def _has_owner(names: Sequence[str], rows: pa.Table) -> pa.Array:
+    """Hours of leases with a forgotten owner. `rollup` writes those again whose events the lake still has."""
+    return pa.array(
+        [not lease_owners(waits).isdisjoint(names) for waits in rows.column("waits").to_pylist()], pa.bool_()
+    )
 
 
 def _logged(kind: str, field: str, names: Sequence[str], rows: pa.Table) -> pa.Array:

@@ -7,6 +7,7 @@
 `messages`, `mail` and `rollup_leases` are folds of events. A run adds the events of the files that are new since the
 last one, in this process (`folds.py`). It folds all events of a universe again, on executors if they are many, when
 rows were removed from a source, when the log of a source no longer reaches back to the last run, or after an upgrade.
+Events that were removed from a source by their age stay in the rows that have them (`retention.py`).
 
 A commit of a fold moves these watermarks of each universe:
 
@@ -41,8 +42,8 @@ from holdfast.pipeline import completeness, events, lifecycles, measures, owners
 from holdfast.pipeline.completeness import Gap
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import aggregates, folds
-from holdfast.pipeline.jobs.folds import Fold, LeaseFold, MailFold, MessageFold
-from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, fingerprints, reading, retries
+from holdfast.pipeline.jobs.folds import FOLDED_FROM, Fold, LeaseFold, MailFold, MessageFold, folded_watermark
+from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, fingerprints, reading, retention, retries
 from holdfast.pipeline.lake import files as lake_files
 from holdfast.pipeline.lake.changes import ChangeLog, NewFile
 from holdfast.pipeline.lake.locations import Location
@@ -234,6 +235,11 @@ class Rollup:
         """The snapshot of a source."""
         return self._tables[table.name]
 
+    def kept_before_ms(self, table: Table, universe: str) -> int:
+        """The time before which events of a table are in its rows only, because its sources have removed them."""
+        sources = (self._tables[name] for name, tables in FOLDED_FROM.items() if table in tables)
+        return max(retention.retained_ms(source, universe) for source in sources)
+
     def present(self, universes: Sequence[str]) -> list[lifecycles.PresentMessage]:
         """The messages of the plane in some universes."""
         return [] if self._plane is None else [each for each in self._plane.messages if each.universe in universes]
@@ -288,6 +294,8 @@ class Rollup:
                 fold = step.start(universe, measurements.get(universe, []))
                 self._add_events(step, fold, universe, new[universe])
             if new[universe].is_complete:
+                for file in own if (before_ms := self.kept_before_ms(step.table, universe)) else ():
+                    fold.keep(target.rows_of(file), before_ms)
                 old += own
                 own = []
             replaced = folds.replacement(fold, target, own)
@@ -314,7 +322,7 @@ class Rollup:
         paths: list[str] = []
         files: dict[str, list[NewFile]] = {}
         for source in step.sources:
-            version = watermarks.get(_folded(source, universe), 0) - 1
+            version = watermarks.get(folded_watermark(source.name, universe), 0) - 1
             changes = self._changes[source.name].since(version, universe)
             if changes is None or changes.has_removals:
                 return self._all_files(step, universe)
@@ -350,7 +358,7 @@ class Rollup:
             paths: list[str] = []
             for source in step.sources:
                 paths += sorted(file.path for file in self._source_files[source.name].get(universe, []))
-                values[_folded(source, universe)] = self._tables[source.name].version + 1
+                values[folded_watermark(source.name, universe)] = self._tables[source.name].version + 1
             values[f"sources/{universe}"] = _digest(step.table, paths)
         return {name: Move(watermarks.get(name, 0), value) for name, value in values.items()}
 
@@ -432,6 +440,7 @@ def _rebuild_messages(
     bucketed = _bucket_events(rollup, universes, LOG_KIND, partial(events.bucket_messages, buckets=buckets))
     history = rollup.source(QUEUE_EVENTS).read(rollup.spark, universes=universes)
     bucketed = bucketed.union(_bucket_history(history, buckets))
+    bucketed = _with_kept(rollup, MESSAGES, universes, bucketed, partial(events.bucket_known_messages, buckets=buckets))
     if found := rollup.present(universes):
         present = pa.Table.from_batches([_payload_batch(events.bucket_present(found, buckets))])
         bucketed = bucketed.union(rollup.spark.createDataFrame(present))
@@ -451,12 +460,32 @@ def _bucket_history(rows: DataFrame, buckets: int) -> DataFrame:
 def _rebuild_mail(rollup: Rollup, universes: Sequence[str]) -> list[AddedFile]:
     buckets = _buckets(rollup, universes)
     bucketed = _bucket_events(rollup, universes, MAIL_KIND, partial(events.bucket_mails, buckets=buckets))
+    bucketed = _with_kept(rollup, MAIL, universes, bucketed, partial(events.bucket_known_mails, buckets=buckets))
     return _fold_buckets(
         rollup.source(MAIL),
         bucketed,
         buckets,
         lambda payloads: map(lifecycles.mail_rows, events.group_mails(payloads)),
     )
+
+
+def _with_kept(
+    rollup: Rollup,
+    table: Table,
+    universes: Sequence[str],
+    bucketed: DataFrame,
+    bucket_rows: Callable[..., events.Buckets],
+) -> DataFrame:
+    """The events, and those that only the rows of the table have."""
+    before_ms = {universe: rollup.kept_before_ms(table, universe) for universe in universes}
+    if not any(before_ms.values()):
+        return bucketed
+
+    def process_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return (_payload_batch(bucket_rows(batch, before_ms=before_ms)) for batch in batches)
+
+    rows = rollup.source(table).read(rollup.spark, universes=universes)
+    return bucketed.union(rows.mapInArrow(process_batches, "bucket int, payload binary"))
 
 
 class _LeaseTask(msgspec.Struct, frozen=True):
@@ -473,6 +502,8 @@ def _rebuild_leases(rollup: Rollup, universes: Sequence[str]) -> list[AddedFile]
     for answer in tasks.execute(rollup.spark, _sum_leases, work):
         universe, waits = msgspec.msgpack.decode(answer, type=tuple[str, bytes])
         found[universe].add_encoded(waits)
+    for file in (file for file in target.entries() if file.universe in universes):
+        found[file.universe].keep(target.rows_of(file), rollup.kept_before_ms(ROLLUP_LEASES, file.universe))
     return [file for fold in found.values() for file in folds.replacement(fold, target, []).new]
 
 
@@ -550,7 +581,3 @@ def _watermark_moves(moves: dict[str, Move]) -> dict[str, Move]:
 
 def _watermark(universe: str) -> str:
     return f"made/{universe}"
-
-
-def _folded(source: Table, universe: str) -> str:
-    return f"folded/{source.name}/{universe}"

@@ -3,6 +3,7 @@
 _delta_log/…42.json   {"add":{"path":"universe=main/…","dataChange":true, …}}      new rows
 _delta_log/…43.json   {"remove":{…,"dataChange":false}}, {"add":{…,"dataChange":false}}   compacted: the same rows
 _delta_log/…44.json   {"remove":{…,"dataChange":true}}, …                          rows were removed
+_delta_log/…45.json   {"txn":{"appId":"retained/main", …}}, {"remove":{…}}, …      rows were removed by their age
 """
 
 from typing import Final, NamedTuple
@@ -10,9 +11,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.errors import ObjectNotFound
-from holdfast.pipeline.lake.tables import LakeTable
+from holdfast.pipeline.lake.tables import RETAINED, LakeTable
 
-_PREFIXES: Final = (b'{"add":', b'{"remove":')
+_PREFIXES: Final = (b'{"add":', b'{"remove":', b'{"txn":')
 
 
 class _File(msgspec.Struct, rename="camel"):
@@ -26,9 +27,14 @@ class _Stats(msgspec.Struct, rename="camel"):
     num_records: int = 0
 
 
+class _Transaction(msgspec.Struct, rename="camel"):
+    app_id: str
+
+
 class _Line(msgspec.Struct):
     add: _File | None = None
     remove: _File | None = None
+    txn: _Transaction | None = None
 
 
 class NewFile(NamedTuple):
@@ -43,7 +49,7 @@ class Changes(NamedTuple):
 
     old_paths: list[str]  # The files at that version, sorted.
     new_files: list[NewFile]
-    has_removals: bool  # Rows were removed.
+    has_removals: bool  # Rows were removed, other than by their age.
 
 
 class ChangeLog:
@@ -70,9 +76,29 @@ class ChangeLog:
             own = [line for line in lines if _universe(line) == universe]
             paths.difference_update(line.add.path for line in own if line.add is not None)
             paths.update(line.remove.path for line in own if line.remove is not None)
-            new_files += [_new_file(line.add) for line in own if line.add is not None and line.add.data_change]
-            has_removals |= any(line.remove is not None and line.remove.data_change for line in own)
+            if not _is_retention(lines):
+                new_files += [_new_file(line.add) for line in own if line.add is not None and line.add.data_change]
+                has_removals |= any(line.remove is not None and line.remove.data_change for line in own)
         return Changes(sorted(paths), new_files, has_removals)
+
+    def paths_with_new_rows(self, version: int, universe: str) -> set[str]:
+        """The current files that may have rows which were added after a version; all files if that is unknown."""
+        every = set(self._paths.get(universe, ()))
+        if not 0 <= version <= self._table.version:
+            return every
+        found: set[str] = set()
+        for number in range(version + 1, self._table.version + 1):
+            lines = self._commit(number)
+            if lines is None:
+                return every
+            own = [line for line in lines if _universe(line) == universe]
+            removed = {line.remove.path for line in own if line.remove is not None}
+            is_new = not _is_retention(lines)
+            has_new = not found.isdisjoint(removed)  # New rows were compacted, perhaps with others.
+            added = [line.add for line in own if line.add is not None]
+            found -= removed
+            found.update(file.path for file in added if has_new or (is_new and file.data_change))
+        return found & every
 
     def _commit(self, number: int) -> list[_Line] | None:
         if number not in self._commits:
@@ -85,6 +111,10 @@ class ChangeLog:
             return [_decode(line) for line in data.splitlines() if line.startswith(_PREFIXES)]
         except (ObjectNotFound, msgspec.MsgspecError, UnicodeDecodeError):
             return None  # The audit reports a damaged log.
+
+
+def _is_retention(lines: list[_Line]) -> bool:
+    return any(line.txn is not None and line.txn.app_id.startswith(f"{RETAINED}/") for line in lines)
 
 
 def _universe(line: _Line) -> str:

@@ -1,7 +1,7 @@
 """Writes Parquet files of a table: one for each partition, sorted, with the statistics that a commit needs.
 
-Partition columns are not in the files, only in their paths and commits. Timestamps are microseconds, as Delta requires. A file has the SHA-256 of its
-bytes in its name, which is in the commit, and a checksum in every page.
+Partition columns are not in the files, only in their paths and commits. Timestamps are microseconds, as Delta requires.
+A file has the SHA-256 of its bytes in its name, which is in the commit, and a checksum in every page.
 """
 
 import hashlib
@@ -127,9 +127,7 @@ def _stored_type(type: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", tz=type.tz) if pa.types.is_timestamp(type) else type
 
 
-def _by_partition(
-    batch: pa.RecordBatch, columns: tuple[str, ...]
-) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
+def _by_partition(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[tuple[tuple[Any, ...], pa.RecordBatch]]:
     """The values of the partition columns, and the rows that have them."""
     if not columns:
         yield (), batch

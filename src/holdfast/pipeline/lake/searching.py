@@ -76,8 +76,12 @@ class _Needles:
 
 def _cells(data: bytes) -> Iterator[str | bytes]:
     if not data.startswith(_PARQUET):
-        yield data
-        yield from data.decode(errors="replace").splitlines()
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            yield data  # A text file is not CBOR, but the hexadecimal digits `cada` look like the CBOR of `ada`.
+            text = data.decode(errors="replace")
+        yield from text.splitlines()
         return
     file = pq.ParquetFile(pa.BufferReader(data))
     yield from _texts(_statistics(file))

@@ -36,6 +36,7 @@ from holdfast.pipeline.schemas import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+RETAINED: Final = "retained"  # retained/<universe>: rows from before this time were removed, see `retention.py`.
 _VERSION: Final = "holdfast.schema"
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -61,7 +62,7 @@ class LakeFile(msgspec.Struct, frozen=True):
     low: dict[str, Any]
     high: dict[str, Any]
     modified_ms: int = 0  # When it was written.
-    nulls: dict[str, int] = {}  # The number of nulls by column.
+    nulls: dict[str, int] = {}  # The number of nulls by column, where it is known.
     partitions: dict[str, str | None] = {}  # The values of the partition columns other than the universe.
 
     def may_hold(self, **values: Any) -> bool:
@@ -452,7 +453,7 @@ def _lake_file(row: dict[str, Any]) -> LakeFile:
         low,
         high,
         row["modification_time"],
-        {name: value for name, value in _named(row, "null_count.").items() if value},
+        {name: value for name, value in _named(row, "null_count.").items() if value is not None},
         {name: None if value is None else str(value) for name, value in partition.items() if name != "universe"},
     )
 
