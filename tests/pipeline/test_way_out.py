@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
+from pyspark.sql import SparkSession
 
 from holdfast.cli.main import root
 from holdfast.errors import InvalidArgument, WouldLoseData
@@ -317,6 +318,46 @@ def test_forgotten_person_and_queue_are_removed_from_all_tables(plane: Path, tmp
     assert again.rows["activity removed"]
     ingest.run(None, config(plane))
     assert texts(plane, "ada", "orders", "audited") == {}
+
+
+LISTINGS = {
+    "--world": "holdfast world list",
+    "--kind": "these kinds: order",
+    "--queue": "holdfast queue list",
+    "--session": "holdfast activity files",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        *((command, option) for command in ("reset", "backfill", "forget") for option in LISTINGS),
+        ("accept", "--world"),
+        ("accept", "--kind"),
+    ],
+)
+def test_name_of_no_source_is_refused(plane: Path, spark: SparkSession, command: str, option: str) -> None:
+    assert spark.range(1).count() == 1  # `backfill` uses it.
+    ingest.run(None, config(plane))
+    before = content(plane)
+    arguments = ["--data", str(plane), "--lake", config(plane).lake, option, "nope"]
+    result = CliRunner().invoke(root, ["pipeline", command, *arguments])
+    assert result.exit_code == 4, result.output
+    assert f"has the {option[2:]} 'nope' in universe main" in result.output
+    assert result.output.rstrip().endswith(LISTINGS[option])
+    assert content(plane) == before
+    assert lake(plane).table(TOMBSTONES).count() == 0
+
+
+def test_source_that_only_the_lake_has_is_known(plane: Path) -> None:
+    ingest.run(None, config(plane))
+    with planes.opened(f"dir:{plane}", universe="main") as opened:
+        opened.world("world-0001").archive()
+        opened.world("world-0001").delete()
+    assert backfill.run(None, config(plane), worlds=["world-0001"]).ok
+    assert accept.run(None, config(plane), worlds=["world-0001"]).ok
+    assert forget.run(None, config(plane), worlds=["world-0001"], vacuum=True).ok
+    assert forget.run(None, config(plane), worlds=["world-0001"], vacuum=True).ok  # Its tombstone is known.
 
 
 def test_a_name_in_other_rows_is_found_after_forgetting(plane: Path) -> None:

@@ -49,6 +49,12 @@ class Sources(msgspec.Struct, frozen=True):
                 "without names"
             )
 
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """The type and name of each source."""
+        given = (("world", self.worlds), ("kind", self.kinds), ("queue", self.queues), ("session", self.sessions))
+        return [(target, name) for target, names in given for name in names]
+
     def wants(self, table: str, name: str) -> bool:
         """Whether a source of a table is chosen. For activity the name is a session, for entities a kind."""
         return self.everything or name in self._names(table)

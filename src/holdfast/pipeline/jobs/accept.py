@@ -17,7 +17,7 @@ from holdfast.errors import AnotherHistory, InvalidArgument
 from holdfast.layers.lineages import Identity
 from holdfast.pipeline import completeness, ownership
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import divergence, history_ingest, plans
+from holdfast.pipeline.intake import divergence, history_ingest, known_sources, plans
 from holdfast.pipeline.intake.divergence import Cuts, Wanted
 from holdfast.pipeline.intake.quarantine import REWOUND, Quarantine, Quarantined, Scope
 from holdfast.pipeline.lake import Lake, Move, removal, retries, staging
@@ -46,6 +46,7 @@ def run(
 
     Raises:
         AnotherHistory: the lake has the history of another plane.
+        NotFound: neither the plane nor the lake has a source of that name.
         InvalidArgument: the plane was restored, which cannot be accepted for a part of it.
         TransactionConflict: other runs committed first, too often.
     """
@@ -55,9 +56,9 @@ def run(
     chosen = _Chosen(tuple(worlds), tuple(kinds))
     with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
         accepted = _Acceptance(lake, view, chosen, staged.store_url)
-        followed = [
-            universe for universe in ownership.universes_of(lake, view, config.universes) if accepted.accept(universe)
-        ]
+        universes = ownership.universes_of(lake, view, config.universes)
+        known_sources.check(lake, view, config, universes, chosen.named)
+        followed = [universe for universe in universes if accepted.accept(universe)]
         if followed and accepted.identity is not None:
             ownership.follow(lake, followed, accepted.identity)
     confirmed = _confirm(lake, config, chosen) if lost else 0
@@ -77,6 +78,10 @@ class _Chosen(msgspec.Struct, frozen=True):
 
     worlds: tuple[str, ...]
     kinds: tuple[str, ...]
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        return [*(("world", name) for name in self.worlds), *(("kind", name) for name in self.kinds)]
 
     @property
     def is_partial(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from holdfast.limits import FINDINGS_MAX
 from holdfast.pipeline import ownership, redactions
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import backfills, losses
+from holdfast.pipeline.intake import backfills, known_sources, losses
 from holdfast.pipeline.intake.ingest_run import Run
 from holdfast.pipeline.intake.losses import Loss
 from holdfast.pipeline.intake.quarantine import REWOUND, Quarantine, Quarantined
@@ -45,6 +45,7 @@ def run(
 
     Raises:
         InvalidArgument: no source is named.
+        NotFound: neither the plane nor the lake has a source of that name.
         AnotherHistory: the lake follows another plane, or another lineage of this one.
         TransactionConflict: other runs committed first, too often.
     """
@@ -56,6 +57,7 @@ def run(
         ownership.claim(lake, view)
         redactions.claim(lake, config)
         universes = list(view.universes())
+        known_sources.check(lake, view, config, universes, sources.named)
         with staging.temporary_folder(lake.location) as staged:
             work = Run(spark, config, view, staged, progress, packer=None)
             found = [loss for each in universes for loss in losses.find(lake, view, each, sources, staged.store_url)]

@@ -20,6 +20,7 @@ from holdfast.layers import worlds as world_layer
 from holdfast.layers.worlds import World, WorldState
 from holdfast.pipeline import ownership, tombstones
 from holdfast.pipeline.config import Config, JobResult
+from holdfast.pipeline.intake import known_sources
 from holdfast.pipeline.jobs.folds import lease_owners
 from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.lake import Lake, LakeTable, Move, purging, removal, retries, searching, staging
@@ -101,6 +102,7 @@ def run(
     means that none was found.
 
     Raises:
+        NotFound: neither the plane nor the lake has a source of that name.
         InvalidArgument: nothing is named, a match is invalid, or the lake's tombstones have another key.
         AnotherHistory: the lake follows another plane, or another lineage of this one.
         TransactionConflict: other runs committed first, too often.
@@ -119,7 +121,9 @@ def run(
         )
     with open_view(config) as view:
         ownership.check(lake, view)
-        forgotten = list(_forgotten(lake, view, config.universes, named, deleted=deleted))
+        universes = ownership.universes_of(lake, view, config.universes)
+        known_sources.check(lake, view, config, universes, named)
+        forgotten = list(_forgotten(lake, view, universes, named, deleted=deleted))
     retries.retry_until_committed(
         f"the table {TOMBSTONES.name}", lambda: _write_tombstones(lake, key, forgotten, reason)
     )
@@ -152,9 +156,9 @@ def _parse_match(match: str) -> tuple[str, str]:
 
 
 def _forgotten(
-    lake: Lake, view: View, selected: Sequence[str], named: Sequence[tuple[str, str]], *, deleted: bool
+    lake: Lake, view: View, universes: Sequence[str], named: Sequence[tuple[str, str]], *, deleted: bool
 ) -> Iterator[_Forgotten]:
-    for universe in ownership.universes_of(lake, view, selected):
+    for universe in universes:
         every = [*named, *(("world", name) for name in _deleted_worlds(lake, view, universe))] if deleted else named
         for target, name in dict.fromkeys(every):
             incarnation = view.incarnation(universe, name) if target == "world" else None

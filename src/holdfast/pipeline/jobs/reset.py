@@ -18,7 +18,7 @@ from holdfast.errors import WouldLoseData
 from holdfast.limits import FINDINGS_MAX
 from holdfast.pipeline import ownership
 from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import losses
+from holdfast.pipeline.intake import known_sources, losses
 from holdfast.pipeline.intake.losses import Loss
 from holdfast.pipeline.intake.quarantine import REWOUND, Quarantine, Scope
 from holdfast.pipeline.intake.sources import FED_TABLES, Sources
@@ -52,6 +52,7 @@ def run(
 
     Raises:
         InvalidArgument: no source is named.
+        NotFound: neither the plane nor the lake has a source of that name.
         WouldLoseData: the plane no longer has some of the rows; nothing was removed.
         AnotherHistory: the lake follows another plane, or another lineage of this one.
         TransactionConflict: other runs committed first, too often.
@@ -64,6 +65,7 @@ def run(
     with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
         ownership.check(lake, view)
         universes = ownership.universes_of(lake, view, config.universes)
+        known_sources.check(lake, view, config, universes, sources.named)
         lost = [loss for each in universes for loss in losses.find(lake, view, each, sources, staged.store_url)]
         if lost and not allow_loss:
             raise WouldLoseData(_refusal(lost))
