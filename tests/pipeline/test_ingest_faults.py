@@ -645,7 +645,7 @@ def test_entity_that_diverged_is_held_and_never_mixed(plane: Path) -> None:
         assert not ingest.run(None, config(plane)).ok
         assert changes(plane) == before
         assert quarantined(plane) == [("entity_changes", "counter/c", 45, 60, "rewound")]
-    accept.run(None, config(plane), kinds=["other"])
+    accept.run(None, config(plane), kinds=["order"])
     assert changes(plane) == before
     result = accept.run(None, config(plane), kinds=["counter"])
     assert result.rows["entity_changes superseded"] == 25
