@@ -219,6 +219,11 @@ def test_nothing_new_reads_no_world_and_no_manifest(
     versions = {table.name: Lake(config(plane).lake).table(table).version for table in (JOURNAL, SEGMENTS, ACTIVITY)}
     assert row_counts(ingest.run(None, config(plane))) == {}
     assert (worlds, read_entries) == ([], [])
+    with open_view(config(plane)) as view:
+        view.pin()
+        assert read_entries == []
+        assert len(list(view.logs("main"))) == len(set(read_entries)) > 0
+    read_entries.clear()
     assert versions == {name: Lake(config(plane).lake).table(TABLES[name]).version for name in versions}
     planes.extend(plane, ["world-0002"], 3)
     with opened(plane) as plane_open:
