@@ -3,6 +3,7 @@
 import json
 import runpy
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming import StreamingQuery
 from pyspark.testing import assertDataFrameEqual
 
 import holdfast
@@ -137,21 +139,28 @@ def growing(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def run_query(start: Callable[[], StreamingQuery]) -> None:
+    """Run a query to its end, and again from its checkpoint if a Python process was late.
+
+    Spark gives such a process 10 s to start, which no setting changes. A busy machine can take longer.
+    """
+    for attempt in range(5):
+        try:
+            assert start().awaitTermination(120)
+            return
+        except StreamingQueryException as error:
+            if attempt == 4 or "Python worker failed to connect back" not in str(error):
+                raise
+
+
 def streamed(spark: SparkSession, data: Path, name: str, columns: list[str], **options: str) -> list[tuple[Any, ...]]:
     """All rows that a query has written so far, after reading all available data; each run resumes the last one."""
     out, checkpoint = data.parent / f"{name}-out", data.parent / f"{name}-checkpoint"
     stream = spark.readStream.format("holdfast").options(url=f"dir:{data}", table=name, **options).load()
     rows = stream.select(*columns)
 
-    for attempt in range(5):
-        writer = rows.writeStream.format("json").option("checkpointLocation", str(checkpoint))
-        try:
-            assert writer.trigger(availableNow=True).start(str(out)).awaitTermination(120)
-            break
-        except StreamingQueryException as error:
-            # Spark gives a Python process 10 s to start, which no setting changes. A busy machine can take longer.
-            if attempt == 4 or "Python worker failed to connect back" not in str(error):
-                raise
+    writer = rows.writeStream.format("json").option("checkpointLocation", str(checkpoint))
+    run_query(lambda: writer.trigger(availableNow=True).start(str(out)))
     return [tuple(row) for row in spark.read.schema(rows.schema).json(str(out)).collect()]
 
 
@@ -249,8 +258,7 @@ def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark, growing):
         stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", startingOffsets="latest").load()
         to = stream.writeStream.option("checkpointLocation", str(growing.parent / "checkpoint")).foreachBatch(write)
         # An available-now query requests its end before its start, so its first batch is empty anyway.
-        query = (to.trigger(processingTime="0 seconds") if fails else to.trigger(availableNow=True)).start()
-        assert query.awaitTermination(120)
+        run_query((to.trigger(processingTime="0 seconds") if fails else to.trigger(availableNow=True)).start)
 
     height = len(planes.truth(growing)["world-0000"])
     try:
@@ -330,14 +338,13 @@ def test_stream_is_written_once(spark, growing):
     for run in range(2):  # The second run has lost its checkpoint, and starts from the beginning.
         stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", table="journal").load()
         rows = stream.select(F.concat_ws("/", "world", "height").alias("key"), "payload")
-        query = (
+        copy = (
             rows.writeStream.format("holdfast")
             .options(url=f"dir:{target}", table="queues", queue="copies", load="copy")
             .option("checkpointLocation", str(growing.parent / f"copy-{run}"))
             .trigger(availableNow=True)
-            .start()
         )
-        assert query.awaitTermination(120)
+        run_query(copy.start)
     with planes.opened(f"dir:{target}") as plane:
         assert plane.queue("copies").stats().put_total == head
 
