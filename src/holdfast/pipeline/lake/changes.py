@@ -3,7 +3,7 @@
 _delta_log/…42.json   {"add":{"path":"universe=main/…","dataChange":true, …}}      new rows
 _delta_log/…43.json   {"remove":{…,"dataChange":false}}, {"add":{…,"dataChange":false}}   compacted: the same rows
 _delta_log/…44.json   {"remove":{…,"dataChange":true}}, …                          rows were removed
-_delta_log/…45.json   {"txn":{"appId":"retained/main", …}}, {"remove":{…}}, …      rows were removed by their age
+_delta_log/…45.json   {"commitInfo":{"holdfast.retention":"true", …}}, {"remove":{…}}, …   the same, by their age
 """
 
 from typing import Final, NamedTuple
@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.errors import ObjectNotFound
-from holdfast.pipeline.lake.tables import RETAINED, LakeTable
+from holdfast.pipeline.lake.tables import RETENTION, LakeTable
 
-_PREFIXES: Final = (b'{"add":', b'{"remove":', b'{"txn":')
+_PREFIXES: Final = (b'{"add":', b'{"remove":', b'{"commitInfo":')
 
 
 class _File(msgspec.Struct, rename="camel"):
@@ -27,14 +27,14 @@ class _Stats(msgspec.Struct, rename="camel"):
     num_records: int = 0
 
 
-class _Transaction(msgspec.Struct, rename="camel"):
-    app_id: str
+class _Information(msgspec.Struct):
+    is_retention: str = msgspec.field(default="", name=RETENTION)
 
 
 class _Line(msgspec.Struct):
     add: _File | None = None
     remove: _File | None = None
-    txn: _Transaction | None = None
+    info: _Information | None = msgspec.field(default=None, name="commitInfo")
 
 
 class NewFile(NamedTuple):
@@ -114,7 +114,7 @@ class ChangeLog:
 
 
 def _is_retention(lines: list[_Line]) -> bool:
-    return any(line.txn is not None and line.txn.app_id.startswith(f"{RETAINED}/") for line in lines)
+    return any(line.info is not None and bool(line.info.is_retention) for line in lines)
 
 
 def _universe(line: _Line) -> str:

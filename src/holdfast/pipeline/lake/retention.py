@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from holdfast.errors import InvalidArgument
 from holdfast.pipeline.lake import removal
 from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.tables import RETAINED, LakeFile, LakeTable, Move
+from holdfast.pipeline.lake.tables import LakeFile, LakeTable, Move
 from holdfast.pipeline.schemas import TABLES, Table
 
 _DAY_SECONDS: Final = 86_400
@@ -63,7 +63,7 @@ def cutoff(now: datetime, seconds: float) -> datetime:
 
 def retained_ms(table: LakeTable, universe: str) -> int:
     """The time before which rows of a universe were removed; 0: none were."""
-    return table.watermark(f"{RETAINED}/{universe}")
+    return table.watermark(_watermark(universe))
 
 
 def remove_older(
@@ -89,9 +89,13 @@ def remove_older(
             count += pc.sum(removed).as_py()
     before_ms = round(before.timestamp() * 1_000)
     known = {file.universe: retained_ms(table, file.universe) for file in old}
-    moves = {f"{RETAINED}/{each}": Move(value, max(value, before_ms)) for each, value in known.items()}
-    table.replace(old, new, moves)
+    moves = {_watermark(each): Move(value, max(value, before_ms)) for each, value in known.items()}
+    table.replace(old, new, moves, is_retention=True)
     return Removed(count, held_files)
+
+
+def _watermark(universe: str) -> str:
+    return f"retained/{universe}"
 
 
 def _older(table: Table, rows: pa.Table, before: datetime) -> pa.ChunkedArray | None:

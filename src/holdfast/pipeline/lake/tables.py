@@ -36,7 +36,7 @@ from holdfast.pipeline.schemas import Table
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RETAINED: Final = "retained"  # retained/<universe>: rows from before this time were removed, see `retention.py`.
+RETENTION: Final = "holdfast.retention"  # In the information of a commit that removes rows by their age.
 _VERSION: Final = "holdfast.schema"
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
@@ -122,7 +122,7 @@ class LakeTable:
         new = list(renames.rewrite(spark, self.table.name, self.location, old))
         rewrites = {REWRITES: Move(self.watermark(REWRITES), self.watermark(REWRITES) + 1)}
         self._check_written(new)
-        self._commit(self._delta, _add_actions(new, is_same_data=False), rewrites, mode="overwrite")
+        self._commit(self._delta, _add_actions(new, is_same_data=False), self._transactions(rewrites), mode="overwrite")
         self._upgrade(self._delta)
 
     @property
@@ -207,8 +207,11 @@ class LakeTable:
         moves: Mapping[str, Move] | None = None,
         *,
         is_same_data: bool = False,
+        is_retention: bool = False,
     ) -> None:
-        """Replace old files by new ones in one commit. `is_same_data`: the rows are the same.
+        """Replace old files by new ones in one commit.
+
+        `is_same_data`: the rows are the same. `is_retention`: some were removed by their age, and the commit says so.
 
         Raises:
             PathUnusable: a new file is not in the lake, because an executor has written it elsewhere.
@@ -232,7 +235,7 @@ class LakeTable:
         actions = [*_add_actions(new, is_same_data=is_same_data), *_remove_actions(old, is_same_data=is_same_data)]
         for attempt in range(LAKE_ATTEMPTS):
             try:
-                self._commit(delta, actions, moves)
+                self._commit(delta, actions, self._transactions(moves), is_retention=is_retention)
             except TransactionConflict:
                 if not moves.keys() - {REWRITES}:
                     raise
@@ -267,7 +270,7 @@ class LakeTable:
         transactions = {REWRITES: rewrites + 1}
         if fingerprint := self._watermarks.write_all_except(is_dropped):
             transactions[FILES] = fingerprint
-        self._commit_transactions(delta, [], transactions)
+        self._commit(delta, [], transactions)
 
     def newest_watermark_file(self) -> int:
         """The fingerprint of the file with the watermarks that this snapshot's last commits moved; 0 if there is none.
@@ -277,27 +280,22 @@ class LakeTable:
         """
         return 0 if self._delta is None else self._watermarks.newest_file(self._delta.version())
 
-    def _commit(
-        self,
-        delta: DeltaTable,
-        actions: list[AddAction | RemoveAction],
-        moves: Mapping[str, Move],
-        *,
-        mode: Literal["append", "overwrite"] = "append",
-    ) -> None:
+    def _transactions(self, moves: Mapping[str, Move]) -> dict[str, int]:
+        """The application transactions of a commit that moves watermarks. Writes the file that one of them names."""
         targets = {name: move.target for name, move in moves.items()}
         transactions = {name: targets.pop(name) for name in (REWRITES,) if name in targets}
         if targets:
             transactions[FILES] = self._watermarks.write(targets)
-        self._commit_transactions(delta, actions, transactions, mode=mode)
+        return transactions
 
-    def _commit_transactions(
+    def _commit(
         self,
         delta: DeltaTable,
         actions: list[AddAction | RemoveAction],
         transactions: Mapping[str, int],
         *,
         mode: Literal["append", "overwrite"] = "append",
+        is_retention: bool = False,
     ) -> None:
         now_ms = time.time_ns() // 1_000_000
         before = delta.version()
@@ -308,7 +306,8 @@ class LakeTable:
                 self.table.schema,
                 list(self.location.partitions),
                 commit_properties=CommitProperties(
-                    app_transactions=[Transaction(name, value, now_ms) for name, value in transactions.items()]
+                    custom_metadata={RETENTION: "true"} if is_retention else None,
+                    app_transactions=[Transaction(name, value, now_ms) for name, value in transactions.items()],
                 ),
             )
             delta.update_incremental()
