@@ -137,6 +137,9 @@ class PushWriter:
         """Save the dedupe keys of stored pushes; a failure is logged and retried later."""
         try:
             await self._run_in_writer_thread(self._save, self._keys.stored())
+        except asyncio.CancelledError:  # The ingress closes, and saves again.
+            self._keys.has_unsaved = True
+            raise
         except Exception as error:
             self._keys.has_unsaved = True
             _log.warning("the dedupe keys of pushes could not be saved; retrying soon: %s", short_reason(error))
