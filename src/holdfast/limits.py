@@ -182,12 +182,14 @@ TIER_CACHE_ENTRIES: Final = 16_384  # Fields whose tier a policy caches.
 
 # Queues.
 PAYLOAD_INLINE_BYTES_MAX: Final = 16_384  # Larger payloads are stored as blobs.
+LEASE_INLINE_BYTES_MAX: Final = 2_048  # Of the messages of a lease; more are stored in a record of their own.
+LEASE_CONTENT_BYTES_MAX: Final = 262_144  # Of the messages of a lease; a delivery of more has several leases.
 PAYLOAD_CARRIED_BYTES_MAX: Final = 1_024  # Smaller payloads are rewritten with every delivery; larger ones are not.
 PAYLOAD_FETCH_BYTES_MAX: Final = 1_048_576  # Blobs up to this size are sent with a delivery; larger ones are streamed.
 MESSAGES_MAX: Final = 256  # In one batch of any operation.
 WAITING_CONSUMERS_MAX: Final = 4_096  # The default of queue_max_consumers: a waiting consumer costs a few kilobytes.
 LEASED_LIST_MAX: Final = 1_000  # Leased messages in one page.
-PARKED_SCAN_MAX: Final = 2_000  # Leased and delayed messages that one page of leased ones reads.
+LEASED_SCAN_MAX: Final = 2_048  # Due entries that one page of leased messages reads.
 QUEUE_NAME_CHARACTERS_MAX: Final = 251  # Leaves space for the suffix of the dead-letter queue's name.
 ATTRIBUTES_MAX: Final = 64
 ATTRIBUTES_BYTES_MAX: Final = 8_192

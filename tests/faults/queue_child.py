@@ -21,7 +21,7 @@ from holdfast import Plane
 from holdfast.errors import HoldfastError, Retry
 from holdfast.kv import Transaction, pages
 from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
+from holdfast.layers.queues import QueueKey, message_leases
 from holdfast.plane import Options, open_plane
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.testing.histories import History, Operation
@@ -174,13 +174,15 @@ def content(tx: Transaction, name: str = QUEUE) -> dict[str, list[str]]:
     keys = queues.keys_of(QueueKey("main", name))
     ranges = {
         "ready": keys.ready_range(),
-        "parked": (keys.parked, keys.parked + b"\xff" * 17),
+        "delayed": keys.delayed_range(),
         "blocked": keys.waiting.range(),
     }
-    return {
+    found = {
         state: [queues.format_id(key[-16:]) for page in pages(tx, begin, end) for key, _ in page]
         for state, (begin, end) in ranges.items()
     }
+    found["leased"] = [queues.format_id(message.id) for message in message_leases.leased_messages(tx, keys)]
+    return found
 
 
 if __name__ == "__main__":

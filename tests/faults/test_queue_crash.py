@@ -50,7 +50,7 @@ def check_counts(plane: Plane) -> tuple[set[str], set[str]]:
     stats = plane.queue("jobs").stats()
     found, buried = plane.transact(CHILD_MODULE["content"]), plane.transact(CHILD_MODULE["content"], "jobs.dlq")
     assert (stats.ready, stats.blocked) == (len(found["ready"]), len(found["blocked"]))
-    assert stats.delayed + stats.leased == len(found["parked"])
+    assert (stats.delayed, stats.leased) == (len(found["delayed"]), len(found["leased"]))
     assert stats.dead == sum(map(len, buried.values()))
     left = [id for place in found.values() for id in place]
     assert len(set(left)) == len(left)
@@ -90,7 +90,8 @@ def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, reque
 def settle(plane: Plane) -> None:
     """Wait until the sweeper has processed the leases of the killed consumers; then the queue is stable."""
     for _ in range(6_000):
-        if not plane.transact(CHILD_MODULE["content"])["parked"]:
+        found = plane.transact(CHILD_MODULE["content"])
+        if not found["delayed"] and not found["leased"]:
             return
         threading.Event().wait(0.01)
     raise AssertionError("the leases of killed consumers never ended")

@@ -144,7 +144,7 @@ def content(url: str) -> tuple[set[str], set[str], Any]:
         found, buried = plane.transact(CHILD_MODULE["content"]), plane.transact(CHILD_MODULE["content"], "jobs.dlq")
         assert stats.ready == len(found["ready"])
         assert stats.blocked == len(found["blocked"])
-        assert stats.delayed + stats.leased == len(found["parked"])
+        assert (stats.delayed, stats.leased) == (len(found["delayed"]), len(found["leased"]))
         left = {id for place in found.values() for id in place}
         return left, {id for place in buried.values() for id in place}, stats
 

@@ -30,7 +30,7 @@ from holdfast.clock import IdSource
 from holdfast.errors import QueueInUse, QueueMessageLeaseMismatch
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import queues
-from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage
+from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import load_counters
 from holdfast.testing.clock import ManualClock
@@ -471,10 +471,10 @@ class Queues(RuleBasedStateMachine):
         if "delay_seconds" in options:
             return round(options["delay_seconds"] * 1_000)
         shortest, longest = self.model.back_off_ms(self.model_queue(queue), message)
-        parked = self.database.read(
-            lambda tx: tx.get(queues.keys_of(queue).parked_key(queue_keys.parse_id(message.id)))
+        delayed = self.database.read(
+            lambda tx: tx.get(queues.keys_of(queue).delayed_key(queue_keys.parse_id(message.id)))
         )
-        delay_ms = 0 if parked is None else queue_keys.decode(parked).due_ms - self.model.now_ms
+        delay_ms = 0 if delayed is None else queue_keys.decode(delayed).due_ms - self.model.now_ms
         exhausted = message.origin is None and message.failures + 1 >= message.max_attempts
         assert exhausted or self.model.is_expired(message) or shortest - 1 <= delay_ms <= longest + 1
         return delay_ms
@@ -616,8 +616,7 @@ class Queues(RuleBasedStateMachine):
             stored, bodies, events, heads, failures = self.database.read(contents, queue)
             known = self.model_queue(queue).messages
             assert sorted(state_and_id for state_and_id, _ in stored) == sorted(
-                ({"delayed": "p", "leased": "p", "ready": "r", "blocked": "w"}[each.state], each.id)
-                for each in known.values()
+                (each.state, each.id) for each in known.values()
             )
             for _, message in stored:
                 assert stored_fields(message) == model_fields(known[queues.format_id(message.id)])
@@ -626,11 +625,7 @@ class Queues(RuleBasedStateMachine):
             assert failures == {each.id: each.history for each in known.values() if each.history}
             # The due entry of a TTL is removed when it is processed, even while the message is leased.
             ends = {(each.ttl_at_ms, each.id, b"T") for each in known.values() if each.ttl_at_ms}
-            waits = {
-                (each.expires_ms if each.state == "leased" else each.delayed_until_ms, each.id, b"")
-                for each in known.values()
-                if each.state in ("leased", "delayed")
-            }
+            waits = {(each.delayed_until_ms, each.id, b"") for each in known.values() if each.state == "delayed"}
             assert waits <= events <= waits | ends
             assert ends - events <= {
                 (each.ttl_at_ms, each.id, b"T")
@@ -647,10 +642,12 @@ class Queues(RuleBasedStateMachine):
             )
             assert stats.dead == (len(self.model.dead.messages) if queue == self.queue else 0)
             listed = self.database.read(queues.leased, queue, after="", limit=MESSAGES_MAX).messages
-            assert [(each.id, each.owner, each.attempts, each.fence, each.expires_ms) for each in listed] == [
-                (each.id, each.owner, each.attempts, each.fence, each.expires_ms)
-                for each in sorted(model_queue.at("leased"), key=lambda each: each.id)
-            ]
+            assert [each.expires_ms for each in listed] == sorted(each.expires_ms for each in listed)
+            assert sorted(
+                (each.id, each.owner, each.attempts, each.fence, each.expires_ms) for each in listed
+            ) == sorted(
+                (each.id, each.owner, each.attempts, each.fence, each.expires_ms) for each in model_queue.at("leased")
+            )
             counts = (stats.put_total, stats.delivered_total, stats.acked_total, stats.failed_total)
             assert counts == (model_queue.put, model_queue.delivered, len(model_queue.acked), model_queue.failed)
             assert (stats.expired_total, stats.dead_total) == (model_queue.expired, model_queue.dead_lettered)
@@ -764,13 +761,24 @@ def contents(
     stored_keys = queues.keys_of(queue)
     stored = [
         ((state, queues.format_id(message.id)), message)
-        for state, prefix in (("r", stored_keys.ready), ("p", stored_keys.parked), ("w", stored_keys.waiting.prefix))
+        for state, prefix in (
+            ("ready", stored_keys.ready),
+            ("delayed", stored_keys.delayed),
+            ("blocked", stored_keys.waiting.prefix),
+        )
         for _, value in tx.scan(prefix, prefix + b"\xff", limit=1_000)
         for message in [queue_keys.decode(value)]
     ]
+    leased = list(message_leases.leased_messages(tx, stored_keys))
+    stored += [(("leased", queues.format_id(message.id)), message) for message in leased]
+    if not leased:
+        for prefix in (stored_keys.contents, stored_keys.settled, stored_keys.moved):
+            assert not tx.scan(prefix, prefix + b"\xff" * 18, limit=1)
     bodies = tx.scan(stored_keys.body, stored_keys.body + b"\xff", limit=1_000)
     events = [
-        key[len(stored_keys.due) :] for key, _ in tx.scan(stored_keys.due, stored_keys.due + b"\xff" * 9, limit=1_000)
+        key[len(stored_keys.due) :]
+        for key, value in tx.scan(stored_keys.due, stored_keys.due + b"\xff" * 9, limit=1_000)
+        if value[:1] != message_leases.LEASE_DUE
     ]
     heads = tx.scan(*stored_keys.head.range(), limit=1_000)
     failures = tx.scan(stored_keys.failures, stored_keys.failures + b"\xff" * 17, limit=1_000)

@@ -1,6 +1,6 @@
 """The simulator finds no violations in queues, and finds every deliberately broken queue."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +8,20 @@ import pytest
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
-from holdfast.layers.queues import QueueKey, StoredMessage, counters, dead_letters, enqueue, expiry, leasing, sidecars
+from holdfast.layers.queues import (
+    QueueKey,
+    StoredMessage,
+    dead_letters,
+    enqueue,
+    expiry,
+    failures,
+    leasing,
+    message_leases,
+    sidecars,
+)
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import QueueTransaction
+from holdfast.layers.queues.keys import StoredHead
 from holdfast.testing import queue_scenarios
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.testing.histories import Outcome, Violation
@@ -18,7 +29,7 @@ from holdfast.testing.queue_scenarios import queues
 from holdfast.testing.scenarios import play
 from holdfast.testing.simulation import Rates
 from holdfast.tiers import Tier
-from holdfast.wire.queues import MessageLease
+from holdfast.wire.queues import MessageLease, QueuePolicy
 
 SEEDS_TO_FIND = 30  # An ordinary run would miss a fault that needs more seeds.
 
@@ -52,17 +63,12 @@ def test_the_scenario_covers_every_kind_and_outcome() -> None:
 # Broken queues, which the checker must detect.
 
 
-def parked(queue_tx: QueueTransaction) -> list[StoredMessage]:
-    begin = queue_tx.keys.parked
-    return [queue_keys.decode(value) for _, value in queue_tx.tx.scan(begin, begin + b"\xff" * 17, limit=1_000)]
-
-
 def every_lease_expires_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expiry is ignored: leased messages are delivered to other consumers."""
 
     def process_due(queue_tx: QueueTransaction) -> bool:
-        for message in parked(queue_tx):
-            expiry._end_lease_or_delay(queue_tx, message.id, message.due_ms)
+        for key, value in queue_tx.tx.scan(*queue_tx.keys.due_range(0), limit=1_000):
+            expiry._process_entry(queue_tx, key, value)
         return True
 
     monkeypatch.setattr(leasing, "process_due", process_due)
@@ -70,34 +76,32 @@ def every_lease_expires_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_lease_ever_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     """Expiry is ignored: the messages of a crashed consumer are never delivered again."""
-    end_lease_or_delay = expiry._end_lease_or_delay
-
-    def only_delays(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
-        if any(message.id == id and message.owner is None for message in parked(queue_tx)):
-            end_lease_or_delay(queue_tx, id, at_ms)
-
-    monkeypatch.setattr(expiry, "_end_lease_or_delay", only_delays)
+    monkeypatch.setattr(expiry, "_end_lease", lambda queue_tx, held: 1)
 
 
 def acks_need_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     ack = layer.ack
 
-    def careless_ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
-        stored = tx.get(queue_keys.keys_of(queue).parked_key(queue_keys.parse_id(proof.id)))
-        if stored is not None:
-            message = queue_keys.decode(stored)
-            proof = MessageLease(proof.id, message.lease_id, message.fence)
+    def careless_ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str:
+        for message in message_leases.leased_messages(tx, queue_keys.keys_of(queue)):
+            if message.id == queue_keys.parse_id(proof.id):
+                proof = MessageLease(proof.id, message.lease_id, message.fence)
         return ack(tx, queue, proof)
 
     monkeypatch.setattr(layer, "ack", careless_ack)
 
 
 def nothing_needs_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leased_message(tx: Transaction, keys: queue_keys.QueueKeys, proof: MessageLease) -> StoredMessage | None:
-        stored = tx.get(keys.parked_key(queue_keys.parse_id(proof.id)))
-        return None if stored is None else queue_keys.decode(stored)
+    find = message_leases.HeldLeases.find
 
-    monkeypatch.setattr(leasing, "_leased_message", leased_message)
+    def careless(self: message_leases.HeldLeases, proof: MessageLease) -> tuple[message_leases.HeldLease, int] | None:
+        queue_tx = self._queue_tx
+        for message in message_leases.leased_messages(queue_tx.tx, queue_tx.keys):
+            if message.id == queue_keys.parse_id(proof.id):
+                proof = MessageLease(proof.id, message.lease_id, message.fence)
+        return find(self, proof)
+
+    monkeypatch.setattr(message_leases.HeldLeases, "find", careless)
 
 
 def puts_are_acknowledged_before_they_are_durable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,13 +147,16 @@ def the_lowest_priority_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fences_do_not_increase(monkeypatch: pytest.MonkeyPatch) -> None:
-    deliver = leasing._deliver
+    grant = message_leases.grant
 
-    def same_fence(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-        message.fence = 0
-        deliver(queue_tx, message)
+    def same_fence(
+        queue_tx: QueueTransaction, heads: Sequence[StoredHead], stored: Sequence[bytes], **options: Any
+    ) -> message_leases.HeldLease:
+        for head in heads:
+            head.fence = 0
+        return grant(queue_tx, heads, stored, **options)
 
-    monkeypatch.setattr(leasing, "_deliver", same_fence)
+    monkeypatch.setattr(message_leases, "grant", same_fence)
 
 
 def redriven_fences_restart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,16 +171,15 @@ def redriven_fences_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def a_crash_does_not_count_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only explicit failures count."""
-    end_lease_or_delay = expiry._end_lease_or_delay
+    record = failures.record
 
-    def forgiving(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
-        for message in parked(queue_tx):
-            if message.id == id and message.owner is not None:
-                message.failures -= 1
-                queue_tx.tx.put(queue_tx.keys.parked_key(id), queue_keys.encode(message))
-        end_lease_or_delay(queue_tx, id, at_ms)
+    def forgiving(
+        queue_tx: QueueTransaction, policy: QueuePolicy, message: StoredMessage, outcome: str, **options: Any
+    ) -> None:
+        record(queue_tx, policy, message, outcome, **options)
+        message.failures -= outcome == failures.EXPIRED
 
-    monkeypatch.setattr(expiry, "_end_lease_or_delay", forgiving)
+    monkeypatch.setattr(failures, "record", forgiving)
 
 
 def every_message_is_a_group_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,15 +236,20 @@ def bodies_are_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_counters_ignore_expired_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    unpark = counters.QueueTransaction.unpark
+    end_lease = expiry._end_lease
 
-    def careless(self: QueueTransaction, message: StoredMessage) -> None:
-        leased = self.counters.leased
-        unpark(self, message)
-        if message.due_ms <= self.tx.now_ms:
-            self.counters.leased = leased
+    def careless(queue_tx: QueueTransaction, held: message_leases.HeldLease) -> int:
+        leased = queue_tx.counters.leased
+        count = end_lease(queue_tx, held)
+        queue_tx.counters.leased = leased
+        return count
 
-    monkeypatch.setattr(counters.QueueTransaction, "unpark", careless)
+    monkeypatch.setattr(expiry, "_end_lease", careless)
+
+
+def settled_messages_stay_in_their_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An acknowledged message expires with the rest of its lease."""
+    monkeypatch.setattr(message_leases.HeldLease, "remaining", lambda self: list(range(len(self.record))))
 
 
 BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
@@ -261,6 +272,7 @@ BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (extensions_have_no_effect, "had two owners"),
     (bodies_are_not_removed, "keys left"),
     (the_counters_ignore_expired_leases, "its counter is"),
+    (settled_messages_stay_in_their_lease, "delivered again after its ack|counter is|two states"),
 ]
 
 

@@ -244,26 +244,11 @@ def test_a_message_that_never_failed_reads_and_writes_no_failures(database: Data
     assert not any(key.startswith(queues.keys_of(JOBS).failures) for key in touched)
 
 
-def test_messages_and_policies_of_earlier_versions_are_read(database: Database) -> None:
+def test_policies_of_earlier_versions_are_read(database: Database) -> None:
     """Their records have fewer fields."""
-    [receipt] = put(database, b"a")
-    keys, id = queues.keys_of(JOBS), queue_keys.parse_id(receipt.id)
     policy = {"visibility_seconds": 5.0, "max_attempts": 2, "paused": False}
-
-    def write_as_before(tx: Transaction) -> None:
-        ready = keys.ready_key_at(5, id)
-        fields = msgspec.msgpack.decode(tx.get(ready) or b"")
-        tx.put(ready, msgspec.msgpack.encode(fields[:-4]))
-        tx.put(keys.policy, msgspec.msgpack.encode(policy))
-
-    assert StoredMessage.__struct_fields__[-4:] == ("leased_ms", "retry_delay_ms", "has_failures", "parked_for_ms")
-    database.transact(write_as_before)
+    database.transact(lambda tx: tx.put(queues.keys_of(JOBS).policy, msgspec.msgpack.encode(policy)))
     assert database.read(queues.policy_of, JOBS) == QueuePolicy(visibility_seconds=5.0, max_attempts=2)
-    assert failures(database) == [[]]
-    fail(database, error="boom")
-    assert [failure.message for failure in failures(database)[0]] == ["boom"]
-    ack(database, lease_one(database))
-    assert remaining_keys(database) == []
 
 
 # Back-off.

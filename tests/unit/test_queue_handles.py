@@ -216,7 +216,7 @@ def test_leased_messages_are_listed(jobs: Queue) -> None:
         (each.id, each.lease.lease_id, each.fence, each.expires_ms) for each in held
     ]
     assert {(each.owner, each.attempts) for each in found} == {("ada", 1)}
-    assert jobs.leased(2) + jobs.leased(100, after=jobs.leased(2)[-1].id) == found
+    assert jobs.leased(2) + jobs.leased(100, after=jobs.leased(2)[-1].lease_id) == found
 
 
 def test_a_queue_is_deleted_and_created_again_by_the_next_put(

@@ -20,7 +20,7 @@ from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.queues import Queue
 from holdfast.wire.queues import Delivery, Failure
 
-_LEASE_ID: Final = re.compile(r"([0-9a-f]{32})-([0-9]{1,18})")
+_LEASE_ID: Final = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{34}")
 _VARIABLES: Final = tuple(
     f"HOLDFAST_QUEUE_{name}"
     for name in (

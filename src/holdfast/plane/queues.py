@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, Fenced, InvalidArgument
+from holdfast.errors import BatchTooLarge, EmptyBatch, Fenced, HoldfastError, InvalidArgument
 from holdfast.kv import Transaction
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
@@ -80,8 +80,11 @@ def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None 
 
 @transaction
 def ack(tx: Transaction, request: AckMessages) -> Outcomes:
-    queue = _queue(request)
-    return _each(request.leases, lambda lease: Outcome(correlation_id=queues.ack(tx, queue, lease)))
+    _check_batch(request.leases)
+    outcomes = queues.ack_many(tx, _queue(request), request.leases)
+    return Outcomes(
+        [_refused(each) if isinstance(each, HoldfastError) else Outcome(None, None, 0, each) for each in outcomes]
+    )
 
 
 @transaction
@@ -126,13 +129,16 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
             f"A lease is extended by 0.001 to {VISIBILITY_SECONDS_MAX:.0f} s, not {request.seconds}; "
             "to return the message, nack it"
         )
-    queue, by_ms = _queue(request), round(request.seconds * 1_000)
-
-    def one(lease: MessageLease) -> Outcome:
-        message = queues.extend(tx, queue, lease, by_ms=by_ms)
-        return Outcome(expires_ms=message.due_ms, correlation_id=message.correlation_id)
-
-    return _each(request.leases, one)
+    _check_batch(request.leases)
+    outcomes = queues.extend_many(tx, _queue(request), request.leases, by_ms=round(request.seconds * 1_000))
+    return Outcomes(
+        [
+            _refused(each)
+            if isinstance(each, HoldfastError)
+            else Outcome(expires_ms=each.due_ms, correlation_id=each.correlation_id)
+            for each in outcomes
+        ]
+    )
 
 
 @transaction
@@ -241,18 +247,26 @@ def list_schedules(tx: Transaction, request: ListSchedules) -> Schedules:
 
 def _each(leases: list[MessageLease], settle: Callable[[MessageLease], Outcome]) -> Outcomes:
     """Settle every message of a batch. The layer checks before it writes, so a failed item has written nothing."""
+    _check_batch(leases)
+    return Outcomes([_outcome(settle, lease) for lease in leases])
+
+
+def _check_batch(leases: list[MessageLease]) -> None:
     if not leases:
         raise EmptyBatch("The batch has no messages; settle at least one")
     if len(leases) > MESSAGES_MAX:
         raise BatchTooLarge(f"One batch settles at most {MESSAGES_MAX} messages, not {len(leases)}; split it")
-    return Outcomes([_outcome(settle, lease) for lease in leases])
 
 
 def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> Outcome:
     try:
         return settle(lease)
     except (Fenced, InvalidArgument) as error:
-        return Outcome(code=error.code, detail=str(error))
+        return _refused(error)
+
+
+def _refused(error: HoldfastError) -> Outcome:
+    return Outcome(code=error.code, detail=str(error))
 
 
 class _OfQueue(Protocol):

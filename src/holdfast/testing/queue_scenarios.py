@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
-from holdfast.layers.queues import NEVER_MS, Prefetched, QueueKey, StoredMessage
+from holdfast.layers.queues import NEVER_MS, Prefetched, QueueKey, StoredMessage, message_leases
 from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
 from holdfast.testing.histories import Operation, Outcome, Violation
 from holdfast.testing.histories.queues import Grant, check_queue, leased_until_ms, was_released
@@ -21,7 +21,7 @@ _GROUPS: Final = ("red", "blue")
 _VISIBILITIES_MS: Final = (400, 1_500, 6_000)
 _LEASE_TRIES_MAX: Final = 400  # Far more than the messages of a run.
 
-Proof = tuple[str, int]
+Proof = tuple[str, int, str]  # Message id, fence and lease id.
 
 
 def queues(simulation: Simulation) -> Callable[[], None]:
@@ -43,9 +43,9 @@ def queues(simulation: Simulation) -> Callable[[], None]:
         for _ in range(12):
             limit, visibility_ms = client.random.randrange(1, 4), client.random.choice(_VISIBILITIES_MS)
             batch = await client.operate("lease", "jobs", None, _lease, prefetched, client.name, limit, visibility_ms)
-            for id, fence, *_ in batch or ():
-                await _process(client, (id, fence), visibility_ms)
-                old.append((id, fence))
+            for id, fence, *_, lease_id in batch or ():
+                await _process(client, (id, fence, lease_id), visibility_ms)
+                old.append((id, fence, lease_id))
             if old and client.random.random() < 0.3:  # It uses a lease that may have expired.
                 await _settle(client, client.random.choice(old))
             await client.pause(client.random.randrange(800))
@@ -125,7 +125,7 @@ def _check(simulation: Simulation, prefetched: Prefetched) -> None:
 def _content(simulation: Simulation, queue: QueueKey) -> set[str]:
     """The ids of the messages in a queue. Also checks its counters, and that no message has two states."""
     found, stats = simulation.database.read(_read_queue, queue)
-    places = {"ready": stats.ready, "parked": stats.delayed + stats.leased, "blocked": stats.blocked}
+    places = {"ready": stats.ready, "delayed": stats.delayed, "leased": stats.leased, "blocked": stats.blocked}
     ids = [layer.format_id(id) for place in found.values() for id in place]
     for place, count in places.items():
         if len(found[place]) != count:
@@ -143,8 +143,9 @@ def _drain(simulation: Simulation, prefetched: Prefetched) -> None:
             pass
         lease = partial(database.transact, _lease, prefetched, "drain", 3, 60_000)
         batch = record("drain", "lease", "jobs", None, lease).result
-        for id, fence, *_ in batch:
-            record("drain", "ack", "jobs", (id, fence), partial(database.transact, _ack, (id, fence)))
+        for id, fence, *_, lease_id in batch:
+            proof = (id, fence, lease_id)
+            record("drain", "ack", "jobs", proof, partial(database.transact, _ack, proof))
         due_ms = database.read(layer.next_due, _JOBS)
         if not batch:
             if due_ms == NEVER_MS:
@@ -177,7 +178,7 @@ def _check_delays(simulation: Simulation) -> None:
     """Check that nothing is delivered before its delay has passed."""
     delays = {each.argument["name"]: each.argument["delay_ms"] for each in _operations(simulation, "put")}
     for operation in _operations(simulation, "lease"):
-        for _, _, leased_ms, _, name, created_ms, _ in operation.result if operation.outcome is Outcome.OK else ():
+        for _, _, leased_ms, _, name, created_ms, *_ in operation.result if operation.outcome is Outcome.OK else ():
             if leased_ms < created_ms + delays[name]:
                 raise Violation(f"{name} was put at {created_ms} and delivered at {leased_ms}, too soon", [operation])
 
@@ -202,10 +203,10 @@ def _check_failures(simulation: Simulation) -> None:
     """Check that every delivery without an ack or a deferral counts as a failure, including abandoned ones."""
     deferred: dict[str, list[Operation]] = defaultdict(list)
     for nack in _operations(simulation, "nack"):
-        if not nack.argument[2] and nack.outcome is not Outcome.FAILED:
+        if not nack.argument[3] and nack.outcome is not Outcome.FAILED:
             deferred[nack.argument[0]].append(nack)
     for operation in _operations(simulation, "lease"):
-        for id, fence, *_, failures in operation.result if operation.outcome is Outcome.OK else ():
+        for id, fence, *_, failures, _ in operation.result if operation.outcome is Outcome.OK else ():
             before = [nack for nack in deferred[id] if nack.argument[1] < fence]
             certain = sum(nack.outcome is Outcome.OK for nack in before)
             if not fence - 1 - len(before) <= failures <= fence - 1 - certain:
@@ -264,11 +265,11 @@ def _check_redriven(
         batch = database.transact(_lease, prefetched, "redrive", 3, 60_000)
         if not batch:
             break
-        for id, fence, *_ in batch:
+        for id, fence, *_, lease_id in batch:
             if any(grant.fence >= fence for grant in grants.get(id, [])) or id in seen:
                 raise Violation(f"Dead letter {id} was redriven with the old fence {fence}", [])
             seen.add(id)
-            database.transact(_ack, (id, fence))
+            database.transact(_ack, (id, fence, lease_id))
     if seen != dead:
         raise Violation(f"Of {len(dead)} dead letters {len(seen)} were delivered again: {sorted(seen ^ dead)}", [])
     rest = database.read(_leftovers)
@@ -302,7 +303,7 @@ def _lease(tx: Transaction, prefetched: Prefetched, owner: str, limit: int, visi
 def _delivered(tx: Transaction, message: StoredMessage) -> list[Any]:
     name = (message.payload or b"").decode().rstrip()
     id = layer.format_id(message.id)
-    return [id, message.fence, tx.now_ms, message.due_ms, name, message.created_ms, message.failures]
+    return [id, message.fence, tx.now_ms, message.due_ms, name, message.created_ms, message.failures, message.lease_id]
 
 
 def _ack(tx: Transaction, proof: Proof) -> None:
@@ -322,20 +323,21 @@ def _extend(tx: Transaction, proof: Proof, by_ms: int) -> int:
 
 
 def _lease_of(proof: Proof) -> MessageLease:
-    id, fence = proof
-    return MessageLease(id, f"{id.replace('-', '')}-{fence}", fence)
+    id, fence, lease_id = proof
+    return MessageLease(id, lease_id, fence)
 
 
 def _read_queue(tx: Transaction, queue: QueueKey) -> tuple[dict[str, list[bytes]], QueueStats]:
     queue_keys = layer.keys_of(queue)
     ranges = {
         "ready": queue_keys.ready_range(),
-        "parked": (queue_keys.parked, queue_keys.parked + b"\xff" * 17),
+        "delayed": queue_keys.delayed_range(),
         "blocked": queue_keys.waiting.range(),
     }
     found = {
         place: [key[-16:] for key, _ in tx.scan(begin, end, limit=10_000)] for place, (begin, end) in ranges.items()
     }
+    found["leased"] = [message.id for message in message_leases.leased_messages(tx, queue_keys)]
     return found, layer.stats(tx, queue)
 
 
@@ -346,8 +348,11 @@ def _leftovers(tx: Transaction) -> list[bytes]:
         queue_keys = layer.keys_of(queue)
         for place in (
             queue_keys.ready,
-            queue_keys.parked,
+            queue_keys.delayed,
             queue_keys.due,
+            queue_keys.contents,
+            queue_keys.settled,
+            queue_keys.moved,
             queue_keys.body,
             queue_keys.failures,
             queue_keys.waiting.prefix,

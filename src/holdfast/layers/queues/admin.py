@@ -7,23 +7,30 @@ import msgspec
 from holdfast.errors import InvalidArgument, QueueInUse
 from holdfast.kv import Transaction, pages
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import dead_letters, history, policies
+from holdfast.layers.queues import dead_letters, history, message_leases, policies
 from holdfast.layers.queues.counters import QueueTransaction, decode_counters, total_counters
 from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
 from holdfast.layers.queues.keys import (
-    ID_BYTES,
     QueueKey,
+    QueueKeys,
     StoredMessage,
     decode,
     encode,
     format_id,
     keys_of,
-    parse_id,
     queues,
 )
+from holdfast.layers.queues.message_leases import HeldLease
 from holdfast.layers.queues.policies import dead_letter_queue, history_ms, policy_of
 from holdfast.layers.worlds import first_elements
-from holdfast.limits import LEASED_LIST_MAX, MESSAGES_MAX, PARKED_SCAN_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
+from holdfast.limits import (
+    DUE_BATCH_MAX,
+    LEASED_LIST_MAX,
+    LEASED_SCAN_MAX,
+    MESSAGES_MAX,
+    READ_ENTRIES_MAX,
+    SUMMARY_LIST_MAX,
+)
 from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
 
 
@@ -40,29 +47,52 @@ def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]
 
 
 def leased(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> LeasedMessages:
-    """At most `limit` leased messages after the id `after`, in the order of their ids.
+    """At most `limit` leased messages, in the order in which their leases end.
 
-    One call reads a bounded number of parked messages, of which only some are leased: a page may be short, or empty,
-    and still have a `next`.
+    `after` is the lease id of a message, or the `next` of the page before. One call reads a bounded part of the due
+    index, in which only some entries are leases: a page may be short, or empty, and still have a `next`.
 
     Raises:
-        InvalidArgument: `limit` is out of range, or `after` is not a message id.
+        InvalidArgument: `limit` is out of range, or `after` is neither.
     """
     if not 0 < limit <= LEASED_LIST_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {LEASED_LIST_MAX} messages")
-    parked = keys_of(queue).parked
-    begin = parked if not after else parked + parse_id(after) + b"\x00"
-    if not total_counters(tx, keys_of(queue)).leased:
+    keys = keys_of(queue)
+    if not total_counters(tx, keys).leased:
         return LeasedMessages([], None)
-    pairs = tx.scan(begin, parked + b"\xff" * (ID_BYTES + 1), limit=PARKED_SCAN_MAX)
+    begin, end = keys.due_range(0)
+    entry, skipped = _position(tx, keys, after)
+    begin = keys.due + entry if entry else begin
     found: list[LeasedMessage] = []
-    for key, value in pairs:
-        message = decode(value)
-        if message.owner is not None:
-            found.append(_leased_message(message, message.owner))
-            if len(found) == limit:
-                return LeasedMessages(found, format_id(key[-ID_BYTES:]))
-    return LeasedMessages(found, format_id(pairs[-1][0][-ID_BYTES:]) if len(pairs) == PARKED_SCAN_MAX else None)
+    for _ in range(LEASED_SCAN_MAX // DUE_BATCH_MAX):
+        pairs = tx.scan(begin, end, limit=DUE_BATCH_MAX)
+        for key, value in pairs:
+            held = message_leases.held_at(tx, keys, key, value)
+            left = [] if held is None else held.remaining()
+            if key[len(keys.due) :] == entry:
+                left = [position for position in left if position >= skipped]
+            for position in left:
+                if held is not None and len(found) < limit:
+                    found.append(_leased_message(held.message(tx, keys, position), held.record.owner))
+                else:
+                    return LeasedMessages(found, f"{key[len(keys.due) :].hex()}.{position}")
+        if len(pairs) < DUE_BATCH_MAX:
+            return LeasedMessages(found, None)
+        begin = pairs[-1][0] + b"\x00"
+    return LeasedMessages(found, f"{begin[len(keys.due) :].hex()}.0")
+
+
+def _position(tx: Transaction, keys: QueueKeys, text: str) -> tuple[bytes, int]:
+    """A due entry, and the first position in its lease that is wanted."""
+    entry, _, position = text.partition(".")
+    try:
+        if "-" in text:
+            return message_leases.entry_of(tx, keys, bytes.fromhex(text.rpartition("-")[2]))
+        return (bytes.fromhex(entry), int(position)) if text else (b"", 0)
+    except (ValueError, IndexError):
+        raise InvalidArgument(
+            f"{text[:80]!r} is not a position among leased messages; use the lease id of the last one"
+        ) from None
 
 
 def _leased_message(message: StoredMessage, owner: str) -> LeasedMessage:
@@ -158,17 +188,14 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
             dead_letters.purge_message(queue_tx, message)
         queue_tx.save()
         return len(found), after if found else b"\x00"
-    parked = queue_tx.keys.parked
-    pairs = tx.scan(parked + after, parked + b"\xff" * 17, limit=limit)
-    delayed = [message for _, value in pairs if (message := decode(value)).owner is None]
+    delayed = [decode(value) for _, value in tx.scan(*queue_tx.keys.delayed_range(), limit=limit)]
     for message in delayed:
-        queue_tx.unpark(message)
+        queue_tx.remove_delayed(message)
         dead_letters.purge_message(queue_tx, message)
-    if delayed:
-        queue_tx.save()
-    if not pairs:
+    if not delayed:
         return 0, None
-    return len(delayed), pairs[-1][0][len(parked) :] + b"\x00"
+    queue_tx.save()
+    return len(delayed), after
 
 
 def names(tx: Transaction, universe: str, *, after: str, limit: int) -> list[str]:
@@ -251,20 +278,32 @@ def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) ->
     if progress.after is not None:
         count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX)
         return DeleteProgress(progress.count + count, after)
-    keys = keys_of(queue)
-    held = tx.scan(keys.parked, keys.parked + b"\xff" * (ID_BYTES + 1), limit=MESSAGES_MAX)
-    if held:
-        queue_tx = QueueTransaction(tx, queue)
-        for _, value in held:
-            message = decode(value)
-            queue_tx.unpark(message)
-            dead_letters.purge_message(queue_tx, message)
-        queue_tx.save()
-        return DeleteProgress(progress.count + len(held), None)
-    if tx.scan(*keys.ready_range(), limit=1) or tx.scan(*keys.waiting.range(), limit=1):
+    keys, queue_tx = keys_of(queue), QueueTransaction(tx, queue)
+    ranges = (keys.ready_range(), keys.waiting.range(), keys.delayed_range())
+    if any(tx.scan(begin, end, limit=1) for begin, end in ranges):
         return DeleteProgress(progress.count)  # Put, or returned by consumers, since the purge.
+    entries = tx.scan(*keys.due_range(0), limit=DUE_BATCH_MAX)
+    leases = [held for key, value in entries if (held := message_leases.held_at(tx, keys, key, value)) is not None]
+    for key, _ in entries:
+        tx.delete(key)
+    count = sum(_purge_lease(queue_tx, held) for held in leases)
+    if entries:
+        queue_tx.save()
+        return DeleteProgress(progress.count + count, None)
     tx.delete_range(*queues(queue.universe).at(queue.name).range())
     return DeleteProgress(progress.count, None, is_done=True)
+
+
+def _purge_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
+    """Remove the messages that are left in a lease; their number."""
+    positions = held.remaining()
+    messages = [held.message(queue_tx.tx, queue_tx.keys, position) for position in positions]
+    held.left |= sum(1 << position for position in positions)
+    held.save(queue_tx)
+    queue_tx.counters.leased -= len(messages)
+    for message in messages:
+        dead_letters.purge_message(queue_tx, message)
+    return len(messages)
 
 
 def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.kv import Transaction
 from holdfast.layers.queues.history import history_key, history_value
-from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, StoredMessage, encode, keys_of
+from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, StoredHead, StoredMessage, encode, keys_of
 from holdfast.layers.queues.policies import history_ms, policy_at
 from holdfast.limits import CLOCK_SET_BACK_MS_MIN
 
@@ -42,12 +42,12 @@ class QueueCounters(msgspec.Struct, array_like=True):
     budget: float = 0.0  # Deliveries that the queue's rate allows now.
     budget_ms: int = 0  # When `budget` was computed.
     last_id: bytes = b""  # The newest message id. The next id sorts after it, even if the clock was set back.
-    clock_ms: int = 0  # The latest time at which a message was parked. The clock is before it only if it was set back.
-    shortened: bytes = b""  # While parked messages are shortened after that: the id of the last one.
+    clock_ms: int = 0  # When a lease or delay last began. The clock is before it only if it was set back.
+    shortened: bytes = b""  # While leases and delays are shortened after that: the due entry of the last one.
     history_ms: int = 0  # How long changes of messages are recorded, from the policy; 0: they are not.
 
     def is_clock_set_back(self, now_ms: int) -> bool:
-        """Whether the clock was set back since a message was parked."""
+        """Whether the clock was set back since a lease or delay began."""
         return self.clock_ms - now_ms >= CLOCK_SET_BACK_MS_MIN
 
     def add_due(self, at_ms: int) -> None:
@@ -131,43 +131,36 @@ class QueueTransaction:
         if not newest or (len(ready) > 1 and any(ready.get(lower) for lower in range(priority))):
             counters.order_version += 1
 
-    def remove_ready(self, message: StoredMessage, *, in_order: bool = False) -> None:
-        """Remove a message from the ready ones; `in_order` if it is the next in delivery order."""
+    def remove_ready(self, message: StoredMessage) -> None:
+        """Remove a message from the ready ones, out of order."""
         self.tx.delete(self.keys.ready_key(message))
-        if not in_order:
-            self.counters.order_version += 1
+        self.counters.order_version += 1
         self.counters.ready[message.priority] = self.counters.ready.get(message.priority, 0) - 1
 
-    def park(self, message: StoredMessage) -> None:
-        """Store a leased or delayed message, with a due entry at its `due_ms`."""
+    def delay(self, message: StoredMessage) -> None:
+        """Store a delayed message, with a due entry at its `due_ms`."""
         now_ms = self.tx.now_ms
-        message.parked_for_ms = message.due_ms - now_ms
+        message.delayed_for_ms = message.due_ms - now_ms
         self.counters.clock_ms = max(self.counters.clock_ms, now_ms)
-        self.tx.put(self.keys.parked_key(message.id), encode(message))
+        self.tx.put(self.keys.delayed_key(message.id), encode(message))
         self.tx.put(self.keys.due_key(message.due_ms, message.id), b"")
         self.counters.add_due(message.due_ms)
-        if message.owner is None:
-            self.counters.delayed += 1
-        else:
-            self.counters.leased += 1
+        self.counters.delayed += 1
 
-    def unpark(self, message: StoredMessage) -> None:
-        """Remove a parked message and its due entry."""
-        self.tx.delete(self.keys.parked_key(message.id))
+    def remove_delayed(self, message: StoredMessage) -> None:
+        """Remove a delayed message and its due entry."""
+        self.tx.delete(self.keys.delayed_key(message.id))
         self.tx.delete(self.keys.due_key(message.due_ms, message.id))
-        if message.owner is None:
-            self.counters.delayed -= 1
-        else:
-            self.counters.leased -= 1
+        self.counters.delayed -= 1
 
-    def emit(self, kind: str, message: StoredMessage, error: str | None = None) -> None:
+    def emit(self, kind: str, message: StoredHead, error: str | None = None) -> None:
         """Add an event about a message, which is published after the commit."""
         tx = self.tx
         tx.events.append((kind, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))
         if self.counters.history_ms:
             self.record(kind, message, error)
 
-    def record(self, kind: str, message: StoredMessage, error: str | None = None) -> None:
+    def record(self, kind: str, message: StoredHead, error: str | None = None) -> None:
         """Add a change of a message to the queue's history, if the queue has one."""
         if self.counters.history_ms:
             key = history_key(self.keys, self.tx.now_ms, message.id, message.attempts, kind)

@@ -23,7 +23,7 @@ from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Delete what belongs to a message that was unparked or removed, and advance its group."""
+    """Delete what belongs to a message that was taken out, and advance its group."""
     if message.has_body:
         queue_tx.tx.delete(queue_tx.keys.body_key(message.id))
     if message.blob is not None:
@@ -48,7 +48,7 @@ def purge_message(queue_tx: QueueTransaction, message: StoredMessage) -> None:
 
 
 def requeue(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int) -> None:
-    """Insert an unparked message again, or remove it if its TTL has expired."""
+    """Insert a message that was taken out again, or remove it if its TTL has expired."""
     if message.ttl_at_ms and message.ttl_at_ms <= queue_tx.tx.now_ms:
         expire_message(queue_tx, message)
         return
@@ -57,13 +57,14 @@ def requeue(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int
 
 
 def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Move an unparked message, with everything that belongs to it, to the dead letter queue."""
+    """Move a message that was taken out, with everything that belongs to it, to the dead letter queue."""
     policy = policy_of(queue_tx.tx, queue_tx.queue)
     dead = QueueTransaction(queue_tx.tx, dead_letter_queue(queue_tx.queue, policy))
     _move(queue_tx, dead, message)
     advance_group(queue_tx, message)
     queue_tx.counters.dead_lettered += 1
-    message.origin, message.died_ms, message.owner = queue_tx.queue.name, queue_tx.tx.now_ms, None
+    message.origin, message.died_ms = queue_tx.queue.name, queue_tx.tx.now_ms
+    message.owner, message.txn_id, message.lease_ref = None, None, b""
     set_ttl(dead, message, policy.dead_letter_retention_seconds)
     dead.make_ready(message, newest=False)
     dead.record("arrived", message)

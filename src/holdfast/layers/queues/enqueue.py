@@ -75,12 +75,13 @@ def put(
 
 def insert(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int, newest: bool) -> None:
     """Store a message as blocked behind its group, as delayed, or as ready."""
-    message.owner, message.due_ms = None, queue_tx.tx.now_ms + delay_ms
+    message.owner = message.txn_id = None
+    message.lease_ref, message.due_ms = b"", queue_tx.tx.now_ms + delay_ms
     if message.group is not None and message.origin is None and not _claim_group_head(queue_tx, message, message.group):
         queue_tx.tx.put(queue_tx.keys.waiting_key(message), encode(message))
         queue_tx.counters.blocked += 1
     elif delay_ms > 0:
-        queue_tx.park(message)
+        queue_tx.delay(message)
     else:
         queue_tx.make_ready(message, newest=newest)
 
@@ -104,7 +105,7 @@ def advance_group(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     successor = decode(value)
     tx.put(head_key, successor.id + successor.id + b"\x00")  # The scan for its successor starts after it.
     if successor.due_ms > tx.now_ms:
-        queue_tx.park(successor)
+        queue_tx.delay(successor)
     else:
         queue_tx.make_ready(successor, newest=False)
 
@@ -158,17 +159,22 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
     visibility = policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds
     message = StoredMessage(
         id=id,
-        payload=payload if inline and blob is None else None,
+        fence=0,
+        attempts=0,
+        ttl_at_ms=0,
+        visibility_ms=round(visibility * 1_000),
+        group=None if new.group is None else checked_name("group", new.group),
         blob=blob,
         size=len(payload) if blob is None else new.blob_size,
+        has_failures=False,
+        stateful=False,
+        correlation_id=correlation_id,
+        payload=payload if inline and blob is None else None,
         content_type=new.content_type,
         attributes=new.attributes,
-        correlation_id=correlation_id,
         priority=new.priority,
-        group=None if new.group is None else checked_name("group", new.group),
         created_ms=now_ms,
         max_attempts=policy.max_attempts if new.max_attempts is None else new.max_attempts,
-        visibility_ms=round(visibility * 1_000),
         retry_delay_ms=None if new.retry_delay_seconds is None else round(new.retry_delay_seconds * 1_000),
     )
     if not inline:

@@ -7,10 +7,11 @@ time, so correctness does not depend on a background process. The sweeper only m
 from typing import Any
 
 from holdfast.kv import Transaction
-from holdfast.layers.queues import dead_letters, enqueue, failures
+from holdfast.layers.queues import dead_letters, enqueue, failures, message_leases
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
 from holdfast.layers.queues.enqueue import SCHEDULE_DUE, TTL_EXPIRED
 from holdfast.layers.queues.keys import ID_BYTES, QueueKey, decode, keys_of
+from holdfast.layers.queues.message_leases import HeldLease
 from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import DUE_BATCH_MAX
 
@@ -30,7 +31,7 @@ def next_due(tx: Transaction, queue: QueueKey) -> int:
         counters = load_counters(tx, keys)
         return tx.now_ms if counters.is_clock_set_back(tx.now_ms) else counters.next_due_ms
     first = tx.scan(*keys.due_range(0), limit=1)
-    return int.from_bytes(first[0][0][len(keys.due) :][:8], "big") if first else NEVER_MS
+    return keys.due_at(first[0][0]) if first else NEVER_MS
 
 
 def due_in(tx: Transaction, queue: QueueKey) -> int:
@@ -47,90 +48,121 @@ def sweep_and_collect_events(tx: Transaction, queue: QueueKey) -> list[tuple[Any
 def process_due(queue_tx: QueueTransaction) -> bool:
     """Process a bounded number of due entries; whether anything changed, in which case the caller saves `queue_tx`."""
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
-    now_ms, prefix = tx.now_ms, len(keys.due)
+    now_ms = tx.now_ms
     is_shortened = counters.is_clock_set_back(now_ms)
     if is_shortened:
-        _shorten_parked(queue_tx)
+        _shorten(queue_tx)
     elif counters.shortened:
         counters.shortened = b""
     if not tx.writer and now_ms < counters.next_due_ms:
         return is_shortened
     begin, end = keys.due_range(0 if tx.writer else counters.due_front_ms)
-    entries = [
-        (int.from_bytes(key[prefix : prefix + 8], "big"), key, value)
-        for key, value in tx.scan(begin, end, limit=DUE_BATCH_MAX + 1)
-    ]
-    due = [entry for entry in entries[:DUE_BATCH_MAX] if entry[0] <= now_ms]
+    after_now, _ = keys.due_range(now_ms + 1)
+    first = tx.scan(begin, end, limit=1)
+    entries = tx.scan(first[0][0], after_now, limit=DUE_BATCH_MAX + 1) if first and first[0][0] < after_now else []
     counters.next_due_ms = counters.due_front_ms = NEVER_MS
-    if len(due) < len(entries):
-        counters.add_due(entries[len(due)][0])
-    for at_ms, key, value in due:
-        tx.delete(key)
-        subject = key[prefix + 8 :]
-        if value[:1] == SCHEDULE_DUE:
-            enqueue.fire_schedule(queue_tx, subject[1:].decode())
-        elif value[:1] == TTL_EXPIRED:
-            _expire(queue_tx, subject[:ID_BYTES], value)
-        else:
-            _end_lease_or_delay(queue_tx, subject, at_ms)
-    return is_shortened or bool(due) or not tx.writer
+    processed = done = 0
+    for key, value in entries:
+        if done >= DUE_BATCH_MAX:
+            break
+        done += _process_entry(queue_tx, key, value)
+        processed += 1
+    later = entries[processed:] or (tx.scan(after_now, end, limit=1) if entries else first)
+    if later:
+        counters.add_due(keys.due_at(later[0][0]))
+    return is_shortened or bool(entries) or not tx.writer
 
 
-def _shorten_parked(queue_tx: QueueTransaction) -> None:
+def _process_entry(queue_tx: QueueTransaction, key: bytes, value: bytes) -> int:
+    """Process a due entry; the number of messages that it was about, at least 1."""
+    tx, keys = queue_tx.tx, queue_tx.keys
+    held = message_leases.held_at(tx, keys, key, value)
+    if held is not None:
+        return _end_lease(queue_tx, held)
+    tx.delete(key)
+    subject = key[len(keys.due) + 8 :]
+    if value[:1] == SCHEDULE_DUE:
+        enqueue.fire_schedule(queue_tx, subject[1:].decode())
+    elif value[:1] == TTL_EXPIRED:
+        _expire(queue_tx, subject[:ID_BYTES], value)
+    else:
+        _end_delay(queue_tx, subject, keys.due_at(key))
+    return 1
+
+
+def _shorten(queue_tx: QueueTransaction) -> None:
     """End leases and delays that began before the clock was set back no later than they were to last, from now on.
 
-    Takes a bounded number of parked messages at a time, in the order of their ids.
+    Takes a bounded number of due entries at a time, in their order.
     """
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
-    begin, end = keys.parked_key(counters.shortened), keys.parked + b"\xff" * (ID_BYTES + 1)
-    pairs = tx.scan(begin + b"\x00" if counters.shortened else begin, end, limit=DUE_BATCH_MAX)
-    for _, value in pairs:
-        message = decode(value)
-        if 0 < message.parked_for_ms < message.due_ms - tx.now_ms:
-            queue_tx.unpark(message)
-            message.due_ms = tx.now_ms + message.parked_for_ms
-            queue_tx.park(message)
+    begin, end = keys.due_range(tx.now_ms + 1)
+    pairs = tx.scan(max(begin, counters.shortened + b"\x00"), end, limit=DUE_BATCH_MAX)
+    for key, value in pairs:
+        held = message_leases.held_at(tx, keys, key, value)
+        if held is not None:
+            if held.record.lasts_ms < held.record.due_ms - tx.now_ms:
+                held.move(queue_tx, tx.now_ms + held.record.lasts_ms)
+        elif not value:
+            _shorten_delay(queue_tx, key[-ID_BYTES:])
     if len(pairs) == DUE_BATCH_MAX:
-        counters.shortened = pairs[-1][0][-ID_BYTES:]
+        counters.shortened = pairs[-1][0]
     else:
         counters.shortened, counters.clock_ms = b"", tx.now_ms
 
 
-def _end_lease_or_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
-    """End the lease or the delay of a message, unless it was extended or settled since."""
-    stored = queue_tx.tx.get(queue_tx.keys.parked_key(id))
-    if stored is None:
-        return
-    message = decode(stored)
-    if message.due_ms != at_ms:
-        return
-    queue_tx.unpark(message)
-    if message.owner is not None:
+def _shorten_delay(queue_tx: QueueTransaction, id: bytes) -> None:
+    stored = queue_tx.tx.get(queue_tx.keys.delayed_key(id))
+    message = None if stored is None else decode(stored)
+    if message is not None and 0 < message.delayed_for_ms < message.due_ms - queue_tx.tx.now_ms:
+        queue_tx.remove_delayed(message)
+        message.due_ms = queue_tx.tx.now_ms + message.delayed_for_ms
+        queue_tx.delay(message)
+
+
+def _end_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
+    """Expire what is left in a lease; the number of its messages."""
+    policy = policy_of(queue_tx.tx, queue_tx.queue)
+    positions = held.remaining()
+    messages = [held.message(queue_tx.tx, queue_tx.keys, position) for position in positions]
+    for position in positions:
+        held.left |= 1 << position
+    held.save(queue_tx)
+    queue_tx.counters.leased -= len(messages)
+    for message in messages:
         failures.record(
             queue_tx,
-            policy_of(queue_tx.tx, queue_tx.queue),
+            policy,
             message,
             failures.EXPIRED,
-            failed_ms=at_ms,
+            failed_ms=held.record.due_ms,
             error=f"The lease of {message.owner} ended before it was settled",
         )
         queue_tx.counters.expired += 1
         queue_tx.emit("expired", message)
         if failures.makes_dead_letter(message, failures.EXPIRED):
             dead_letters.dead_letter(queue_tx, message)
-            return
-    dead_letters.requeue(queue_tx, message, delay_ms=0)
+        else:
+            dead_letters.requeue(queue_tx, message, delay_ms=0)
+    return len(messages)
+
+
+def _end_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
+    """End the delay of a message, unless it is not delayed any more, or until another time."""
+    stored = queue_tx.tx.get(queue_tx.keys.delayed_key(id))
+    message = None if stored is None else decode(stored)
+    if message is not None and message.due_ms == at_ms:
+        queue_tx.remove_delayed(message)
+        dead_letters.requeue(queue_tx, message, delay_ms=0)
 
 
 def _expire(queue_tx: QueueTransaction, id: bytes, location: bytes) -> None:
     """Remove a message whose TTL has expired. A leased one is removed when its lease ends."""
     tx, keys = queue_tx.tx, queue_tx.keys
-    parked = tx.get(keys.parked_key(id))
-    if parked is not None:
-        message = decode(parked)
-        if message.owner is not None:
-            return
-        queue_tx.unpark(message)
+    delayed = tx.get(keys.delayed_key(id))
+    if delayed is not None:
+        message = decode(delayed)
+        queue_tx.remove_delayed(message)
         dead_letters.expire_message(queue_tx, message)
         return
     ready = tx.get(keys.ready_key_at(location[1], id))

@@ -4,19 +4,24 @@
       "tally", writer            counters by state, and scan positions; one record per writing process
       "policy"                   defaults for the messages of the queue
       "r" | 9 - priority | id    ready messages, in delivery order
-      "p" | id                   parked messages: leased or delayed
-      "t" | at_ms | entry        the due index: when a lease, a delay or a TTL ends, or a schedule fires
+      "p" | id                   delayed messages
+      "t" | at_ms | entry        the due index: leases, with their messages, and when a delay or a TTL ends, or a
+                                 schedule fires
+      "m" | lease                the messages of a lease, if they are too many for its entry in the due index
+      "d" | lease                which messages of a lease are settled
+      "x" | lease                when a lease ends that was extended
       "b" | id                   payloads that are too large to be rewritten with every delivery
       "f" | id                   the failed attempts of a message
       "w", group | id            blocked messages, waiting behind another message of their group
-      "h", group                 the group's head (ready, parked or leased), and where the scan for the next one starts
+      "h", group                 the group's head (ready, delayed or leased), and where the scan for the next one starts
       "i", period, key           idempotency keys
-      "a", minute | id           fences and correlation ids of the messages acknowledged in that minute
+      "a", minute | lease        the messages of a lease that were acknowledged, by the minute of the last one
       "s", name                  schedules
       "y" | at_ms | id | n       the history: changes of messages, if the queue's policy asks for it
 
 The parts after `|` are plain bytes. They sort like the values they encode and cost less than packed tuples. A message
-is in exactly one of "r", "p" and "w". Ids are UUIDv7, so within one priority the order of ids is the order of puts.
+is in exactly one of "r", "p", "w" and a lease. Ids are UUIDv7, so within one priority the order of ids is the order of
+puts.
 """
 
 from functools import lru_cache
@@ -39,36 +44,20 @@ class QueueKey(NamedTuple):
     name: str
 
 
-class StoredMessage(msgspec.Struct, array_like=True):
-    """A message as it is stored. Not frozen: each state change decodes, changes and rewrites it."""
+class StoredHead(msgspec.Struct, array_like=True):
+    """The first fields of a stored message: what a delivery needs to know of it. The rest is passed on undecoded."""
 
     id: bytes
-    payload: bytes | None
+    fence: int  # Of its last delivery. It grows with every delivery; a redrive does not reset it.
+    attempts: int  # Deliveries.
+    ttl_at_ms: int  # 0: no TTL.
+    visibility_ms: int
+    group: str | None
     blob: str | None
     size: int
-    content_type: str
-    attributes: dict[str, str]
+    has_failures: bool  # It has a record of its failed attempts.
+    stateful: bool  # It was delivered with its workflow state.
     correlation_id: str
-    priority: int
-    group: str | None
-    created_ms: int
-    max_attempts: int
-    visibility_ms: int
-    ttl_at_ms: int = 0  # 0: no TTL.
-    attempts: int = 0  # Deliveries.
-    failures: int = 0
-    fence: int = 0  # Grows with every delivery; a redrive does not reset it.
-    last_error: str | None = None
-    origin: str | None = None  # For a dead letter: the queue it comes from.
-    died_ms: int = 0
-    due_ms: int = 0  # While parked: when its lease or delay ends.
-    owner: str | None = None  # The lease holder; None while it is delayed.
-    txn_id: str | None = None
-    stateful: bool = False  # It was delivered with its workflow state.
-    leased_ms: int = 0  # When it was last delivered; 0: never, or by a version that did not store it.
-    retry_delay_ms: int | None = None  # The back-off after its first failure; None: that of the queue's policy.
-    has_failures: bool = False  # It has a record of its failed attempts.
-    parked_for_ms: int = 0  # How long its lease or delay was to last when it was parked; 0: not stored.
 
     @property
     def has_body(self) -> bool:
@@ -76,13 +65,49 @@ class StoredMessage(msgspec.Struct, array_like=True):
         return self.blob is None and self.size > PAYLOAD_CARRIED_BYTES_MAX
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing else has to be removed with the message."""
+        return (
+            not self.ttl_at_ms
+            and self.group is None
+            and self.blob is None
+            and self.size <= PAYLOAD_CARRIED_BYTES_MAX
+            and not self.has_failures
+            and not self.stateful
+        )
+
+
+class StoredMessage(StoredHead, array_like=True):
+    """A message as it is stored. Not frozen: each state change decodes, changes and rewrites it."""
+
+    payload: bytes | None
+    content_type: str
+    attributes: dict[str, str]
+    priority: int
+    created_ms: int
+    max_attempts: int
+    failures: int = 0
+    last_error: str | None = None
+    origin: str | None = None  # For a dead letter: the queue it comes from.
+    died_ms: int = 0
+    due_ms: int = 0  # When its lease or delay ends.
+    delayed_for_ms: int = 0  # How long its delay was to last when it began.
+    leased_ms: int = 0  # When it was last delivered; 0: never.
+    retry_delay_ms: int | None = None  # The back-off after its first failure; None: that of the queue's policy.
+    # Only while it is leased. A lease has these, and they are not stored with the message.
+    owner: str | None = None
+    txn_id: str | None = None
+    lease_ref: bytes = b""
+
+    @property
     def lease_id(self) -> str:
-        """Identifies one delivery. The fence makes it unique among the deliveries of this message."""
-        return f"{self.id.hex()}-{self.fence}"
+        """Identifies one delivery."""
+        return format_lease_id(self.id, self.fence, self.lease_ref)
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(StoredMessage).decode
+decode_head = msgspec.msgpack.Decoder(StoredHead).decode
 
 
 class QueueKeys:
@@ -93,17 +118,20 @@ class QueueKeys:
         "acks",
         "all_counters",
         "body",
+        "contents",
+        "delayed",
         "due",
         "failures",
         "head",
         "history",
         "ids",
+        "moved",
         "own_counters",
-        "parked",
         "policy",
         "prefix",
         "ready",
         "schedules",
+        "settled",
         "waiting",
     )
 
@@ -114,8 +142,11 @@ class QueueKeys:
         self.own_counters = self.all_counters.key("")
         self.policy = keys.key("policy")
         self.ready = keys.key("r")
-        self.parked = keys.key("p")
+        self.delayed = keys.key("p")
         self.due = keys.key("t")
+        self.contents = keys.key("m")
+        self.settled = keys.key("d")
+        self.moved = keys.key("x")
         self.body = keys.key("b")
         self.failures = keys.key("f")
         self.waiting = keys.at("w")
@@ -144,8 +175,12 @@ class QueueKeys:
         """The key range of all ready messages, most urgent first."""
         return self.ready, self.ready + b"\xff"
 
-    def parked_key(self, id: bytes) -> bytes:
-        return self.parked + id
+    def delayed_key(self, id: bytes) -> bytes:
+        return self.delayed + id
+
+    def delayed_range(self, after: bytes = b"") -> tuple[bytes, bytes]:
+        """The key range of the delayed messages, after an id."""
+        return self.delayed + (after + b"\x00" if after else b""), self.delayed + b"\xff" * (ID_BYTES + 1)
 
     def body_key(self, id: bytes) -> bytes:
         return self.body + id
@@ -160,11 +195,15 @@ class QueueKeys:
         """The key range of the due index, from `front_ms` on."""
         return self.due + front_ms.to_bytes(8, "big"), self.due + b"\xff" * 9
 
-    def ack_key(self, minute: int, id: bytes) -> bytes:
+    def due_at(self, key: bytes) -> int:
+        """The time of an entry of the due index."""
+        return int.from_bytes(key[len(self.due) :][:8], "big")
+
+    def ack_key(self, minute: int, lease: bytes) -> bytes:
         of_minute = self._acks_of_minute
         if of_minute[0] != minute:
             of_minute = self._acks_of_minute = (minute, self.acks.key(minute))
-        return of_minute[1] + id
+        return of_minute[1] + lease
 
     def waiting_key(self, message: StoredMessage) -> bytes:
         return self.waiting.key(message.group) + message.id
@@ -202,6 +241,11 @@ def parse_id(text: str) -> bytes:
     if len(id) != ID_BYTES:
         raise InvalidArgument(f"{text!r} is not a message id; use the id from the message's receipt")
     return id
+
+
+def format_lease_id(id: bytes, fence: int, ref: bytes) -> str:
+    """The text that identifies the delivery of a message. `ref` is the lease, and the number of the message in it."""
+    return f"{id.hex()}-{fence}-{ref.hex()}"
 
 
 def format_id(id: bytes) -> str:

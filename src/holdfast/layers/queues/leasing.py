@@ -15,15 +15,15 @@ may settle its message after the lease's end until a transaction processes the e
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, QueueMessageLeaseMismatch
+from holdfast.errors import HoldfastError, InvalidArgument, QueueMessageLeaseMismatch
 from holdfast.kv import Pair, Transaction
 from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from holdfast.layers.leases import check_owner
-from holdfast.layers.queues import dead_letters, failures, sidecars
+from holdfast.layers.queues import dead_letters, failures, message_leases, sidecars
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
 from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.expiry import process_due
@@ -35,21 +35,13 @@ from holdfast.layers.queues.failures import (
     makes_dead_letter,
     retry_delay_ms,
 )
-from holdfast.layers.queues.keys import (
-    QueueKey,
-    QueueKeys,
-    StoredMessage,
-    decode,
-    format_id,
-    keys_of,
-    parse_id,
-)
+from holdfast.layers.queues.keys import QueueKey, StoredHead, StoredMessage, decode, decode_head, format_id
+from holdfast.layers.queues.message_leases import LEASE_BYTES, HeldLease, HeldLeases, mismatch
 from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import ACK_MEMORY_SECONDS, DELAY_SECONDS_MAX, MESSAGES_MAX
+from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
 from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
 
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
-_FENCE_BYTES = 8  # At the start of an ack record; the correlation id follows.
 
 
 class Prefetched:
@@ -69,16 +61,30 @@ class Prefetched:
         self.front = b""
 
 
-class Leased(NamedTuple):
+class Leased:
     """The result of a lease call: messages, their workflow states if requested, and when to try again."""
 
-    messages: list[StoredMessage]
-    retry_in_ms: int
-    states: list[SidecarState | None]
-    events: list[tuple[Any, ...]]  # To publish after the commit.
-    repeated: bool = False  # An earlier attempt of the same call leased them.
-    more: bool = False  # More messages are ready.
-    failures: Failures | None = None  # Of the messages that have failed before.
+    __slots__ = ("events", "failures", "leases", "messages", "more", "repeated", "retry_in_ms", "states")
+
+    def __init__(
+        self,
+        messages: list[StoredMessage],
+        retry_in_ms: int = NEVER_MS,
+        states: list[SidecarState | None] | None = None,
+        events: list[tuple[Any, ...]] | None = None,
+        *,
+        repeated: bool = False,
+        more: bool = False,
+        failures: Failures | None = None,
+    ) -> None:
+        self.messages = messages
+        self.retry_in_ms = retry_in_ms
+        self.states: list[SidecarState | None] = [None] * len(messages) if states is None else states
+        self.events = events or []  # To publish after the commit.
+        self.repeated = repeated  # An earlier attempt of the same call leased them.
+        self.more = more  # More messages are ready.
+        self.failures = failures  # Of the messages that have failed before.
+        self.leases = list(dict.fromkeys(message.lease_ref[:LEASE_BYTES] for message in messages))
 
 
 def lease(
@@ -127,33 +133,94 @@ def lease_or_wait(
     queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
     changed = process_due(queue_tx)
-    leased: list[StoredMessage] = []
+    delivery = _NextDelivery(queue_tx, owner, txn_id, visibility_ms, with_state)
     allowed = 0 if policy.paused else _allowed_by_rate(queue_tx, policy, limit)
-    while len(leased) < allowed:
-        found = _next_ready(queue_tx, allowed - len(leased), prefetched)
+    while delivery.count < allowed:
+        found = _take_ready(queue_tx, allowed - delivery.count, prefetched)
         if not found:
             break
-        for message in found:
-            queue_tx.remove_ready(message, in_order=True)
-            changed = True
-            if message.ttl_at_ms and message.ttl_at_ms <= tx.now_ms:
-                dead_letters.expire_message(queue_tx, message)
-                continue
-            message.owner, message.txn_id = owner, txn_id
-            message.due_ms = tx.now_ms + (message.visibility_ms if visibility_ms is None else visibility_ms)
-            message.stateful = message.stateful or with_state
-            _deliver(queue_tx, message)
-            leased.append(message)
+        changed = True
+        for stored in found:
+            head = decode_head(stored)
+            if head.ttl_at_ms and head.ttl_at_ms <= tx.now_ms:
+                dead_letters.expire_message(queue_tx, decode(stored))
+            else:
+                delivery.add(head, stored)
+    messages = delivery.complete()
     if policy.rate_per_second is not None:
-        queue_tx.counters.budget -= len(leased)  # A refilled budget alone is not committed: it follows from the time.
+        queue_tx.counters.budget -= len(messages)  # A refilled budget alone is not committed: it follows from the time.
     if changed:
         queue_tx.save()
-    states: list[SidecarState | None] = [None] * len(leased)
+    states: list[SidecarState | None] | None = None
     if with_state:
-        states = [sidecars.open(tx, queue, message) for message in leased]
+        states = [sidecars.open(tx, queue, message) for message in messages]
     more = _most_urgent(queue_tx.counters.ready) >= 0
-    failed = delivered_failures(tx, queue, leased) if any(message.has_failures for message in leased) else None
-    return Leased(leased, _retry_in_ms(queue_tx, policy), states, tx.events, more=more, failures=failed)
+    failed = delivered_failures(tx, queue, messages) if any(message.has_failures for message in messages) else None
+    retry_in_ms = _retry_in_ms(queue_tx, policy)
+    return Leased(messages, retry_in_ms, states, tx.events, more=more, failures=failed)
+
+
+class _NextDelivery:
+    """The messages of a delivery, and their leases: one for all, unless they are too large or last differently."""
+
+    def __init__(
+        self,
+        queue_tx: QueueTransaction,
+        owner: str,
+        txn_id: str | None,
+        visibility_ms: int | None,
+        with_state: bool,
+    ) -> None:
+        self.count = 0
+        self._queue_tx = queue_tx
+        self._owner = owner
+        self._txn_id = txn_id
+        self._visibility_ms = visibility_ms
+        self._with_state = with_state
+        self._heads: list[StoredHead] = []
+        self._stored: list[bytes] = []
+        self._size = 0
+        self._lasts_ms = 0
+        self._leases: list[HeldLease] = []
+
+    def add(self, head: StoredHead, stored: bytes) -> None:
+        """Add a message that was removed from the ready ones."""
+        lasts_ms = head.visibility_ms if self._visibility_ms is None else self._visibility_ms
+        if self._heads and (lasts_ms != self._lasts_ms or self._size + len(stored) > LEASE_CONTENT_BYTES_MAX):
+            self._grant()
+        self._lasts_ms = lasts_ms
+        self._heads.append(head)
+        self._stored.append(stored)
+        self._size += len(stored)
+        self.count += 1
+
+    def complete(self) -> list[StoredMessage]:
+        """Grant the leases; returns the messages with their payloads."""
+        if self._heads:
+            self._grant()
+        queue_tx, messages = self._queue_tx, list[StoredMessage]()
+        for held in self._leases:
+            for message in message_leases.messages_of(queue_tx.tx, queue_tx.keys, held):
+                queue_tx.emit("leased", message)
+                if message.has_body:
+                    message.payload = queue_tx.tx.get(queue_tx.keys.body_key(message.id))
+                messages.append(message)
+        return messages
+
+    def _grant(self) -> None:
+        held = message_leases.grant(
+            self._queue_tx,
+            self._heads,
+            self._stored,
+            owner=self._owner,
+            txn_id=self._txn_id,
+            lasts_ms=self._lasts_ms,
+            with_state=self._with_state,
+            fence_floor=0,
+        )
+        self._queue_tx.counters.delivered += len(self._heads)
+        self._leases.append(held)
+        self._heads, self._stored, self._size = [], [], 0
 
 
 def deliveries_of(leased: Leased) -> list[Delivery]:
@@ -165,30 +232,67 @@ def deliveries_of(leased: Leased) -> list[Delivery]:
     ]
 
 
-def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str | None:
+def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str:
     """Remove a leased message for good, unless this lease acknowledged it before; returns its correlation id.
-
-    The correlation id is None if the record of an earlier ack has none: it was written by an older version.
 
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
-    keys = keys_of(queue)
-    message = _leased_message(tx, keys, proof)
-    if message is None:
-        record = _ack_record(tx, keys, proof)
-        if record is None:
-            raise _mismatch(proof)
-        return record[_FENCE_BYTES:].decode() or None
+    outcome = ack_many(tx, queue, [proof])[0]
+    if isinstance(outcome, HoldfastError):
+        raise outcome
+    return outcome
+
+
+def ack_many(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -> list[str | HoldfastError]:
+    """`ack` several messages; returns the correlation id of each, or why it was refused."""
     queue_tx = QueueTransaction(tx, queue)
-    queue_tx.unpark(message)
+    held_leases = HeldLeases(queue_tx)
+    outcomes: list[str | HoldfastError] = []
+    for proof in proofs:
+        try:
+            outcomes.append(_ack(queue_tx, held_leases, proof))
+        except (InvalidArgument, QueueMessageLeaseMismatch) as error:
+            outcomes.append(error)
+    if held_leases.save():
+        queue_tx.save()
+    return outcomes
+
+
+def _ack(queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease) -> str:
+    tx, keys = queue_tx.tx, queue_tx.keys
+    found = held_leases.find(proof)
+    if found is None:
+        before = message_leases.acked_before(tx, keys, proof)
+        if before is None:
+            raise mismatch(proof)
+        return before
+    held, position = found
+    if held.acked >> position & 1:
+        return held.correlation_id(tx, keys, position)
+    held.acked |= 1 << position
+    held_leases.change(held)
+    queue_tx.counters.leased -= 1
     queue_tx.counters.acked += 1
-    record = message.fence.to_bytes(_FENCE_BYTES, "big") + message.correlation_id.encode()
-    tx.put(keys.ack_key(tx.now_ms // 60_000, message.id), record)
-    dead_letters.remove(queue_tx, message)
-    queue_tx.save()
+    message = held.message(tx, keys, position)
+    if not held.record.is_plain:
+        dead_letters.remove(queue_tx, message)
     queue_tx.emit("acked", message)
     return message.correlation_id
+
+
+def _take(queue_tx: QueueTransaction, proof: MessageLease) -> StoredMessage:
+    """Take a message out of its lease.
+
+    Raises:
+        QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
+    """
+    held, position = _unsettled(HeldLeases(queue_tx).find(proof), proof)
+    message = held.message(queue_tx.tx, queue_tx.keys, position)
+    held.left |= 1 << position
+    held.save(queue_tx)
+    queue_tx.counters.leased -= 1
+    return message
 
 
 def nack(
@@ -213,9 +317,8 @@ def nack(
     """
     if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
-    message = _require_leased(tx, queue, proof)
     queue_tx = QueueTransaction(tx, queue)
-    queue_tx.unpark(message)
+    message = _take(queue_tx, proof)
     delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)
     if counts:
         policy = _record_failure(queue_tx, message, FAILED, error=error, error_type=error_type, traceback=traceback)
@@ -252,9 +355,8 @@ def reject(
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
-    message = _require_leased(tx, queue, proof)
     queue_tx = QueueTransaction(tx, queue)
-    queue_tx.unpark(message)
+    message = _take(queue_tx, proof)
     _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
     if makes_dead_letter(message, REJECTED):
         dead_letters.dead_letter(queue_tx, message)
@@ -266,37 +368,93 @@ def reject(
 
 
 def extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> StoredMessage:
-    """Extend a lease to at least `by_ms` from now. It never gets shorter.
+    """Extend the lease of a message to at least `by_ms` from now. It never gets shorter.
 
     Raises:
         InvalidArgument: `by_ms` is not positive.
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
+    outcome = extend_many(tx, queue, [proof], by_ms=by_ms)[0]
+    if isinstance(outcome, HoldfastError):
+        raise outcome
+    return outcome
+
+
+def extend_many(
+    tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease], *, by_ms: int
+) -> list[StoredMessage | HoldfastError]:
+    """`extend` several messages; returns each as it is leased now, or why it was refused.
+
+    Messages that are all that is left of a lease keep it, and the lease is extended. Others leave it.
+    """
     if by_ms < 1:
         raise InvalidArgument("A lease is extended by at least 0.001 s; to return the message to the queue, nack it")
-    message = _require_leased(tx, queue, proof)
-    due_ms = tx.now_ms + by_ms
-    if due_ms > message.due_ms:
-        queue_tx = QueueTransaction(tx, queue)
-        queue_tx.unpark(message)
-        message.due_ms = due_ms
-        queue_tx.park(message)
-        sidecars.extend(tx, queue, message)
+    queue_tx, due_ms = QueueTransaction(tx, queue), tx.now_ms + by_ms
+    held_leases = HeldLeases(queue_tx)
+    found: list[tuple[HeldLease, int] | HoldfastError] = []
+    for proof in proofs:
+        try:
+            found.append(_unsettled(held_leases.find(proof), proof))
+        except (InvalidArgument, QueueMessageLeaseMismatch) as error:
+            found.append(error)
+    extended: dict[bytes, tuple[HeldLease, set[int]]] = {}
+    for each in found:
+        if not isinstance(each, HoldfastError):
+            held, position = each
+            extended.setdefault(held.id, (held, set()))[1].add(position)
+    outcomes = [
+        each if isinstance(each, HoldfastError) else each[0].message(tx, queue_tx.keys, each[1]) for each in found
+    ]
+    for held, positions in extended.values():
+        if due_ms > held.record.due_ms:
+            _extend(queue_tx, held, positions, due_ms)
+    for outcome in outcomes:
+        if isinstance(outcome, StoredMessage) and due_ms > outcome.due_ms:
+            outcome.due_ms = due_ms
+            sidecars.extend(tx, queue, outcome)
+    if extended:
         queue_tx.save()
-    return message
+    return outcomes
+
+
+def _extend(queue_tx: QueueTransaction, held: HeldLease, positions: set[int], due_ms: int) -> None:
+    if positions.issuperset(held.remaining()):
+        held.move(queue_tx, due_ms)
+        return
+    for position in positions:
+        held.separate(queue_tx, position, due_ms)
+    held.save(queue_tx)
 
 
 def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:
     """Raise QueueMessageLeaseMismatch unless the message is leased by `proof` and the lease has not expired."""
-    if tx.now_ms >= _require_leased(tx, queue, proof).due_ms:
-        raise _mismatch(proof)
+    held, _ = _unsettled(HeldLeases(QueueTransaction(tx, queue)).find(proof), proof)
+    if tx.now_ms >= held.record.due_ms:
+        raise mismatch(proof)
 
 
-def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> Sequence[StoredMessage]:
+def _unsettled(found: tuple[HeldLease, int] | None, proof: MessageLease) -> tuple[HeldLease, int]:
+    if found is None or found[0].acked >> found[1] & 1:
+        raise mismatch(proof)
+    return found
+
+
+def _take_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> list[bytes]:
+    """Remove at most `limit` ready messages in delivery order, and move the front behind them; their records."""
+    delete, ready, first = queue_tx.tx.delete, queue_tx.counters.ready, len(queue_tx.keys.ready)
+    pairs = _next_ready(queue_tx, limit, prefetched)
+    for key, _ in pairs:
+        delete(key)
+        priority = PRIORITY_MAX - key[first]
+        ready[priority] = ready.get(priority, 0) - 1
+    return [stored for _, stored in pairs]
+
+
+def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> Sequence[Pair]:
     """At most `limit` ready messages, in delivery order. Moves the front behind them."""
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     if tx.writer:
-        return [decode(value) for _, value in tx.scan(*keys.ready_range(), limit=limit)]
+        return tx.scan(*keys.ready_range(), limit=limit)
     priority = _most_urgent(counters.ready)
     if priority < 0:
         return ()
@@ -314,7 +472,7 @@ def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched |
         counters.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
         if prefetched is not None:
             prefetched.front = counters.fronts[priority]
-    return [decode(value) for _, value in pairs]
+    return pairs
 
 
 def _most_urgent(ready: dict[int, int]) -> int:
@@ -326,7 +484,7 @@ def _most_urgent(ready: dict[int, int]) -> int:
     return highest
 
 
-def _take_prefetched(counters: QueueCounters, priority: int, limit: int, prefetched: Prefetched) -> list[StoredMessage]:
+def _take_prefetched(counters: QueueCounters, priority: int, limit: int, prefetched: Prefetched) -> list[Pair]:
     messages = prefetched.messages
     if (prefetched.order_version, prefetched.priority, prefetched.front) != (
         counters.order_version,
@@ -334,52 +492,12 @@ def _take_prefetched(counters: QueueCounters, priority: int, limit: int, prefetc
         counters.fronts.get(priority, b""),
     ):
         messages.clear()
-    found: list[StoredMessage] = []
+    found: list[Pair] = []
     while messages and len(found) < limit:
-        key, value = messages.pop()
-        found.append(decode(value))
-        counters.fronts[priority] = prefetched.front = key[-16:] + b"\x00"
+        found.append(messages.pop())
+    if found:
+        counters.fronts[priority] = prefetched.front = found[-1][0][-16:] + b"\x00"
     return found
-
-
-def _deliver(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    message.attempts += 1
-    message.fence += 1
-    message.leased_ms = queue_tx.tx.now_ms
-    queue_tx.park(message)
-    queue_tx.counters.delivered += 1
-    queue_tx.emit("leased", message)
-    if message.has_body:
-        message.payload = queue_tx.tx.get(queue_tx.keys.body_key(message.id))
-
-
-def _leased_message(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> StoredMessage | None:
-    """The message, if it is leased by `proof`."""
-    stored = tx.get(keys.parked_key(parse_id(proof.id)))
-    if stored is None:
-        return None
-    message = decode(stored)
-    if message.owner is None or message.fence != proof.fence or message.lease_id != proof.lease_id:
-        return None
-    return message
-
-
-def _require_leased(tx: Transaction, queue: QueueKey, proof: MessageLease) -> StoredMessage:
-    message = _leased_message(tx, keys_of(queue), proof)
-    if message is None:
-        raise _mismatch(proof)
-    return message
-
-
-def _ack_record(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> bytes | None:
-    """The record of an earlier ack under the same lease, if it is still remembered."""
-    id, minute = parse_id(proof.id), tx.now_ms // 60_000
-    for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
-        record = tx.get(keys.acks.key(minute - ago) + id)
-        if record is not None:
-            fence = int.from_bytes(record[:_FENCE_BYTES], "big")
-            return record if (fence, f"{id.hex()}-{fence}") == (proof.fence, proof.lease_id) else None
-    return None
 
 
 def _retry_in_ms(queue_tx: QueueTransaction, policy: QueuePolicy) -> int:
@@ -428,23 +546,16 @@ def _record_failure(
     return policy
 
 
-def _mismatch(proof: MessageLease) -> QueueMessageLeaseMismatch:
-    return QueueMessageLeaseMismatch(
-        f"Message {proof.id} is not leased as {proof.lease_id} any more; stop working on it. It was settled, or its "
-        "lease expired and it is delivered again"
-    )
-
-
-# Receives with an idempotency key: the ids and fences of the leased messages are stored under the key.
+# Receives with an idempotency key: the leases are stored under the key.
 #
 # A consumer that lost the response repeats the call and gets the messages it still leases, with the same fences.
 # Messages whose lease expired or that were settled are left out, and no others are leased instead.
 
 
 class _KeyedLease(msgspec.Struct, frozen=True, array_like=True):
-    """The messages that were leased under a key."""
+    """The leases that were granted under a key."""
 
-    messages: list[tuple[bytes, int]]  # Ids and fences.
+    leases: list[bytes]
     retried: bool = False  # The call was repeated, so its consumer has the messages.
 
 
@@ -478,7 +589,7 @@ def lease_keyed(
         prefetched=prefetched,
     )
     if leased.messages:
-        store_result(tx, call, _KeyedLease([(message.id, message.fence) for message in leased.messages]))
+        store_result(tx, call, _KeyedLease(leased.leases))
     return leased
 
 
@@ -490,7 +601,7 @@ def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_stat
     keyed = _decode(before)
     if not keyed.retried:
         store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
-    messages = [found for id, fence in keyed.messages if (found := _still_leased(tx, queue, id, fence)) is not None]
+    messages = _still_leased(QueueTransaction(tx, queue), keyed.leases)
     states = [sidecars.read(tx, queue, message) if with_state else None for message in messages]
     failed = delivered_failures(tx, queue, messages)
     return Leased(messages, NEVER_MS, states, tx.events, repeated=True, failures=failed)
@@ -513,14 +624,18 @@ def abandon_receive(tx: Transaction, call: KeyedCall) -> bool:
     return True
 
 
-def _still_leased(tx: Transaction, queue: QueueKey, id: bytes, fence: int) -> StoredMessage | None:
-    keys = keys_of(queue)
-    stored = tx.get(keys.parked_key(id))
-    if stored is None:
-        return None
-    message = decode(stored)
-    if message.owner is None or message.fence != fence or message.due_ms <= tx.now_ms:
-        return None
-    if message.has_body:
-        message.payload = tx.get(keys.body_key(id))
-    return message
+def _still_leased(queue_tx: QueueTransaction, leases: Sequence[bytes]) -> list[StoredMessage]:
+    tx, keys, found = queue_tx.tx, queue_tx.keys, list[StoredMessage]()
+    for id in leases:
+        held = message_leases.load(tx, keys, id)
+        for position in range(MESSAGES_MAX if held is None else len(held.record)):
+            if held is None or held.left >> position & 1:
+                own = message_leases.load(tx, keys, id + bytes((position,)))
+                found += [] if own is None else message_leases.messages_of(tx, keys, own)
+            elif not held.acked >> position & 1:
+                found.append(held.message(tx, keys, position))
+    messages = [message for message in found if tx.now_ms < message.due_ms]
+    for message in messages:
+        if message.has_body:
+            message.payload = tx.get(keys.body_key(message.id))
+    return messages

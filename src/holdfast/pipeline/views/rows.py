@@ -18,8 +18,8 @@ from holdfast.layers.mailboxes import keys as mailbox_keys
 from holdfast.layers.mailboxes.keys import Address
 from holdfast.layers.mailboxes.receipts import decode as _decode_receipt
 from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues import schedules_of
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id
+from holdfast.layers.queues import message_leases, schedules_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, format_id
 from holdfast.layers.states import State
 from holdfast.limits import PAGE_ITEMS
 from holdfast.runtime.maintenance.scan import names, scan_range
@@ -155,17 +155,21 @@ def messages(database: Database, universe: str, *, with_payloads: bool = True) -
     for name in names(database, queue_keys.queues(universe)):
         queue = QueueKey(universe, name)
         keys = queue_keys.keys_of(queue)
-        ranges = (
-            (keys.ready_range(), "ready"),
-            ((keys.parked, keys.parked + b"\xff" * (queue_keys.ID_BYTES + 1)), "parked"),
-            (keys.waiting.range(), "blocked"),
-        )
-        for (begin, end), state in ranges:
-            for _, value in scan_range(database, begin, end):
-                message = queue_keys.decode(value)
-                if message.has_body and with_payloads:
-                    message.payload = database.read(_get, keys.body_key(message.id))
-                yield _message(queue, message, state)
+        for message, state in _messages_of(database, keys):
+            if message.has_body and with_payloads:
+                message.payload = database.read(_get, keys.body_key(message.id))
+            yield _message(queue, message, state)
+
+
+def _messages_of(database: Database, keys: QueueKeys) -> Iterator[tuple[StoredMessage, str]]:
+    """The messages of a queue with their states."""
+    ranges = ((keys.ready_range(), "ready"), (keys.delayed_range(), "delayed"), (keys.waiting.range(), "blocked"))
+    for (begin, end), state in ranges:
+        for _, value in scan_range(database, begin, end):
+            yield queue_keys.decode(value), state
+    for key, value in scan_range(database, *keys.due_range(0)):
+        for message in database.read(message_leases.messages_at, keys, key, value):
+            yield message, "leased"
 
 
 def dead_letters(database: Database, universe: str) -> Iterator[MessageRow]:
@@ -313,8 +317,6 @@ def _get(tx: Transaction, key: bytes) -> bytes | None:
 
 
 def _message(queue: QueueKey, message: StoredMessage, state: str) -> MessageRow:
-    if state == "parked":
-        state = "leased" if message.owner is not None else "delayed"
     return MessageRow(
         queue.universe,
         queue.name,

@@ -21,6 +21,7 @@ from holdfast.kv import Database, Subspace, prefix_range
 from holdfast.layers import blobs, inboxes, journal_records, journals, segments, snapshots, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues import message_leases
 from holdfast.layers.queues.counters import QueueCounters, total_counters
 from holdfast.layers.queues.failures import failures_of
 from holdfast.layers.queues.keys import QueueKey, StoredMessage
@@ -292,18 +293,23 @@ def _queue_faults(database: Database, queue: QueueKey) -> Iterator[int | str]:
             yield f"message {queue_keys.format_id(message.id)} is stored under the wrong priority"
         if message.id < counters.fronts.get(message.priority, b""):
             yield f"message {queue_keys.format_id(message.id)} is before the front of the queue and is never delivered"
-    for _, value in scan_range(database, *prefix_range(keys.parked)):
+    for _, value in scan_range(database, *keys.delayed_range()):
         yield 1
         message = queue_keys.decode(value)
-        if message.owner is None:
-            counted.delayed += 1
-        else:
-            counted.leased += 1
+        counted.delayed += 1
         yield from _message_faults(database, queue, message)
         if database.read(lambda tx, message=message: tx.get(keys.due_key(message.due_ms, message.id))) is None:
-            yield f"message {queue_keys.format_id(message.id)} has no due entry, so it stays leased or delayed forever"
+            yield f"message {queue_keys.format_id(message.id)} has no due entry, so it stays delayed forever"
         if message.due_ms < counters.next_due_ms:
             yield f"message {queue_keys.format_id(message.id)} is due before the next due time of the queue"
+    for key, value in scan_range(database, *keys.due_range(0)):
+        leased = database.read(message_leases.messages_at, keys, key, value)
+        counted.leased += len(leased)
+        for message in leased:
+            yield 1
+            yield from _message_faults(database, queue, message)
+        if leased and keys.due_at(key) < counters.next_due_ms:
+            yield f"a lease of {leased[0].owner} ends before the next due time of the queue"
     for _, value in scan_range(database, *keys.waiting.range()):
         yield 1
         counted.blocked += 1

@@ -7,8 +7,9 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.kv import Database, Subspace, Transaction, prefix_range
+from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers.queues import keys as queue_keys
+from holdfast.layers.queues import message_leases
 from holdfast.layers.queues.counters import QueueCounters, QueueTransaction
 from holdfast.layers.queues.keys import QueueKey, StoredMessage
 from holdfast.limits import PAGE_ITEMS
@@ -39,12 +40,13 @@ def _recount(database: Database, queue: QueueKey) -> bool:
         message = queue_keys.decode(value)
         counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
     counted.blocked = sum(1 for _ in scan_range(database, *keys.waiting.range()))
-    parked = (queue_keys.decode(value) for _, value in scan_range(database, *prefix_range(keys.parked)))
+    delayed = (queue_keys.decode(value) for _, value in scan_range(database, *keys.delayed_range()))
     added = 0
-    while page := list(islice(parked, PAGE_ITEMS)):
-        counted.leased += sum(message.owner is not None for message in page)
-        counted.delayed += sum(message.owner is None for message in page)
+    while page := list(islice(delayed, PAGE_ITEMS)):
+        counted.delayed += len(page)
         added += database.transact(_add_due_entries, queue, page)
+    for key, value in scan_range(database, *keys.due_range(0)):
+        counted.leased += len(database.read(message_leases.messages_at, keys, key, value))
     return database.transact(_set_counters, queue, counted) or added > 0
 
 

@@ -24,7 +24,7 @@ from holdfast.wire.queues import (
 _JSON: Final = "application/json"
 _BYTES: Final = "application/octet-stream"
 _CONTENT_TYPE: Final = re.compile(r"[!-~][ -~]{0,254}\Z")  # It is sent in headers.
-_LEASE_ID: Final = re.compile(r"[0-9a-f]{32}-([0-9]{1,18})\Z")
+_LEASE_ID: Final = re.compile(r"[0-9a-f]{32}-([0-9]{1,19})-[0-9a-f]{34}\Z")
 
 
 class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

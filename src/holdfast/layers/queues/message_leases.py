@@ -1,0 +1,392 @@
+"""Leases of messages: one for all messages of a delivery.
+
+    "t" | ends at | lease  ->  "L" + the lease: owner, fences, ids, and the messages as they were stored
+    "m" | lease            ->  the messages, if they are more than LEASE_INLINE_BYTES_MAX
+    "d" | lease            ->  which of several messages are acknowledged, and which have left the lease
+    "x" | lease            ->  when the lease ends, if it was extended
+    "a", minute | lease    ->  the messages that were acknowledged, so that a repeated ack succeeds
+
+A delivery takes the messages out of the ready ones and writes one lease, with the messages copied as they are. An ack
+marks a message as acknowledged; the last one removes the lease. A message that is returned, rejected or extended alone
+leaves the lease. When the lease ends, everything that is left in it expires.
+
+A lease is identified by when it was first to end, and by a random number, so it is found without an index. A message
+in it is identified by its position: `lease_ref` is the lease and that position. A message that was extended alone has
+a lease of its own, identified by the same `lease_ref`.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from holdfast.errors import QueueMessageLeaseMismatch
+from holdfast.kv import Transaction, pages
+from holdfast.layers.queues.counters import QueueTransaction
+from holdfast.layers.queues.keys import (
+    ID_BYTES,
+    QueueKeys,
+    StoredHead,
+    StoredMessage,
+    decode,
+    format_id,
+    format_lease_id,
+    parse_id,
+)
+from holdfast.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX
+from holdfast.wire.queues import MessageLease
+
+LEASE_DUE: Final = b"L"  # The kind of an entry of the due index.
+LEASE_BYTES: Final = 16
+_TIME_BYTES: Final = 6
+_END: Final = struct.Struct(">I")
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A lease as it is stored."""
+
+    owner: str
+    txn_id: str | None
+    leased_ms: int
+    due_ms: int
+    lasts_ms: int  # How long it was to last when it was granted or extended.
+    with_state: bool
+    is_plain: bool  # Nothing but the messages has to be removed with them, and their ids are their correlation ids.
+    fence: int
+    fences: list[int]  # Of each message, if they differ.
+    ids: bytes
+    ends: bytes  # Where each message ends in `content`.
+    content: bytes | None  # The messages; None: in a record of their own.
+
+    def __len__(self) -> int:
+        return len(self.ids) // ID_BYTES
+
+    def id_at(self, position: int) -> bytes:
+        return self.ids[position * ID_BYTES : (position + 1) * ID_BYTES]
+
+    def fence_at(self, position: int) -> int:
+        return self.fences[position] if self.fences else self.fence
+
+
+class _Acked(msgspec.Struct, frozen=True, array_like=True):
+    """The messages of a lease that were acknowledged."""
+
+    fences: list[int]  # One for all, or one for each.
+    ids: bytes
+    mask: bytes  # Empty: all of them.
+    correlation_ids: list[str]  # Empty: those are the ids of the messages.
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(LeaseRecord).decode
+_decode_acked = msgspec.msgpack.Decoder(_Acked).decode
+
+
+class HeldLease:
+    """A lease inside one transaction: what is left in it. `save` writes what has changed."""
+
+    __slots__ = ("_content", "_is_moved", "acked", "id", "left", "record")
+
+    def __init__(self, id: bytes, record: LeaseRecord, *, settled: bytes | None = None, is_moved: bool = False) -> None:
+        self.id = id
+        self.record = record
+        size = 0 if settled is None else len(settled) // 2
+        self.acked = 0 if settled is None else int.from_bytes(settled[:size], "big")  # A bit for each position.
+        self.left = 0 if settled is None else int.from_bytes(settled[size:], "big")
+        self._content = record.content
+        self._is_moved = is_moved
+
+    def key(self, keys: QueueKeys) -> bytes:
+        return keys.due_key(self.record.due_ms, self.id)
+
+    def remaining(self) -> list[int]:
+        """The positions of the messages that are neither acknowledged nor gone."""
+        settled = self.acked | self.left
+        return [position for position in range(len(self.record)) if not settled >> position & 1]
+
+    def ref(self, position: int) -> bytes:
+        return self.id + bytes((position,)) if len(self.id) == LEASE_BYTES else self.id
+
+    def correlation_id(self, tx: Transaction, keys: QueueKeys, position: int) -> str:
+        record = self.record
+        return format_id(record.id_at(position)) if record.is_plain else self.message(tx, keys, position).correlation_id
+
+    def message(self, tx: Transaction, keys: QueueKeys, position: int) -> StoredMessage:
+        """A message of the lease, as it is while it is leased."""
+        record = self.record
+        message = decode(self.stored(tx, keys, position))
+        message.fence = record.fence_at(position)
+        message.attempts += 1
+        message.stateful = message.stateful or record.with_state
+        message.leased_ms, message.due_ms = record.leased_ms, record.due_ms
+        message.owner, message.txn_id, message.lease_ref = record.owner, record.txn_id, self.ref(position)
+        return message
+
+    def stored(self, tx: Transaction, keys: QueueKeys, position: int) -> bytes:
+        """A message as it was before it was delivered."""
+        content, ends = self.content(tx, keys), self.record.ends
+        begin = _END.unpack_from(ends, (position - 1) * 4)[0] if position else 0
+        return content[begin : _END.unpack_from(ends, position * 4)[0]]
+
+    def content(self, tx: Transaction, keys: QueueKeys) -> bytes:
+        """The messages, one after the other."""
+        if self._content is None:
+            self._content = tx.get(keys.contents + self.id) or b""
+        return self._content
+
+    def save(self, queue_tx: QueueTransaction) -> None:
+        """Write which messages are settled. If all are, remove the lease, and remember the acknowledged ones."""
+        tx, keys = queue_tx.tx, queue_tx.keys
+        count = len(self.record)
+        if (self.acked | self.left) != (1 << count) - 1:
+            size = (count + 7) // 8
+            tx.put(keys.settled + self.id, self.acked.to_bytes(size, "big") + self.left.to_bytes(size, "big"))
+            return
+        if self.acked:
+            tx.put(keys.ack_key(tx.now_ms // 60_000, self.id), _encode(self._acked_messages(tx, keys)))
+        tx.delete(self.key(keys))
+        if count > 1:
+            tx.delete(keys.settled + self.id)
+        if self.record.content is None:
+            tx.delete(keys.contents + self.id)
+        if self._is_moved:
+            tx.delete(keys.moved + self.id)
+
+    def move(self, queue_tx: QueueTransaction, due_ms: int) -> None:
+        """Let the lease end at another time."""
+        tx, keys = queue_tx.tx, queue_tx.keys
+        tx.delete(self.key(keys))
+        self.record = msgspec.structs.replace(self.record, due_ms=due_ms, lasts_ms=due_ms - tx.now_ms)
+        tx.put(self.key(keys), LEASE_DUE + _encode(self.record))
+        if _is_moved(self.id, due_ms):
+            tx.put(keys.moved + self.id, due_ms.to_bytes(8, "big"))
+        elif self._is_moved:
+            tx.delete(keys.moved + self.id)
+        self._is_moved = _is_moved(self.id, due_ms)
+        _note_due(queue_tx, due_ms)
+
+    def separate(self, queue_tx: QueueTransaction, position: int, due_ms: int) -> None:
+        """Give a message a lease of its own, which ends at another time. The caller saves this one."""
+        tx, keys, record = queue_tx.tx, queue_tx.keys, self.record
+        stored = self.stored(tx, keys, position)
+        self.left |= 1 << position
+        is_inline = len(stored) <= LEASE_INLINE_BYTES_MAX
+        own = HeldLease(
+            self.ref(position),
+            msgspec.structs.replace(
+                record,
+                fence=record.fence_at(position),
+                fences=[],
+                ids=record.id_at(position),
+                ends=_END.pack(len(stored)),
+                content=stored if is_inline else None,
+            ),
+        )
+        if not is_inline:
+            tx.put(keys.contents + own.id, stored)
+        own.move(queue_tx, due_ms)
+
+    def _acked_messages(self, tx: Transaction, keys: QueueKeys) -> _Acked:
+        record, count = self.record, len(self.record)
+        mask = b"" if self.acked == (1 << count) - 1 else self.acked.to_bytes((count + 7) // 8, "big")
+        known = [] if record.is_plain else [self.correlation_id(tx, keys, position) for position in range(count)]
+        return _Acked(record.fences or [record.fence], record.ids, mask, known)
+
+
+def grant(
+    queue_tx: QueueTransaction,
+    heads: Sequence[StoredHead],
+    stored: Sequence[bytes],
+    *,
+    owner: str,
+    txn_id: str | None,
+    lasts_ms: int,
+    with_state: bool,
+    fence_floor: int,
+) -> HeldLease:
+    """Lease messages that were removed from the ready ones; `stored` are their records."""
+    tx, keys, now_ms = queue_tx.tx, queue_tx.keys, queue_tx.tx.now_ms
+    due_ms, content = now_ms + lasts_ms, b"".join(stored)
+    fences = [max(head.fence, fence_floor) + 1 for head in heads]
+    ends, end = bytearray(), 0
+    for each in stored:
+        end += len(each)
+        ends += _END.pack(end)
+    is_plain = not with_state and all(head.is_plain and head.correlation_id == format_id(head.id) for head in heads)
+    is_inline = len(content) <= LEASE_INLINE_BYTES_MAX
+    record = LeaseRecord(
+        owner,
+        txn_id,
+        now_ms,
+        due_ms,
+        lasts_ms,
+        with_state,
+        is_plain,
+        fences[0],
+        fences if len(set(fences)) > 1 else [],
+        b"".join([head.id for head in heads]),
+        bytes(ends),
+        content,
+    )
+    number = tx.new_id_bytes()[_TIME_BYTES:]
+    held = HeldLease(due_ms.to_bytes(_TIME_BYTES, "big") + number, record)
+    if not is_inline:
+        tx.put(keys.contents + held.id, content)
+        held.record = msgspec.structs.replace(record, content=None)
+    tx.put(held.key(keys), LEASE_DUE + _encode(held.record))
+    _note_due(queue_tx, due_ms)
+    queue_tx.counters.leased += len(heads)
+    return held
+
+
+class HeldLeases:
+    """The leases that a transaction uses, each loaded once and saved once."""
+
+    __slots__ = ("_changed", "_loaded", "_queue_tx")
+
+    def __init__(self, queue_tx: QueueTransaction) -> None:
+        self._queue_tx = queue_tx
+        self._loaded: dict[bytes, HeldLease | None] = {}
+        self._changed: dict[bytes, HeldLease] = {}
+
+    def find(self, proof: MessageLease) -> tuple[HeldLease, int] | None:
+        """The lease that `proof` names, and the position of its message there, acknowledged or not."""
+        found = self.find_ref(ref_of(proof))
+        return found if found is not None and is_at(found[0].record, found[1], proof) else None
+
+    def find_ref(self, ref: bytes) -> tuple[HeldLease, int] | None:
+        """The lease and the position that a `lease_ref` names."""
+        held, position = self.load(ref[:LEASE_BYTES]), ref[LEASE_BYTES]
+        if held is None or held.left >> position & 1:
+            held, position = self.load(ref), 0
+        return None if held is None else (held, position)
+
+    def load(self, id: bytes) -> HeldLease | None:
+        """A lease by its id."""
+        if id not in self._loaded:
+            self._loaded[id] = load(self._queue_tx.tx, self._queue_tx.keys, id)
+        return self._loaded[id]
+
+    def change(self, held: HeldLease) -> None:
+        """Let `save` write the lease."""
+        self._changed[held.id] = held
+
+    def save(self) -> bool:
+        """Save the changed leases; whether there were any."""
+        for held in self._changed.values():
+            held.save(self._queue_tx)
+        return bool(self._changed)
+
+
+def load(tx: Transaction, keys: QueueKeys, id: bytes) -> HeldLease | None:
+    """A lease by its id."""
+    stored = None
+    if len(id) == LEASE_BYTES:
+        stored = tx.get(keys.due_key(int.from_bytes(id[:_TIME_BYTES], "big"), id))
+    is_moved = stored is None
+    if stored is None:
+        moved = tx.get(keys.moved + id)
+        stored = None if moved is None else tx.get(keys.due_key(int.from_bytes(moved, "big"), id))
+    return None if stored is None else _held(tx, keys, id, stored, is_moved=is_moved)
+
+
+def entry_of(tx: Transaction, keys: QueueKeys, ref: bytes) -> tuple[bytes, int]:
+    """The entry in the due index of the lease that a `lease_ref` names, and the position after the one it names."""
+    id, position = ref[:LEASE_BYTES], ref[LEASE_BYTES]
+    held = load(tx, keys, id)
+    if held is None or held.left >> position & 1:
+        held = load(tx, keys, ref) or held
+    if held is None:
+        return keys.due_key(int.from_bytes(id[:_TIME_BYTES], "big"), id)[len(keys.due) :], position + 1
+    return held.key(keys)[len(keys.due) :], position + 1 if len(held.id) == LEASE_BYTES else 1
+
+
+def is_at(record: LeaseRecord, position: int, proof: MessageLease) -> bool:
+    """Whether `proof` is about the message at a position of a lease."""
+    return (
+        position < len(record)
+        and record.fence_at(position) == proof.fence
+        and record.id_at(position) == parse_id(proof.id)
+    )
+
+
+def ref_of(proof: MessageLease) -> bytes:
+    """The lease and the position that a proof names.
+
+    Raises:
+        InvalidArgument: the message id is invalid.
+        QueueMessageLeaseMismatch: the lease id is not one of this message and fence.
+    """
+    id = parse_id(proof.id)
+    try:
+        ref = bytes.fromhex(proof.lease_id.rpartition("-")[2])
+    except ValueError:
+        ref = b""
+    if len(ref) != LEASE_BYTES + 1 or proof.lease_id != format_lease_id(id, proof.fence, ref):
+        raise mismatch(proof)
+    return ref
+
+
+def acked_before(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> str | None:
+    """The correlation id of a message that was acknowledged under the same lease; None if that is not remembered."""
+    ref, minute = ref_of(proof), tx.now_ms // 60_000
+    for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
+        for lease, position in ((ref[:LEASE_BYTES], ref[LEASE_BYTES]), (ref, 0)):
+            stored = tx.get(keys.ack_key(minute - ago, lease))
+            found = None if stored is None else _decode_acked(stored)
+            if found is None or (found.mask and not int.from_bytes(found.mask, "big") >> position & 1):
+                continue
+            id = found.ids[position * ID_BYTES : (position + 1) * ID_BYTES]
+            if id == parse_id(proof.id) and proof.fence == found.fences[position if len(found.fences) > 1 else 0]:
+                return found.correlation_ids[position] if found.correlation_ids else format_id(id)
+    return None
+
+
+def mismatch(proof: MessageLease) -> QueueMessageLeaseMismatch:
+    return QueueMessageLeaseMismatch(
+        f"Message {proof.id} is not leased as {proof.lease_id} any more; stop working on it. It was settled, or its "
+        "lease expired and it is delivered again"
+    )
+
+
+def held_at(tx: Transaction, keys: QueueKeys, key: bytes, value: bytes) -> HeldLease | None:
+    """The lease in an entry of the due index; None if the entry is of another kind."""
+    if value[:1] != LEASE_DUE:
+        return None
+    id = key[len(keys.due) + 8 :]
+    return _held(tx, keys, id, value, is_moved=_is_moved(id, keys.due_at(key)))
+
+
+def messages_at(tx: Transaction, keys: QueueKeys, key: bytes, value: bytes) -> list[StoredMessage]:
+    """The messages that are left in the lease of an entry of the due index; none if the entry is of another kind."""
+    held = held_at(tx, keys, key, value)
+    return [] if held is None else list(messages_of(tx, keys, held))
+
+
+def leased_messages(tx: Transaction, keys: QueueKeys) -> Iterator[StoredMessage]:
+    """Every leased message of a queue."""
+    for page in pages(tx, *keys.due_range(0)):
+        for key, value in page:
+            yield from messages_at(tx, keys, key, value)
+
+
+def messages_of(tx: Transaction, keys: QueueKeys, held: HeldLease) -> Iterator[StoredMessage]:
+    """The messages that are left in a lease."""
+    return (held.message(tx, keys, position) for position in held.remaining())
+
+
+def _held(tx: Transaction, keys: QueueKeys, id: bytes, stored: bytes, *, is_moved: bool) -> HeldLease:
+    record = _decode(memoryview(stored)[1:])
+    settled = tx.get(keys.settled + id) if len(record) > 1 else None
+    return HeldLease(id, record, settled=settled, is_moved=is_moved)
+
+
+def _is_moved(id: bytes, due_ms: int) -> bool:
+    """Whether a lease ends at another time than its id says."""
+    return len(id) != LEASE_BYTES or due_ms != int.from_bytes(id[:_TIME_BYTES], "big")
+
+
+def _note_due(queue_tx: QueueTransaction, due_ms: int) -> None:
+    queue_tx.counters.clock_ms = max(queue_tx.counters.clock_ms, queue_tx.tx.now_ms)
+    queue_tx.counters.add_due(due_ms)
