@@ -444,6 +444,32 @@ class Queues(RuleBasedStateMachine):
         held = self.current()
         self.settle(*held[pick % len(held)], *outcome)
 
+    @precondition(lambda self: self.current())
+    @rule(chosen=st.sets(st.integers(0, 5), min_size=1), by_ms=st.sampled_from((1, 700, 30_000)), ack=st.booleans())
+    def several_messages_are_settled(self, chosen: set[int], by_ms: int, ack: bool) -> None:
+        """Some messages of one or more leases, and perhaps one that nobody holds, are acknowledged or extended."""
+        held = self.current()
+        queue = held[min(chosen) % len(held)][0]
+        shown = list(
+            dict.fromkeys(each for where, each in (held[pick % len(held)] for pick in chosen) if where == queue)
+        )
+        strange = msgspec.structs.replace(shown[0], fence=shown[0].fence + 7)
+        if ack:
+            outcomes = self.database.transact(queues.ack_many, queue, [*shown, strange])
+        else:
+            outcomes = self.database.transact(queues.extend_many, queue, [*shown, strange], by_ms=by_ms)
+        assert isinstance(outcomes.pop(), QueueMessageLeaseMismatch)
+        for each, outcome in zip(shown, outcomes, strict=True):
+            message, model_queue = self.holder(queue, each), self.model_queue(queue)
+            assert message is not None
+            if ack:
+                assert outcome == message.correlation_id
+                model_queue.acked[message.id] = (message.fence, self.model.now_ms, message.correlation_id)
+                self.model.remove(model_queue, message)
+            else:
+                message.expires_ms = max(message.expires_ms, self.model.now_ms + by_ms)
+                assert outcome.due_ms == message.expires_ms
+
     def settle(self, queue: QueueKey, shown: MessageLease, outcome: str, options: dict[str, Any]) -> None:
         model_queue, message = self.model_queue(queue), self.holder(queue, shown)
         assert message is not None
@@ -778,7 +804,7 @@ def contents(
     events = [
         key[len(stored_keys.due) :]
         for key, value in tx.scan(stored_keys.due, stored_keys.due + b"\xff" * 9, limit=1_000)
-        if value[:1] != message_leases.LEASE_DUE
+        if not message_leases.is_lease(value)
     ]
     heads = tx.scan(*stored_keys.head.range(), limit=1_000)
     failures = tx.scan(stored_keys.failures, stored_keys.failures + b"\xff" * 17, limit=1_000)

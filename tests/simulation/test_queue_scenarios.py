@@ -249,7 +249,7 @@ def the_counters_ignore_expired_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def settled_messages_stay_in_their_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """An acknowledged message expires with the rest of its lease."""
-    monkeypatch.setattr(message_leases.HeldLease, "remaining", lambda self: list(range(len(self.record))))
+    monkeypatch.setattr(message_leases.HeldLease, "remaining", lambda self: list(range(self.record.count)))
 
 
 BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [

@@ -361,9 +361,13 @@ class Queue:
         return self._transport.call(ReadQueueHistory(self.name, after, n, self._universe))
 
     def leased(self, n: int = 100, *, after: str = "") -> list[LeasedMessage]:
-        """At most `n` leased messages with their owners, attempts and expiries, by id, after the id `after`.
+        """At most `n` leased messages with their owners, attempts and expiries, in the order of the expiries.
 
         A lease that has expired is listed until a consumer or the sweeper has processed its expiry.
+
+        Args:
+            n: how many.
+            after: the `lease_id` of the last message of the page before.
         """
         found: list[LeasedMessage] = []
         at: str | None = after

@@ -20,7 +20,6 @@ from holdfast.layers.queues.keys import (
     keys_of,
     queues,
 )
-from holdfast.layers.queues.message_leases import HeldLease
 from holdfast.layers.queues.policies import dead_letter_queue, history_ms, policy_of
 from holdfast.layers.worlds import first_elements
 from holdfast.limits import (
@@ -73,7 +72,7 @@ def leased(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> Lease
                 left = [position for position in left if position >= skipped]
             for position in left:
                 if held is not None and len(found) < limit:
-                    found.append(_leased_message(held.message(tx, keys, position), held.record.owner))
+                    found.append(_leased_message(held.message(position), held.record.owner))
                 else:
                     return LeasedMessages(found, f"{key[len(keys.due) :].hex()}.{position}")
         if len(pairs) < DUE_BATCH_MAX:
@@ -283,27 +282,18 @@ def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) ->
     if any(tx.scan(begin, end, limit=1) for begin, end in ranges):
         return DeleteProgress(progress.count)  # Put, or returned by consumers, since the purge.
     entries = tx.scan(*keys.due_range(0), limit=DUE_BATCH_MAX)
-    leases = [held for key, value in entries if (held := message_leases.held_at(tx, keys, key, value)) is not None]
-    for key, _ in entries:
+    count = 0
+    for key, value in entries:
+        held = message_leases.held_at(tx, keys, key, value)
+        for message in [] if held is None else held.take_all(queue_tx):
+            dead_letters.purge_message(queue_tx, message)
+            count += 1
         tx.delete(key)
-    count = sum(_purge_lease(queue_tx, held) for held in leases)
     if entries:
         queue_tx.save()
         return DeleteProgress(progress.count + count, None)
     tx.delete_range(*queues(queue.universe).at(queue.name).range())
     return DeleteProgress(progress.count, None, is_done=True)
-
-
-def _purge_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
-    """Remove the messages that are left in a lease; their number."""
-    positions = held.remaining()
-    messages = [held.message(queue_tx.tx, queue_tx.keys, position) for position in positions]
-    held.left |= sum(1 << position for position in positions)
-    held.save(queue_tx)
-    queue_tx.counters.leased -= len(messages)
-    for message in messages:
-        dead_letters.purge_message(queue_tx, message)
-    return len(messages)
 
 
 def _ready(queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:

@@ -155,13 +155,20 @@ class QueueTransaction:
 
     def emit(self, kind: str, message: StoredHead, error: str | None = None) -> None:
         """Add an event about a message, which is published after the commit."""
-        tx = self.tx
-        tx.events.append((kind, self.queue, message.id, message.correlation_id, tx.now_ms, message.attempts, error))
-        if self.counters.history_ms:
-            self.record(kind, message, error)
+        self.emit_of(kind, message.id, message.correlation_id, message.attempts, error)
 
-    def record(self, kind: str, message: StoredHead, error: str | None = None) -> None:
+    def emit_of(self, kind: str, id: bytes, correlation_id: str, attempts: int, error: str | None = None) -> None:
+        """`emit` an event about the message with this id, correlation id and number of deliveries."""
+        tx = self.tx
+        tx.events.append((kind, self.queue, id, correlation_id, tx.now_ms, attempts, error))
+        if self.counters.history_ms:
+            self._record(kind, id, correlation_id, attempts, error)
+
+    def record(self, kind: str, message: StoredHead) -> None:
         """Add a change of a message to the queue's history, if the queue has one."""
         if self.counters.history_ms:
-            key = history_key(self.keys, self.tx.now_ms, message.id, message.attempts, kind)
-            self.tx.put(key, history_value(kind, message.correlation_id, error))
+            self._record(kind, message.id, message.correlation_id, message.attempts, None)
+
+    def _record(self, kind: str, id: bytes, correlation_id: str, attempts: int, error: str | None) -> None:
+        key = history_key(self.keys, self.tx.now_ms, id, attempts, kind)
+        self.tx.put(key, history_value(kind, correlation_id, error))

@@ -168,6 +168,11 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         size=len(payload) if blob is None else new.blob_size,
         has_failures=False,
         stateful=False,
+        is_special=not inline
+        or blob is not None
+        or ttl_seconds is not None
+        or new.group is not None
+        or correlation_id != text,
         correlation_id=correlation_id,
         payload=payload if inline and blob is None else None,
         content_type=new.content_type,
@@ -193,6 +198,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
 def set_ttl(queue_tx: QueueTransaction, message: StoredMessage, seconds: float) -> None:
     """Set a message's TTL, and add its due entry."""
     at_ms = message.ttl_at_ms = queue_tx.tx.now_ms + round(seconds * 1_000)
+    message.is_special = True
     # Priority and group locate the message, which may be ready or blocked by then.
     location = TTL_EXPIRED + bytes((message.priority,)) + (message.group or "").encode()
     queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_EXPIRED), location)

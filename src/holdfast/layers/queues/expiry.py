@@ -123,12 +123,7 @@ def _shorten_delay(queue_tx: QueueTransaction, id: bytes) -> None:
 def _end_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
     """Expire what is left in a lease; the number of its messages."""
     policy = policy_of(queue_tx.tx, queue_tx.queue)
-    positions = held.remaining()
-    messages = [held.message(queue_tx.tx, queue_tx.keys, position) for position in positions]
-    for position in positions:
-        held.left |= 1 << position
-    held.save(queue_tx)
-    queue_tx.counters.leased -= len(messages)
+    messages = held.take_all(queue_tx)
     for message in messages:
         failures.record(
             queue_tx,

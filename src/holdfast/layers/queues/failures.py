@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.kv import Transaction
 from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, keys_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredHead, StoredMessage, keys_of
 from holdfast.layers.queues.policies import dead_letter_queue
 from holdfast.limits import (
     ERROR_TYPE_BYTES_MAX,
@@ -53,6 +53,7 @@ def record(
     failures are stored in the dead letter queue at once.
     """
     message.failures += 1
+    message.is_special = True
     reason = error if error_type is None else error_type if error is None else f"{error_type}: {error}"
     if reason is not None:
         message.last_error = _start(reason, LAST_ERROR_BYTES_MAX)
@@ -96,12 +97,12 @@ def move(source: QueueTransaction, target: QueueTransaction, message: StoredMess
             tx.put(target.keys.failures_key(message.id), stored)
 
 
-def delivered_failures(tx: Transaction, queue: QueueKey, messages: Iterable[StoredMessage]) -> Failures:
+def delivered_failures(tx: Transaction, queue: QueueKey, messages: Iterable[StoredHead]) -> Failures:
     """The failures of messages for their next consumers, without tracebacks: deliveries stay short."""
     return _read(tx, queue, messages, bytes_max=FAILURES_DELIVERED_BYTES_MAX, with_tracebacks=False)
 
 
-def failures_of(tx: Transaction, queue: QueueKey, messages: Iterable[StoredMessage]) -> Failures:
+def failures_of(tx: Transaction, queue: QueueKey, messages: Iterable[StoredHead]) -> Failures:
     """The failures of messages, with tracebacks."""
     return _read(tx, queue, messages, bytes_max=FAILURES_READ_BYTES_MAX, with_tracebacks=True)
 
@@ -129,7 +130,7 @@ def _spread(message: StoredMessage) -> float:
 
 
 def _read(
-    tx: Transaction, queue: QueueKey, messages: Iterable[StoredMessage], *, bytes_max: int, with_tracebacks: bool
+    tx: Transaction, queue: QueueKey, messages: Iterable[StoredHead], *, bytes_max: int, with_tracebacks: bool
 ) -> Failures:
     """The failures of messages. After `bytes_max` in total, the newest one of each, without its traceback."""
     found: Failures = {}
@@ -150,7 +151,7 @@ def _read(
     return found
 
 
-def _stored(tx: Transaction, keys: QueueKeys, message: StoredMessage) -> list[Failure]:
+def _stored(tx: Transaction, keys: QueueKeys, message: StoredHead) -> list[Failure]:
     stored = tx.get(keys.failures_key(message.id)) if message.has_failures else None
     return [] if stored is None else _decode(stored)
 

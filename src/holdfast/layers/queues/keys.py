@@ -57,24 +57,14 @@ class StoredHead(msgspec.Struct, array_like=True):
     size: int
     has_failures: bool  # It has a record of its failed attempts.
     stateful: bool  # It was delivered with its workflow state.
+    # Whether more than its record has to be removed with it, or its correlation id is not its id.
+    is_special: bool
     correlation_id: str
 
     @property
     def has_body(self) -> bool:
         """Whether the payload has a record of its own."""
         return self.blob is None and self.size > PAYLOAD_CARRIED_BYTES_MAX
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing else has to be removed with the message."""
-        return (
-            not self.ttl_at_ms
-            and self.group is None
-            and self.blob is None
-            and self.size <= PAYLOAD_CARRIED_BYTES_MAX
-            and not self.has_failures
-            and not self.stateful
-        )
 
 
 class StoredMessage(StoredHead, array_like=True):

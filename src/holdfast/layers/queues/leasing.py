@@ -13,7 +13,7 @@ may settle its message after the lease's end until a transaction processes the e
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -36,7 +36,7 @@ from holdfast.layers.queues.failures import (
     retry_delay_ms,
 )
 from holdfast.layers.queues.keys import QueueKey, StoredHead, StoredMessage, decode, decode_head, format_id
-from holdfast.layers.queues.message_leases import LEASE_BYTES, HeldLease, HeldLeases, mismatch
+from holdfast.layers.queues.message_leases import HeldLease, HeldLeases, mismatch
 from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
 from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
@@ -62,29 +62,49 @@ class Prefetched:
 
 
 class Leased:
-    """The result of a lease call: messages, their workflow states if requested, and when to try again."""
+    """The result of a lease call: leases with their messages, and when to try again."""
 
-    __slots__ = ("events", "failures", "leases", "messages", "more", "repeated", "retry_in_ms", "states")
+    __slots__ = ("_messages", "bodies", "events", "failures", "leases", "more", "repeated", "retry_in_ms", "states")
 
     def __init__(
         self,
-        messages: list[StoredMessage],
+        leases: list[HeldLease],
         retry_in_ms: int = NEVER_MS,
-        states: list[SidecarState | None] | None = None,
         events: list[tuple[Any, ...]] | None = None,
         *,
         repeated: bool = False,
         more: bool = False,
-        failures: Failures | None = None,
     ) -> None:
-        self.messages = messages
+        self.leases = leases
         self.retry_in_ms = retry_in_ms
-        self.states: list[SidecarState | None] = [None] * len(messages) if states is None else states
         self.events = events or []  # To publish after the commit.
         self.repeated = repeated  # An earlier attempt of the same call leased them.
         self.more = more  # More messages are ready.
-        self.failures = failures  # Of the messages that have failed before.
-        self.leases = list(dict.fromkeys(message.lease_ref[:LEASE_BYTES] for message in messages))
+        self.states: list[SidecarState | None] = []  # The workflow states, if requested: one for each message.
+        self.failures: Failures = {}  # Of the messages that have failed before.
+        self.bodies: dict[bytes, bytes | None] = {}  # Payloads that are not stored with their messages, by id.
+        self._messages: list[StoredMessage] | None = None
+
+    @property
+    def messages(self) -> list[StoredMessage]:
+        """The messages with their payloads."""
+        if self._messages is None:
+            self._messages = [message for held in self.leases for message in held.messages()]
+            for message in self._messages if self.bodies else ():
+                message.payload = self.bodies.get(message.id, message.payload)
+        return self._messages
+
+    def read_rest(self, queue_tx: QueueTransaction, heads: Sequence[StoredHead], *, with_state: bool) -> None:
+        """Read what belongs to the messages and is stored apart from them."""
+        tx, queue = queue_tx.tx, queue_tx.queue
+        for head in heads:
+            if head.has_body:
+                self.bodies[head.id] = tx.get(queue_tx.keys.body_key(head.id))
+        if with_state:
+            read = sidecars.read if self.repeated else sidecars.open
+            self.states = [read(tx, queue, message) for message in self.messages]
+        if any(head.has_failures for head in heads):
+            self.failures = delivered_failures(tx, queue, heads)
 
 
 def lease(
@@ -133,10 +153,11 @@ def lease_or_wait(
     queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
     changed = process_due(queue_tx)
-    delivery = _NextDelivery(queue_tx, owner, txn_id, visibility_ms, with_state)
+    heads: list[StoredHead] = []
+    taken: list[bytes] = []
     allowed = 0 if policy.paused else _allowed_by_rate(queue_tx, policy, limit)
-    while delivery.count < allowed:
-        found = _take_ready(queue_tx, allowed - delivery.count, prefetched)
+    while len(heads) < allowed:
+        found = _take_ready(queue_tx, allowed - len(heads), prefetched)
         if not found:
             break
         changed = True
@@ -145,90 +166,53 @@ def lease_or_wait(
             if head.ttl_at_ms and head.ttl_at_ms <= tx.now_ms:
                 dead_letters.expire_message(queue_tx, decode(stored))
             else:
-                delivery.add(head, stored)
-    messages = delivery.complete()
+                heads.append(head)
+                taken.append(stored)
+    leases: list[HeldLease] = []
+    for run, lasts_ms in _runs(heads, taken, visibility_ms):
+        leases.append(
+            message_leases.grant(
+                queue_tx,
+                heads[run],
+                taken[run],
+                owner=owner,
+                txn_id=txn_id,
+                lasts_ms=lasts_ms,
+                with_state=with_state,
+                fence_floor=0,
+            )
+        )
+    for head in heads:
+        queue_tx.emit("leased", head)
     if policy.rate_per_second is not None:
-        queue_tx.counters.budget -= len(messages)  # A refilled budget alone is not committed: it follows from the time.
+        queue_tx.counters.budget -= len(heads)  # A refilled budget alone is not committed: it follows from the time.
     if changed:
         queue_tx.save()
-    states: list[SidecarState | None] | None = None
-    if with_state:
-        states = [sidecars.open(tx, queue, message) for message in messages]
-    more = _most_urgent(queue_tx.counters.ready) >= 0
-    failed = delivered_failures(tx, queue, messages) if any(message.has_failures for message in messages) else None
-    retry_in_ms = _retry_in_ms(queue_tx, policy)
-    return Leased(messages, retry_in_ms, states, tx.events, more=more, failures=failed)
+    leased = Leased(leases, _retry_in_ms(queue_tx, policy), tx.events, more=_most_urgent(queue_tx.counters.ready) >= 0)
+    leased.read_rest(queue_tx, heads, with_state=with_state)
+    return leased
 
 
-class _NextDelivery:
-    """The messages of a delivery, and their leases: one for all, unless they are too large or last differently."""
-
-    def __init__(
-        self,
-        queue_tx: QueueTransaction,
-        owner: str,
-        txn_id: str | None,
-        visibility_ms: int | None,
-        with_state: bool,
-    ) -> None:
-        self.count = 0
-        self._queue_tx = queue_tx
-        self._owner = owner
-        self._txn_id = txn_id
-        self._visibility_ms = visibility_ms
-        self._with_state = with_state
-        self._heads: list[StoredHead] = []
-        self._stored: list[bytes] = []
-        self._size = 0
-        self._lasts_ms = 0
-        self._leases: list[HeldLease] = []
-
-    def add(self, head: StoredHead, stored: bytes) -> None:
-        """Add a message that was removed from the ready ones."""
-        lasts_ms = head.visibility_ms if self._visibility_ms is None else self._visibility_ms
-        if self._heads and (lasts_ms != self._lasts_ms or self._size + len(stored) > LEASE_CONTENT_BYTES_MAX):
-            self._grant()
-        self._lasts_ms = lasts_ms
-        self._heads.append(head)
-        self._stored.append(stored)
-        self._size += len(stored)
-        self.count += 1
-
-    def complete(self) -> list[StoredMessage]:
-        """Grant the leases; returns the messages with their payloads."""
-        if self._heads:
-            self._grant()
-        queue_tx, messages = self._queue_tx, list[StoredMessage]()
-        for held in self._leases:
-            for message in message_leases.messages_of(queue_tx.tx, queue_tx.keys, held):
-                queue_tx.emit("leased", message)
-                if message.has_body:
-                    message.payload = queue_tx.tx.get(queue_tx.keys.body_key(message.id))
-                messages.append(message)
-        return messages
-
-    def _grant(self) -> None:
-        held = message_leases.grant(
-            self._queue_tx,
-            self._heads,
-            self._stored,
-            owner=self._owner,
-            txn_id=self._txn_id,
-            lasts_ms=self._lasts_ms,
-            with_state=self._with_state,
-            fence_floor=0,
-        )
-        self._queue_tx.counters.delivered += len(self._heads)
-        self._leases.append(held)
-        self._heads, self._stored, self._size = [], [], 0
+def _runs(heads: list[StoredHead], taken: list[bytes], visibility_ms: int | None) -> Iterator[tuple[slice, int]]:
+    """Runs of messages for one lease each: all of them, unless they are too large or are leased for different times."""
+    begin = size = 0
+    for index, head in enumerate(heads):
+        is_same = visibility_ms is not None or head.visibility_ms == heads[begin].visibility_ms
+        size += len(taken[index])
+        if not is_same or size > LEASE_CONTENT_BYTES_MAX:
+            yield slice(begin, index), heads[begin].visibility_ms if visibility_ms is None else visibility_ms
+            begin, size = index, len(taken[index])
+    if heads:
+        yield slice(begin, len(heads)), heads[begin].visibility_ms if visibility_ms is None else visibility_ms
 
 
 def deliveries_of(leased: Leased) -> list[Delivery]:
     """The wire form of leased messages."""
-    failed = leased.failures or {}
+    messages = leased.messages
+    states = leased.states or [None] * len(messages)
     return [
-        delivery_of(message, state, failed.get(message.id))
-        for message, state in zip(leased.messages, leased.states, strict=True)
+        delivery_of(message, state, leased.failures.get(message.id))
+        for message, state in zip(messages, states, strict=True)
     ]
 
 
@@ -238,10 +222,12 @@ def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str:
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
-    outcome = ack_many(tx, queue, [proof])[0]
-    if isinstance(outcome, HoldfastError):
-        raise outcome
-    return outcome
+    queue_tx = QueueTransaction(tx, queue)
+    held_leases = HeldLeases(queue_tx)
+    correlation_id = _ack(queue_tx, held_leases, proof)
+    if held_leases.save():
+        queue_tx.save()
+    return correlation_id
 
 
 def ack_many(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -> list[str | HoldfastError]:
@@ -269,16 +255,21 @@ def _ack(queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLeas
         return before
     held, position = found
     if held.acked >> position & 1:
-        return held.correlation_id(tx, keys, position)
+        return held.correlation_id(position)
     held.acked |= 1 << position
     held_leases.change(held)
     queue_tx.counters.leased -= 1
     queue_tx.counters.acked += 1
-    message = held.message(tx, keys, position)
-    if not held.record.is_plain:
+    record = held.record
+    if record.is_plain:
+        id = record.id_at(position)
+        correlation_id = format_id(id)
+    else:
+        message = held.message(position)
+        id, correlation_id = message.id, message.correlation_id
         dead_letters.remove(queue_tx, message)
-    queue_tx.emit("acked", message)
-    return message.correlation_id
+    queue_tx.emit_of("acked", id, correlation_id, record.attempt_at(position))
+    return correlation_id
 
 
 def _take(queue_tx: QueueTransaction, proof: MessageLease) -> StoredMessage:
@@ -288,7 +279,7 @@ def _take(queue_tx: QueueTransaction, proof: MessageLease) -> StoredMessage:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
     held, position = _unsettled(HeldLeases(queue_tx).find(proof), proof)
-    message = held.message(queue_tx.tx, queue_tx.keys, position)
+    message = held.message(position)
     held.left |= 1 << position
     held.save(queue_tx)
     queue_tx.counters.leased -= 1
@@ -402,9 +393,7 @@ def extend_many(
         if not isinstance(each, HoldfastError):
             held, position = each
             extended.setdefault(held.id, (held, set()))[1].add(position)
-    outcomes = [
-        each if isinstance(each, HoldfastError) else each[0].message(tx, queue_tx.keys, each[1]) for each in found
-    ]
+    outcomes = [each if isinstance(each, HoldfastError) else each[0].message(each[1]) for each in found]
     for held, positions in extended.values():
         if due_ms > held.record.due_ms:
             _extend(queue_tx, held, positions, due_ms)
@@ -588,8 +577,8 @@ def lease_keyed(
         with_state=with_state,
         prefetched=prefetched,
     )
-    if leased.messages:
-        store_result(tx, call, _KeyedLease(leased.leases))
+    if leased.leases:
+        store_result(tx, call, _KeyedLease([held.id for held in leased.leases]))
     return leased
 
 
@@ -601,10 +590,11 @@ def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_stat
     keyed = _decode(before)
     if not keyed.retried:
         store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
-    messages = _still_leased(QueueTransaction(tx, queue), keyed.leases)
-    states = [sidecars.read(tx, queue, message) if with_state else None for message in messages]
-    failed = delivered_failures(tx, queue, messages)
-    return Leased(messages, NEVER_MS, states, tx.events, repeated=True, failures=failed)
+    queue_tx = QueueTransaction(tx, queue)
+    found = [held for id in keyed.leases for held in message_leases.load_all(tx, queue_tx.keys, id)]
+    leased = Leased([held for held in found if tx.now_ms < held.record.due_ms], NEVER_MS, tx.events, repeated=True)
+    leased.read_rest(queue_tx, leased.messages, with_state=with_state)
+    return leased
 
 
 def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[tuple[Any, ...]]:
@@ -622,20 +612,3 @@ def abandon_receive(tx: Transaction, call: KeyedCall) -> bool:
         return False
     delete_result(tx, call)
     return True
-
-
-def _still_leased(queue_tx: QueueTransaction, leases: Sequence[bytes]) -> list[StoredMessage]:
-    tx, keys, found = queue_tx.tx, queue_tx.keys, list[StoredMessage]()
-    for id in leases:
-        held = message_leases.load(tx, keys, id)
-        for position in range(MESSAGES_MAX if held is None else len(held.record)):
-            if held is None or held.left >> position & 1:
-                own = message_leases.load(tx, keys, id + bytes((position,)))
-                found += [] if own is None else message_leases.messages_of(tx, keys, own)
-            elif not held.acked >> position & 1:
-                found.append(held.message(tx, keys, position))
-    messages = [message for message in found if tx.now_ms < message.due_ms]
-    for message in messages:
-        if message.has_body:
-            message.payload = tx.get(keys.body_key(message.id))
-    return messages

@@ -1,6 +1,6 @@
 """Leases of messages: one for all messages of a delivery.
 
-    "t" | ends at | lease  ->  "L" + the lease: owner, fences, ids, and the messages as they were stored
+    "t" | ends at | lease  ->  the lease: owner, fences, ids, and the messages as they were stored
     "m" | lease            ->  the messages, if they are more than LEASE_INLINE_BYTES_MAX
     "d" | lease            ->  which of several messages are acknowledged, and which have left the lease
     "x" | lease            ->  when the lease ends, if it was extended
@@ -10,13 +10,14 @@ A delivery takes the messages out of the ready ones and writes one lease, with t
 marks a message as acknowledged; the last one removes the lease. A message that is returned, rejected or extended alone
 leaves the lease. When the lease ends, everything that is left in it expires.
 
-A lease is identified by when it was first to end, and by a random number, so it is found without an index. A message
+A lease is identified by when it was first to end and by its first message, so it is found without an index. A message
 in it is identified by its position: `lease_ref` is the lease and that position. A message that was extended alone has
 a lease of its own, identified by the same `lease_ref`.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -34,12 +35,13 @@ from holdfast.layers.queues.keys import (
     format_lease_id,
     parse_id,
 )
-from holdfast.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX
+from holdfast.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX, MESSAGES_MAX
 from holdfast.wire.queues import MessageLease
 
-LEASE_DUE: Final = b"L"  # The kind of an entry of the due index.
+_ARRAY: Final = 0x90  # A lease is an array in MessagePack, which begins with this byte or a higher one.
 LEASE_BYTES: Final = 16
 _TIME_BYTES: Final = 6
+_NONE: Final[list[int]] = []
 _END: Final = struct.Struct(">I")
 
 
@@ -52,14 +54,17 @@ class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
     due_ms: int
     lasts_ms: int  # How long it was to last when it was granted or extended.
     with_state: bool
-    is_plain: bool  # Nothing but the messages has to be removed with them, and their ids are their correlation ids.
+    is_plain: bool  # Nothing but the messages has to be removed with them, and no one gave them correlation ids.
     fence: int
     fences: list[int]  # Of each message, if they differ.
+    attempt: int  # The number of this delivery.
+    attempts: list[int]  # Of each message, if they differ.
     ids: bytes
     ends: bytes  # Where each message ends in `content`.
     content: bytes | None  # The messages; None: in a record of their own.
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
         return len(self.ids) // ID_BYTES
 
     def id_at(self, position: int) -> bytes:
@@ -67,6 +72,9 @@ class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
 
     def fence_at(self, position: int) -> int:
         return self.fences[position] if self.fences else self.fence
+
+    def attempt_at(self, position: int) -> int:
+        return self.attempts[position] if self.attempts else self.attempt
 
 
 class _Acked(msgspec.Struct, frozen=True, array_like=True):
@@ -86,66 +94,92 @@ _decode_acked = msgspec.msgpack.Decoder(_Acked).decode
 class HeldLease:
     """A lease inside one transaction: what is left in it. `save` writes what has changed."""
 
-    __slots__ = ("_content", "_is_moved", "acked", "id", "left", "record")
+    __slots__ = ("_content", "_is_moved", "_keys", "_tx", "acked", "id", "left", "record")
 
-    def __init__(self, id: bytes, record: LeaseRecord, *, settled: bytes | None = None, is_moved: bool = False) -> None:
+    def __init__(
+        self,
+        tx: Transaction,
+        keys: QueueKeys,
+        id: bytes,
+        record: LeaseRecord,
+        *,
+        content: bytes | None,
+        settled: bytes | None = None,
+        is_moved: bool = False,
+    ) -> None:
+        self._tx = tx
+        self._keys = keys
         self.id = id
         self.record = record
-        size = 0 if settled is None else len(settled) // 2
-        self.acked = 0 if settled is None else int.from_bytes(settled[:size], "big")  # A bit for each position.
-        self.left = 0 if settled is None else int.from_bytes(settled[size:], "big")
-        self._content = record.content
+        self.acked = self.left = 0  # A bit for each position.
+        if settled is not None:
+            size = len(settled) // 2
+            self.acked = int.from_bytes(settled[:size], "big")
+            self.left = int.from_bytes(settled[size:], "big")
+        self._content = content
         self._is_moved = is_moved
 
-    def key(self, keys: QueueKeys) -> bytes:
-        return keys.due_key(self.record.due_ms, self.id)
+    def key(self) -> bytes:
+        return self._keys.due_key(self.record.due_ms, self.id)
 
     def remaining(self) -> list[int]:
         """The positions of the messages that are neither acknowledged nor gone."""
         settled = self.acked | self.left
-        return [position for position in range(len(self.record)) if not settled >> position & 1]
+        return [position for position in range(self.record.count) if not settled >> position & 1]
 
     def ref(self, position: int) -> bytes:
         return self.id + bytes((position,)) if len(self.id) == LEASE_BYTES else self.id
 
-    def correlation_id(self, tx: Transaction, keys: QueueKeys, position: int) -> str:
+    def correlation_id(self, position: int) -> str:
         record = self.record
-        return format_id(record.id_at(position)) if record.is_plain else self.message(tx, keys, position).correlation_id
+        return format_id(record.id_at(position)) if record.is_plain else self.message(position).correlation_id
 
-    def message(self, tx: Transaction, keys: QueueKeys, position: int) -> StoredMessage:
+    def messages(self) -> list[StoredMessage]:
+        """The messages that are left in the lease."""
+        return [self.message(position) for position in self.remaining()]
+
+    def message(self, position: int) -> StoredMessage:
         """A message of the lease, as it is while it is leased."""
         record = self.record
-        message = decode(self.stored(tx, keys, position))
-        message.fence = record.fence_at(position)
-        message.attempts += 1
-        message.stateful = message.stateful or record.with_state
+        message = decode(self.stored(position))
+        message.fence, message.attempts = record.fence_at(position), record.attempt_at(position)
+        if record.with_state:
+            message.stateful = message.is_special = True
         message.leased_ms, message.due_ms = record.leased_ms, record.due_ms
         message.owner, message.txn_id, message.lease_ref = record.owner, record.txn_id, self.ref(position)
         return message
 
-    def stored(self, tx: Transaction, keys: QueueKeys, position: int) -> bytes:
+    def stored(self, position: int) -> bytes:
         """A message as it was before it was delivered."""
-        content, ends = self.content(tx, keys), self.record.ends
+        content, ends = self.content(), self.record.ends
         begin = _END.unpack_from(ends, (position - 1) * 4)[0] if position else 0
         return content[begin : _END.unpack_from(ends, position * 4)[0]]
 
-    def content(self, tx: Transaction, keys: QueueKeys) -> bytes:
+    def content(self) -> bytes:
         """The messages, one after the other."""
         if self._content is None:
-            self._content = tx.get(keys.contents + self.id) or b""
+            self._content = self._tx.get(self._keys.contents + self.id) or b""
         return self._content
+
+    def take_all(self, queue_tx: QueueTransaction) -> list[StoredMessage]:
+        """Take the messages that are left out of the lease, which ends."""
+        messages = self.messages()
+        self.left = (1 << self.record.count) - 1 & ~self.acked
+        self.save(queue_tx)
+        queue_tx.counters.leased -= len(messages)
+        return messages
 
     def save(self, queue_tx: QueueTransaction) -> None:
         """Write which messages are settled. If all are, remove the lease, and remember the acknowledged ones."""
         tx, keys = queue_tx.tx, queue_tx.keys
-        count = len(self.record)
-        if (self.acked | self.left) != (1 << count) - 1:
+        count = self.record.count
+        if count > 1 and (self.acked | self.left) != (1 << count) - 1:
             size = (count + 7) // 8
             tx.put(keys.settled + self.id, self.acked.to_bytes(size, "big") + self.left.to_bytes(size, "big"))
             return
         if self.acked:
-            tx.put(keys.ack_key(tx.now_ms // 60_000, self.id), _encode(self._acked_messages(tx, keys)))
-        tx.delete(self.key(keys))
+            tx.put(keys.ack_key(tx.now_ms // 60_000, self.id), _encode(self._acked_messages()))
+        tx.delete(self.key())
         if count > 1:
             tx.delete(keys.settled + self.id)
         if self.record.content is None:
@@ -156,9 +190,9 @@ class HeldLease:
     def move(self, queue_tx: QueueTransaction, due_ms: int) -> None:
         """Let the lease end at another time."""
         tx, keys = queue_tx.tx, queue_tx.keys
-        tx.delete(self.key(keys))
+        tx.delete(self.key())
         self.record = msgspec.structs.replace(self.record, due_ms=due_ms, lasts_ms=due_ms - tx.now_ms)
-        tx.put(self.key(keys), LEASE_DUE + _encode(self.record))
+        tx.put(self.key(), _encode(self.record))
         if _is_moved(self.id, due_ms):
             tx.put(keys.moved + self.id, due_ms.to_bytes(8, "big"))
         elif self._is_moved:
@@ -169,28 +203,33 @@ class HeldLease:
     def separate(self, queue_tx: QueueTransaction, position: int, due_ms: int) -> None:
         """Give a message a lease of its own, which ends at another time. The caller saves this one."""
         tx, keys, record = queue_tx.tx, queue_tx.keys, self.record
-        stored = self.stored(tx, keys, position)
+        stored = self.stored(position)
         self.left |= 1 << position
         is_inline = len(stored) <= LEASE_INLINE_BYTES_MAX
         own = HeldLease(
+            tx,
+            keys,
             self.ref(position),
             msgspec.structs.replace(
                 record,
                 fence=record.fence_at(position),
                 fences=[],
+                attempt=record.attempt_at(position),
+                attempts=[],
                 ids=record.id_at(position),
                 ends=_END.pack(len(stored)),
                 content=stored if is_inline else None,
             ),
+            content=stored,
         )
         if not is_inline:
             tx.put(keys.contents + own.id, stored)
         own.move(queue_tx, due_ms)
 
-    def _acked_messages(self, tx: Transaction, keys: QueueKeys) -> _Acked:
-        record, count = self.record, len(self.record)
-        mask = b"" if self.acked == (1 << count) - 1 else self.acked.to_bytes((count + 7) // 8, "big")
-        known = [] if record.is_plain else [self.correlation_id(tx, keys, position) for position in range(count)]
+    def _acked_messages(self) -> _Acked:
+        record, count = self.record, self.record.count
+        mask = b"" if not self.left else self.acked.to_bytes((count + 7) // 8, "big")
+        known = [] if record.is_plain else [self.correlation_id(position) for position in range(count)]
         return _Acked(record.fences or [record.fence], record.ids, mask, known)
 
 
@@ -205,15 +244,19 @@ def grant(
     with_state: bool,
     fence_floor: int,
 ) -> HeldLease:
-    """Lease messages that were removed from the ready ones; `stored` are their records."""
-    tx, keys, now_ms = queue_tx.tx, queue_tx.keys, queue_tx.tx.now_ms
-    due_ms, content = now_ms + lasts_ms, b"".join(stored)
-    fences = [max(head.fence, fence_floor) + 1 for head in heads]
-    ends, end = bytearray(), 0
-    for each in stored:
-        end += len(each)
-        ends += _END.pack(end)
-    is_plain = not with_state and all(head.is_plain and head.correlation_id == format_id(head.id) for head in heads)
+    """Lease messages that were removed from the ready ones, and count the deliveries; `stored` are their records."""
+    tx, keys, now_ms, count = queue_tx.tx, queue_tx.keys, queue_tx.tx.now_ms, len(heads)
+    is_plain = not with_state
+    for head in heads:
+        head.fence = (head.fence if head.fence > fence_floor else fence_floor) + 1
+        head.attempts += 1
+        is_plain = is_plain and not head.is_special
+    first, due_ms = heads[0], now_ms + lasts_ms
+    content = stored[0] if count == 1 else b"".join(stored)
+    fences = attempts = _NONE
+    if count > 1:
+        fences = _if_different([head.fence for head in heads])
+        attempts = _if_different([head.attempts for head in heads])
     is_inline = len(content) <= LEASE_INLINE_BYTES_MAX
     record = LeaseRecord(
         owner,
@@ -223,21 +266,35 @@ def grant(
         lasts_ms,
         with_state,
         is_plain,
-        fences[0],
-        fences if len(set(fences)) > 1 else [],
-        b"".join([head.id for head in heads]),
-        bytes(ends),
-        content,
+        first.fence,
+        fences,
+        first.attempts,
+        attempts,
+        first.id if count == 1 else b"".join([head.id for head in heads]),
+        _END.pack(len(content)) if count == 1 else struct.pack(f">{count}I", *accumulate(map(len, stored))),
+        content if is_inline else None,
     )
-    number = tx.new_id_bytes()[_TIME_BYTES:]
-    held = HeldLease(due_ms.to_bytes(_TIME_BYTES, "big") + number, record)
+    # No other lease has this id: it would have to begin with the same message and fence, and end at the same time.
+    id = due_ms.to_bytes(_TIME_BYTES, "big") + (first.fence & 0xFFFF).to_bytes(2, "big") + first.id[8:]
+    held = HeldLease(tx, keys, id, record, content=content)
     if not is_inline:
-        tx.put(keys.contents + held.id, content)
-        held.record = msgspec.structs.replace(record, content=None)
-    tx.put(held.key(keys), LEASE_DUE + _encode(held.record))
+        tx.put(keys.contents + id, content)
+    tx.put(keys.due_key(due_ms, id), _encode(record))
     _note_due(queue_tx, due_ms)
-    queue_tx.counters.leased += len(heads)
+    queue_tx.counters.leased += count
+    queue_tx.counters.delivered += count
     return held
+
+
+def _if_different(values: list[int]) -> list[int]:
+    return values if any(value != values[0] for value in values) else _NONE
+
+
+def load_all(tx: Transaction, keys: QueueKeys, id: bytes) -> list[HeldLease]:
+    """A lease, and those of the messages that left it and were extended alone."""
+    prefix = keys.moved + id
+    moved = [key[len(keys.moved) :] for key, _ in tx.scan(prefix, prefix + b"\xff\xff", limit=MESSAGES_MAX + 1)]
+    return [held for each in dict.fromkeys([id, *moved]) if (held := load(tx, keys, each)) is not None]
 
 
 class HeldLeases:
@@ -252,21 +309,23 @@ class HeldLeases:
 
     def find(self, proof: MessageLease) -> tuple[HeldLease, int] | None:
         """The lease that `proof` names, and the position of its message there, acknowledged or not."""
-        found = self.find_ref(ref_of(proof))
-        return found if found is not None and is_at(found[0].record, found[1], proof) else None
-
-    def find_ref(self, ref: bytes) -> tuple[HeldLease, int] | None:
-        """The lease and the position that a `lease_ref` names."""
+        id, ref = ref_of(proof)
         held, position = self.load(ref[:LEASE_BYTES]), ref[LEASE_BYTES]
         if held is None or held.left >> position & 1:
             held, position = self.load(ref), 0
-        return None if held is None else (held, position)
+            if held is None:
+                return None
+        record = held.record
+        begin = position * ID_BYTES
+        is_same = record.ids[begin : begin + ID_BYTES] == id and record.fence_at(position) == proof.fence
+        return (held, position) if is_same else None
 
     def load(self, id: bytes) -> HeldLease | None:
         """A lease by its id."""
-        if id not in self._loaded:
-            self._loaded[id] = load(self._queue_tx.tx, self._queue_tx.keys, id)
-        return self._loaded[id]
+        loaded = self._loaded
+        if id not in loaded:
+            loaded[id] = load(self._queue_tx.tx, self._queue_tx.keys, id)
+        return loaded[id]
 
     def change(self, held: HeldLease) -> None:
         """Let `save` write the lease."""
@@ -299,20 +358,11 @@ def entry_of(tx: Transaction, keys: QueueKeys, ref: bytes) -> tuple[bytes, int]:
         held = load(tx, keys, ref) or held
     if held is None:
         return keys.due_key(int.from_bytes(id[:_TIME_BYTES], "big"), id)[len(keys.due) :], position + 1
-    return held.key(keys)[len(keys.due) :], position + 1 if len(held.id) == LEASE_BYTES else 1
+    return held.key()[len(keys.due) :], position + 1 if len(held.id) == LEASE_BYTES else 1
 
 
-def is_at(record: LeaseRecord, position: int, proof: MessageLease) -> bool:
-    """Whether `proof` is about the message at a position of a lease."""
-    return (
-        position < len(record)
-        and record.fence_at(position) == proof.fence
-        and record.id_at(position) == parse_id(proof.id)
-    )
-
-
-def ref_of(proof: MessageLease) -> bytes:
-    """The lease and the position that a proof names.
+def ref_of(proof: MessageLease) -> tuple[bytes, bytes]:
+    """The id of the message, and the lease and the position that a proof names.
 
     Raises:
         InvalidArgument: the message id is invalid.
@@ -320,17 +370,17 @@ def ref_of(proof: MessageLease) -> bytes:
     """
     id = parse_id(proof.id)
     try:
-        ref = bytes.fromhex(proof.lease_id.rpartition("-")[2])
+        ref = bytes.fromhex(proof.lease_id[-2 * LEASE_BYTES - 2 :])
     except ValueError:
         ref = b""
     if len(ref) != LEASE_BYTES + 1 or proof.lease_id != format_lease_id(id, proof.fence, ref):
         raise mismatch(proof)
-    return ref
+    return id, ref
 
 
 def acked_before(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> str | None:
     """The correlation id of a message that was acknowledged under the same lease; None if that is not remembered."""
-    ref, minute = ref_of(proof), tx.now_ms // 60_000
+    (wanted, ref), minute = ref_of(proof), tx.now_ms // 60_000
     for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
         for lease, position in ((ref[:LEASE_BYTES], ref[LEASE_BYTES]), (ref, 0)):
             stored = tx.get(keys.ack_key(minute - ago, lease))
@@ -338,7 +388,7 @@ def acked_before(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> str |
             if found is None or (found.mask and not int.from_bytes(found.mask, "big") >> position & 1):
                 continue
             id = found.ids[position * ID_BYTES : (position + 1) * ID_BYTES]
-            if id == parse_id(proof.id) and proof.fence == found.fences[position if len(found.fences) > 1 else 0]:
+            if id == wanted and proof.fence == found.fences[position if len(found.fences) > 1 else 0]:
                 return found.correlation_ids[position] if found.correlation_ids else format_id(id)
     return None
 
@@ -350,9 +400,14 @@ def mismatch(proof: MessageLease) -> QueueMessageLeaseMismatch:
     )
 
 
+def is_lease(value: bytes) -> bool:
+    """Whether an entry of the due index is a lease."""
+    return bool(value) and value[0] >= _ARRAY
+
+
 def held_at(tx: Transaction, keys: QueueKeys, key: bytes, value: bytes) -> HeldLease | None:
     """The lease in an entry of the due index; None if the entry is of another kind."""
-    if value[:1] != LEASE_DUE:
+    if not is_lease(value):
         return None
     id = key[len(keys.due) + 8 :]
     return _held(tx, keys, id, value, is_moved=_is_moved(id, keys.due_at(key)))
@@ -361,7 +416,7 @@ def held_at(tx: Transaction, keys: QueueKeys, key: bytes, value: bytes) -> HeldL
 def messages_at(tx: Transaction, keys: QueueKeys, key: bytes, value: bytes) -> list[StoredMessage]:
     """The messages that are left in the lease of an entry of the due index; none if the entry is of another kind."""
     held = held_at(tx, keys, key, value)
-    return [] if held is None else list(messages_of(tx, keys, held))
+    return [] if held is None else held.messages()
 
 
 def leased_messages(tx: Transaction, keys: QueueKeys) -> Iterator[StoredMessage]:
@@ -371,15 +426,10 @@ def leased_messages(tx: Transaction, keys: QueueKeys) -> Iterator[StoredMessage]
             yield from messages_at(tx, keys, key, value)
 
 
-def messages_of(tx: Transaction, keys: QueueKeys, held: HeldLease) -> Iterator[StoredMessage]:
-    """The messages that are left in a lease."""
-    return (held.message(tx, keys, position) for position in held.remaining())
-
-
 def _held(tx: Transaction, keys: QueueKeys, id: bytes, stored: bytes, *, is_moved: bool) -> HeldLease:
-    record = _decode(memoryview(stored)[1:])
-    settled = tx.get(keys.settled + id) if len(record) > 1 else None
-    return HeldLease(id, record, settled=settled, is_moved=is_moved)
+    record = _decode(stored)
+    settled = tx.get(keys.settled + id) if len(record.ids) > ID_BYTES else None
+    return HeldLease(tx, keys, id, record, content=record.content, settled=settled, is_moved=is_moved)
 
 
 def _is_moved(id: bytes, due_ms: int) -> bool:

@@ -71,7 +71,7 @@ class Dispatcher:
         line = ["queue", "/".join(queue)]
         if not self._lines.line_length(line):
             leased = self._lease(queue, tier, call, options)
-            if leased.messages or leased.repeated:
+            if leased.leases or leased.repeated:
                 return leased
         elif call is not None and not call.is_new_call():
             # A repeated call need not wait for messages that it already has.
@@ -85,7 +85,7 @@ class Dispatcher:
             try:
                 front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:
-                return Leased([], queues.NEVER_MS, [], [])
+                return Leased([])
             with front:
                 return self._wait_at_front(queue, until_ms, tier, call, options, leave_line=front.release)
 
@@ -109,7 +109,7 @@ class Dispatcher:
                 while True:
                     leased = self._lease(queue, tier, call, options, leave_line if self._is_serial else None)
                     left_ms = until_ms - self._clock.now_ms()
-                    if leased.messages or leased.repeated or left_ms <= 0:
+                    if leased.leases or leased.repeated or left_ms <= 0:
                         return leased
                     pause_ms = self._polling.pause_ms(min(left_ms, max(leased.retry_in_ms, 1)))
                     watch.wait(pause_ms / 1_000)
@@ -144,12 +144,12 @@ class Dispatcher:
 
     def release_undelivered(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
         """Release messages that were leased and could not be delivered, without counting an attempt."""
-        if leased.messages:
+        if leased.leases:
             self._publish(self._database.transact(*_release_work(queue, leased, call)))
 
     def _release_cancelled(self, queue: QueueKey, call: KeyedCall | None, leased: Leased) -> None:
         """Release messages whose consumer was cancelled before it received them, without counting an attempt."""
-        if leased.messages:
+        if leased.leases:
             self._publish(self._database.transact(*_release_work(queue, leased, call)))
 
 
@@ -158,7 +158,7 @@ def _lease_and_leave_line(
 ) -> Leased:
     """Lease, and let the next consumer in line read. Its transaction runs once this one has committed or failed."""
     leased = lease(tx, queue, **options)
-    if leased.messages and leased.more:  # Otherwise it would find nothing, and delay the sync of this delivery.
+    if leased.leases and leased.more:  # Otherwise it would find nothing, and delay the sync of this delivery.
         leave_line()
     return leased
 
