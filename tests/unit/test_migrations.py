@@ -6,6 +6,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from click.testing import Result
 from moto.server import ThreadedMotoServer
 
 import holdfast
+from holdfast import Message, Queue
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.backends.postgres import PostgresDatabase
@@ -36,10 +38,11 @@ from holdfast.errors import (
     MissingObject,
     PlaneInUse,
     ReadOnlyTransaction,
+    SchemaMismatch,
     TargetNotEmpty,
 )
 from holdfast.kv import Database
-from holdfast.layers import migrations
+from holdfast.layers import formats, migrations
 from holdfast.layers.migrations import BEGIN, END, KEY
 from holdfast.plane.migrations import without_password
 from holdfast.runtime.activity.log import ActivityLog
@@ -634,6 +637,58 @@ def test_a_url_is_stored_without_its_password() -> None:
     assert without_password("dir:.") == f"dir:{Path.cwd()}"
 
 
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """A plane that version 0.1 wrote, in format 1, and what that version found in it."""
+    with tarfile.open(Path(__file__).parents[1] / "golden" / "plane-format-1.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "plane-format-1"
+
+
+def test_a_plane_in_an_older_format_is_not_opened_and_can_be_migrated(
+    hf: Hf, older: Path, tmp_path: Path, clock: ManualClock
+) -> None:
+    expected = json.loads((older / "expected.json").read_text())
+    (older / "expected.json").unlink()
+    target = f"dir:{tmp_path / 'new'}"
+    with pytest.raises(SchemaMismatch, match=r"format 1, which Holdfast 0\.1 writes.*holdfast migrate"):
+        holdfast.open(f"dir:{older}")
+    hf("migrate", f"dir:{older}", target)
+    with holdfast.open(target, clock=clock) as plane:
+        states = plane.queue("states").stats()
+        assert (states.ready, states.delayed, states.leased, states.blocked) == (9, 2, 0, 1), "a lease became a delay"
+        found = json.loads(msgspec.json.encode({"seen": everything(plane)}))["seen"]
+        for queue, before in zip(found["queues"], expected["seen"]["queues"], strict=True):
+            queue[0]["leased"], queue[0]["delayed"] = before[0]["leased"], before[0]["delayed"]
+        assert found == expected["seen"]
+        assert json.loads(msgspec.json.encode(use(plane, clock))) == expected["used"]
+        left = [(each.id, each.attempts, each.fence, each.payload) for each in deliveries(plane.queue("states"))]
+        assert json.loads(msgspec.json.encode(left)) == expected["left"]
+
+
+def test_a_postgresql_plane_in_an_older_format_is_not_opened(postgres_url: str) -> None:
+    with holdfast.open(postgres_url) as plane:
+        plane.transact(lambda tx: tx.delete(formats.KEY))
+    with pytest.raises(SchemaMismatch, match="The plane has format 1"):
+        holdfast.open(postgres_url)
+
+
+def test_a_plane_in_a_newer_format_is_neither_opened_nor_migrated(hf: Hf, tmp_path: Path) -> None:
+    url = f"dir:{tmp_path / 'data'}"
+    with holdfast.open(url) as plane:
+        plane.transact(lambda tx: tx.put(formats.KEY, msgspec.msgpack.encode(formats.FORMAT + 1)))
+    with pytest.raises(SchemaMismatch, match="upgrade"):
+        holdfast.open(url)
+    assert "upgrade" in hf("migrate", url, f"dir:{tmp_path / 'new'}", code=9).output
+
+
+def deliveries(queue: Queue) -> Iterator[Message]:
+    """The messages of a queue, each acknowledged."""
+    while (message := queue.receive(owner="eve")) is not None:
+        yield message
+        message.ack()
+
+
 def test_keys_that_resemble_counters_are_copied_unchanged(database: Database) -> None:
     from holdfast.kv import Subspace
 
@@ -646,6 +701,7 @@ def test_keys_that_resemble_counters_are_copied_unchanged(database: Database) ->
     ]
     assert [migrations.queue_of_counters_key(key) for key in similar_keys] == [None] * 4
     assert migrations.queue_of_counters_key(subspace.key("tally", "abc")) is not None
+    database.transact(formats.record)
     database.transact(lambda tx: [tx.put(key, b"x") for key in similar_keys])
     with MemoryDatabase() as target_hash:
         run(Migrator(PlaneStores(database), PlaneStores(target_hash), "here"))

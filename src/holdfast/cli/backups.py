@@ -30,7 +30,8 @@ from holdfast.cli.commands import LeafCommand
 from holdfast.cli.values import read_chunks
 from holdfast.errors import InvalidArgument
 from holdfast.folders import sync_folder, sync_tree
-from holdfast.plane.formats import FORMAT, check_marker
+from holdfast.layers.formats import FORMAT
+from holdfast.plane.formats import check_marker
 from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
 from holdfast.version import __version__
 from holdfast.wire.backups import BackupFile

@@ -110,7 +110,7 @@ def _check_paths(source: str, target: str) -> None:
         raise InvalidArgument("SOURCE and TARGET are the same plane; name another target")
     if source.startswith("dir:"):
         folder = folder_of(source)
-        check_marker(folder)
+        check_marker(folder, older=True)
         if target.startswith("dir:") and folder.resolve() in folder_of(target).resolve().parents:
             raise InvalidArgument(f"{target} is inside {source}; choose a target outside the migrated directory")
 

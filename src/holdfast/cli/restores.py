@@ -23,9 +23,10 @@ from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, Obj
 from holdfast.folders import sync_folder, sync_tree
 from holdfast.json_checksums import has_valid_checksum
 from holdfast.layers import lineages
+from holdfast.layers.formats import FORMAT
 from holdfast.layers.lineages import Identity
 from holdfast.names import folder_at
-from holdfast.plane.formats import FORMAT, MARKER
+from holdfast.plane.formats import MARKER
 
 _FOLDERS: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"}  # By part of a backup.
 

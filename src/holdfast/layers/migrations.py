@@ -7,7 +7,8 @@ the key space cannot be opened as a plane. Afterwards the record stays to docume
 not copy it.
 
 Everything is copied unchanged except queue counters: PostgreSQL has one record per process that ever wrote to the
-queue, and a directory has a single one. Several records are merged into one.
+queue, and a directory has a single one. Several records are merged into one. The queues of a plane in an older format
+are converted (`layers/queues/format_1.py`).
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ import msgspec
 
 from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
 from holdfast.kv import Pair, Subspace, Transaction, pages, prefix_range, unpack
-from holdfast.layers import lineages
+from holdfast.layers import formats, lineages
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, add_counters
 from holdfast.layers.queues.keys import QueueKey, QueueKeys
@@ -72,10 +73,11 @@ def begin(tx: Transaction, source: str) -> Migration:
     """
     before = load(tx)
     if before is None:
-        if any(key != lineages.KEY for key, _ in tx.scan(BEGIN, END, limit=2)):
+        if any(key not in (lineages.KEY, formats.KEY) for key, _ in tx.scan(BEGIN, END, limit=3)):
             raise TargetNotEmpty("The target already holds a plane, which was not changed; choose an empty target")
         before = Migration(source=source, began_ms=tx.now_ms)
         tx.delete(lineages.KEY)  # The target becomes the source's plane.
+        formats.record(tx)
         tx.put(KEY, _encode(before))
     elif before.source != source:
         content = "a plane" if before.state is State.DONE else "an unfinished migration"
@@ -112,6 +114,7 @@ def withdraw(tx: Transaction, begun: Migration) -> None:
     """Remove the record of a migration that has copied nothing yet."""
     if load(tx) == begun and begun.at == BEGIN and begun.state is State.COPYING:
         tx.delete(KEY)
+        tx.delete(formats.KEY)
 
 
 def check_complete(tx: Transaction) -> None:

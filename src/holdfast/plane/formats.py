@@ -1,4 +1,4 @@
-"""The data format of this version."""
+"""The format of a data directory, which a file in it records."""
 
 import shlex
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.errors import DamagedDatabase, NotFound, PathUnusable, SchemaMismatch
+from holdfast.layers.formats import FORMAT, other_format
 
-FORMAT: Final = 1  # The format of a data directory.
 MARKER: Final = "holdfast.json"  # The file that records it.
 
 
@@ -41,19 +41,19 @@ def check_exists(path: Path) -> None:
         )
 
 
-def check_marker(path: Path) -> None:
-    """Raise unless the folder is a data directory in a format that this version supports.
+def check_marker(path: Path, *, older: bool = False) -> None:
+    """Raise unless the folder is a data directory in the format of this version; with `older`, or an older one.
 
     Raises:
         NotFound: it is not a data directory.
         DamagedDatabase: its key space is missing.
-        SchemaMismatch: a newer Holdfast wrote it.
+        SchemaMismatch: it has another format.
     """
     check_exists(path)
     try:
         found: Any = msgspec.json.decode((path / MARKER).read_bytes())
-        format = found["format"]
+        format = int(found["format"])
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise PathUnusable(f"{path / MARKER} cannot be read ({error}); restore it from a backup") from error
-    if format != FORMAT:
-        raise SchemaMismatch(f"{path} has format {format} and this version supports {FORMAT}; upgrade Holdfast")
+    if format > FORMAT or (format < FORMAT and not older):
+        raise SchemaMismatch(other_format(str(path), format))

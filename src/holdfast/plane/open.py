@@ -23,15 +23,16 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
 from holdfast.folders import make_folder, sync_folder
-from holdfast.kv import Database
+from holdfast.kv import Database, Transaction
 from holdfast.kv.serial_database import SerialDatabase
-from holdfast.layers import lineages
+from holdfast.layers import formats, lineages
 from holdfast.layers.blobs import Verify
+from holdfast.layers.formats import FORMAT
 from holdfast.layers.migrations import check_complete
 from holdfast.limits import DISK_RESERVE_BYTES, GC_EVERY_SECONDS, PUSHES_PER_MINUTE
 from holdfast.names import folder_at
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.formats import FORMAT, MARKER, check_exists, check_used
+from holdfast.plane.formats import MARKER, check_exists, check_used
 from holdfast.plane.services import Services
 from holdfast.private_files import open_private, readable_by_others
 from holdfast.runtime.consumer_options import ConsumerOptions
@@ -169,8 +170,11 @@ def _open(url: str, options: Options) -> Services:
     database = open_database(url, clock=options.clock, ids=options.ids, create=options.create)
     try:
         database.read(check_complete)
+        found = database.read(formats.format_of)
+        if found != FORMAT:
+            raise SchemaMismatch(formats.other_format("The plane", found))
         if database.read(lineages.load) is None:
-            database.transact(lineages.ensure)
+            database.transact(_initialize)
         place = options.objects or object_store_url(url)
         services = Services(
             database,
@@ -281,6 +285,11 @@ def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) 
         raise PathUnusable(f"{str(directory)!r} cannot be used ({error}); choose a folder you can write") from error
 
 
+def _initialize(tx: Transaction) -> None:
+    lineages.ensure(tx)
+    formats.record(tx)
+
+
 def _write_marker(directory: Path, marker: Path) -> None:
     draft = directory / f".{MARKER}.{os.getpid()}"
     with open(draft, "wb", opener=open_private) as file:
@@ -300,4 +309,4 @@ def _check_format(directory: Path, marker: Path) -> None:
             f"{marker} is not a Holdfast file ({error}); choose another folder, or restore it"
         ) from error
     if found != FORMAT:
-        raise SchemaMismatch(f"{directory} has format {found} and this version supports {FORMAT}; upgrade Holdfast")
+        raise SchemaMismatch(formats.other_format(str(directory), found))

@@ -2,8 +2,8 @@
 
 from holdfast.kv import Transaction
 from holdfast.layers import lineages
+from holdfast.layers.formats import FORMAT
 from holdfast.layers.lineages import Identity
-from holdfast.plane.formats import FORMAT
 from holdfast.plane.handlers import transaction
 from holdfast.version import __version__
 from holdfast.wire.planes import MarkRestored, PlaneParent, PlaneStatus, ShowPlane

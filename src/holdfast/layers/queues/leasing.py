@@ -587,7 +587,10 @@ def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_stat
     before = stored_result(tx, call)
     if before is None:
         return None
-    keyed = _decode(before)
+    try:
+        keyed = _decode(before)
+    except msgspec.ValidationError:  # It is from a plane in format 1, whose leases were not migrated.
+        keyed = _KeyedLease([])
     if not keyed.retried:
         store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
     queue_tx = QueueTransaction(tx, queue)

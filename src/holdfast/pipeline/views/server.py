@@ -30,6 +30,7 @@ from holdfast.backends.objects.store import Names
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
+from holdfast.layers.formats import FORMAT
 from holdfast.limits import OBJECT_LIST_MAX, VIEW_LOCK_WAIT_SECONDS_MAX
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
@@ -37,7 +38,6 @@ from holdfast.pipeline.journal_chunks import Stores
 from holdfast.pipeline.views import folders
 from holdfast.pipeline.views.manifests import FOLDER
 from holdfast.pipeline.views.view import View
-from holdfast.plane.formats import FORMAT
 from holdfast.wire.backups import BackupBegun, BackupFile
 
 _POLL_SECONDS: Final = 0.2

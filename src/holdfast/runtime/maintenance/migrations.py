@@ -20,13 +20,24 @@ from typing import Final
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import HashMismatch, InvalidArgument, MissingObject, ObjectExists, ObjectNotFound, TargetNotEmpty
-from holdfast.kv import Database, Pair
-from holdfast.layers import migrations
+from holdfast.errors import (
+    HashMismatch,
+    InvalidArgument,
+    MissingObject,
+    ObjectExists,
+    ObjectNotFound,
+    SchemaMismatch,
+    TargetNotEmpty,
+)
+from holdfast.kv import Database, Pair, Subspace
+from holdfast.layers import formats, migrations
 from holdfast.layers.migrations import BEGIN, END, KEY, Migration, State
+from holdfast.layers.queues import QueueKey
+from holdfast.layers.queues.format_1 import QueueConverter
 from holdfast.limits import MIGRATION_BATCH_BYTES, MIGRATION_BATCH_PAIRS, MIGRATION_PAGE_PAIRS, MIGRATION_RANGE_PAIRS
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import SUFFIX
+from holdfast.runtime.maintenance import scan
 from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
 from holdfast.tiers import Tier
 from holdfast.wire.backups import BackupFile
@@ -35,6 +46,7 @@ _replace: Final = msgspec.structs.replace
 _lengths: Final = struct.Struct("!II").pack
 
 Advance = Callable[[int], None]
+Convert = Callable[[bytes, bytes], Pair | None]
 
 
 class PlaneStores(msgspec.Struct, frozen=True):
@@ -56,6 +68,7 @@ class Migrator:
         self._name = name
         self._with_logs = with_logs
         self._objects = self._object_bytes = self._logs = 0
+        self._convert: Convert = _unchanged
         self.copied = 0  # The number of keys, once all are copied.
         self.progress: Migration
 
@@ -68,6 +81,7 @@ class Migrator:
             InvalidArgument: the source has objects, and the target has no object store.
         """
         self._source.database.read(migrations.check_complete, tier=Tier.IMPORTANT)
+        self._convert = _converter(self._source.database)
         if self._target.objects is None:
             first = next(chain((file.path for file in self._files()), map(str, self._local_logs())), None)
             if first is not None:
@@ -108,7 +122,7 @@ class Migrator:
         """Copy every key to the target."""
         if self.progress.state is not State.COPYING:
             return
-        for batch, at in _batches(_migrated(self._source.database, self.progress.at, END)):
+        for batch, at in _batches(_migrated(self._source.database, self._convert, self.progress.at, END)):
             self._record_progress(_replace(self.progress, at=at, keys=self.progress.keys + len(batch)), batch)
             advance(len(batch))
         self.copied = self.progress.keys
@@ -122,7 +136,7 @@ class Migrator:
         """
         self._record_progress(_replace(self.progress, at=BEGIN, keys=0, ranges=0, digest=b""))
         while self.progress.at < END:
-            at, end, count, digest = _next_range(self._source.database, self.progress.at)
+            at, end, count, digest = _next_range(self._source.database, self._convert, self.progress.at)
             again = _digest(_pairs_of(self._target.database, at, end)) != (count, digest)
             if again:
                 self._copy_again(at, end)
@@ -158,7 +172,7 @@ class Migrator:
 
     def _copy_again(self, begin: bytes, end: bytes) -> None:
         self._record_progress(self.progress, cleared=(begin, end))
-        for batch, _ in _batches(_migrated(self._source.database, begin, end)):
+        for batch, _ in _batches(_migrated(self._source.database, self._convert, begin, end)):
             self._record_progress(self.progress, batch)
 
     def _record_progress(
@@ -176,15 +190,37 @@ class Migrator:
 
 
 def _pairs_of(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
-    """Every pair of a range except the record of a migration."""
+    """Every pair of a range except the records of a migration and of the format."""
     while page := database.read(
         lambda tx, begin=begin: tx.scan(begin, end, limit=MIGRATION_PAGE_PAIRS), tier=Tier.IMPORTANT
     ):
-        yield from (pair for pair in page if pair[0] != KEY)
+        yield from (pair for pair in page if pair[0] not in (KEY, formats.KEY))
         begin = page[-1][0] + b"\x00"
 
 
-def _migrated(database: Database, begin: bytes, end: bytes) -> Iterator[tuple[Pair, bytes]]:
+def _converter(source: Database) -> Convert:
+    """What converts a pair of the source to this version's format.
+
+    Raises:
+        SchemaMismatch: a newer Holdfast wrote the source.
+    """
+    found = source.read(formats.format_of, tier=Tier.IMPORTANT)
+    if found > formats.FORMAT:
+        raise SchemaMismatch(formats.other_format("The source", found))
+    if found == formats.FORMAT:
+        return _unchanged
+    return QueueConverter(
+        QueueKey(universe, name)
+        for universe in scan.universes(source)
+        for name in scan.names(source, Subspace("u", universe, "q"))
+    ).convert
+
+
+def _unchanged(key: bytes, value: bytes) -> Pair | None:
+    return key, value
+
+
+def _migrated(database: Database, convert: Convert, begin: bytes, end: bytes) -> Iterator[tuple[Pair, bytes]]:
     """Every pair of a range as it is stored in the target, and the position after it."""
     at = begin
     for key, value in _pairs_of(database, begin, end):
@@ -193,10 +229,12 @@ def _migrated(database: Database, begin: bytes, end: bytes) -> Iterator[tuple[Pa
         keys = migrations.queue_of_counters_key(key)
         if keys is None:
             at = key + b"\x00"
-            yield (key, value), at
+            pair = convert(key, value)
         else:
             at = keys.all_counters.range()[1]
-            yield database.read(migrations.merged_counters, keys, tier=Tier.IMPORTANT), at
+            pair = convert(*database.read(migrations.merged_counters, keys, tier=Tier.IMPORTANT))
+        if pair is not None:
+            yield pair, at
 
 
 def _batches(pairs: Iterator[tuple[Pair, bytes]]) -> Iterator[tuple[list[Pair], bytes]]:
@@ -213,10 +251,10 @@ def _batches(pairs: Iterator[tuple[Pair, bytes]]) -> Iterator[tuple[list[Pair], 
         yield batch, at
 
 
-def _next_range(source: Database, begin: bytes) -> tuple[bytes, bytes, int, bytes]:
+def _next_range(source: Database, convert: Convert, begin: bytes) -> tuple[bytes, bytes, int, bytes]:
     """The next range of a source: its begin and end, the number of its pairs, and their digest."""
     end, count, sha = END, 0, hashlib.sha256()
-    for pair, at in _migrated(source, begin, END):
+    for pair, at in _migrated(source, convert, begin, END):
         _add(sha, pair)
         count += 1
         if count == MIGRATION_RANGE_PAIRS:
