@@ -12,11 +12,11 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.kv import Transaction
 from holdfast.layers import migrations
 from holdfast.layers.migrations import BEGIN, END, State
-from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import QueueCounters
 from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.runtime.maintenance import migrations as moving
 from holdfast.runtime.maintenance.migrations import Migrator, PlaneStores
+from holdfast.wire import stored_messages
 
 QUEUE_KEYS = [keys_of(QueueKey("main", name)) for name in ("a", "b")]
 RAW = st.binary(min_size=1, max_size=4)
@@ -27,7 +27,7 @@ COUNTER_KEYS = st.builds(
 )
 NEAR = st.builds(lambda queue, tail: queue.prefix + tail, st.sampled_from(QUEUE_KEYS), RAW)
 COUNTS = st.builds(
-    lambda ready, delayed, put: queue_keys.encode(QueueCounters(ready={5: ready}, delayed=delayed, put=put)),
+    lambda ready, delayed, put: stored_messages.encode(QueueCounters(ready={5: ready}, delayed=delayed, put=put)),
     st.integers(-5, 5),
     st.integers(-5, 5),
     st.integers(0, 9),

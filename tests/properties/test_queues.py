@@ -31,9 +31,9 @@ from holdfast.errors import QueueInUse, QueueMessageLeaseMismatch
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import queues
 from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
-from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import load_counters
 from holdfast.testing.clock import ManualClock
+from holdfast.wire import stored_messages
 from holdfast.wire.queues import Failure, MessageEvent, MessageLease, NewMessage, QueuePolicy, Receipt
 
 IDEMPOTENCY_MS = 300_000  # Five minutes.
@@ -498,9 +498,9 @@ class Queues(RuleBasedStateMachine):
             return round(options["delay_seconds"] * 1_000)
         shortest, longest = self.model.back_off_ms(self.model_queue(queue), message)
         delayed = self.database.read(
-            lambda tx: tx.get(queues.keys_of(queue).delayed_key(queue_keys.parse_id(message.id)))
+            lambda tx: tx.get(queues.keys_of(queue).delayed_key(stored_messages.parse_id(message.id)))
         )
-        delay_ms = 0 if delayed is None else queue_keys.decode(delayed).due_ms - self.model.now_ms
+        delay_ms = 0 if delayed is None else stored_messages.decode(delayed).due_ms - self.model.now_ms
         exhausted = message.origin is None and message.failures + 1 >= message.max_attempts
         assert exhausted or self.model.is_expired(message) or shortest - 1 <= delay_ms <= longest + 1
         return delay_ms
@@ -708,7 +708,7 @@ class Queues(RuleBasedStateMachine):
             counters = load_counters(tx, queues.keys_of(queue))
             assert counters.due_front_ms <= min(events, default=queues.NEVER_MS)
             for message in self.model_queue(queue).at("ready"):
-                assert queue_keys.parse_id(message.id) >= counters.fronts.get(message.priority, b"")
+                assert stored_messages.parse_id(message.id) >= counters.fronts.get(message.priority, b"")
 
         for queue in (self.queue, self.dlq):
             self.database.read(check_queue, queue)
@@ -793,7 +793,7 @@ def contents(
             ("blocked", stored_keys.waiting.prefix),
         )
         for _, value in tx.scan(prefix, prefix + b"\xff", limit=1_000)
-        for message in [queue_keys.decode(value)]
+        for message in [stored_messages.decode(value)]
     ]
     leased = list(message_leases.leased_messages(tx, stored_keys))
     stored += [(("leased", queues.format_id(message.id)), message) for message in leased]

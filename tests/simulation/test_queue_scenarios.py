@@ -21,7 +21,6 @@ from holdfast.layers.queues import (
 )
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import StoredHead
 from holdfast.testing import queue_scenarios
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.testing.histories import Outcome, Violation
@@ -29,7 +28,9 @@ from holdfast.testing.queue_scenarios import queues
 from holdfast.testing.scenarios import play
 from holdfast.testing.simulation import Rates
 from holdfast.tiers import Tier
+from holdfast.wire import stored_messages
 from holdfast.wire.queues import MessageLease, QueuePolicy
+from holdfast.wire.stored_messages import StoredHead
 
 SEEDS_TO_FIND = 30  # An ordinary run would miss a fault that needs more seeds.
 
@@ -84,7 +85,7 @@ def acks_need_no_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def careless_ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str:
         for message in message_leases.leased_messages(tx, queue_keys.keys_of(queue)):
-            if message.id == queue_keys.parse_id(proof.id):
+            if message.id == stored_messages.parse_id(proof.id):
                 proof = MessageLease(proof.id, message.lease_id, message.fence)
         return ack(tx, queue, proof)
 
@@ -97,7 +98,7 @@ def nothing_needs_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(self: message_leases.HeldLeases, proof: MessageLease) -> tuple[message_leases.HeldLease, int] | None:
         queue_tx = self._queue_tx
         for message in message_leases.leased_messages(queue_tx.tx, queue_tx.keys):
-            if message.id == queue_keys.parse_id(proof.id):
+            if message.id == stored_messages.parse_id(proof.id):
                 proof = MessageLease(proof.id, message.lease_id, message.fence)
         return find(self, proof)
 

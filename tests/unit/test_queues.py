@@ -19,9 +19,9 @@ from holdfast.errors import (
 from holdfast.kv import Database, Transaction
 from holdfast.layers import queues
 from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
-from holdfast.layers.queues.deliveries import delivery_of, plain_delivery_of
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.tiers import Tier
+from holdfast.wire.deliveries import delivery_of, plain_delivery_of
 from holdfast.wire.queues import (
     Failure,
     LeasedMessage,

@@ -23,6 +23,7 @@ from holdfast.layers import formats, lineages
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, add_counters
 from holdfast.layers.queues.keys import QueueKey, QueueKeys
+from holdfast.wire import stored_messages
 
 KEY: Final = Subspace("holdfast").key("migration")
 BEGIN, END = prefix_range(b"")
@@ -162,4 +163,4 @@ def merged_counters(tx: Transaction, queue: QueueKeys) -> Pair:
     merged.swept_minute = min(counters.swept_minute for counters in all_counters)
     latest = max(all_counters, key=lambda counters: counters.budget_ms)
     merged.budget, merged.budget_ms = latest.budget, latest.budget_ms
-    return queue.own_counters, queue_keys.encode(merged)
+    return queue.own_counters, stored_messages.encode(merged)

@@ -18,12 +18,11 @@ from holdfast.layers.queues.admin import (
 )
 from holdfast.layers.queues.counters import DUE, NEVER_MS
 from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
-from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
 from holdfast.layers.queues.failures import failures_of
 from holdfast.layers.queues.history import read_history
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id, keys_of
+from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.queues.leasing import (
     Leased,
     Prefetched,
@@ -44,6 +43,8 @@ from holdfast.layers.queues.leasing import (
     stored_lease,
 )
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
+from holdfast.wire.deliveries import delivery_of
+from holdfast.wire.stored_messages import StoredMessage, format_id
 
 __all__ = [
     "DeleteProgress",

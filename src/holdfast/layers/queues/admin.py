@@ -10,16 +10,7 @@ from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import dead_letters, history, message_leases, policies
 from holdfast.layers.queues.counters import QueueTransaction, decode_counters, total_counters
 from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
-from holdfast.layers.queues.keys import (
-    QueueKey,
-    QueueKeys,
-    StoredMessage,
-    decode,
-    encode,
-    format_id,
-    keys_of,
-    queues,
-)
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
 from holdfast.layers.queues.policies import dead_letter_queue, history_ms, policy_of
 from holdfast.layers.worlds import first_elements
 from holdfast.limits import (
@@ -31,6 +22,7 @@ from holdfast.limits import (
     SUMMARY_LIST_MAX,
 )
 from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
+from holdfast.wire.stored_messages import StoredMessage, decode, encode, format_id
 
 
 def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:

@@ -13,9 +13,10 @@ import msgspec
 
 from holdfast.kv import Transaction
 from holdfast.layers.queues.history import history_key, history_value
-from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, StoredHead, StoredMessage, encode, keys_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.layers.queues.policies import history_ms, policy_at
 from holdfast.limits import CLOCK_SET_BACK_MS_MIN
+from holdfast.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, encode
 
 NEVER_MS = (1 << 63) - 1
 DUE = "due"  # The event that something will be due earlier than known so far; its value is the delay in milliseconds.

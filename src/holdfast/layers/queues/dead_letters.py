@@ -17,9 +17,10 @@ from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import failures, sidecars
 from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.layers.queues.enqueue import TTL_EXPIRED, advance_group, insert, set_ttl
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, keys_of, parse_id
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.layers.queues.policies import SUFFIX, dead_letter_queue, policy_of
 from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
+from holdfast.wire.stored_messages import StoredMessage, decode, parse_id
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:

@@ -13,7 +13,7 @@ from holdfast.kv import Transaction
 from holdfast.layers import blobs
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
 from holdfast.layers.queues.history import delete_older
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, decode, encode, format_id, keys_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.layers.queues.policies import max_attempts, policy_of, visibility_ms
 from holdfast.layers.states import check_correlation_id
 from holdfast.limits import (
@@ -32,6 +32,7 @@ from holdfast.limits import (
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
 from holdfast.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
+from holdfast.wire.stored_messages import StoredMessage, decode, encode, format_id
 
 _NUMBERS = (float, int)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")

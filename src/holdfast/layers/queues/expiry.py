@@ -10,10 +10,11 @@ from holdfast.kv import Transaction
 from holdfast.layers.queues import dead_letters, enqueue, failures, message_leases
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
 from holdfast.layers.queues.enqueue import SCHEDULE_DUE, TTL_EXPIRED
-from holdfast.layers.queues.keys import ID_BYTES, QueueKey, decode, keys_of
+from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.queues.message_leases import HeldLease
 from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import DUE_BATCH_MAX
+from holdfast.wire.stored_messages import ID_BYTES, decode
 
 
 def sweep(tx: Transaction, queue: QueueKey) -> int:

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.kv import Transaction
 from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredHead, StoredMessage, keys_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.layers.queues.policies import dead_letter_queue
 from holdfast.limits import (
     ERROR_TYPE_BYTES_MAX,
@@ -24,6 +24,7 @@ from holdfast.limits import (
     TRACEBACK_BYTES_MAX,
 )
 from holdfast.wire.queues import Failure, QueuePolicy
+from holdfast.wire.stored_messages import StoredHead, StoredMessage
 
 FAILED = "failed"  # It was nacked as a failure.
 EXPIRED = "expired"  # Its lease ended before it was settled.

@@ -11,8 +11,9 @@ import msgspec
 
 from holdfast.kv import Pair
 from holdfast.layers.queues.counters import decode_counters
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, encode, format_id, keys_of
+from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX
+from holdfast.wire.stored_messages import StoredMessage, encode, format_id
 
 
 class _OldMessage(msgspec.Struct, array_like=True):

@@ -14,10 +14,11 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers.queues.keys import ID_BYTES, QueueKey, QueueKeys, format_id, keys_of
+from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.layers.queues.policies import history_ms, policy_of
 from holdfast.limits import HISTORY_PAGE_MAX
 from holdfast.wire.queues import MessageEvent, MessageEvents
+from holdfast.wire.stored_messages import ID_BYTES, format_id
 
 # Stored as the position in this list, in the order of a message's life. Only append.
 KINDS: Final = (

@@ -25,7 +25,6 @@ from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, s
 from holdfast.layers.leases import check_owner
 from holdfast.layers.queues import dead_letters, failures, message_leases, sidecars
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
-from holdfast.layers.queues.deliveries import delivery_of
 from holdfast.layers.queues.expiry import process_due
 from holdfast.layers.queues.failures import (
     FAILED,
@@ -35,11 +34,13 @@ from holdfast.layers.queues.failures import (
     makes_dead_letter,
     retry_delay_ms,
 )
-from holdfast.layers.queues.keys import QueueKey, StoredHead, StoredMessage, decode, decode_head, format_id
+from holdfast.layers.queues.keys import QueueKey
 from holdfast.layers.queues.message_leases import HeldLease, HeldLeases, mismatch
 from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
+from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
+from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, format_id
 
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
 

@@ -25,9 +25,11 @@ import msgspec
 from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.kv import Transaction, pages
 from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import (
+from holdfast.layers.queues.keys import QueueKeys
+from holdfast.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX, MESSAGES_MAX
+from holdfast.wire.queues import MessageLease
+from holdfast.wire.stored_messages import (
     ID_BYTES,
-    QueueKeys,
     StoredHead,
     StoredMessage,
     decode,
@@ -35,8 +37,6 @@ from holdfast.layers.queues.keys import (
     format_lease_id,
     parse_id,
 )
-from holdfast.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX, MESSAGES_MAX
-from holdfast.wire.queues import MessageLease
 
 _ARRAY: Final = 0x90  # A lease is an array in MessagePack, which begins with this byte or a higher one.
 LEASE_BYTES: Final = 16

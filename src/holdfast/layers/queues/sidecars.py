@@ -7,10 +7,11 @@ other, and one commit can do that and acknowledge the message.
 from holdfast.kv import Transaction
 from holdfast.layers import leases, states
 from holdfast.layers.leases import Grant, LeaseKey
-from holdfast.layers.queues.keys import QueueKey, StoredMessage, format_id
+from holdfast.layers.queues.keys import QueueKey
 from holdfast.layers.states import State
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import SidecarState
+from holdfast.wire.stored_messages import StoredMessage, format_id
 
 _NULL = b"\xf6"  # CBOR null, the value of a new state.
 

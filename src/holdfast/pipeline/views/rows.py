@@ -19,12 +19,14 @@ from holdfast.layers.mailboxes.keys import Address
 from holdfast.layers.mailboxes.receipts import decode as _decode_receipt
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues import message_leases, schedules_of
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, StoredMessage, format_id
+from holdfast.layers.queues.keys import QueueKey, QueueKeys
 from holdfast.layers.states import State
 from holdfast.limits import PAGE_ITEMS
 from holdfast.runtime.maintenance.scan import names, scan_range
+from holdfast.wire import stored_messages
 from holdfast.wire.entities import Fields
 from holdfast.wire.queues import Schedule
+from holdfast.wire.stored_messages import StoredMessage, format_id
 
 
 class MessageRow(msgspec.Struct, frozen=True):
@@ -166,7 +168,7 @@ def _messages_of(database: Database, keys: QueueKeys) -> Iterator[tuple[StoredMe
     ranges = ((keys.ready_range(), "ready"), (keys.delayed_range(), "delayed"), (keys.waiting.range(), "blocked"))
     for (begin, end), state in ranges:
         for _, value in scan_range(database, begin, end):
-            yield queue_keys.decode(value), state
+            yield stored_messages.decode(value), state
     for key, value in scan_range(database, *keys.due_range(0)):
         for message in database.read(message_leases.messages_at, keys, key, value):
             yield message, "leased"

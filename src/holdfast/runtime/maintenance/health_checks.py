@@ -24,14 +24,16 @@ from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues import message_leases
 from holdfast.layers.queues.counters import QueueCounters, total_counters
 from holdfast.layers.queues.failures import failures_of
-from holdfast.layers.queues.keys import QueueKey, StoredMessage
+from holdfast.layers.queues.keys import QueueKey
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PRIORITY_MAX
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.maintenance.scan import names, scan_range, universes
+from holdfast.wire import stored_messages
 from holdfast.wire.health_checks import Finding
+from holdfast.wire.stored_messages import StoredMessage, format_id
 
 SAMPLED_FIRST: Final = 64  # Large blobs that are always hashed.
 SAMPLED_OF_REST: Final = 0.05  # The share of the other large blobs that is hashed, unless `deep`.
@@ -286,22 +288,22 @@ def _queue_faults(database: Database, queue: QueueKey) -> Iterator[int | str]:
     counted = QueueCounters()
     for key, value in scan_range(database, *keys.ready_range()):
         yield 1
-        message = queue_keys.decode(value)
+        message = stored_messages.decode(value)
         counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
         yield from _message_faults(database, queue, message)
         if key != keys.ready_key(message):
-            yield f"message {queue_keys.format_id(message.id)} is stored under the wrong priority"
+            yield f"message {format_id(message.id)} is stored under the wrong priority"
         if message.id < counters.fronts.get(message.priority, b""):
-            yield f"message {queue_keys.format_id(message.id)} is before the front of the queue and is never delivered"
+            yield f"message {format_id(message.id)} is before the front of the queue and is never delivered"
     for _, value in scan_range(database, *keys.delayed_range()):
         yield 1
-        message = queue_keys.decode(value)
+        message = stored_messages.decode(value)
         counted.delayed += 1
         yield from _message_faults(database, queue, message)
         if database.read(lambda tx, message=message: tx.get(keys.due_key(message.due_ms, message.id))) is None:
-            yield f"message {queue_keys.format_id(message.id)} has no due entry, so it stays delayed forever"
+            yield f"message {format_id(message.id)} has no due entry, so it stays delayed forever"
         if message.due_ms < counters.next_due_ms:
-            yield f"message {queue_keys.format_id(message.id)} is due before the next due time of the queue"
+            yield f"message {format_id(message.id)} is due before the next due time of the queue"
     for key, value in scan_range(database, *keys.due_range(0)):
         leased = database.read(message_leases.messages_at, keys, key, value)
         counted.leased += len(leased)
@@ -313,12 +315,12 @@ def _queue_faults(database: Database, queue: QueueKey) -> Iterator[int | str]:
     for _, value in scan_range(database, *keys.waiting.range()):
         yield 1
         counted.blocked += 1
-        yield from _message_faults(database, queue, queue_keys.decode(value))
+        yield from _message_faults(database, queue, stored_messages.decode(value))
     yield from _counter_faults(counters, counted)
 
 
 def _message_faults(database: Database, queue: QueueKey, message: StoredMessage) -> Iterator[str]:
-    id = queue_keys.format_id(message.id)
+    id = format_id(message.id)
     if message.has_body:
         body = database.read(lambda tx: tx.get(queue_keys.keys_of(queue).body_key(message.id)))
         if body is None or len(body) != message.size:

@@ -11,9 +11,11 @@ from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues import message_leases
 from holdfast.layers.queues.counters import QueueCounters, QueueTransaction
-from holdfast.layers.queues.keys import QueueKey, StoredMessage
+from holdfast.layers.queues.keys import QueueKey
 from holdfast.limits import PAGE_ITEMS
 from holdfast.runtime.maintenance.scan import names, scan_range, universes
+from holdfast.wire import stored_messages
+from holdfast.wire.stored_messages import StoredMessage
 
 
 def repair_queues(database: Database) -> list[QueueKey]:
@@ -37,10 +39,10 @@ def _recount(database: Database, queue: QueueKey) -> bool:
     keys = queue_keys.keys_of(queue)
     counted = QueueCounters()
     for _, value in scan_range(database, *keys.ready_range()):
-        message = queue_keys.decode(value)
+        message = stored_messages.decode(value)
         counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
     counted.blocked = sum(1 for _ in scan_range(database, *keys.waiting.range()))
-    delayed = (queue_keys.decode(value) for _, value in scan_range(database, *keys.delayed_range()))
+    delayed = (stored_messages.decode(value) for _, value in scan_range(database, *keys.delayed_range()))
     added = 0
     while page := list(islice(delayed, PAGE_ITEMS)):
         counted.delayed += len(page)
