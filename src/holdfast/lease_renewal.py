@@ -2,7 +2,8 @@
 
 Forgetting to renew a lease is the most common bug of its holder, and a busy holder cannot do it. A lease is renewed
 from a third of its duration on, until the holder stops the renewal, its handle is garbage-collected, or (messages only)
-the cap is reached. A lease that is lost anyway is marked so:
+the cap is reached. The messages of a delivery are renewed together, in one call. A lease that is lost anyway is marked
+so:
 
     renewed   ──► renewed again after a third of its duration
     refused   ──► lost: another owner may have it
@@ -16,11 +17,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, Protocol
 
-from holdfast.errors import Closed, Fenced, LeaseExpired
+from holdfast.errors import Closed, Fenced, HoldfastError, LeaseExpired
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import MessageLease
 
@@ -29,53 +30,67 @@ _log = logging.getLogger("holdfast.lease_renewal")
 _NEW_MAX = 4_096  # New renewals that may queue before the thread is woken to drop stopped ones.
 _RETRY_SECONDS: Final = 1.0  # The longest pause before an unanswered renewal of a held lease is tried again.
 
-Extend = Callable[[str, str, MessageLease, float], int]  # (universe, queue, lease, seconds) -> the new expiry.
+# (universe, queue, leases, seconds) -> the new expiry of each, or why it was refused.
+Extend = Callable[[str, str, list[MessageLease], float], Sequence[int | HoldfastError]]
 Keep = Callable[[LeaseProof, float], int]  # (lease, seconds) -> the new expiry.
 
 
 class Renewable(Protocol):
-    """The part of a received message that the renewer updates."""
+    """The part of a received message that the renewer reads and updates."""
 
+    settled: bool
     lost: bool
     expires_ms: int
 
+    @property
+    def lease(self) -> MessageLease: ...
+
 
 class Renewal:
-    """The renewal of one message's lease. Call `stop` when the message is settled."""
+    """The renewal of the messages of one delivery: of those that are not settled and have a handle."""
 
-    __slots__ = ("cap", "handle", "lease", "queue", "seconds", "stopped", "universe")
+    __slots__ = ("_handles", "cap", "queue", "seconds", "universe")
 
-    def __init__(
-        self, message: Renewable, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap: float
-    ) -> None:
-        self.handle = weakref.ref(message)
+    def __init__(self, messages: Sequence[Renewable], universe: str, queue: str, *, seconds: float, cap: float) -> None:
+        self._handles = [weakref.ref(message) for message in messages]
         self.universe = universe
         self.queue = queue
-        self.lease = lease
         self.seconds = seconds
         self.cap = cap
-        self.stopped = False
 
-    def stop(self) -> None:
-        self.stopped = True
+    @property
+    def is_done(self) -> bool:
+        return not any(_is_held(handle()) for handle in self._handles)
 
     def renew(self, renewer: "LeaseRenewer") -> float | None:
-        """Extend the lease once. Returns when to do it again, in seconds; None if never."""
-        message = self.handle()
-        if self.stopped or message is None or time.monotonic() >= self.cap:
+        """Extend the leases once. Returns when to do it again, in seconds; None if never."""
+        messages = [message for handle in self._handles if _is_held(message := handle()) and message is not None]
+        if not messages or time.monotonic() >= self.cap:
             return None
         try:
-            message.expires_ms = renewer.extend(self.universe, self.queue, self.lease, self.seconds)
+            extended = renewer.extend(self.universe, self.queue, [each.lease for each in messages], self.seconds)
         except Closed:
             return None
-        except Fenced as error:
-            if not self.stopped:
-                message.lost = True
-                _log.warning("the lease on message %s of %s was lost: %s", self.lease.id, self.queue, error)
-            return None
-        except Exception as error:  # It may have been extended; extending it again is harmless.
-            _log.info("could not extend the lease on message %s of %s, retrying: %s", self.lease.id, self.queue, error)
+        except Exception as error:  # They may have been extended; extending them again is harmless.
+            _log.info("could not extend %d leases of %s, retrying: %s", len(messages), self.queue, error)
+            return self.seconds / 3
+        for message, outcome in zip(messages, extended, strict=True):
+            self._update(message, outcome)
         return self.seconds / 3
+
+    def _update(self, message: Renewable, outcome: int | HoldfastError) -> None:
+        if not isinstance(outcome, HoldfastError):
+            message.expires_ms = outcome
+        elif isinstance(outcome, Fenced):
+            if not message.settled:
+                message.lost = True
+                _log.warning("the lease on message %s of %s was lost: %s", message.lease.id, self.queue, outcome)
+        else:
+            _log.info("could not extend the lease on message %s of %s: %s", message.lease.id, self.queue, outcome)
+
+
+def _is_held(message: Renewable | None) -> bool:
+    return message is not None and not message.settled and not message.lost
 
 
 class HeldLease(Protocol):
@@ -112,6 +127,10 @@ class HeldLeaseRenewal:
                 )
             )
         return self._loss
+
+    @property
+    def is_done(self) -> bool:
+        return self.stopped or self.handle() is None
 
     def stop(self) -> None:
         self.stopped = True
@@ -163,16 +182,15 @@ class LeaseRenewer:
         self._closing = False
 
     def start(
-        self, message: Renewable, universe: str, queue: str, lease: MessageLease, *, seconds: float, cap_seconds: float
-    ) -> Renewal:
-        """Extend a message's lease by `seconds` repeatedly, for at most `cap_seconds`."""
+        self, messages: Sequence[Renewable], universe: str, queue: str, *, seconds: float, cap_seconds: float
+    ) -> None:
+        """Extend the leases of messages by `seconds` repeatedly, for at most `cap_seconds`."""
         now = time.monotonic()
-        renewal = Renewal(message, universe, queue, lease, seconds=seconds, cap=now + cap_seconds)
+        renewal = Renewal(messages, universe, queue, seconds=seconds, cap=now + cap_seconds)
         self._new.append((now + seconds / 3, next(self._numbers), renewal))
-        # Usually the thread wakes early enough by itself, and finds that the message is settled.
+        # Usually the thread wakes early enough by itself, and finds that the messages are settled.
         if self._wake_at > now + seconds / 3 or len(self._new) > _NEW_MAX:
             self._wake()
-        return renewal
 
     def hold(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> HeldLeaseRenewal:
         """Renew a lease for `seconds` repeatedly. It was last renewed at `renewed_at`, of the monotonic clock."""
@@ -236,7 +254,7 @@ class LeaseRenewer:
         """Schedule the new renewals that are not stopped yet."""
         while self._new:
             due = self._new.popleft()
-            if not due[2].stopped and due[2].handle() is not None:
+            if not due[2].is_done:
                 heapq.heappush(self._due, due)
-        while self._due and (self._due[0][2].stopped or self._due[0][2].handle() is None):
+        while self._due and self._due[0][2].is_done:
             heapq.heappop(self._due)

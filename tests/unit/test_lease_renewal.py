@@ -15,6 +15,7 @@ from holdfast.errors import (
     Busy,
     Closed,
     CommitUnknown,
+    HoldfastError,
     LeaseConflict,
     LeaseExpired,
     QueueMessageLeaseMismatch,
@@ -41,8 +42,10 @@ class RecordingCondition(threading.Condition):
 
 
 class Message:
+    settled = False
     lost = False
     expires_ms = 0
+    lease = MessageLease("m", "m-1", 1)
 
 
 class HeldLease:
@@ -56,16 +59,26 @@ class RenewerHarness:
         self.now = 1_000.0
         self.condition = RecordingCondition()
         self.extended: list[tuple[float, str]] = []
+        self.calls = 0
         self.answers: dict[str, Callable[[], int]] = {}
         monkeypatch.setattr(renewal_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         threads = SimpleNamespace(Condition=lambda: self.condition, Thread=threading.Thread)
         monkeypatch.setattr(renewal_module, "threading", threads)
         self.lease_renewer = LeaseRenewer(self.extend, self.keep)
 
-    def extend(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
+    def extend(
+        self, universe: str, queue: str, leases: list[MessageLease], seconds: float
+    ) -> list[int | HoldfastError]:
         assert (universe, queue) == ("main", "jobs")
-        self.extended.append((self.now - 1_000, lease.id))
-        return self.answers.get(lease.id, lambda: 7)()
+        self.calls += 1
+        return [self.extend_one(lease.id) for lease in leases]
+
+    def extend_one(self, id: str) -> int | HoldfastError:
+        self.extended.append((self.now - 1_000, id))
+        try:
+            return self.answers.get(id, lambda: 7)()
+        except QueueMessageLeaseMismatch as error:
+            return error
 
     def keep(self, proof: LeaseProof, seconds: float) -> int:
         self.extended.append((self.now - 1_000, proof.key))
@@ -74,9 +87,16 @@ class RenewerHarness:
     def hold(self, lease: HeldLease, key: str, *, seconds: float = 30.0) -> Any:
         return self.lease_renewer.hold(lease, LeaseProof(key, "l", 1), seconds=seconds, renewed_at=self.now)
 
-    def start(self, message: Message, id: str, *, seconds: float = 30.0, cap_seconds: float = 3_600.0) -> Any:
-        lease = MessageLease(id, f"{id}-1", 1)
-        return self.lease_renewer.start(message, "main", "jobs", lease, seconds=seconds, cap_seconds=cap_seconds)
+    def start(self, message: Message, id: str, *, seconds: float = 30.0, cap_seconds: float = 3_600.0) -> None:
+        self.start_all([message], id, seconds=seconds, cap_seconds=cap_seconds)
+
+    def start_all(
+        self, messages: list[Message], ids: str, *, seconds: float = 30.0, cap_seconds: float = 3_600.0
+    ) -> None:
+        """Renew messages of one delivery; each has an id of one letter, unless there is one message."""
+        for message, id in zip(messages, [ids] if len(messages) == 1 else ids, strict=True):
+            message.lease = MessageLease(id, f"{id}-1", 1)
+        self.lease_renewer.start(messages, "main", "jobs", seconds=seconds, cap_seconds=cap_seconds)
 
     def wait_until_idle(self) -> float | None:
         """Wait until the renewer has done everything that is due. Returns the timeout of its next wait."""
@@ -149,7 +169,8 @@ def test_each_message_has_its_own_interval(harness: RenewerHarness) -> None:
 
 def test_a_settled_message_is_not_renewed(harness: RenewerHarness) -> None:
     message = Message()
-    harness.start(message, "a").stop()
+    harness.start(message, "a")
+    message.settled = True
     harness.wait_until_idle()
     assert harness.advance_to(100) is None, "nothing is scheduled"
     assert harness.extended == []
@@ -259,11 +280,11 @@ def test_a_message_settled_during_its_renewal_is_not_lost(
     message = Message()
 
     def settled_meanwhile() -> int:
-        renewal.stop()
+        message.settled = True
         raise QueueMessageLeaseMismatch("it was acknowledged")
 
     harness.answers["a"] = settled_meanwhile
-    renewal = harness.start(message, "a")
+    harness.start(message, "a")
     harness.wait_until_idle()
     with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
         harness.advance_to(10)
@@ -292,6 +313,25 @@ def test_a_lost_message_does_not_stop_the_renewal_of_others(harness: RenewerHarn
     harness.advance_to(20)
     assert harness.extended == [(10, "a"), (10, "b"), (20, "b")]
     assert [message.lost for message in messages] == [True, False]
+
+
+def test_the_messages_of_a_delivery_are_renewed_in_one_call_while_they_are_held(harness: RenewerHarness) -> None:
+    messages = [Message() for _ in "abcd"]
+    harness.start_all(messages, "abcd")
+    harness.wait_until_idle()
+    harness.advance_to(10)
+    assert (harness.calls, [id for _, id in harness.extended]) == (1, list("abcd"))
+    messages[0].settled = True
+    harness.answers["b"] = raises(QueueMessageLeaseMismatch("gone"))
+    messages.pop()
+    gc.collect()
+    harness.advance_to(20)
+    assert (harness.calls, [id for when, id in harness.extended if when == 20]) == (2, ["b", "c"])
+    assert [message.lost for message in messages] == [False, True, False]
+    harness.advance_to(30)
+    assert (harness.calls, [id for when, id in harness.extended if when == 30]) == (3, ["c"])
+    messages[2].settled = True
+    assert harness.advance_to(40) is None, "nothing is left to renew"
 
 
 def test_closing_waits_for_the_current_extension(harness: RenewerHarness) -> None:
@@ -326,9 +366,9 @@ def test_messages_are_received_when_the_renewal_thread_cannot_start(
 
     extended: SimpleQueue[str] = SimpleQueue()
 
-    def extend(universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
-        extended.put(lease.id)
-        return 0
+    def extend(universe: str, queue: str, leases: list[MessageLease], seconds: float) -> list[int]:
+        extended.put(leases[0].id)
+        return [0]
 
     def keep(proof: LeaseProof, seconds: float) -> int:
         raise AssertionError("no lease is held")
@@ -338,11 +378,12 @@ def test_messages_are_received_when_the_renewal_thread_cannot_start(
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
         patch.setattr(threading.Thread, "start", refuse)
         for number, message in enumerate(messages):
-            lease_renewer.start(
-                message, "main", "jobs", MessageLease(f"m{number}", "l", 1), seconds=0.01, cap_seconds=60
-            )
+            message.lease = MessageLease(f"m{number}", "l", 1)
+            lease_renewer.start([message], "main", "jobs", seconds=0.01, cap_seconds=60)
     assert len(caplog.records) == 1
-    lease_renewer.start(messages[0], "main", "jobs", MessageLease("m10", "l", 1), seconds=0.01, cap_seconds=60)
+    last = Message()
+    last.lease = MessageLease("m10", "l", 1)
+    lease_renewer.start([last], "main", "jobs", seconds=0.01, cap_seconds=60)
     extended_ids = {extended.get(timeout=DEADLINE_SECONDS) for _ in range(5)}
     while len(extended_ids) < 5:
         extended_ids.add(extended.get(timeout=DEADLINE_SECONDS))

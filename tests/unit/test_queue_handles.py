@@ -29,8 +29,10 @@ from holdfast.errors import (
 )
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.workers import RestartPolicy
+from holdfast.layers import queues
+from holdfast.layers.queues import QueueKey
 from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.queues import NewMessage, QueuePolicy
+from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy
 
 _shared = runpy.run_path(
     str(Path(__file__).with_name("queue_handle_fixtures.py"))
@@ -121,6 +123,53 @@ def test_a_body_that_cannot_be_json_is_refused(plane: Plane, jobs: Queue, body: 
         with pytest.raises(InvalidValue, match="cannot be JSON"):
             call()
     assert everything(plane) == []
+
+
+def test_a_batch_is_acknowledged_by_lease(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+    jobs.put_many([NewMessage(b"%d" % number) for number in range(5)])
+    first, second = jobs.receive_many(3), jobs.receive_many(2)
+    sent = []
+    call = jobs._transport.call
+
+    def record(request: Any) -> Any:
+        sent.append(request)
+        return call(request)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs._transport, "call", record)
+        jobs.ack_many([second[1], *first[1:], second[1]])
+    (request,) = sent
+    assert (request.leases, [each.mask for each in request.packed]) == ([], [0b10, 0b110])
+    assert [message.settled for message in (*first, *second)] == [False, True, True, False, True]
+    jobs.extend_many(first[:1], 90)
+    held = jobs.held(first[0].id, lease_id=first[0].lease.lease_id, fence=first[0].fence)
+    clock.advance_ms(60_000)
+    with pytest.raises(QueueMessageLeaseMismatch, match=f"1 of 2 messages are not leased any more.*{second[0].id}"):
+        plane.transact(queues.sweep, QueueKey("main", "jobs"))
+        jobs.ack_many([held, second[0]])
+    assert (held.settled, second[0].lost) == (True, True)
+    with pytest.raises(QueueMessageLeaseMismatch, match=f"Message {second[0].id} is not leased as"):
+        jobs.ack_many([second[0]])
+
+
+@pytest.mark.parametrize("size", [10, 2_000, 20_000])
+def test_what_came_with_a_message_is_decoded_when_it_is_used(jobs: Queue, size: int) -> None:
+    body = b"x" * size
+    jobs.put(body, attributes={"a": "1"}, correlation_id="c", visibility_seconds=9)
+    (peeked,) = jobs.peek()
+    with received(jobs, with_state=True) as message:
+        delivery = message.delivery
+        assert (message.id, message.payload, message.read()) == (peeked.id, body, body)
+        assert (message.attributes, message.correlation_id) == ({"a": "1"}, "c")
+        assert (message.attempts, message.fence) == (delivery.attempts, delivery.fence) == (1, 1)
+        assert message.lease == MessageLease(delivery.id, delivery.lease_id, delivery.fence)
+        assert message.expires_ms == delivery.expires_ms == START_MS + 9_000
+        message.save_state({"step": 1})
+        assert message.state == {"step": 1}
+        same = {"id": message.id, "lease_id": delivery.lease_id, "expires_ms": delivery.expires_ms}
+        assert (
+            msgspec.structs.replace(peeked, **same, payload=body, attempts=1, fence=1, state=delivery.state) == delivery
+        )
 
 
 @pytest.mark.parametrize("bodies", [{"a": 1}, "text", b"bytes", bytearray(b"bytes")], ids=repr)

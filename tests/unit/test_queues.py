@@ -21,15 +21,21 @@ from holdfast.layers import queues
 from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.tiers import Tier
-from holdfast.wire.deliveries import delivery_of, plain_delivery_of
+from holdfast.wire.deliveries import delivery_at, delivery_of, plain_delivery_of
 from holdfast.wire.queues import (
+    Deliveries,
+    Delivery,
     Failure,
     LeasedMessage,
     LeasedMessages,
     MessageLease,
     NewMessage,
+    PackedAck,
+    PackedLease,
     QueuePolicy,
+    RefusedAck,
     SidecarState,
+    bits_of,
 )
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
@@ -917,3 +923,106 @@ def test_the_fast_and_the_plain_delivery_are_equal(
     fast = delivery_of(message, state, failures)
     assert fast == plain_delivery_of(message, state, failures)
     assert msgspec.structs.asdict(fast)["fence"] == message.fence
+
+
+# Packed deliveries and acks.
+
+
+def unpacked(packed: list[PackedLease]) -> list[Delivery]:
+    """The deliveries of packed leases that were sent to another process."""
+    answer = msgspec.msgpack.decode(msgspec.msgpack.encode(Deliveries([], packed)), type=Deliveries)
+    return [delivery_at(lease, position) for lease in answer.packed for position in lease.positions]
+
+
+def packed_ack(lease: PackedLease, *positions: int) -> PackedAck:
+    return PackedAck(lease.id, lease.fence, lease.fences, bits_of(positions or lease.positions))
+
+
+def ack_packed(database: Database, *acks: PackedAck) -> list[tuple[int, str]]:
+    """The positions that were refused, with the codes."""
+    return [(each.position, each.code) for each in database.transact(queues.ack_packed, JOBS, acks)]
+
+
+def lease_packed(database: Database, limit: int, **options: Any) -> PackedLease:
+    (packed,) = queues.packed_of(lease_or_wait(database, limit=limit, **options))
+    return packed
+
+
+MISMATCH = QueueMessageLeaseMismatch.code
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_packed_messages_are_the_same_deliveries(database: Database, with_state: bool) -> None:
+    for size in SIZES:
+        put(database, b"x" * size, attributes={"size": str(size)}, correlation_id=f"of {size}", visibility_seconds=9)
+    put(database, b"grouped", group="g", visibility_seconds=9)
+    put(database, b"other", visibility_seconds=70)
+    nack(database, lease_one(database), error="once", delay_seconds=0)
+    found = lease_or_wait(database, limit=256, with_state=with_state)
+    assert len(found.leases) == 2, "messages that are leased for different times have different leases"
+    expected = queues.deliveries_of(found)
+    packed = queues.packed_of(found)
+    assert [each.attempts for each in expected] == [2, 1, 1, 1, 1, 1, 1]
+    assert expected[0].failures
+    assert (expected[0].state is not None) == with_state
+    assert unpacked(packed) == expected
+    for count in (1, 5, 6):
+        assert unpacked(Deliveries([], packed).first(count).packed) == expected[:count]
+        assert Deliveries(expected).leases()[:count] == Deliveries([], packed).first(count).leases()
+
+
+def test_packed_acks_settle_messages_by_position(database: Database) -> None:
+    put(database, *[b"x"] * 5)
+    found = lease_packed(database, 5)
+    assert ack_packed(database, packed_ack(found, 0, 2)) == []
+    assert ack_packed(database, packed_ack(found, 0, 2)) == [], "acknowledging twice is fine"
+    assert counts(database)["leased"] == 3
+    assert stats(database).acked_total == 2
+    assert ack_packed(database, packed_ack(found)) == []
+    assert remaining_keys(database) == []
+    assert ack_packed(database, packed_ack(found)) == [], "the acks of an ended lease are remembered"
+    assert stats(database).acked_total == 5
+
+
+def test_a_packed_ack_finds_messages_that_were_extended_alone(database: Database, clock: ManualClock) -> None:
+    put(database, *[b"x"] * 3)
+    found = lease_packed(database, 3)
+    database.transact(queues.extend, JOBS, found.lease_at(1), by_ms=90_000)
+    clock.advance_ms(60_000)
+    process_due(database)
+    assert ack_packed(database, packed_ack(found)) == [(0, MISMATCH), (2, MISMATCH)]
+    assert ack_packed(database, packed_ack(found, 1)) == [], "that ack is remembered"
+    assert stats(database).acked_total == 1
+
+
+def test_a_packed_ack_needs_the_lease_and_its_fences(database: Database) -> None:
+    put(database, b"a", b"b")
+    nack(database, lease_one(database), counts=False)
+    found = lease_packed(database, 2)
+    assert len(set(found.fences)) == 2
+    others = (
+        msgspec.structs.replace(packed_ack(found), fence=found.fence + 1),
+        msgspec.structs.replace(packed_ack(found), fences=[]),
+        msgspec.structs.replace(packed_ack(found), lease=bytes(16)),
+        msgspec.structs.replace(packed_ack(found), lease=found.id + b"\x00"),
+        msgspec.structs.replace(packed_ack(found), lease=b""),
+    )
+    for other in others:
+        assert ack_packed(database, other) == [(0, MISMATCH), (1, MISMATCH)]
+    assert ack_packed(database, packed_ack(found, 2, 255)) == [(2, MISMATCH), (255, MISMATCH)]
+    with pytest.raises(InvalidArgument, match="at most 256 messages"):
+        ack_packed(database, packed_ack(found, 256))
+    assert counts(database)["leased"] == 2
+    assert ack_packed(database, packed_ack(found)) == []
+    assert database.transact(queues.ack_packed, JOBS, others[1:2]) == [
+        RefusedAck(found.id, 0, MISMATCH),
+        RefusedAck(found.id, 1, MISMATCH),
+    ]
+
+
+def test_packed_acks_release_groups_and_remove_what_is_stored_apart(database: Database) -> None:
+    put(database, b"first", b"second", group="g")
+    put(database, b"x" * 16_384, correlation_id="large")
+    found = lease_packed(database, 5, with_state=True)
+    assert ack_packed(database, packed_ack(found)) == []
+    assert payloads(lease(database, 5)) == [b"second"]

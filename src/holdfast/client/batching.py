@@ -26,6 +26,11 @@ _BYTES_MAX: Final = 262_144  # Payload bytes per call. Larger calls gain little 
 BatchableRequest = PutMessages | AckMessages
 
 
+def is_batchable(request: BatchableRequest) -> bool:
+    """Whether the call can be merged with others. Packed acks are a batch already."""
+    return not (isinstance(request, AckMessages) and request.packed)
+
+
 class BatchableCall(NamedTuple):
     """A call that waits for the next frame, and the future of its answer."""
 

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from holdfast.client.streaming import Server, connect, headers, path
-from holdfast.errors import Closed, Unreachable, rebuild
+from holdfast.errors import Closed, HoldfastError, Unreachable, rebuild
 from holdfast.lease_renewal import LeaseRenewer
 from holdfast.wire.leases import Granted, KeepLease, LeaseProof
 from holdfast.wire.problems import Problem, error_of
@@ -24,7 +24,7 @@ class RemoteLeaseRenewer(LeaseRenewer):
     """Renews leases by calling the server."""
 
     def __init__(self, server: Server) -> None:
-        super().__init__(self._extend_message, self._keep_lease)
+        super().__init__(self._extend_messages, self._keep_lease)
         self._server = server
         self._connection: http.client.HTTPConnection | None = None
         self._connection_lock = threading.Lock()
@@ -40,12 +40,14 @@ class RemoteLeaseRenewer(LeaseRenewer):
         with self._connection_lock:
             self._disconnect()
 
-    def _extend_message(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
-        request = ExtendMessages(queue, [lease], seconds, universe)
-        outcome = msgspec.msgpack.decode(self._post(msgspec.msgpack.encode(request)), type=Outcomes).outcomes[0]
-        if outcome.code is not None:
-            raise rebuild(outcome.code, outcome.detail or outcome.code)
-        return outcome.expires_ms
+    def _extend_messages(
+        self, universe: str, queue: str, leases: list[MessageLease], seconds: float
+    ) -> list[int | HoldfastError]:
+        request = ExtendMessages(queue, leases, seconds, universe)
+        outcomes = msgspec.msgpack.decode(self._post(msgspec.msgpack.encode(request)), type=Outcomes).outcomes
+        return [
+            each.expires_ms if each.code is None else rebuild(each.code, each.detail or each.code) for each in outcomes
+        ]
 
     def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
         body = msgspec.msgpack.encode(KeepLease(proof, seconds))

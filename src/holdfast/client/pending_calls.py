@@ -13,6 +13,7 @@ from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
+from holdfast.wire.queues import AckMessages, ReceiveMessages
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
@@ -45,6 +46,12 @@ class PendingCall:
             # A server without pins keeps every blob.
             self.request = msgspec.structs.replace(self.request, pinned=True)
             self.data = _encode(Call(self.number, self.request, self.key))
+        if revision < 2 and isinstance(self.request, ReceiveMessages) and self.request.packed:
+            self.request = msgspec.structs.replace(self.request, packed=False)
+            self.data = _encode(Call(self.number, self.request, self.key))
+        if revision < 2 and isinstance(self.request, AckMessages) and self.request.packed:
+            # Its messages were received from a later version, whose data this server cannot open.
+            self.fail(Unsupported("The server is of an older version than the one that the messages came from"))
 
     def fail(self, error: HoldfastError) -> None:
         if not self.future.done():

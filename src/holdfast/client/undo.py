@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
-from holdfast.wire.queues import Deliveries, MessageLease, NackMessages, ReceiveMessages
+from holdfast.wire.queues import Deliveries, NackMessages, ReceiveMessages
 
 
 def undo_of(request: AnyRequest) -> Callable[[Any], AnyRequest | None] | None:
@@ -19,7 +19,7 @@ def undo_of(request: AnyRequest) -> Callable[[Any], AnyRequest | None] | None:
 
 def _defer_request(request: ReceiveMessages, answer: Deliveries) -> NackMessages | None:
     """Defer the messages: no caller has seen them, so this does not count as a failed attempt."""
-    leases = [MessageLease(each.id, each.lease_id, each.fence) for each in answer.messages]
+    leases = answer.leases()
     return NackMessages(request.queue, leases, intent="defer", universe=request.universe) if leases else None
 
 

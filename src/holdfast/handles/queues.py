@@ -10,7 +10,7 @@ import msgspec
 from holdfast.errors import HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, rebuild
 from holdfast.handles.arguments import checked_items
 from holdfast.handles.failed_attempts import nack_request, reject_request
-from holdfast.handles.messages import AsyncMessage, received_elsewhere
+from holdfast.handles.messages import AsyncMessage, mark_acked, packed_acks, received_elsewhere, received_messages
 from holdfast.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
@@ -21,6 +21,7 @@ from holdfast.wire.queues import (
     AckMessages,
     CheckMessages,
     DeleteQueue,
+    Deliveries,
     Delivery,
     ExtendMessages,
     GetQueuePolicy,
@@ -46,6 +47,7 @@ from holdfast.wire.queues import (
     Schedule,
     SetQueuePolicy,
     SetSchedule,
+    lease_mismatch,
 )
 from holdfast.wire.requests import Request
 
@@ -172,17 +174,17 @@ class AsyncQueue:
             with_state=with_state,
             universe=self._universe,
             tier=tier,
+            packed=True,
         )
-        for delivery in (await self._transport.call(request)).messages:
-            return AsyncMessage(
-                self._transport,
-                self._universe,
-                self.name,
-                delivery,
-                visibility_seconds=visibility_seconds,
-                extend_for_seconds=extend_for_seconds,
-            )
-        return None
+        messages = received_messages(
+            self._transport,
+            self._universe,
+            self.name,
+            await self._transport.call(request),
+            visibility_seconds=visibility_seconds,
+            extend_for_seconds=extend_for_seconds,
+        )
+        return messages[0] if messages else None
 
     async def receive_many(
         self,
@@ -210,19 +212,16 @@ class AsyncQueue:
             with_state=with_state,
             universe=self._universe,
             tier=tier,
+            packed=True,
         )
-        deliveries = (await self._transport.call(request)).messages
-        return [
-            AsyncMessage(
-                self._transport,
-                self._universe,
-                self.name,
-                delivery,
-                visibility_seconds=visibility_seconds,
-                extend_for_seconds=extend_for_seconds,
-            )
-            for delivery in deliveries
-        ]
+        return received_messages(
+            self._transport,
+            self._universe,
+            self.name,
+            await self._transport.call(request),
+            visibility_seconds=visibility_seconds,
+            extend_for_seconds=extend_for_seconds,
+        )
 
     async def ack_many(self, messages: Iterable[AsyncMessage], *, tier: Tier = Tier.CRITICAL) -> None:
         """Acknowledge up to 256 messages of this queue in one commit.
@@ -234,7 +233,9 @@ class AsyncQueue:
             BatchTooLarge, EmptyBatch: there are too many messages, or none; nothing was written.
         """
         some = self._checked_messages(messages)
-        await self._settle_many(some, AckMessages(self.name, _leases(some), self._universe, tier=tier))
+        packed, alone = packed_acks(some)
+        request = AckMessages(self.name, _leases(alone), self._universe, packed, tier=tier)
+        await self._settle_many(some, alone, request)
 
     async def nack_many(
         self,
@@ -250,14 +251,15 @@ class AsyncQueue:
         request = nack_request(
             self.name, _leases(some), self._universe, error, delay_seconds=delay_seconds, intent=intent, tier=tier
         )
-        await self._settle_many(some, request)
+        await self._settle_many(some, some, request)
 
     async def reject_many(
         self, messages: Iterable[AsyncMessage], error: str | BaseException | None = None, *, tier: Tier = Tier.CRITICAL
     ) -> None:
         """Send up to 256 messages to the dead letters in one commit. Raises what `ack_many` raises."""
         some = self._checked_messages(messages)
-        await self._settle_many(some, reject_request(self.name, _leases(some), self._universe, error, tier=tier))
+        request = reject_request(self.name, _leases(some), self._universe, error, tier=tier)
+        await self._settle_many(some, some, request)
 
     async def extend_many(self, messages: Iterable[AsyncMessage], seconds: float) -> None:
         """Extend the leases of up to 256 messages to at least `seconds` from now, in one commit.
@@ -265,7 +267,7 @@ class AsyncQueue:
         Sets `expires_ms` of each. Raises what `ack_many` raises.
         """
         some = self._checked_messages(messages)
-        await self._settle_many(some, ExtendMessages(self.name, _leases(some), seconds, self._universe))
+        await self._settle_many(some, some, ExtendMessages(self.name, _leases(some), seconds, self._universe))
 
     def held(
         self,
@@ -281,14 +283,15 @@ class AsyncQueue:
         This makes no call, and the message has no payload. Its lease is extended automatically only if
         `extend_for_seconds` is given.
         """
-        return AsyncMessage(
+        seconds = QueuePolicy().visibility_seconds if visibility_seconds is None else visibility_seconds
+        return received_messages(
             self._transport,
             self._universe,
             self.name,
-            received_elsewhere(id, lease_id, fence),
-            visibility_seconds=QueuePolicy().visibility_seconds if visibility_seconds is None else visibility_seconds,
+            Deliveries([received_elsewhere(id, lease_id, fence, seconds)]),
+            visibility_seconds=seconds,
             extend_for_seconds=extend_for_seconds,
-        )
+        )[0]
 
     async def subscribe(
         self,
@@ -441,22 +444,27 @@ class AsyncQueue:
         if isinstance(messages, AsyncMessage):
             raise InvalidArgument("This is one message, not a list; pass a list, or call its own method")
         some = list(messages)
+        name, universe = self.name, self._universe
         for message in some:
             if not isinstance(message, AsyncMessage):
                 raise InvalidArgument(f"{message!r} is not a received message; pass what receive_many returned")
-            if (message.queue, message.universe) != (self.name, self._universe):
+            if message.queue != name or message.universe != universe:
                 raise InvalidArgument(
                     f"Message {message.id} is from queue {message.queue} of {message.universe}, not from "
                     f"{self.name} of {self._universe}; settle it with its own queue"
                 )
         return some
 
-    async def _settle_many(self, messages: list[AsyncMessage], request: Request[Outcomes]) -> None:
-        """Mark each message by its outcome, then raise if there was an error."""
-        outcomes = (await self._transport.call(request)).outcomes
-        by_lease = dict(zip(_leases(messages), outcomes, strict=True))
-        lost, errors = list[str](), list[HoldfastError]()
-        for message in messages:
+    async def _settle_many(
+        self, messages: list[AsyncMessage], alone: list[AsyncMessage], request: Request[Outcomes]
+    ) -> None:
+        """Mark each message by its outcome, then raise if there was an error. Those that are not `alone` are packed."""
+        answer = await self._transport.call(request)
+        lost, errors = list[AsyncMessage](), list[HoldfastError]()
+        if len(alone) < len(messages):
+            lost += mark_acked(messages, answer.refused)
+        by_lease = dict(zip(_leases(alone), answer.outcomes, strict=True))
+        for message in alone:
             outcome = by_lease[message.lease]
             if outcome.expires_ms:
                 message.expires_ms = outcome.expires_ms
@@ -464,17 +472,17 @@ class AsyncQueue:
                 message.mark_settled()
             elif outcome.code == QueueMessageLeaseMismatch.code:
                 message.mark_lost()
-                lost.append(message.id)
+                lost.append(message)
             else:
                 errors.append(rebuild(outcome.code, outcome.detail or outcome.code))
         if lost and len(messages) == 1:
-            errors.append(rebuild(QueueMessageLeaseMismatch.code, outcomes[0].detail or ""))
+            errors.append(lease_mismatch(lost[0].lease))
         if errors:
             raise errors[0]
         if lost:
             raise QueueMessageLeaseMismatch(
                 f"{len(lost)} of {len(messages)} messages are not leased any more; stop working on them, because they "
-                f"were settled, or are delivered again: {', '.join(lost)}"
+                f"were settled, or are delivered again: {', '.join([message.id for message in lost])}"
             )
 
     async def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:

@@ -12,7 +12,7 @@ from holdfast.plane.queues import nack
 from holdfast.plane.services import HasServices
 from holdfast.tiers import Tier
 from holdfast.wire.answers import read_answer
-from holdfast.wire.queues import Delivery, MessageLease, NackMessages, ReceiveMessages
+from holdfast.wire.queues import MessageLease, NackMessages, ReceiveMessages
 from holdfast.wire.requests import Answer, Request
 
 
@@ -48,14 +48,13 @@ class AsyncTransactor(Protocol):
 
 
 def release_undelivered(
-    stores: AsyncTransactor, request: ReceiveMessages, messages: Sequence[Delivery], call: KeyedCall | None
+    stores: AsyncTransactor, request: ReceiveMessages, leases: Sequence[MessageLease], call: KeyedCall | None
 ) -> Awaitable[None]:
     """Make leased messages available again at once, without counting a failure: they could not be delivered.
 
     The stored result of `call` is deleted with it, unless the consumer has repeated the call: then it has the messages.
     """
-    leases = [MessageLease(each.id, each.lease_id, each.fence) for each in messages]
-    deferral = NackMessages(request.queue, leases, intent="defer", universe=request.universe)
+    deferral = NackMessages(request.queue, list(leases), intent="defer", universe=request.universe)
     return stores.transact(_release, deferral, call, tier=Tier.IMPORTANT)
 
 

@@ -75,15 +75,18 @@ def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None 
         with_state=request.with_state,
         txn_id=request.txn_id,
         call=call,
+        packed=request.packed,
     )
 
 
 @transaction
 def ack(tx: Transaction, request: AckMessages) -> Outcomes:
-    _check_batch(request.leases)
-    outcomes = queues.ack_many(tx, _queue(request), request.leases)
+    _check_count(len(request.leases) + sum([each.mask.bit_count() for each in request.packed]))
+    refused = queues.ack_packed(tx, _queue(request), request.packed) if request.packed else []
+    outcomes = queues.ack_many(tx, _queue(request), request.leases) if request.leases else []
     return Outcomes(
-        [_refused(each) if isinstance(each, HoldfastError) else Outcome(None, None, 0, each) for each in outcomes]
+        [_refused(each) if isinstance(each, HoldfastError) else Outcome(None, None, 0, each) for each in outcomes],
+        refused,
     )
 
 
@@ -252,10 +255,14 @@ def _each(leases: list[MessageLease], settle: Callable[[MessageLease], Outcome])
 
 
 def _check_batch(leases: list[MessageLease]) -> None:
-    if not leases:
+    _check_count(len(leases))
+
+
+def _check_count(messages: int) -> None:
+    if not messages:
         raise EmptyBatch("The batch has no messages; settle at least one")
-    if len(leases) > MESSAGES_MAX:
-        raise BatchTooLarge(f"One batch settles at most {MESSAGES_MAX} messages, not {len(leases)}; split it")
+    if messages > MESSAGES_MAX:
+        raise BatchTooLarge(f"One batch settles at most {MESSAGES_MAX} messages, not {messages}; split it")
 
 
 def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> Outcome:

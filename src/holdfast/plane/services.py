@@ -11,12 +11,13 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
+from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.kv.closing_at_exit import close_at_exit
 from holdfast.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
 from holdfast.layers.leases import keepalive
 from holdfast.layers.mailboxes.keys import MAIL_EVENTS
-from holdfast.layers.queues import DUE, QueueKey, extend
+from holdfast.layers.queues import DUE, QueueKey, extend_many
 from holdfast.lease_renewal import LeaseRenewer
 from holdfast.limits import PUSHES_PER_MINUTE
 from holdfast.runtime.activity.events import EventLogger
@@ -82,7 +83,7 @@ class Services:
         self.pushes_per_minute = pushes_per_minute
         # Guards operations on several resources of an agent.
         self.resources = LockTable(RESOURCE_LEVELS, nested=False, later=lambda: list(self._locks.values()))
-        self.lease_renewer = LeaseRenewer(self._extend_message, self._keep_lease)
+        self.lease_renewer = LeaseRenewer(self._extend_messages, self._keep_lease)
         self.events = EventLogger(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
         self.repeats = RepeatDetector(database, (clock or SystemClock()).now_ms, shared=shared)
@@ -199,9 +200,12 @@ class Services:
             if self._mail_sweeper is None and not self._stopped:
                 self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared)
 
-    def _extend_message(self, universe: str, queue: str, lease: MessageLease, seconds: float) -> int:
+    def _extend_messages(
+        self, universe: str, queue: str, leases: list[MessageLease], seconds: float
+    ) -> list[int | HoldfastError]:
         key = QueueKey(universe, queue)
-        return self.database.transact(extend, key, lease, by_ms=round(seconds * 1_000)).due_ms
+        extended = self.database.transact(extend_many, key, leases, by_ms=round(seconds * 1_000))
+        return [each if isinstance(each, HoldfastError) else each.due_ms for each in extended]
 
     def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
         return self.database.transact(keepalive, proof, ttl_ms=round(seconds * 1_000)).expires_ms

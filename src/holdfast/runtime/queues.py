@@ -37,24 +37,23 @@ class AsyncQueueStore:
         wait_ms: int,
         tier: Tier,
         call: KeyedCall | None = None,
+        packed: bool = False,
         **options: Unpack[LeaseOptions],
     ) -> Deliveries:
         """At least one message, unless `wait_ms` pass without any; with its payload, unless that is a large blob.
 
-        A repeated `call` gets the messages that it still leases.
+        A repeated `call` gets the messages that it still leases. `packed` messages are passed on as they are stored.
         """
         leased = await self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, call=call, **options)
-        deliveries = queues.deliveries_of(leased)
         try:
-            for index, delivery in enumerate(deliveries):
-                if delivery.blob is not None and delivery.size <= PAYLOAD_FETCH_BYTES_MAX:
+            for message in leased.blobs:
+                if message.blob is not None and message.size <= PAYLOAD_FETCH_BYTES_MAX:
                     with suppress(HoldfastError):  # The consumer gets the error when it reads the payload.
-                        payload = await self._blobs.get(queue.universe, delivery.blob)
-                        deliveries[index] = msgspec.structs.replace(delivery, payload=payload.data)
+                        leased.bodies[message.id] = (await self._blobs.get(queue.universe, message.blob)).data
         except BaseException:  # The consumer is gone: the messages were not delivered, and no attempt failed.
             await self._dispatcher.release_undelivered(queue, leased, call)
             raise
-        return Deliveries(deliveries)
+        return Deliveries([], queues.packed_of(leased)) if packed else Deliveries(queues.deliveries_of(leased))
 
     async def stats(self, queue: QueueKey, tier: Tier) -> QueueStats:
         """The number of messages in each state, and of consumers that wait in this process."""

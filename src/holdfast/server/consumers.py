@@ -22,7 +22,7 @@ from holdfast.server.replies import Replies, encode_replies, fits
 from holdfast.server.transport import ServerTransport
 from holdfast.wire.frames import Reply
 from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import Deliveries, Delivery, ReceiveMessages
+from holdfast.wire.queues import Deliveries, ReceiveMessages
 
 _ALWAYS_FITS: Final = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply at any size.
 
@@ -59,22 +59,22 @@ class Consumers:
 
     async def deliver(self, request: ReceiveMessages, reply: Reply, keyed_call: KeyedCall | None) -> None:
         """Send a consumer its messages. Messages that cannot be sent are released at once."""
-        messages = reply.answer.messages
+        answer: Deliveries = reply.answer
         if self._connection.replies.is_backlogged:
-            self._release(request, messages, keyed_call)
+            self._release(request, answer, 0, keyed_call)
             problem = problem_of(unread_replies_error(), correlation_id.get())
             await self._connection.reply([Reply(reply.number, None, problem)])
             return
-        on_undelivered = partial(self._release, request, messages, keyed_call)
-        is_short = len(messages) == 1 and messages[0].blob is None and not request.with_state
+        on_undelivered = partial(self._release, request, answer, 0, keyed_call)
+        count = answer.count
+        is_short = count == 1 and not _has_extras(answer) and not request.with_state
         if is_short and self._connection.in_flight > 1:
             self._send_in_batch(reply, on_undelivered)
             return
-        count = len(messages)
-        while count > _ALWAYS_FITS and not fits(Reply(reply.number, Deliveries(messages[:count]))):
+        while count > _ALWAYS_FITS and not fits(Reply(reply.number, answer.first(count))):
             count //= 2
-        if await self._send(Reply(reply.number, Deliveries(messages[:count])), on_undelivered):
-            self._release(request, messages[count:], None)
+        if await self._send(Reply(reply.number, answer.first(count)), on_undelivered):
+            self._release(request, answer, count, None)
 
     def _send_in_batch(self, reply: Reply, on_undelivered: OnUndelivered) -> None:
         self._ready.append((reply, on_undelivered))
@@ -102,9 +102,16 @@ class Consumers:
                 on_undelivered()
         return is_sent
 
-    def _release(self, request: ReceiveMessages, messages: list[Delivery], keyed_call: KeyedCall | None) -> None:
-        if messages:
-            self._spawn(_ignore_errors(release_undelivered(self._transport, request, messages, keyed_call)))
+    def _release(self, request: ReceiveMessages, answer: Deliveries, begin: int, keyed_call: KeyedCall | None) -> None:
+        """Release the messages from the number `begin` on."""
+        if answer.count > begin:
+            leases = answer.leases()[begin:]
+            self._spawn(_ignore_errors(release_undelivered(self._transport, request, leases, keyed_call)))
+
+
+def _has_extras(answer: Deliveries) -> bool:
+    """Whether a message may come with a large payload."""
+    return any(each.blob is not None for each in answer.messages) or any(each.bodies for each in answer.packed)
 
 
 def unread_replies_error() -> HoldfastError:

@@ -38,8 +38,9 @@ from holdfast.wire.frames import Call
 from holdfast.wire.leases import AcquireLease
 from holdfast.wire.permissions import METRICS
 from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import Deliveries, Outcomes, QueueStats, ReceiveMessages
+from holdfast.wire.queues import Deliveries, Outcomes, PackedLease, QueueStats, ReceiveMessages
 from holdfast.wire.requests import Answer, Request
+from holdfast.wire.stored_messages import put_at_ms
 
 _log = logging.getLogger("holdfast.calls")
 
@@ -241,7 +242,8 @@ class Metrics(Collector):
 
     def _inspect(self, request: Request[Any], outcome: Any, seconds: float) -> None:
         if isinstance(outcome, Outcomes):
-            self.fenced += sum(each.code is not None and _is_fenced(each.code) for each in outcome.outcomes)
+            self.fenced += sum([each.code is not None and _is_fenced(each.code) for each in outcome.outcomes])
+            self.fenced += sum([_is_fenced(each.code) for each in outcome.refused])
         elif isinstance(outcome, Fenced):
             self.fenced += 1
         elif isinstance(outcome, Deliveries) and isinstance(request, ReceiveMessages):
@@ -253,9 +255,11 @@ class Metrics(Collector):
         at = (request.universe, request.queue)
         if at not in self.dwell and len(self.dwell) >= self._queues_max:
             at = ("", "")  # All queues beyond the limit.
+        if at not in self.dwell and answer.count:
+            self.dwell[at] = Histogram(DWELL_SECONDS)
+        for lease in answer.packed:
+            self._count_packed(at, lease)
         for message in answer.messages:
-            if at not in self.dwell:
-                self.dwell[at] = Histogram(DWELL_SECONDS)
             if message.attempts > 1:
                 self.redelivered[at] += 1
                 continue
@@ -263,6 +267,16 @@ class Metrics(Collector):
             visibility_ms = message.visibility_ms if visibility_seconds is None else visibility_seconds * 1_000
             leased_ms = message.expires_ms - visibility_ms
             self.dwell[at].observe(max(leased_ms - message.created_ms, 0.0) / 1_000)
+
+    def _count_packed(self, at: tuple[str, str], lease: PackedLease) -> None:
+        put_ms = Counter[int]()  # Messages of one batch were put in the same few milliseconds.
+        for position in lease.positions:
+            if lease.attempt_at(position) > 1:
+                self.redelivered[at] += 1
+            else:
+                put_ms[put_at_ms(lease.id_at(position))] += 1
+        for at_ms, times in put_ms.items():
+            self.dwell[at].observe(max(lease.leased_ms - at_ms, 0) / 1_000, times)
 
 
 class MeasuredTransport:

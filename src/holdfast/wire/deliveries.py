@@ -5,8 +5,8 @@ receive of 256 messages from memory takes 10 to 13 % longer. `plain_delivery_of`
 checks that both return equal deliveries.
 """
 
-from holdfast.wire.queues import Delivery, Failure, SidecarState
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from holdfast.wire.queues import Delivery, Failure, PackedLease, SidecarState
+from holdfast.wire.stored_messages import StoredMessage, decode, format_id
 
 
 def delivery_of(
@@ -69,3 +69,17 @@ def plain_delivery_of(
         state=state,
         failures=failures or [],
     )
+
+
+def message_at(lease: PackedLease, position: int) -> StoredMessage:
+    """A message of a packed lease, with its payload."""
+    message = decode(lease.stored_at(position))
+    message.fence, message.attempts = lease.fence_at(position), lease.attempt_at(position)
+    message.payload = lease.bodies.get(position, message.payload)
+    message.owner, message.due_ms, message.lease_ref = "", lease.expires_ms, lease.ref_at(position)
+    return message
+
+
+def delivery_at(lease: PackedLease, position: int) -> Delivery:
+    """The delivery of one message of a packed lease."""
+    return delivery_of(message_at(lease, position), lease.states.get(position), lease.failures.get(position))

@@ -1,15 +1,21 @@
 """Queues: at-least-once delivery with leases and fences."""
 
-from typing import Literal
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final, Literal, Self
 
 import msgspec
 
+from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.requests import Operation, Request, Route
+from holdfast.wire.stored_messages import ID_BYTES, format_id, format_lease_id
 
 _FENCE = {"fence": "fencing_token"}
+_END: Final = struct.Struct(">I")
+LEASE_BYTES: Final = 16
 
 
 class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -95,12 +101,6 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE):
     failures: list[Failure] = []  # The oldest first.
 
 
-class Deliveries(msgspec.Struct, frozen=True):
-    """Leased or peeked messages, in order."""
-
-    messages: list[Delivery]
-
-
 class LeasedMessage(msgspec.Struct, frozen=True, rename=_FENCE):
     """A message that a consumer holds, as an operator sees it: without its payload."""
 
@@ -134,6 +134,123 @@ class MessageLease(msgspec.Struct, frozen=True, rename=_FENCE):
     fence: int
 
 
+class PackedLease(msgspec.Struct, frozen=True, array_like=True):
+    """Messages that are leased together, as they are stored. Its consumer decodes what it needs of them.
+
+    A message is identified by its position. What is not stored with a message is in a dictionary by position.
+    """
+
+    id: bytes
+    fence: int  # Of the first message.
+    fences: list[int]  # Of each message, if they differ.
+    attempt: int  # The number of this delivery, for the first message.
+    attempts: list[int]  # Of each message, if they differ.
+    leased_ms: int
+    expires_ms: int
+    ids: bytes
+    ends: bytes  # Where each message ends in `content`: four bytes each.
+    content: bytes
+    delivered: list[int] = []  # The positions that are delivered; empty: all.
+    bodies: dict[int, bytes] = {}
+    states: dict[int, SidecarState] = {}
+    failures: dict[int, list[Failure]] = {}
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """The positions of the messages that are delivered."""
+        return self.delivered or range(len(self.ids) // ID_BYTES)
+
+    def id_at(self, position: int) -> bytes:
+        return self.ids[position * ID_BYTES : (position + 1) * ID_BYTES]
+
+    def fence_at(self, position: int) -> int:
+        return self.fences[position] if self.fences else self.fence
+
+    def attempt_at(self, position: int) -> int:
+        return self.attempts[position] if self.attempts else self.attempt
+
+    def ref_at(self, position: int) -> bytes:
+        """The lease and the position of a message, or the lease that the message has for itself."""
+        return self.id + bytes((position,)) if len(self.id) == LEASE_BYTES else self.id
+
+    def lease_at(self, position: int) -> MessageLease:
+        """What settles a message by itself."""
+        id, fence = self.id_at(position), self.fence_at(position)
+        return MessageLease(format_id(id), format_lease_id(id, fence, self.ref_at(position)), fence)
+
+    def stored_at(self, position: int) -> bytes:
+        """A message as it is stored."""
+        begin = _END.unpack_from(self.ends, (position - 1) * 4)[0] if position else 0
+        return self.content[begin : _END.unpack_from(self.ends, position * 4)[0]]
+
+    def first(self, count: int) -> Self:
+        """The lease with only its first `count` messages."""
+        delivered = list(self.positions[:count])
+        end = delivered[-1] + 1
+        return msgspec.structs.replace(
+            self,
+            ids=self.ids[: end * ID_BYTES],
+            ends=self.ends[: end * 4],
+            content=self.content[: _END.unpack_from(self.ends, (end - 1) * 4)[0]],
+            delivered=delivered,
+            bodies={position: body for position, body in self.bodies.items() if position < end},
+            states={position: state for position, state in self.states.items() if position < end},
+            failures={position: failures for position, failures in self.failures.items() if position < end},
+        )
+
+
+class PackedAck(msgspec.Struct, frozen=True, array_like=True):
+    """Acknowledges messages of a lease."""
+
+    lease: bytes
+    fence: int  # As in the lease.
+    fences: list[int]
+    bits: bytes  # A bit for each position: of the last byte, the lowest one is position 0.
+
+    @property
+    def mask(self) -> int:
+        return int.from_bytes(self.bits, "big")
+
+    def fence_at(self, position: int) -> int | None:
+        """The fence of a message; None if there is no such position."""
+        if not self.fences:
+            return self.fence
+        return self.fences[position] if position < len(self.fences) else None
+
+
+class RefusedAck(msgspec.Struct, frozen=True, array_like=True):
+    """A message of a `PackedAck` that was not acknowledged, and the code of the error."""
+
+    lease: bytes
+    position: int
+    code: str
+
+
+class Deliveries(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Leased or peeked messages, in order: one by one, or packed by lease if the caller asked for that."""
+
+    messages: list[Delivery]
+    packed: list[PackedLease] = []
+
+    @property
+    def count(self) -> int:
+        return len(self.messages) + sum([len(lease.positions) for lease in self.packed])
+
+    def leases(self) -> list[MessageLease]:
+        """What settles each message by itself."""
+        leases = [MessageLease(each.id, each.lease_id, each.fence) for each in self.messages]
+        return leases + [lease.lease_at(position) for lease in self.packed for position in lease.positions]
+
+    def first(self, count: int) -> "Deliveries":
+        """The first `count` messages."""
+        packed, left = list[PackedLease](), count - len(self.messages)
+        for lease in self.packed:
+            if left > 0:
+                packed.append(lease if len(lease.positions) <= left else lease.first(left))
+            left -= len(lease.positions)
+        return Deliveries(self.messages[:count], packed)
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """The outcome for one item of a batch: success, or the `code` and `detail` of the error."""
 
@@ -143,10 +260,11 @@ class Outcome(msgspec.Struct, frozen=True):
     correlation_id: str | None = None
 
 
-class Outcomes(msgspec.Struct, frozen=True):
-    """An outcome for each item, in order."""
+class Outcomes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An outcome for each item, in order; of packed acks, only those that were refused."""
 
     outcomes: list[Outcome]
+    refused: list[RefusedAck] = []
 
 
 class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -265,14 +383,18 @@ class ReceiveMessages(Request[Deliveries], frozen=True, tag="queues.receive"):
     with_state: bool = False
     txn_id: str | None = None
     universe: str = UNIVERSE
+    packed: bool = False  # Whether the answer may have the messages as they are stored.
 
 
 class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
+    """Acknowledge messages one by one, or several of a lease together."""
+
     operation = Operation(atomic=True)
 
     queue: str
     leases: list[MessageLease]
     universe: str = UNIVERSE
+    packed: list[PackedAck] = msgspec.field(default_factory=list)
 
 
 class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
@@ -500,3 +622,24 @@ class ListSchedules(Request[Schedules], frozen=True, tag="queues.schedules.list"
 
     queue: str
     universe: str = UNIVERSE
+
+
+def lease_mismatch(lease: MessageLease) -> QueueMessageLeaseMismatch:
+    """The error of settling a message whose lease has ended."""
+    return QueueMessageLeaseMismatch(
+        f"Message {lease.id} is not leased as {lease.lease_id} any more; stop working on it. It was settled, or its "
+        "lease expired and it is delivered again"
+    )
+
+
+def bits_of(positions: Iterable[int]) -> bytes:
+    """The bits of a `PackedAck` for these positions."""
+    mask = 0
+    for position in positions:
+        mask |= 1 << position
+    return mask.to_bytes((mask.bit_length() + 7) // 8, "big")
+
+
+def positions_in(mask: int) -> list[int]:
+    """The positions whose bits are set."""
+    return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]

@@ -82,6 +82,11 @@ def parse_id(text: str) -> bytes:
     return id
 
 
+def put_at_ms(id: bytes) -> int:
+    """When the message with this id was put: ids are UUIDv7. After a clock was set back it may be later than that."""
+    return int.from_bytes(id[:6], "big")
+
+
 def format_lease_id(id: bytes, fence: int, ref: bytes) -> str:
     """The text that identifies the delivery of a message. `ref` is the lease, and the number of the message in it."""
     return f"{id.hex()}-{fence}-{ref.hex()}"

@@ -14,16 +14,14 @@ Result = TypeVar("Result")
 
 
 class LeasedMessage(Protocol):
-    """A received message whose lease is extended."""
+    """A received message whose lease is extended until it is settled or lost."""
 
+    settled: bool
     lost: bool
     expires_ms: int
 
-
-class Renewal(Protocol):
-    """The automatic extension of one message's lease."""
-
-    def stop(self) -> None: ...
+    @property
+    def lease(self) -> MessageLease: ...
 
 
 class HeldLease(Protocol):
@@ -32,8 +30,10 @@ class HeldLease(Protocol):
     expires_ms: int
 
 
-class HeldLeaseRenewal(Renewal, Protocol):
+class HeldLeaseRenewal(Protocol):
     """The automatic renewal of a lease in a `with` block."""
+
+    def stop(self) -> None: ...
 
     @property
     def loss(self) -> Fenced | None:
@@ -49,16 +49,9 @@ class LeaseRenewer(Protocol):
     """Renews the leases of received messages, and those in `with` blocks, in the background."""
 
     def start(
-        self,
-        message: LeasedMessage,
-        universe: str,
-        queue: str,
-        lease: MessageLease,
-        *,
-        seconds: float,
-        cap_seconds: float,
-    ) -> Renewal:
-        """Extend a lease by `seconds` again and again, for `cap_seconds` at most, until the renewal is stopped."""
+        self, messages: Sequence[LeasedMessage], universe: str, queue: str, *, seconds: float, cap_seconds: float
+    ) -> None:
+        """Extend the leases of messages by `seconds` again and again, for `cap_seconds` at most."""
         ...
 
     def hold(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> HeldLeaseRenewal:

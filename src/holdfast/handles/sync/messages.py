@@ -1,7 +1,7 @@
 """Generated from handles/messages.py by tools/make_twins.py; change that file instead."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,23 +15,49 @@ from holdfast.tiers import Tier
 from holdfast.wire import Transport
 from holdfast.wire.blobs import GetBlob, OpenBlob
 from holdfast.wire.canonical import canonical
+from holdfast.wire.deliveries import delivery_of, message_at
 from holdfast.wire.json_values import decode_json
 from holdfast.wire.queues import (
     AckMessages,
+    Deliveries,
     Delivery,
     ExtendMessages,
     Failure,
     MessageLease,
     Outcome,
     Outcomes,
+    PackedAck,
+    PackedLease,
+    RefusedAck,
+    SidecarState,
 )
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
-from holdfast.wire.transport import Renewal
+from holdfast.wire.stored_messages import StoredMessage, decode_head, format_id
 
 _log = logging.getLogger("holdfast.messages")
 
 Result = TypeVar("Result")
+
+
+class _Received:
+    """What the messages of one lease, or one message by itself, were received with."""
+
+    __slots__ = ("lease", "queue", "transport", "universe", "visibility_seconds")
+
+    def __init__(
+        self,
+        transport: Transport,
+        universe: str,
+        queue: str,
+        lease: PackedLease | None,
+        visibility_seconds: float,
+    ) -> None:
+        self.transport = transport
+        self.universe = universe
+        self.queue = queue
+        self.lease = lease
+        self.visibility_seconds = visibility_seconds
 
 
 class Message:
@@ -41,43 +67,66 @@ class Message:
     a consumer that lost the message.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        universe: str,
-        queue: str,
-        delivery: Delivery,
-        *,
-        visibility_seconds: float | None,
-        extend_for_seconds: float | None,
-    ) -> None:
-        self.delivery = delivery
-        self.id = delivery.id
-        self.queue = queue
-        self.lease = MessageLease(delivery.id, delivery.lease_id, delivery.fence)
-        self.expires_ms = delivery.expires_ms
+    __slots__ = (
+        "__weakref__",
+        "_delivery",
+        "_position",
+        "_received",
+        "_state",
+        "_stored",
+        "expires_ms",
+        "lost",
+        "settled",
+    )
+
+    def __init__(self, received: _Received, position: int, expires_ms: int, delivery: Delivery | None = None) -> None:
+        self._received = received
+        self._position = position
+        self._delivery = delivery
+        self._stored: StoredMessage | None = None
+        self._state: SidecarState | None = None  # As it was saved.
+        self.expires_ms = expires_ms
         self.settled = False
         self.lost = False  # Its lease ended before it was settled; another consumer may have it.
-        self._transport = transport
-        self._universe = universe
-        self._state = delivery.state
-        self._visibility_seconds = visibility_seconds or delivery.visibility_ms / 1_000
-        cap = EXTEND_FOR_SECONDS if extend_for_seconds is None else extend_for_seconds
-        self._renewal: Renewal | None = None
-        if cap > 0:
-            self._renewal = transport.lease_renewer.start(
-                self, universe, queue, self.lease, seconds=self._visibility_seconds, cap_seconds=cap
-            )
+
+    @property
+    def id(self) -> str:
+        """The id that its receipt has."""
+        lease = self._received.lease
+        return self.delivery.id if lease is None else format_id(lease.id_at(self._position))
+
+    @property
+    def queue(self) -> str:
+        """The name of its queue."""
+        return self._received.queue
+
+    @property
+    def lease(self) -> MessageLease:
+        """What identifies this delivery: the message's id, the lease's and the fence."""
+        lease = self._received.lease
+        if lease is None:
+            return MessageLease(self.delivery.id, self.delivery.lease_id, self.delivery.fence)
+        return lease.lease_at(self._position)
+
+    @property
+    def delivery(self) -> Delivery:
+        """Everything that came with it."""
+        if self._delivery is None:
+            lease, position = self._received.lease, self._position
+            assert lease is not None
+            message = message_at(lease, position)
+            self._delivery = delivery_of(message, lease.states.get(position), lease.failures.get(position))
+        return self._delivery
 
     @property
     def universe(self) -> str:
         """The universe of its queue."""
-        return self._universe
+        return self._received.universe
 
     @property
     def payload(self) -> bytes | None:
         """The payload; None if it is so large that `read` or `open` must fetch it, or another process received it."""
-        return self.delivery.payload
+        return self._content().payload
 
     def json(self) -> Any:
         """The payload, from JSON.
@@ -86,16 +135,18 @@ class Message:
             InvalidValue: it is not JSON, or nested too deep.
         """
         self._check_received_here()
-        if self.delivery.payload is None:
+        payload = self._content().payload
+        if payload is None:
             raise rebuild(
                 "invalid_argument", "The payload is too large to come with the delivery; call read() or open()"
             )
-        return decode_json(self.delivery.payload)
+        return decode_json(payload)
 
     @property
     def attempts(self) -> int:
         """The number of deliveries, including this one."""
-        return self.delivery.attempts
+        lease = self._received.lease
+        return self.delivery.attempts if lease is None else lease.attempt_at(self._position)
 
     @property
     def failure_attempts(self) -> int:
@@ -110,36 +161,40 @@ class Message:
     @property
     def fence(self) -> int:
         """The fencing token of this delivery; it only grows."""
-        return self.delivery.fence
+        lease = self._received.lease
+        return self.delivery.fence if lease is None else lease.fence_at(self._position)
 
     @property
     def correlation_id(self) -> str:
         """The id that links it to the request that caused it."""
-        return self.delivery.correlation_id
+        return self._content().correlation_id
 
     @property
     def attributes(self) -> dict[str, str]:
         """The attributes that were put with the payload."""
-        return self.delivery.attributes
+        return self._content().attributes
 
     @property
     def state(self) -> Any:
         """The workflow state that it was received with; None if none was saved."""
-        return None if self._state is None else cbor2.loads(self._state.value)
+        state = self._sidecar()
+        return None if state is None else cbor2.loads(state.value)
 
     def read(self) -> bytes:
         """The whole payload, of any size."""
         self._check_received_here()
-        if self.delivery.payload is not None or self.delivery.blob is None:
-            return self.delivery.payload or b""
-        return (self._transport.call(GetBlob(self.delivery.blob, self._universe))).data
+        content = self._content()
+        if content.payload is not None or content.blob is None:
+            return content.payload or b""
+        return (self._received.transport.call(GetBlob(content.blob, self.universe))).data
 
     def open(self) -> Iterator[bytes]:
         """The payload as a stream, if it is too large for memory."""
         self._check_received_here()
-        if self.delivery.blob is None:
-            return _single(self.delivery.payload or b"")
-        return self._transport.receive(OpenBlob(self.delivery.blob, self._universe))
+        content = self._content()
+        if content.blob is None:
+            return _single(content.payload or b"")
+        return self._received.transport.receive(OpenBlob(content.blob, self.universe))
 
     def save_state(self, value: Any) -> None:
         """Save the workflow state, which the next consumer receives if this one does not finish.
@@ -147,13 +202,14 @@ class Message:
         Raises:
             Fenced: the message's lease has ended.
         """
-        if self._state is None:
+        state = self._sidecar()
+        if state is None:
             raise rebuild("invalid_argument", "The message was received without its state; receive it with_state=True")
         encoded = canonical(value)
-        proof = self._state.lease
-        request = UpdateState(proof.key, encoded, proof, universe=self._universe)
-        updated = self._transport.call(request)
-        self._state = msgspec.structs.replace(self._state, value=encoded, etag=updated.etag)
+        proof = state.lease
+        request = UpdateState(proof.key, encoded, proof, universe=self.universe)
+        updated = self._received.transport.call(request)
+        self._state = msgspec.structs.replace(state, value=encoded, etag=updated.etag)
 
     def ack(self, *, tier: Tier = Tier.CRITICAL) -> None:
         """Acknowledge the message: it is done. Acknowledging twice is fine.
@@ -161,7 +217,7 @@ class Message:
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
-        self._settle(AckMessages(self.queue, [self.lease], self._universe, tier=tier))
+        self._settle(AckMessages(self.queue, [self.lease], self.universe, tier=tier))
 
     def nack(
         self,
@@ -183,7 +239,7 @@ class Message:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
         request = nack_request(
-            self.queue, [self.lease], self._universe, error, delay_seconds=delay_seconds, intent=intent, tier=tier
+            self.queue, [self.lease], self.universe, error, delay_seconds=delay_seconds, intent=intent, tier=tier
         )
         self._settle(request)
 
@@ -193,7 +249,7 @@ class Message:
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
-        self._settle(reject_request(self.queue, [self.lease], self._universe, error, tier=tier))
+        self._settle(reject_request(self.queue, [self.lease], self.universe, error, tier=tier))
 
     def extend(self, seconds: float | None = None) -> int:
         """Extend the lease to at least `seconds` from now; its expiry in milliseconds since 1970.
@@ -202,9 +258,9 @@ class Message:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
         request = ExtendMessages(
-            self.queue, [self.lease], self._visibility_seconds if seconds is None else seconds, self._universe
+            self.queue, [self.lease], self._received.visibility_seconds if seconds is None else seconds, self.universe
         )
-        self.expires_ms = _checked((self._transport.call(request)).outcomes[0]).expires_ms
+        self.expires_ms = _checked((self._received.transport.call(request)).outcomes[0]).expires_ms
         return self.expires_ms
 
     def complete(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL) -> Result:
@@ -214,7 +270,7 @@ class Message:
             NotEmbedded: the plane is in another process; use `plane.atomic()` there.
             QueueMessageLeaseMismatch: its lease has ended, and nothing was written.
         """
-        transport, request = self._transport, AckMessages(self.queue, [self.lease], self._universe)
+        transport, request = self._received.transport, AckMessages(self.queue, [self.lease], self.universe)
 
         def work_and_ack(tx: Any) -> Result:
             result = work(tx, *args)
@@ -228,21 +284,33 @@ class Message:
     def mark_settled(self) -> None:
         """Stop extending its lease: it was settled, possibly by another call than its own methods."""
         self.settled = True
-        if self._renewal is not None:
-            self._renewal.stop()
 
     def mark_lost(self) -> None:
         """Stop extending its lease, which has ended. Another consumer may have the message, unless it was settled."""
         self.lost = not self.settled
-        if self._renewal is not None:
-            self._renewal.stop()
+
+    def _content(self) -> Delivery | StoredMessage:
+        """Its payload and what was put with it."""
+        lease = self._received.lease
+        if lease is None:
+            return self.delivery
+        if self._stored is None:
+            self._stored = message_at(lease, self._position)
+        return self._stored
+
+    def _sidecar(self) -> SidecarState | None:
+        """The workflow state as it was last saved, or received."""
+        if self._state is not None:
+            return self._state
+        lease = self._received.lease
+        return self.delivery.state if lease is None else lease.states.get(self._position)
 
     def _check_received_here(self) -> None:
-        if not self.delivery.attempts:
+        if not self.attempts:
             raise rebuild("invalid_argument", "The message was received by another process, which has its payload")
 
     def _settle(self, request: Request[Outcomes]) -> None:
-        outcome = (self._transport.call(request)).outcomes[0]
+        outcome = (self._received.transport.call(request)).outcomes[0]
         if outcome.code == QueueMessageLeaseMismatch.code:
             self.mark_lost()
         _checked(outcome)
@@ -271,7 +339,72 @@ class Message:
         return f"<message {self.id} of {self.queue}, attempt {self.attempts}, fence {self.fence}>"
 
 
-def received_elsewhere(id: str, lease_id: str, fence: int) -> Delivery:
+def received_messages(
+    transport: Transport,
+    universe: str,
+    queue: str,
+    answer: Deliveries,
+    *,
+    visibility_seconds: float | None,
+    extend_for_seconds: float | None,
+) -> list[Message]:
+    """The messages of the answer to a receive. Their leases are extended until they are settled."""
+    messages: list[Message] = []
+    cap = EXTEND_FOR_SECONDS if extend_for_seconds is None else extend_for_seconds
+    leases: list[PackedLease | Delivery] = [*answer.packed, *answer.messages]
+    for lease in leases:
+        if isinstance(lease, Delivery):
+            seconds = visibility_seconds or lease.visibility_ms / 1_000
+            received = _Received(transport, universe, queue, None, seconds)
+            some = [Message(received, 0, lease.expires_ms, lease)]
+        else:
+            # Without `visibility_seconds`, all messages of a lease have the same.
+            first = lease.stored_at(lease.positions[0])
+            seconds = visibility_seconds or decode_head(first).visibility_ms / 1_000
+            received = _Received(transport, universe, queue, lease, seconds)
+            expires_ms = lease.expires_ms
+            some = [Message(received, position, expires_ms) for position in lease.positions]
+        if cap > 0:
+            transport.lease_renewer.start(some, universe, queue, seconds=seconds, cap_seconds=cap)
+        messages += some
+    return messages
+
+
+def packed_acks(messages: Sequence[Message]) -> tuple[list[PackedAck], list[Message]]:
+    """The acks of messages by lease, and the messages that have to be acknowledged by themselves."""
+    by_lease: dict[bytes, tuple[PackedLease, int]] = {}
+    alone: list[Message] = []
+    for message in messages:
+        lease = message._received.lease
+        if lease is None:
+            alone.append(message)
+        else:
+            before = by_lease.get(lease.id)
+            by_lease[lease.id] = lease, (0 if before is None else before[1]) | 1 << message._position
+    acks = [
+        PackedAck(lease.id, lease.fence, lease.fences, mask.to_bytes((mask.bit_length() + 7) // 8, "big"))
+        for lease, mask in by_lease.values()
+    ]
+    return acks, alone
+
+
+def mark_acked(messages: Sequence[Message], refused: Sequence[RefusedAck]) -> list[Message]:
+    """Mark messages whose acks were packed as settled, or as lost if they were refused; returns the lost ones."""
+    lost: list[Message] = []
+    places = {(each.lease, each.position) for each in refused}
+    for message in messages:
+        lease = message._received.lease
+        if lease is None:
+            continue
+        if places and (lease.id, message._position) in places:
+            message.mark_lost()
+            lost.append(message)
+        else:
+            message.settled = True
+    return lost
+
+
+def received_elsewhere(id: str, lease_id: str, fence: int, visibility_seconds: float) -> Delivery:
     """A delivery to another process: only what is needed to settle it."""
     return Delivery(
         id=id,
@@ -293,7 +426,7 @@ def received_elsewhere(id: str, lease_id: str, fence: int) -> Delivery:
         lease_id=lease_id,
         fence=fence,
         expires_ms=0,
-        visibility_ms=0,
+        visibility_ms=round(visibility_seconds * 1_000),
     )
 
 

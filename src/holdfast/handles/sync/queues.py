@@ -10,7 +10,7 @@ import msgspec
 from holdfast.errors import HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, rebuild
 from holdfast.handles.arguments import checked_items
 from holdfast.handles.failed_attempts import nack_request, reject_request
-from holdfast.handles.sync.messages import Message, received_elsewhere
+from holdfast.handles.sync.messages import Message, mark_acked, packed_acks, received_elsewhere, received_messages
 from holdfast.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
@@ -21,6 +21,7 @@ from holdfast.wire.queues import (
     AckMessages,
     CheckMessages,
     DeleteQueue,
+    Deliveries,
     Delivery,
     ExtendMessages,
     GetQueuePolicy,
@@ -46,6 +47,7 @@ from holdfast.wire.queues import (
     Schedule,
     SetQueuePolicy,
     SetSchedule,
+    lease_mismatch,
 )
 from holdfast.wire.requests import Request
 
@@ -172,17 +174,17 @@ class Queue:
             with_state=with_state,
             universe=self._universe,
             tier=tier,
+            packed=True,
         )
-        for delivery in (self._transport.call(request)).messages:
-            return Message(
-                self._transport,
-                self._universe,
-                self.name,
-                delivery,
-                visibility_seconds=visibility_seconds,
-                extend_for_seconds=extend_for_seconds,
-            )
-        return None
+        messages = received_messages(
+            self._transport,
+            self._universe,
+            self.name,
+            self._transport.call(request),
+            visibility_seconds=visibility_seconds,
+            extend_for_seconds=extend_for_seconds,
+        )
+        return messages[0] if messages else None
 
     def receive_many(
         self,
@@ -210,19 +212,16 @@ class Queue:
             with_state=with_state,
             universe=self._universe,
             tier=tier,
+            packed=True,
         )
-        deliveries = (self._transport.call(request)).messages
-        return [
-            Message(
-                self._transport,
-                self._universe,
-                self.name,
-                delivery,
-                visibility_seconds=visibility_seconds,
-                extend_for_seconds=extend_for_seconds,
-            )
-            for delivery in deliveries
-        ]
+        return received_messages(
+            self._transport,
+            self._universe,
+            self.name,
+            self._transport.call(request),
+            visibility_seconds=visibility_seconds,
+            extend_for_seconds=extend_for_seconds,
+        )
 
     def ack_many(self, messages: Iterable[Message], *, tier: Tier = Tier.CRITICAL) -> None:
         """Acknowledge up to 256 messages of this queue in one commit.
@@ -234,7 +233,9 @@ class Queue:
             BatchTooLarge, EmptyBatch: there are too many messages, or none; nothing was written.
         """
         some = self._checked_messages(messages)
-        self._settle_many(some, AckMessages(self.name, _leases(some), self._universe, tier=tier))
+        packed, alone = packed_acks(some)
+        request = AckMessages(self.name, _leases(alone), self._universe, packed, tier=tier)
+        self._settle_many(some, alone, request)
 
     def nack_many(
         self,
@@ -250,14 +251,15 @@ class Queue:
         request = nack_request(
             self.name, _leases(some), self._universe, error, delay_seconds=delay_seconds, intent=intent, tier=tier
         )
-        self._settle_many(some, request)
+        self._settle_many(some, some, request)
 
     def reject_many(
         self, messages: Iterable[Message], error: str | BaseException | None = None, *, tier: Tier = Tier.CRITICAL
     ) -> None:
         """Send up to 256 messages to the dead letters in one commit. Raises what `ack_many` raises."""
         some = self._checked_messages(messages)
-        self._settle_many(some, reject_request(self.name, _leases(some), self._universe, error, tier=tier))
+        request = reject_request(self.name, _leases(some), self._universe, error, tier=tier)
+        self._settle_many(some, some, request)
 
     def extend_many(self, messages: Iterable[Message], seconds: float) -> None:
         """Extend the leases of up to 256 messages to at least `seconds` from now, in one commit.
@@ -265,7 +267,7 @@ class Queue:
         Sets `expires_ms` of each. Raises what `ack_many` raises.
         """
         some = self._checked_messages(messages)
-        self._settle_many(some, ExtendMessages(self.name, _leases(some), seconds, self._universe))
+        self._settle_many(some, some, ExtendMessages(self.name, _leases(some), seconds, self._universe))
 
     def held(
         self,
@@ -281,14 +283,15 @@ class Queue:
         This makes no call, and the message has no payload. Its lease is extended automatically only if
         `extend_for_seconds` is given.
         """
-        return Message(
+        seconds = QueuePolicy().visibility_seconds if visibility_seconds is None else visibility_seconds
+        return received_messages(
             self._transport,
             self._universe,
             self.name,
-            received_elsewhere(id, lease_id, fence),
-            visibility_seconds=QueuePolicy().visibility_seconds if visibility_seconds is None else visibility_seconds,
+            Deliveries([received_elsewhere(id, lease_id, fence, seconds)]),
+            visibility_seconds=seconds,
             extend_for_seconds=extend_for_seconds,
-        )
+        )[0]
 
     def subscribe(
         self,
@@ -441,22 +444,25 @@ class Queue:
         if isinstance(messages, Message):
             raise InvalidArgument("This is one message, not a list; pass a list, or call its own method")
         some = list(messages)
+        name, universe = self.name, self._universe
         for message in some:
             if not isinstance(message, Message):
                 raise InvalidArgument(f"{message!r} is not a received message; pass what receive_many returned")
-            if (message.queue, message.universe) != (self.name, self._universe):
+            if message.queue != name or message.universe != universe:
                 raise InvalidArgument(
                     f"Message {message.id} is from queue {message.queue} of {message.universe}, not from "
                     f"{self.name} of {self._universe}; settle it with its own queue"
                 )
         return some
 
-    def _settle_many(self, messages: list[Message], request: Request[Outcomes]) -> None:
-        """Mark each message by its outcome, then raise if there was an error."""
-        outcomes = (self._transport.call(request)).outcomes
-        by_lease = dict(zip(_leases(messages), outcomes, strict=True))
-        lost, errors = list[str](), list[HoldfastError]()
-        for message in messages:
+    def _settle_many(self, messages: list[Message], alone: list[Message], request: Request[Outcomes]) -> None:
+        """Mark each message by its outcome, then raise if there was an error. Those that are not `alone` are packed."""
+        answer = self._transport.call(request)
+        lost, errors = list[Message](), list[HoldfastError]()
+        if len(alone) < len(messages):
+            lost += mark_acked(messages, answer.refused)
+        by_lease = dict(zip(_leases(alone), answer.outcomes, strict=True))
+        for message in alone:
             outcome = by_lease[message.lease]
             if outcome.expires_ms:
                 message.expires_ms = outcome.expires_ms
@@ -464,17 +470,17 @@ class Queue:
                 message.mark_settled()
             elif outcome.code == QueueMessageLeaseMismatch.code:
                 message.mark_lost()
-                lost.append(message.id)
+                lost.append(message)
             else:
                 errors.append(rebuild(outcome.code, outcome.detail or outcome.code))
         if lost and len(messages) == 1:
-            errors.append(rebuild(QueueMessageLeaseMismatch.code, outcomes[0].detail or ""))
+            errors.append(lease_mismatch(lost[0].lease))
         if errors:
             raise errors[0]
         if lost:
             raise QueueMessageLeaseMismatch(
                 f"{len(lost)} of {len(messages)} messages are not leased any more; stop working on them, because they "
-                f"were settled, or are delivered again: {', '.join(lost)}"
+                f"were settled, or are delivered again: {', '.join([message.id for message in lost])}"
             )
 
     def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:

@@ -35,11 +35,22 @@ from holdfast.layers.queues.failures import (
     retry_delay_ms,
 )
 from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.queues.message_leases import HeldLease, HeldLeases, mismatch
+from holdfast.layers.queues.message_leases import HeldLease, HeldLeases
 from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
 from holdfast.wire.deliveries import delivery_of
-from holdfast.wire.queues import Delivery, MessageLease, QueuePolicy, SidecarState
+from holdfast.wire.queues import (
+    LEASE_BYTES,
+    Delivery,
+    MessageLease,
+    PackedAck,
+    PackedLease,
+    QueuePolicy,
+    RefusedAck,
+    SidecarState,
+    lease_mismatch,
+    positions_in,
+)
 from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, format_id
 
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
@@ -65,7 +76,18 @@ class Prefetched:
 class Leased:
     """The result of a lease call: leases with their messages, and when to try again."""
 
-    __slots__ = ("_messages", "bodies", "events", "failures", "leases", "more", "repeated", "retry_in_ms", "states")
+    __slots__ = (
+        "_messages",
+        "blobs",
+        "bodies",
+        "events",
+        "failures",
+        "leases",
+        "more",
+        "repeated",
+        "retry_in_ms",
+        "states",
+    )
 
     def __init__(
         self,
@@ -84,6 +106,7 @@ class Leased:
         self.states: list[SidecarState | None] = []  # The workflow states, if requested: one for each message.
         self.failures: Failures = {}  # Of the messages that have failed before.
         self.bodies: dict[bytes, bytes | None] = {}  # Payloads that are not stored with their messages, by id.
+        self.blobs: list[StoredHead] = []  # Messages whose payloads are blobs.
         self._messages: list[StoredMessage] | None = None
 
     @property
@@ -99,7 +122,9 @@ class Leased:
         """Read what belongs to the messages and is stored apart from them."""
         tx, queue = queue_tx.tx, queue_tx.queue
         for head in heads:
-            if head.has_body:
+            if head.blob is not None:
+                self.blobs.append(head)
+            elif head.has_body:
                 self.bodies[head.id] = tx.get(queue_tx.keys.body_key(head.id))
         if with_state:
             read = sidecars.read if self.repeated else sidecars.open
@@ -210,11 +235,30 @@ def _runs(heads: list[StoredHead], taken: list[bytes], visibility_ms: int | None
 def deliveries_of(leased: Leased) -> list[Delivery]:
     """The wire form of leased messages."""
     messages = leased.messages
+    for message in messages if leased.bodies else ():
+        message.payload = leased.bodies.get(message.id, message.payload)
     states = leased.states or [None] * len(messages)
     return [
         delivery_of(message, state, leased.failures.get(message.id))
         for message, state in zip(messages, states, strict=True)
     ]
+
+
+def packed_of(leased: Leased) -> list[PackedLease]:
+    """The wire form of leased messages, packed by lease."""
+    packed = [held.packed() for held in leased.leases]
+    if leased.bodies or leased.states or leased.failures:
+        states = iter(leased.states)
+        for lease in packed:
+            for position in lease.positions:
+                id = lease.id_at(position)
+                if (body := leased.bodies.get(id)) is not None:
+                    lease.bodies[position] = body
+                if (state := next(states, None)) is not None:
+                    lease.states[position] = state
+                if id in leased.failures:
+                    lease.failures[position] = leased.failures[id]
+    return packed
 
 
 def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str:
@@ -246,31 +290,85 @@ def ack_many(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -
     return outcomes
 
 
-def _ack(queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease) -> str:
+def ack_packed(tx: Transaction, queue: QueueKey, acks: Sequence[PackedAck]) -> list[RefusedAck]:
+    """`ack` messages by lease and position; returns those that are not leased any more.
+
+    Raises:
+        InvalidArgument: a position is out of range.
+    """
+    queue_tx = QueueTransaction(tx, queue)
+    refused, changed = _ack_packed(queue_tx, acks)
+    if changed:
+        queue_tx.save()
+    return refused
+
+
+def _ack_packed(queue_tx: QueueTransaction, acks: Sequence[PackedAck]) -> tuple[list[RefusedAck], bool]:
+    """`ack_packed`, and whether the queue has changed, which the caller saves."""
+    held_leases, refused = HeldLeases(queue_tx), list[RefusedAck]()
+    for each in acks:
+        mask = each.mask
+        if mask.bit_length() > MESSAGES_MAX:
+            raise InvalidArgument(f"A lease has at most {MESSAGES_MAX} messages; send the positions of its own")
+        held = held_leases.load(each.lease)
+        if held is not None and (held.record.fence, held.record.fences) == (each.fence, each.fences):
+            here = mask & ((1 << held.record.count) - 1) & ~held.left
+            _ack_here(queue_tx, held_leases, held, here & ~held.acked)
+            mask &= ~here
+        if mask:
+            refused += _ack_elsewhere(queue_tx, held_leases, each, mask)
+    return refused, held_leases.save()
+
+
+def _ack_elsewhere(
+    queue_tx: QueueTransaction, held_leases: HeldLeases, ack: PackedAck, mask: int
+) -> Iterator[RefusedAck]:
+    """Acknowledge messages that are not in the lease: they were extended alone, or acknowledged before, or lost."""
     tx, keys = queue_tx.tx, queue_tx.keys
+    mask &= ~message_leases.acked_positions(tx, keys, ack.lease, ack.fences or [ack.fence])
+    for position in positions_in(mask):
+        fence, own = ack.fence_at(position), None
+        if fence is not None and len(ack.lease) == LEASE_BYTES:
+            own = ack.lease + bytes((position,))
+            held = held_leases.load(own)
+            if held is not None and held.record.fence == fence:
+                _ack_here(queue_tx, held_leases, held, 1 & ~held.acked)
+                continue
+            if message_leases.acked_positions(tx, keys, own, [fence]):
+                continue
+        yield RefusedAck(ack.lease, position, QueueMessageLeaseMismatch.code)
+
+
+def _ack(queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease) -> str:
     found = held_leases.find(proof)
     if found is None:
-        before = message_leases.acked_before(tx, keys, proof)
+        before = message_leases.acked_before(queue_tx.tx, queue_tx.keys, proof)
         if before is None:
-            raise mismatch(proof)
+            raise lease_mismatch(proof)
         return before
     held, position = found
-    if held.acked >> position & 1:
-        return held.correlation_id(position)
-    held.acked |= 1 << position
+    _ack_here(queue_tx, held_leases, held, 1 << position & ~held.acked)
+    return held.correlation_id(position)
+
+
+def _ack_here(queue_tx: QueueTransaction, held_leases: HeldLeases, held: HeldLease, mask: int) -> None:
+    """Acknowledge messages of a lease that are still in it; `mask` has their bits."""
+    if not mask:
+        return
+    positions, record = positions_in(mask), held.record
+    held.acked |= mask
     held_leases.change(held)
-    queue_tx.counters.leased -= 1
-    queue_tx.counters.acked += 1
-    record = held.record
-    if record.is_plain:
-        id = record.id_at(position)
-        correlation_id = format_id(id)
-    else:
-        message = held.message(position)
-        id, correlation_id = message.id, message.correlation_id
-        dead_letters.remove(queue_tx, message)
-    queue_tx.emit_of("acked", id, correlation_id, record.attempt_at(position))
-    return correlation_id
+    queue_tx.counters.leased -= len(positions)
+    queue_tx.counters.acked += len(positions)
+    for position in positions:
+        if record.is_plain:
+            id = record.id_at(position)
+            correlation_id = format_id(id)
+        else:
+            message = held.message(position)
+            id, correlation_id = message.id, message.correlation_id
+            dead_letters.remove(queue_tx, message)
+        queue_tx.emit_of("acked", id, correlation_id, record.attempt_at(position))
 
 
 def _take(queue_tx: QueueTransaction, proof: MessageLease) -> StoredMessage:
@@ -420,12 +518,12 @@ def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:
     """Raise QueueMessageLeaseMismatch unless the message is leased by `proof` and the lease has not expired."""
     held, _ = _unsettled(HeldLeases(QueueTransaction(tx, queue)).find(proof), proof)
     if tx.now_ms >= held.record.due_ms:
-        raise mismatch(proof)
+        raise lease_mismatch(proof)
 
 
 def _unsettled(found: tuple[HeldLease, int] | None, proof: MessageLease) -> tuple[HeldLease, int]:
     if found is None or found[0].acked >> found[1] & 1:
-        raise mismatch(proof)
+        raise lease_mismatch(proof)
     return found
 
 

@@ -22,12 +22,11 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.kv import Transaction, pages
 from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.layers.queues.keys import QueueKeys
 from holdfast.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX, MESSAGES_MAX
-from holdfast.wire.queues import MessageLease
+from holdfast.wire.queues import LEASE_BYTES, MessageLease, PackedLease, lease_mismatch
 from holdfast.wire.stored_messages import (
     ID_BYTES,
     StoredHead,
@@ -39,7 +38,6 @@ from holdfast.wire.stored_messages import (
 )
 
 _ARRAY: Final = 0x90  # A lease is an array in MessagePack, which begins with this byte or a higher one.
-LEASE_BYTES: Final = 16
 _TIME_BYTES: Final = 6
 _NONE: Final[list[int]] = []
 _END: Final = struct.Struct(">I")
@@ -84,6 +82,11 @@ class _Acked(msgspec.Struct, frozen=True, array_like=True):
     ids: bytes
     mask: bytes  # Empty: all of them.
     correlation_ids: list[str]  # Empty: those are the ids of the messages.
+
+    @property
+    def positions(self) -> int:
+        """The acknowledged messages, as bits."""
+        return int.from_bytes(self.mask, "big") if self.mask else (1 << len(self.ids) // ID_BYTES) - 1
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -160,6 +163,23 @@ class HeldLease:
         if self._content is None:
             self._content = self._tx.get(self._keys.contents + self.id) or b""
         return self._content
+
+    def packed(self) -> PackedLease:
+        """The wire form of the lease with the messages that are left in it."""
+        record = self.record
+        return PackedLease(
+            self.id,
+            record.fence,
+            record.fences,
+            record.attempt,
+            record.attempts,
+            record.leased_ms,
+            record.due_ms,
+            record.ids,
+            record.ends,
+            self.content(),
+            self.remaining() if self.acked | self.left else [],
+        )
 
     def take_all(self, queue_tx: QueueTransaction) -> list[StoredMessage]:
         """Take the messages that are left out of the lease, which ends."""
@@ -374,30 +394,36 @@ def ref_of(proof: MessageLease) -> tuple[bytes, bytes]:
     except ValueError:
         ref = b""
     if len(ref) != LEASE_BYTES + 1 or proof.lease_id != format_lease_id(id, proof.fence, ref):
-        raise mismatch(proof)
+        raise lease_mismatch(proof)
     return id, ref
 
 
 def acked_before(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> str | None:
     """The correlation id of a message that was acknowledged under the same lease; None if that is not remembered."""
-    (wanted, ref), minute = ref_of(proof), tx.now_ms // 60_000
-    for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
-        for lease, position in ((ref[:LEASE_BYTES], ref[LEASE_BYTES]), (ref, 0)):
-            stored = tx.get(keys.ack_key(minute - ago, lease))
-            found = None if stored is None else _decode_acked(stored)
-            if found is None or (found.mask and not int.from_bytes(found.mask, "big") >> position & 1):
-                continue
-            id = found.ids[position * ID_BYTES : (position + 1) * ID_BYTES]
-            if id == wanted and proof.fence == found.fences[position if len(found.fences) > 1 else 0]:
-                return found.correlation_ids[position] if found.correlation_ids else format_id(id)
+    wanted, ref = ref_of(proof)
+    for lease, position in ((ref[:LEASE_BYTES], ref[LEASE_BYTES]), (ref, 0)):
+        found = _acked_under(tx, keys, lease)
+        if found is None or not found.positions >> position & 1:
+            continue
+        id = found.ids[position * ID_BYTES : (position + 1) * ID_BYTES]
+        if id == wanted and proof.fence == found.fences[position if len(found.fences) > 1 else 0]:
+            return found.correlation_ids[position] if found.correlation_ids else format_id(id)
     return None
 
 
-def mismatch(proof: MessageLease) -> QueueMessageLeaseMismatch:
-    return QueueMessageLeaseMismatch(
-        f"Message {proof.id} is not leased as {proof.lease_id} any more; stop working on it. It was settled, or its "
-        "lease expired and it is delivered again"
-    )
+def acked_positions(tx: Transaction, keys: QueueKeys, lease: bytes, fences: list[int]) -> int:
+    """The remembered acks of an ended lease, as bits. `fences` has one for all of its messages, or one for each."""
+    found = _acked_under(tx, keys, lease)
+    return found.positions if found is not None and found.fences == fences else 0
+
+
+def _acked_under(tx: Transaction, keys: QueueKeys, lease: bytes) -> _Acked | None:
+    minute = tx.now_ms // 60_000
+    for ago in range(ACK_MEMORY_SECONDS // 60 + 1):
+        stored = tx.get(keys.ack_key(minute - ago, lease))
+        if stored is not None:
+            return _decode_acked(stored)
+    return None
 
 
 def is_lease(value: bytes) -> bool:
