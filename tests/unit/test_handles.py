@@ -54,6 +54,8 @@ WAITS_FOR_NOTHING = {
     "AsyncLease._stop_renewal",
     "AsyncLeaseKey.held",
     "AsyncMessage._check_received_here",
+    "AsyncMessage._content",
+    "AsyncMessage._sidecar",
     "AsyncMessage.json",
     "AsyncMessage.mark_lost",
     "AsyncMessage.mark_settled",
