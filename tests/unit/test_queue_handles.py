@@ -29,8 +29,6 @@ from holdfast.errors import (
 )
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.workers import RestartPolicy
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy
 
@@ -45,6 +43,7 @@ plane = _shared["plane"]
 jobs = _shared["jobs"]
 threads = _shared["threads"]
 received = _shared["received"]
+until = _shared["until"]
 waiting = _shared["waiting"]
 served = _shared["served"]
 counts = _shared["counts"]
@@ -125,7 +124,7 @@ def test_a_body_that_cannot_be_json_is_refused(plane: Plane, jobs: Queue, body: 
     assert everything(plane) == []
 
 
-def test_a_batch_is_acknowledged_by_lease(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+def test_a_batch_is_acknowledged_by_lease(jobs: Queue, clock: ManualClock) -> None:
     jobs.put_many([NewMessage(b"%d" % number) for number in range(5)])
     first, second = jobs.receive_many(3), jobs.receive_many(2)
     sent = []
@@ -144,12 +143,44 @@ def test_a_batch_is_acknowledged_by_lease(plane: Plane, jobs: Queue, clock: Manu
     jobs.extend_many(first[:1], 90)
     held = jobs.held(first[0].id, lease_id=first[0].lease.lease_id, fence=first[0].fence)
     clock.advance_ms(60_000)
+    assert received(jobs).id == second[0].id
     with pytest.raises(QueueMessageLeaseMismatch, match=f"1 of 2 messages are not leased any more.*{second[0].id}"):
-        plane.transact(queues.sweep, QueueKey("main", "jobs"))
         jobs.ack_many([held, second[0]])
     assert (held.settled, second[0].lost) == (True, True)
     with pytest.raises(QueueMessageLeaseMismatch, match=f"Message {second[0].id} is not leased as"):
         jobs.ack_many([second[0]])
+
+
+def test_messages_are_acknowledged_with_the_next_receive(
+    jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor
+) -> None:
+    jobs.put_many([1, 2, 3, 4])
+    first = jobs.receive_many(2)
+    second = jobs.receive_many(2, ack=first)
+    assert [message.json() for message in second] == [3, 4]
+    assert all(message.settled for message in first)
+    assert (counts(jobs.stats()), jobs.stats().acked_total) == ({"leased": 2}, 2)
+    waiters = []
+    for line, message in enumerate(second, 1):  # The second one waits behind the first.
+        waiters.append(threads.submit(jobs.receive_many, 1, wait_seconds=LONG, ack=[message]))
+        until(lambda line=line: jobs.stats().waiting_consumers == line)
+        assert jobs.stats().acked_total == 2 + line, "the ack does not wait for a message"
+    jobs.put_many([5, 6])
+    assert sorted(message.json() for waiter in waiters for message in waiter.result(30)) == [5, 6]
+    assert all(message.settled for message in second)
+    with pytest.raises(InvalidArgument, match="is not a received message"):
+        jobs.receive_many(ack=["no message"])
+
+
+def test_a_message_that_is_lost_when_it_is_acknowledged_with_a_receive_is_marked(
+    jobs: Queue, clock: ManualClock
+) -> None:
+    jobs.put(1, max_attempts=1)
+    late = received(jobs)
+    clock.advance_ms(60_000)
+    assert jobs.receive() is None
+    assert jobs.receive_many(ack=[late]) == []
+    assert (late.settled, late.lost) == (False, True)
 
 
 @pytest.mark.parametrize("size", [10, 2_000, 20_000])

@@ -18,6 +18,7 @@ from holdfast.errors import (
 )
 from holdfast.kv import Database, Transaction
 from holdfast.layers import queues
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.tiers import Tier
@@ -1026,3 +1027,79 @@ def test_packed_acks_release_groups_and_remove_what_is_stored_apart(database: Da
     found = lease_packed(database, 5, with_state=True)
     assert ack_packed(database, packed_ack(found)) == []
     assert payloads(lease(database, 5)) == [b"second"]
+
+
+# Settling and receiving in one call.
+
+
+def call_named(name: bytes) -> KeyedCall:
+    return KeyedCall(name, b"same", lambda: False)
+
+
+def lease_keyed(database: Database, call: KeyedCall, *acks: PackedAck) -> Any:
+    return database.transact(queues.lease_keyed, JOBS, call=call, owner="ada", limit=9, acks=acks)
+
+
+def test_acks_are_committed_with_the_next_lease(database: Database, clock: ManualClock) -> None:
+    put(database, b"lost", visibility_seconds=1, max_attempts=1)
+    put(database, b"done", group="g")
+    put(database, b"next", group="g")
+    first = [each.packed() for each in lease_or_wait(database, limit=9).leases]
+    clock.advance_ms(2_000)
+    process_due(database)
+    following = lease_or_wait(database, limit=9, acks=[packed_ack(each) for each in first])
+    assert payloads(following.messages) == [b"next"], "the ack has released the next message of the group"
+    assert following.refused == [RefusedAck(first[0].id, 0, MISMATCH)]
+    assert stats(database).acked_total == 1
+    assert lease_or_wait(database, acks=[packed_ack(following.leases[0].packed())]).leases == []
+    assert stats(database).acked_total == 2, "acks are committed also if there is nothing to lease"
+
+
+def test_a_repeated_call_acknowledges_once_and_keeps_its_answer(database: Database, clock: ManualClock) -> None:
+    put(database, b"a", b"b")
+    put(database, b"lost", visibility_seconds=1, max_attempts=1)
+    found, lost = [each.packed() for each in lease_or_wait(database, limit=3).leases]
+    clock.advance_ms(2_000)
+    process_due(database)
+    acks, call = (packed_ack(found), packed_ack(lost)), call_named(b"call")
+    refused = [RefusedAck(lost.id, 0, MISMATCH)]
+    empty = lease_keyed(database, call, *acks)
+    assert (empty.leases, empty.refused) == ([], refused)
+    # Longer than a repeated ack is recognised by itself. The client still repeats the call.
+    clock.advance_ms(400_000)
+    put(database, b"c")
+    for _ in range(2):
+        again = lease_keyed(database, call, *acks)
+        assert (payloads(again.messages), again.refused) == ([b"c"], refused)
+    assert stats(database).acked_total == 2
+    stored = database.transact(queues.stored_lease, JOBS, call=call, with_state=False)
+    assert stored is not None
+    assert stored.refused == refused
+
+
+def test_a_call_that_waits_acknowledges_once(database: Database, clock: ManualClock) -> None:
+    put(database, b"a", b"b")
+    acks, call = [packed_ack(lease_packed(database, 2))], call_named(b"call")
+    for _ in range(2):
+        refused, _ = database.transact(queues.ack_keyed, JOBS, call=call, acks=acks)
+        assert refused == []
+        assert database.transact(queues.stored_lease, JOBS, call=call, with_state=False) is None
+        clock.advance_ms(400_000)
+    put(database, b"c")
+    leased_now = lease_keyed(database, call, *acks)
+    assert (payloads(leased_now.messages), leased_now.refused) == ([b"c"], [])
+    assert stats(database).acked_total == 2
+
+
+def test_the_acks_of_a_call_stay_when_its_messages_are_released(database: Database, clock: ManualClock) -> None:
+    put(database, b"a", b"b")
+    acks, call = [packed_ack(lease_packed(database, 1))], call_named(b"call")
+    undelivered = database.transact(
+        queues.lease_keyed, JOBS, call=KeyedCall(b"call", b"same", lambda: True), owner="ada", limit=9, acks=acks
+    )
+    database.transact(queues.release_undelivered, JOBS, undelivered, call)
+    assert counts(database)["ready"] == 1
+    clock.advance_ms(400_000)
+    again = lease_keyed(database, call, *acks)
+    assert (payloads(again.messages), again.refused) == ([b"b"], [])
+    assert stats(database).acked_total == 1

@@ -13,7 +13,7 @@ from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
-from holdfast.wire.queues import AckMessages, ReceiveMessages
+from holdfast.wire.queues import AckMessages, PackedAck, ReceiveMessages
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
@@ -49,8 +49,8 @@ class PendingCall:
         if revision < 2 and isinstance(self.request, ReceiveMessages) and self.request.packed:
             self.request = msgspec.structs.replace(self.request, packed=False)
             self.data = _encode(Call(self.number, self.request, self.key))
-        if revision < 2 and isinstance(self.request, AckMessages) and self.request.packed:
-            # Its messages were received from a later version, whose data this server cannot open.
+        acks = _packed_acks(self.request) if revision < 2 else ()
+        if acks:  # The messages were received from a later version, whose data this server cannot open.
             self.fail(Unsupported("The server is of an older version than the one that the messages came from"))
 
     def fail(self, error: HoldfastError) -> None:
@@ -98,6 +98,12 @@ def fail_bad_calls(pendings: Sequence[PendingCall], reason: str) -> None:
                 pending.fail(error)
             else:  # One of them is bad, and the others may have been carried out.
                 pending.lose(error)
+
+
+def _packed_acks(request: AnyRequest) -> Sequence[PackedAck]:
+    if isinstance(request, ReceiveMessages):
+        return request.acks
+    return request.packed if isinstance(request, AckMessages) else ()
 
 
 def _decode_error(data: bytes) -> Exception | None:

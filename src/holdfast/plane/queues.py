@@ -64,6 +64,8 @@ def put(tx: Transaction, request: PutMessages) -> Receipts:
 def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None = None) -> Served[Deliveries]:
     if not 0 <= request.wait_seconds <= RECEIVE_WAIT_SECONDS_MAX:
         raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
+    if request.acks:
+        _check_count(sum([each.mask.bit_count() for each in request.acks]))
     seconds = request.visibility_seconds
     return stores.queues.receive(
         _queue(request),
@@ -76,6 +78,7 @@ def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None 
         txn_id=request.txn_id,
         call=call,
         packed=request.packed,
+        acks=request.acks,
     )
 
 

@@ -16,7 +16,7 @@ from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.dispatcher import AsyncDispatcher, LeaseOptions
 from holdfast.runtime.publishing import Publish
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Deliveries, Moved, QueueStats, QueueSurvey
+from holdfast.wire.queues import Deliveries, Moved, PackedAck, QueueStats, QueueSurvey
 
 
 class AsyncQueueStore:
@@ -38,13 +38,15 @@ class AsyncQueueStore:
         tier: Tier,
         call: KeyedCall | None = None,
         packed: bool = False,
+        acks: Sequence[PackedAck] = (),
         **options: Unpack[LeaseOptions],
     ) -> Deliveries:
         """At least one message, unless `wait_ms` pass without any; with its payload, unless that is a large blob.
 
         A repeated `call` gets the messages that it still leases. `packed` messages are passed on as they are stored.
+        `acks` are committed with the lease, or at once if there is nothing to lease.
         """
-        leased = await self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, call=call, **options)
+        leased = await self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, call=call, acks=acks, **options)
         try:
             for message in leased.blobs:
                 if message.blob is not None and message.size <= PAYLOAD_FETCH_BYTES_MAX:
@@ -53,7 +55,9 @@ class AsyncQueueStore:
         except BaseException:  # The consumer is gone: the messages were not delivered, and no attempt failed.
             await self._dispatcher.release_undelivered(queue, leased, call)
             raise
-        return Deliveries([], queues.packed_of(leased)) if packed else Deliveries(queues.deliveries_of(leased))
+        if packed:
+            return Deliveries([], queues.packed_of(leased), leased.refused)
+        return Deliveries(queues.deliveries_of(leased), refused=leased.refused)
 
     async def stats(self, queue: QueueKey, tier: Tier) -> QueueStats:
         """The number of messages in each state, and of consumers that wait in this process."""

@@ -248,6 +248,7 @@ class Metrics(Collector):
             self.fenced += 1
         elif isinstance(outcome, Deliveries) and isinstance(request, ReceiveMessages):
             self._count_deliveries(request, outcome)
+            self.fenced += sum([_is_fenced(each.code) for each in outcome.refused])
         if isinstance(request, AcquireLease) and request.wait_seconds:
             self.lock_wait.observe(seconds)
 

@@ -28,6 +28,7 @@ from holdfast.server.transport import ServerTransport
 from holdfast.tiers import Tier
 from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.permissions import EVERYTHING, covers, universes_of
+from holdfast.wire.queues import AckMessages, ReceiveMessages
 from holdfast.wire.requests import Request, permission_of
 from holdfast.wire.tokens import CreateToken, split_token
 
@@ -339,6 +340,8 @@ class _CheckedToken:
         if kind not in self._covered:
             self.check_verb(permission_of(kind))
             self._covered.add(kind)
+        if isinstance(request, ReceiveMessages) and request.acks:
+            self.check_verb(permission_of(AckMessages))
         if self._universes is not None:
             self.check_universes(tuple(universes_of(request)))
         if isinstance(request, CreateToken):

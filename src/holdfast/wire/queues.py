@@ -231,6 +231,7 @@ class Deliveries(msgspec.Struct, frozen=True, omit_defaults=True):
 
     messages: list[Delivery]
     packed: list[PackedLease] = []
+    refused: list[RefusedAck] = []  # Of the acks that came with the call.
 
     @property
     def count(self) -> int:
@@ -248,7 +249,7 @@ class Deliveries(msgspec.Struct, frozen=True, omit_defaults=True):
             if left > 0:
                 packed.append(lease if len(lease.positions) <= left else lease.first(left))
             left -= len(lease.positions)
-        return Deliveries(self.messages[:count], packed)
+        return Deliveries(self.messages[:count], packed, self.refused)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -373,7 +374,10 @@ class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
 
 
 class ReceiveMessages(Request[Deliveries], frozen=True, tag="queues.receive"):
-    """Lease at most `max_messages`, waiting up to `wait_seconds` for the first."""
+    """Lease at most `max_messages`, waiting up to `wait_seconds` for the first.
+
+    Messages that are done are acknowledged in the same commit, or at once if the call has to wait.
+    """
 
     queue: str
     owner: str
@@ -384,6 +388,7 @@ class ReceiveMessages(Request[Deliveries], frozen=True, tag="queues.receive"):
     txn_id: str | None = None
     universe: str = UNIVERSE
     packed: bool = False  # Whether the answer may have the messages as they are stored.
+    acks: list[PackedAck] = msgspec.field(default_factory=list)
 
 
 class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):

@@ -196,13 +196,22 @@ class Queue:
         with_state: bool = False,
         extend_for_seconds: float | None = None,
         tier: Tier = Tier.CRITICAL,
+        ack: Iterable[Message] = (),
     ) -> list[Message]:
         """Up to `max_messages` (at most 256) as soon as one is ready; empty if none arrives within `wait_seconds`.
 
         for message in queue.receive_many(10, wait_seconds=20):
             with message:
                 ...
+
+        The messages in `ack`, at most 256, are acknowledged in the same commit, or first if there is nothing to receive
+        yet. Those whose lease has ended are marked `lost` instead of `settled`. If the call fails, acknowledge them
+        again.
         """
+        done = self._checked_messages(ack)
+        acks, alone = packed_acks(done)
+        if alone:
+            self.ack_many(alone, tier=tier)
         request = ReceiveMessages(
             queue=self.name,
             owner=owner or self._owner,
@@ -213,12 +222,15 @@ class Queue:
             universe=self._universe,
             tier=tier,
             packed=True,
+            acks=acks,
         )
+        answer = self._transport.call(request)
+        mark_acked(done, answer.refused)
         return received_messages(
             self._transport,
             self._universe,
             self.name,
-            self._transport.call(request),
+            answer,
             visibility_seconds=visibility_seconds,
             extend_for_seconds=extend_for_seconds,
         )

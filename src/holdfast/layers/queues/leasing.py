@@ -84,6 +84,7 @@ class Leased:
         "failures",
         "leases",
         "more",
+        "refused",
         "repeated",
         "retry_in_ms",
         "states",
@@ -106,6 +107,7 @@ class Leased:
         self.states: list[SidecarState | None] = []  # The workflow states, if requested: one for each message.
         self.failures: Failures = {}  # Of the messages that have failed before.
         self.bodies: dict[bytes, bytes | None] = {}  # Payloads that are not stored with their messages, by id.
+        self.refused: list[RefusedAck] = []  # Of the acks that came with the call.
         self.blobs: list[StoredHead] = []  # Messages whose payloads are blobs.
         self._messages: list[StoredMessage] | None = None
 
@@ -167,18 +169,20 @@ def lease_or_wait(
     txn_id: str | None = None,
     with_state: bool = False,
     prefetched: Prefetched | None = None,
+    acks: Sequence[PackedAck] = (),
 ) -> Leased:
-    """Lease at most `limit` ready messages, the most urgent first, then the oldest.
+    """Lease at most `limit` ready messages, the most urgent first, then the oldest. Before that, `ack_packed`.
 
     Raises:
-        InvalidArgument: `limit` is out of range.
+        InvalidArgument: `limit` is out of range, or a position of `acks`.
     """
     check_owner(owner, txn_id)
     if not 0 < limit <= MESSAGES_MAX:
         raise InvalidArgument(f"limit is {limit}; one delivery has 1 to {MESSAGES_MAX} messages")
     queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
-    changed = process_due(queue_tx)
+    refused, has_acked = _ack_packed(queue_tx, acks) if acks else ([], False)
+    changed = process_due(queue_tx) or has_acked
     heads: list[StoredHead] = []
     taken: list[bytes] = []
     allowed = 0 if policy.paused else _allowed_by_rate(queue_tx, policy, limit)
@@ -215,6 +219,7 @@ def lease_or_wait(
     if changed:
         queue_tx.save()
     leased = Leased(leases, _retry_in_ms(queue_tx, policy), tx.events, more=_most_urgent(queue_tx.counters.ready) >= 0)
+    leased.refused = refused
     leased.read_rest(queue_tx, heads, with_state=with_state)
     return leased
 
@@ -645,6 +650,13 @@ class _KeyedLease(msgspec.Struct, frozen=True, array_like=True):
 
     leases: list[bytes]
     retried: bool = False  # The call was repeated, so its consumer has the messages.
+    # Once the acks that came with the call are committed: those that were refused. None: it came with none.
+    refused: list[RefusedAck] | None = None
+
+    @property
+    def has_only_acked(self) -> bool:
+        """Whether the acks of the call are committed, and no message was leased."""
+        return self.refused is not None and not self.leases
 
 
 _decode = msgspec.msgpack.Decoder(_KeyedLease).decode
@@ -661,11 +673,18 @@ def lease_keyed(
     txn_id: str | None = None,
     with_state: bool = False,
     prefetched: Prefetched | None = None,
+    acks: Sequence[PackedAck] = (),
+    refused: list[RefusedAck] | None = None,
 ) -> Leased:
-    """`lease_or_wait`, or the messages that an earlier attempt still leases. An empty result is not stored."""
-    before = stored_lease(tx, queue, call=call, with_state=with_state)
-    if before is not None:
-        return before
+    """`lease_or_wait`, or the messages that an earlier attempt still leases. An empty result is not stored.
+
+    `refused` is the result of `ack_keyed`, if the call has done that.
+    """
+    keyed = _stored_keyed(tx, call)
+    if keyed is not None and not keyed.has_only_acked:
+        return _still_leased(tx, queue, call, keyed, with_state=with_state)
+    if keyed is not None:
+        refused = keyed.refused
     leased = lease_or_wait(
         tx,
         queue,
@@ -675,26 +694,55 @@ def lease_keyed(
         txn_id=txn_id,
         with_state=with_state,
         prefetched=prefetched,
+        acks=acks if refused is None else (),
     )
-    if leased.leases:
-        store_result(tx, call, _KeyedLease([held.id for held in leased.leases]))
+    if refused is not None:
+        leased.refused = refused
+    has_acked = bool(acks) and refused is None
+    if leased.leases or has_acked:
+        kept = leased.refused if has_acked or refused is not None else None
+        store_result(tx, call, _KeyedLease([held.id for held in leased.leases], refused=kept))
     return leased
+
+
+def ack_keyed(
+    tx: Transaction, queue: QueueKey, *, call: KeyedCall | None, acks: Sequence[PackedAck]
+) -> tuple[list[RefusedAck], list[tuple[Any, ...]]]:
+    """`ack_packed` for a call that has to wait for its messages, once per `call`; and the events to publish."""
+    keyed = None if call is None else _stored_keyed(tx, call)
+    if keyed is not None and keyed.refused is not None:
+        return keyed.refused, tx.events
+    refused = ack_packed(tx, queue, acks)
+    if call is not None:
+        store_result(tx, call, _KeyedLease([], refused=refused))
+    return refused, tx.events
 
 
 def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_state: bool) -> Leased | None:
     """The messages that an earlier attempt of the call still leases; None if there was none."""
+    keyed = _stored_keyed(tx, call)
+    if keyed is None or keyed.has_only_acked:
+        return None
+    return _still_leased(tx, queue, call, keyed, with_state=with_state)
+
+
+def _stored_keyed(tx: Transaction, call: KeyedCall) -> _KeyedLease | None:
     before = stored_result(tx, call)
     if before is None:
         return None
     try:
-        keyed = _decode(before)
+        return _decode(before)
     except msgspec.ValidationError:  # It is from a plane in format 1, whose leases were not migrated.
-        keyed = _KeyedLease([])
+        return _KeyedLease([])
+
+
+def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _KeyedLease, *, with_state: bool) -> Leased:
     if not keyed.retried:
         store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
     queue_tx = QueueTransaction(tx, queue)
     found = [held for id in keyed.leases for held in message_leases.load_all(tx, queue_tx.keys, id)]
     leased = Leased([held for held in found if tx.now_ms < held.record.due_ms], NEVER_MS, tx.events, repeated=True)
+    leased.refused = keyed.refused or []
     leased.read_rest(queue_tx, leased.messages, with_state=with_state)
     return leased
 
@@ -708,9 +756,16 @@ def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: 
 
 
 def abandon_receive(tx: Transaction, call: KeyedCall) -> bool:
-    """Delete the stored result of a receive whose consumer disconnected; False if the call was repeated since."""
+    """Forget the leases of a receive whose consumer disconnected; False if the call was repeated since.
+
+    Its acks stay remembered: they are not undone.
+    """
     before = read_result(tx, call)
-    if before is None or _decode(before).retried:
+    keyed = None if before is None else _decode(before)
+    if keyed is None or keyed.retried:
         return False
-    delete_result(tx, call)
+    if keyed.refused is None:
+        delete_result(tx, call)
+    else:
+        store_result(tx, call, msgspec.structs.replace(keyed, leases=[]))
     return True

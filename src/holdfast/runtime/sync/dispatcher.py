@@ -1,7 +1,7 @@
 """Generated from runtime/dispatcher.py by tools/make_twins.py; change that file instead."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Required, TypedDict, Unpack
 
@@ -18,6 +18,7 @@ from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Publish, discard
 from holdfast.runtime.waiting_consumers import WaitingConsumers
 from holdfast.tiers import Tier
+from holdfast.wire.queues import PackedAck, RefusedAck
 
 _PREFETCHED_QUEUES_MAX: Final = 1_024  # Queues with prefetched messages; others pay a scan for each delivery.
 
@@ -59,20 +60,25 @@ class Dispatcher:
         wait_ms: int,
         tier: Tier,
         call: KeyedCall | None = None,
+        acks: Sequence[PackedAck] = (),
         **options: Unpack[LeaseOptions],
     ) -> Leased:
         """At least one message, unless `wait_ms` pass without any; or what `call` has already leased.
+
+        `acks` are committed with the lease. If the caller has to wait, they are committed first, and as durable.
 
         Raises:
             QueueBusy: `consumers_max` consumers are already waiting, for this queue or others.
         """
         if not wait_ms:
-            return self._lease(queue, tier, call, options)
+            return self._lease(queue, tier, call, options, acks=acks)
+        refused: list[RefusedAck] | None = None
         line = ["queue", "/".join(queue)]
         if not self._lines.line_length(line):
-            leased = self._lease(queue, tier, call, options)
+            leased = self._lease(queue, tier, call, options, acks=acks)
             if leased.leases or leased.repeated:
                 return leased
+            refused = leased.refused if acks else None
         elif call is not None and not call.is_new_call():
             # A repeated call need not wait for messages that it already has.
             before = self._database.transact(
@@ -80,14 +86,22 @@ class Dispatcher:
             )
             if before is not None:
                 return before
+        if acks and refused is None:
+            refused, events = self._database.transact(queues.ack_keyed, queue, call=call, acks=acks, tier=tier)
+            if events:
+                self._publish(events)
         until_ms = self._clock.now_ms() + wait_ms
         with self._waiting.one_more():
             try:
                 front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:
-                return Leased([])
+                leased = Leased([])
+                leased.refused = refused or []
+                return leased
             with front:
-                return self._wait_at_front(queue, until_ms, tier, call, options, leave_line=front.release)
+                return self._wait_at_front(
+                    queue, until_ms, tier, call, options, leave_line=front.release, refused=refused
+                )
 
     def waiting(self, queue: QueueKey) -> int:
         """The number of consumers of this process that wait for messages of a queue."""
@@ -102,12 +116,15 @@ class Dispatcher:
         options: LeaseOptions,
         *,
         leave_line: Callable[[], None],
+        refused: list[RefusedAck] | None,
     ) -> Leased:
         with self._database.watch(queues.keys_of(queue).prefix) as watch:
             stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
-                    leased = self._lease(queue, tier, call, options, leave_line if self._is_serial else None)
+                    leased = self._lease(
+                        queue, tier, call, options, leave_line if self._is_serial else None, refused=refused
+                    )
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.leases or leased.repeated or left_ms <= 0:
                         return leased
@@ -123,7 +140,11 @@ class Dispatcher:
         call: KeyedCall | None,
         options: LeaseOptions,
         leave_line: Callable[[], None] | None = None,
+        *,
+        acks: Sequence[PackedAck] = (),
+        refused: list[RefusedAck] | None = None,
     ) -> Leased:
+        """Lease what is ready. `refused` is what was refused of the acks that came with the call, once committed."""
         prefetched = self._prefetched.get(queue)
         if prefetched is None:
             prefetched = self._prefetched[queue] = Prefetched()
@@ -131,15 +152,17 @@ class Dispatcher:
                 self._prefetched.popitem(last=False)
         lease: Callable[..., Leased] = queues.lease_or_wait if call is None else queues.lease_keyed
         if call is not None:
-            lease = partial(lease, call=call)
+            lease = partial(lease, call=call, refused=refused)
         if leave_line is not None:
             lease = partial(_lease_and_leave_line, lease, leave_line)
         leased = finish_or_undo(
-            self._database.transact(lease, queue, prefetched=prefetched, tier=tier, **options),
+            self._database.transact(lease, queue, prefetched=prefetched, acks=acks, tier=tier, **options),
             partial(self._release_cancelled, queue, call),
         )
         if leased.events:
             self._publish(leased.events)
+        if refused is not None:
+            leased.refused = refused
         return leased
 
     def release_undelivered(self, queue: QueueKey, leased: Leased, call: KeyedCall | None) -> None:
