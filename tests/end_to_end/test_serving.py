@@ -247,6 +247,7 @@ def tokens(tmp_path: Path) -> dict[str, str]:
         return {
             "admin": make("admin", universes="*", verbs="*").token,
             "worker": make("worker", universes="main", verbs="queue:*,blob:*").token,
+            "receiver": make("receiver", universes="main", verbs="queue:put,queue:receive,queue:stats").token,
             "brief": make("brief", universes="main", verbs="*", ttl_seconds=1).token,
             "slow": make("slow", universes="main", verbs="*", rate_per_second=1).token,
             "small": make("small", universes="main", verbs="*", body_bytes_max=500).token,
@@ -281,6 +282,12 @@ def test_token_is_limited_in_verbs_universes_rate_and_size(start: Callable[..., 
                 refused()  # type: ignore[operator]
         with pytest.raises(NotAllowed, match="does not allow world:append"):
             plane.atomic().put(plane.queue("jobs"), b"1").append(plane.world("w"), [1], expected_head=0).commit()
+    with server.plane(tokens["receiver"]) as plane:
+        plane.queue("jobs").put(b"1")
+        (message,) = plane.queue("jobs").receive_many()
+        with pytest.raises(NotAllowed, match="does not allow queue:ack"):
+            plane.queue("jobs").receive_many(ack=[message])
+        assert plane.queue("jobs").stats().acked_total == 0
     with server.plane(tokens["worker"], "beta") as plane, pytest.raises(NotAllowed, match="is not for beta"):
         plane.queue("jobs").put(b"1")
     assert server.logged('"code":"not_allowed"', "beta", '"asked":"queue:put"')

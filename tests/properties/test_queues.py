@@ -5,7 +5,7 @@ counters; after every step the stored data must agree with it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, repeat
@@ -34,7 +34,19 @@ from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, message_
 from holdfast.layers.queues.counters import load_counters
 from holdfast.testing.clock import ManualClock
 from holdfast.wire import stored_messages
-from holdfast.wire.queues import Failure, MessageEvent, MessageLease, NewMessage, QueuePolicy, Receipt
+from holdfast.wire.deliveries import delivery_at
+from holdfast.wire.queues import (
+    Failure,
+    MessageEvent,
+    MessageLease,
+    NewMessage,
+    PackedAck,
+    PackedLease,
+    QueuePolicy,
+    Receipt,
+    RefusedAck,
+    bits_of,
+)
 
 IDEMPOTENCY_MS = 300_000  # Five minutes.
 ACK_MEMORY_MS = 300_000
@@ -363,6 +375,7 @@ class Queues(RuleBasedStateMachine):
         self.prefetched = {self.queue: Prefetched(), self.dlq: Prefetched()}
         self.ids: set[str] = set()  # Every message ever put.
         self.proofs: list[tuple[QueueKey, MessageLease]] = []  # Every lease ever granted.
+        self.packed: dict[bytes, PackedLease] = {}
         self.durable: set[QueueKey] = set()  # The queues with a history since their first message.
 
     def open(self, seed: int = 0) -> Database:
@@ -400,7 +413,18 @@ class Queues(RuleBasedStateMachine):
 
     @rule(dead=rarely, owner=owners, limit=st.integers(1, 3), ms=visibilities_ms, prefetched=mostly)
     def messages_are_leased(self, dead: bool, owner: str, limit: int, ms: int | None, prefetched: bool) -> None:
-        queue = self.dlq if dead else self.queue
+        self.lease(self.dlq if dead else self.queue, owner=owner, limit=limit, ms=ms, prefetched=prefetched)
+
+    def lease(
+        self,
+        queue: QueueKey,
+        *,
+        owner: str,
+        limit: int,
+        ms: int | None,
+        prefetched: bool,
+        acks: Sequence[PackedAck] = (),
+    ) -> list[RefusedAck]:
         expected = self.model.lease(self.model_queue(queue), owner=owner, limit=limit, visibility_ms=ms)
         leased = self.database.transact(
             queues.lease_or_wait,
@@ -409,8 +433,14 @@ class Queues(RuleBasedStateMachine):
             limit=limit,
             visibility_ms=ms,
             prefetched=self.prefetched[queue] if prefetched else None,
+            acks=acks,
         )
         found = leased.messages
+        packed = queues.packed_of(leased)
+        assert [delivery_at(each, position) for each in packed for position in each.positions] == queues.deliveries_of(
+            leased
+        )
+        self.packed |= {each.id: each for each in packed}
         assert [each.failures for each in queues.deliveries_of(leased)] == [
             [msgspec.structs.replace(failure, traceback=None) for failure in message.history] for message in expected
         ]
@@ -419,6 +449,7 @@ class Queues(RuleBasedStateMachine):
         proofs = [(queue, proof(message)) for message in found]
         assert not {each.lease_id for _, each in proofs} & {each.lease_id for _, each in self.proofs}
         self.proofs += proofs
+        return leased.refused
 
     @rule(some=st.lists(outcomes, min_size=1, max_size=4), dead=rarely, prefetched=mostly)
     def a_consumer_settles_messages(self, some: list[tuple[str, dict[str, Any]]], dead: bool, prefetched: bool) -> None:
@@ -445,15 +476,23 @@ class Queues(RuleBasedStateMachine):
         self.settle(*held[pick % len(held)], *outcome)
 
     @precondition(lambda self: self.current())
-    @rule(chosen=st.sets(st.integers(0, 5), min_size=1), by_ms=st.sampled_from((1, 700, 30_000)), ack=st.booleans())
-    def several_messages_are_settled(self, chosen: set[int], by_ms: int, ack: bool) -> None:
-        """Some messages of one or more leases, and perhaps one that nobody holds, are acknowledged or extended."""
+    @rule(
+        chosen=st.sets(st.integers(0, 5), min_size=1),
+        by_ms=st.sampled_from((1, 700, 30_000)),
+        how=st.sampled_from(("extend", "ack", "ack by position", "ack and lease")),
+    )
+    def several_messages_are_settled(self, chosen: set[int], by_ms: int, how: str) -> None:
+        """Some messages of one or more leases, and one that nobody holds, are acknowledged or extended."""
         held = self.current()
         queue = held[min(chosen) % len(held)][0]
         shown = list(
             dict.fromkeys(each for where, each in (held[pick % len(held)] for pick in chosen) if where == queue)
         )
         strange = msgspec.structs.replace(shown[0], fence=shown[0].fence + 7)
+        if how in ("ack by position", "ack and lease"):
+            self.ack_by_position(queue, shown, then_lease=how == "ack and lease")
+            return
+        ack = how == "ack"
         if ack:
             outcomes = self.database.transact(queues.ack_many, queue, [*shown, strange])
         else:
@@ -469,6 +508,30 @@ class Queues(RuleBasedStateMachine):
             else:
                 message.expires_ms = max(message.expires_ms, self.model.now_ms + by_ms)
                 assert outcome.due_ms == message.expires_ms
+
+    def ack_by_position(self, queue: QueueKey, shown: list[MessageLease], *, then_lease: bool) -> None:
+        positions: dict[bytes, list[int]] = {}
+        for each in shown:
+            *lease, position = bytes.fromhex(each.lease_id.rpartition("-")[2])
+            positions.setdefault(bytes(lease), []).append(position)
+        acks = [
+            PackedAck(lease, self.packed[lease].fence, self.packed[lease].fences, bits_of(some))
+            for lease, some in positions.items()
+        ]
+        strange = msgspec.structs.replace(acks[0], fence=acks[0].fence + 7, fences=[])
+        for each in shown:
+            message, model_queue = self.holder(queue, each), self.model_queue(queue)
+            assert message is not None
+            model_queue.acked[message.id] = (message.fence, self.model.now_ms, message.correlation_id)
+            self.model.remove(model_queue, message)
+        if then_lease:
+            refused = self.lease(queue, owner="ada", limit=2, ms=None, prefetched=True, acks=[*acks, strange])
+        else:
+            refused = self.database.transact(queues.ack_packed, queue, [*acks, strange])
+        assert sorted((each.lease, each.position) for each in refused) == [
+            (strange.lease, position) for position in sorted(positions[strange.lease])
+        ]
+        assert self.database.transact(queues.ack_packed, queue, acks) == [], "acknowledging twice is fine"
 
     def settle(self, queue: QueueKey, shown: MessageLease, outcome: str, options: dict[str, Any]) -> None:
         model_queue, message = self.model_queue(queue), self.holder(queue, shown)
