@@ -24,6 +24,7 @@ from holdfast.handles.queues import AsyncQueue
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.workers import RestartPolicy
+from holdfast.wire.queues import AckMessages, ReceiveMessages
 
 
 @pytest.fixture
@@ -52,6 +53,78 @@ def test_a_worker_handles_every_message_and_acknowledges_it(plane: Plane) -> Non
     worker.stop()
     assert sorted(seen) == list(range(50))
     assert jobs.stats().acked_total == 50
+
+
+def test_a_thread_acknowledges_with_its_next_receive(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(20))
+    calls: list[Any] = []
+    call = jobs._transport.call
+    monkeypatch.setattr(jobs._transport, "call", lambda request: (calls.append(request), call(request))[1])
+    worker = Worker(plane, {"jobs": lambda message: None})
+    worker.start()
+    eventually(lambda: worker.stats.handled == 20)
+    worker.stop()
+    assert not [request for request in calls if isinstance(request, AckMessages)]
+    assert len([request for request in calls if isinstance(request, ReceiveMessages) and request.acks]) == 20
+    assert (jobs.stats().acked_total, jobs.stats().leased) == (20, 0)
+
+
+def test_a_message_that_is_lost_is_reported_and_the_next_one_is_handled(plane: Plane) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(["lost", "kept"])
+    errors: list[str] = []
+
+    def handle(message: Message) -> None:
+        if message.json() == "lost":
+            lease = message.lease
+            jobs.held(lease.id, lease_id=lease.lease_id, fence=lease.fence).reject("taken away")
+
+    worker = Worker(plane, {"jobs": handle}, on_error=lambda error, queue: errors.append(str(error)))
+    worker.start()
+    eventually(lambda: worker.stats.handled == 1)
+    worker.stop()
+    assert len(errors) == worker.stats.failed == worker.stats.restarts == 1
+    assert "is not leased as" in errors[0]
+    assert (jobs.stats().acked_total, jobs.stats().dead) == (1, 1)
+
+
+def test_a_handled_message_is_acknowledged_although_the_next_receive_fails(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many([1, 2])
+    receive_many = Queue.receive_many
+
+    def refuse_acks(queue: Queue, *args: Any, **options: Any) -> Any:
+        if options.get("ack"):
+            raise Unreachable("gone")
+        return receive_many(queue, *args, **options)
+
+    monkeypatch.setattr(Queue, "receive_many", refuse_acks)
+    worker = Worker(plane, {"jobs": lambda message: None})
+    worker.start()
+    eventually(lambda: worker.stats.handled == 2)
+    worker.stop()
+    assert (jobs.stats().acked_total, worker.stats.failed) == (2, 0)
+
+
+def test_a_message_that_is_handled_while_the_worker_stops_is_acknowledged(plane: Plane) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many([1, 2])
+    started, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        started.set()
+        assert leave.wait(60)
+
+    worker = Worker(plane, {"jobs": handle}, drain_seconds=60)
+    worker.start()
+    assert started.wait(60)
+    worker._stopping.set()
+    leave.set()
+    worker.stop()
+    assert (jobs.stats().acked_total, jobs.stats().ready, worker.stats.handled) == (1, 1, 1)
 
 
 def test_a_handler_that_raises_nacks_with_the_error(plane: Plane) -> None:

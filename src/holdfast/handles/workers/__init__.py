@@ -4,6 +4,8 @@
        ▲
        └── the plane fails: retry at once three times, then after 250 ms, doubling up to five minutes
 
+A thread of `Worker` that goes on acknowledges its message in the commit that leases its next one.
+
 Errors of handlers, hooks and the plane are counted, logged and passed to `on_error`. A handler may settle its message
 itself. A shutdown receives no new messages, waits for running handlers, and returns unfinished messages without
 counting a failure.

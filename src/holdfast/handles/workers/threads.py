@@ -15,6 +15,7 @@ from holdfast.errors import Fenced, HoldfastError
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
 from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, WorkerOptions
+from holdfast.wire.queues import lease_mismatch
 
 ThreadHandler = Callable[[Message], object]
 
@@ -73,26 +74,61 @@ class Worker(Consumers[ThreadHandler]):
         for message in unfinished:
             self._defer(message)
 
-    def _receive(self, queue: str, count: int) -> list[Message]:
+    def _receive(self, queue: str, count: int, done: Message | None) -> list[Message]:
+        """The next messages. The message that is `done` is acknowledged in the commit that leases them."""
+        found = [] if done is None else self._ack_and_receive(queue, count, done)
+        if found or self._stopping.is_set():
+            return found
         return self._plane.queue(queue).receive_many(count, wait_seconds=WAIT_SECONDS, **self._receive_options)
 
+    def _ack_and_receive(self, queue: str, count: int, done: Message) -> list[Message]:
+        """Acknowledge a message, and receive messages that are ready now."""
+        try:
+            found = self._plane.queue(queue).receive_many(count, ack=[done], **self._receive_options)
+        except Exception:  # Perhaps only the receive has failed; a repeated one reports that.
+            self._ack(queue, done)
+            return []
+        if done.lost:
+            self._report_unsettled(lease_mismatch(done.lease), queue)
+        else:
+            self.stats.handled += 1
+        return found
+
+    def _ack(self, queue: str, message: Message) -> None:
+        """Acknowledge a handled message by itself."""
+        try:
+            message.ack()
+        except Exception as error:  # Its lease will expire. That does not end the worker.
+            self._report_unsettled(error, queue)
+        else:
+            self.stats.handled += 1
+
+    def _report_unsettled(self, error: Exception, queue: str) -> None:
+        self._report(error, queue)
+        self.stats.restarts += 1
+
     def _consume(self, name: str, handler: ThreadHandler, receiver: "_SharedReceiver") -> None:
-        failures = 0
+        failures, done = 0, None
         while not self._stopping.is_set():
             message = None
             try:
-                message = receiver.next()
-                failures = 0
+                if done is not None and not receiver.begin():  # It must not wait for other threads' messages.
+                    self._ack(name, done)
+                    done = None
+                message = receiver.next() if done is None else receiver.receive(done)
+                failures, done = 0, None
                 if message is not None:
-                    self._handle(name, handler, message)
+                    done = self._handle(name, handler, message)
             except Exception as error:
                 self._report(error, name)
                 if message is None and self._is_final(error):  # An error of one message does not end the worker.
                     self._end(error)
                     return
-                failures += 1
+                failures, done = failures + 1, None
                 self.stats.restarts += 1
                 self._stopping.wait(self._restarts.pause_seconds(failures))
+        if done is not None:
+            self._ack(name, done)
 
     def _end(self, error: Exception) -> None:
         """Stop all consumers because of `error`, unless they are stopping already."""
@@ -101,10 +137,11 @@ class Worker(Consumers[ThreadHandler]):
                 self.error = error
                 self._stopping.set()
 
-    def _handle(self, queue: str, handler: ThreadHandler, message: Message) -> None:
+    def _handle(self, queue: str, handler: ThreadHandler, message: Message) -> Message | None:
+        """Run the handler; returns the message if it has to be acknowledged."""
         if self._stopping.is_set():
             self._defer(message)
-            return
+            return None
         with self._lock:
             self._running.add(message)
         try:
@@ -117,11 +154,12 @@ class Worker(Consumers[ThreadHandler]):
                 self._nack(message, error)
         else:
             if not message.settled:
-                message.ack()
+                return message
             self.stats.handled += 1
         finally:
             with self._lock:
                 self._running.discard(message)
+        return None
 
     def _nack(self, message: Message, error: Exception) -> None:
         with suppress(Fenced):  # Its lease has ended.
@@ -139,7 +177,7 @@ class Worker(Consumers[ThreadHandler]):
 class _SharedReceiver:
     """Lets one free thread of a queue receive messages for all of its free threads."""
 
-    def __init__(self, receive: Callable[[int], list[Message]], stopping: threading.Event) -> None:
+    def __init__(self, receive: Callable[[int, Message | None], list[Message]], stopping: threading.Event) -> None:
         self._receive = receive
         self._stopping = stopping
         self._changed = threading.Condition()
@@ -161,10 +199,24 @@ class _SharedReceiver:
                 self._changed.notify_all()
                 return None
             self._is_receiving = True
+        return self.receive(None)
+
+    def begin(self) -> bool:
+        """Let the calling thread receive, if it would not have to wait for another one; then it calls `receive`."""
+        with self._changed:
+            if self._is_receiving or self._messages or self._stopping.is_set():
+                return False
+            self._free += 1
+            self._is_receiving = True
+            return True
+
+    def receive(self, done: Message | None) -> Message | None:
+        """Receive messages for all free threads, and acknowledge the one that is `done`; the first message."""
+        with self._changed:
             count = min(self._free, limits.MESSAGES_MAX)
         messages: list[Message] = []
         try:
-            messages = self._receive(count)
+            messages = self._receive(count, done)
         finally:
             with self._changed:
                 self._free -= 1
