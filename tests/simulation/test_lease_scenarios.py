@@ -147,8 +147,9 @@ def test_a_fence_returned_before_it_is_durable_is_found(monkeypatch: pytest.Monk
     """A fence is durable before it is returned to its holder."""
     transact = lease_scenarios.Client.transact
 
-    def hasty(self: Any, work: Any, *args: Any, tier: Tier = Tier.CRITICAL) -> Any:
-        return transact(self, work, *args, tier=Tier.IMPORTANT if work is lease_scenarios._acquire else tier)
+    def hasty(self: Any, work: Any, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False) -> Any:
+        tier = Tier.IMPORTANT if work is lease_scenarios._acquire else tier
+        return transact(self, work, *args, tier=tier, may_lose=may_lose)
 
     monkeypatch.setattr(lease_scenarios.Client, "transact", hasty)
     with pytest.raises(Violation):
@@ -185,14 +186,13 @@ def test_a_version_that_restarts_after_a_deletion_is_found(monkeypatch: pytest.M
 def test_an_entity_returned_before_it_is_durable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer never contains data that a power loss could revert."""
 
-    def acknowledge(self: FaultyDatabase, result: Any, undo: Any, tier: Tier) -> Any:
-        if undo:
-            self._unsynced.append(undo)
-        if undo and tier is Tier.CRITICAL:
-            self._unsynced.clear()  # Commits are synced, but readers do not wait for the sync.
-        return result
+    note_commit = FaultyDatabase._note_commit
 
-    monkeypatch.setattr(FaultyDatabase, "_acknowledge", acknowledge)
+    def hasty(self: FaultyDatabase, undo: Any, tier: Tier, may_lose: bool) -> int:
+        commit = note_commit(self, undo, tier, may_lose)
+        return commit if undo else 0  # Commits are synced, but readers do not wait for the sync.
+
+    monkeypatch.setattr(FaultyDatabase, "_note_commit", hasty)
     with pytest.raises(Violation, match="has changed since it was read"):
         for seed in range(50):
             play(lease_scenarios.entities, seed, rates=Rates(power=0.05))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.kv import Transaction
+from holdfast.kv import Transaction, fence_floor
 from holdfast.layers import queues as layer
 from holdfast.layers.queues import (
     QueueKey,
@@ -57,8 +57,9 @@ def test_the_scenario_covers_every_kind_and_outcome() -> None:
         for outcome in Outcome:
             assert (kind, outcome) in met
     assert any(".1" in each.client for each in operations)  # A client crashed and restarted.
-    fences = [fence for each in operations if each.kind == "lease" for _, fence, *_ in each.result or ()]
-    assert max(fences) > 5
+    delivered = [message for each in operations if each.kind == "lease" for message in each.result or ()]
+    assert max(attempts for *_, attempts, _, _ in delivered) > 5
+    assert any(fence > fence_floor.STEP for _, fence, *_ in delivered)
 
 
 # Broken queues, which the checker must detect.
@@ -107,12 +108,35 @@ def nothing_needs_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def puts_are_acknowledged_before_they_are_durable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A power loss reverts acknowledged messages."""
-    transact = FaultyDatabase.transact
+    commit = FaultyDatabase.commit
 
-    def hasty(self: FaultyDatabase, work: Callable[..., Any], /, *args: Any, tier: Tier = Tier.CRITICAL) -> Any:
-        return transact(self, work, *args, tier=Tier.IMPORTANT if work is queue_scenarios._put else tier)
+    def hasty(self: FaultyDatabase, work: Callable[..., Any], /, *args: Any, tier: Tier, may_lose: bool) -> Any:
+        return commit(
+            self, work, *args, tier=Tier.IMPORTANT if work is queue_scenarios._put else tier, may_lose=may_lose
+        )
 
-    monkeypatch.setattr(FaultyDatabase, "transact", hasty)
+    monkeypatch.setattr(FaultyDatabase, "commit", hasty)
+
+
+def the_fence_floor_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery that a power loss undid is repeated with the same fence."""
+    monkeypatch.setattr(fence_floor, "raise_floor", lambda tx: 0)
+
+
+def deliveries_do_not_wait_for_puts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss reverts the put of a message that was delivered."""
+    note_commit = FaultyDatabase._note_commit
+
+    def hasty(self: FaultyDatabase, undo: Any, tier: Tier, may_lose: bool) -> int:
+        commit = note_commit(self, undo, tier, may_lose)
+        return 0 if may_lose else commit
+
+    monkeypatch.setattr(FaultyDatabase, "_note_commit", hasty)
+
+
+def what_a_delivery_found_due_may_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power loss undoes the expiry of a lease, or a dead letter, although later messages were delivered."""
+    monkeypatch.setattr(Transaction, "keep", lambda self: None)
 
 
 def the_front_is_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +283,9 @@ BROKEN: list[tuple[Callable[[pytest.MonkeyPatch], None], str]] = [
     (acks_need_no_fence, "ack with fence|delivered again after its ack|acknowledged and is lost"),
     (nothing_needs_a_fence, "was accepted after|delivered again|two owners|fence .* was accepted for"),
     (puts_are_acknowledged_before_they_are_durable, "acknowledged and is lost"),
+    (the_fence_floor_is_not_raised, "granted twice|had returned before the call"),
+    (deliveries_do_not_wait_for_puts, "delivered and is lost|messages have no put|was accepted after"),
+    (what_a_delivery_found_due_may_be_lost, "was accepted after|out of order|in flight"),
     (the_front_is_not_lowered, "does not drain"),
     (prefetched_messages_are_never_invalidated, "of lower priority|does not drain"),
     (the_lowest_priority_comes_first, "of lower priority"),

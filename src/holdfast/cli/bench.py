@@ -79,7 +79,8 @@ async def _bench(
             await queue.put(payload, tier=tier)
 
         async def receive() -> None:
-            message = await queue.receive(wait_seconds=5.0, extend_for_seconds=0, tier=tier)
+            own_tier = None if tier is Tier.CRITICAL else tier  # As applications do.
+            message = await queue.receive(wait_seconds=5.0, extend_for_seconds=0, tier=own_tier)
             if message is None:
                 raise Conflict(f"Another consumer receives from {name}; choose another --queue")
             leased.append(message)

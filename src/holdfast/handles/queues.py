@@ -155,13 +155,17 @@ class AsyncQueue:
         owner: str | None = None,
         with_state: bool = False,
         extend_for_seconds: float | None = None,
-        tier: Tier = Tier.CRITICAL,
+        tier: Tier | None = None,
     ) -> AsyncMessage | None:
         """The next message, leased to the caller; None if none arrives within `wait_seconds`.
 
         Settle it with `ack`, `nack` or `reject`, or in a `with` block, which acknowledges it at its end and nacks it on
         an exception; then it is delivered again after the back-off of the queue's policy. Until it is settled its lease
         is extended automatically, for at most `extend_for_seconds` (default: an hour; 0: not at all).
+
+        By default the message is as durable as its put, and on a data directory the call does not wait for a sync of
+        its lease: a power failure may undo a delivery, and then the message is delivered again with a higher fence.
+        Give a `tier` to wait for the lease too. With `with_state` it always waits.
 
         Raises:
             QueueBusy: the maximum number of consumers is waiting.
@@ -195,10 +199,12 @@ class AsyncQueue:
         owner: str | None = None,
         with_state: bool = False,
         extend_for_seconds: float | None = None,
-        tier: Tier = Tier.CRITICAL,
+        tier: Tier | None = None,
         ack: Iterable[AsyncMessage] = (),
     ) -> list[AsyncMessage]:
         """Up to `max_messages` (at most 256) as soon as one is ready; empty if none arrives within `wait_seconds`.
+
+        The options are those of `receive`.
 
         for message in queue.receive_many(10, wait_seconds=20):
             with message:
@@ -211,7 +217,7 @@ class AsyncQueue:
         done = self._checked_messages(ack)
         acks, alone = packed_acks(done)
         if alone:
-            await self.ack_many(alone, tier=tier)
+            await self.ack_many(alone, tier=tier or Tier.CRITICAL)
         request = ReceiveMessages(
             queue=self.name,
             owner=owner or self._owner,

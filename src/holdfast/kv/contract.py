@@ -11,6 +11,10 @@ What every backend guarantees, and `holdfast.testing.conformance` tests:
 - A transaction returns once its tier's guarantee holds, not before. It never returns data that a power loss could
   still revert: at CRITICAL, a read-only transaction and one that raises also wait for the sync that covers what they
   read.
+- With `may_lose`, a CRITICAL transaction waits for the CRITICAL commits before it, which it may have read, and not for
+  its own, unless `work` called `tx.keep()`: a power failure may revert it. Commits are lost from the end only, so a
+  later CRITICAL commit keeps it. A backend may also wait for both.
+- `tx.fence_floor` is higher than every fence that a lost commit may have issued (`fence_floor.py`).
 - `work` may run several times (conflicts are retried), so it must touch nothing but its transaction.
 - A wake-up from `watch` is a hint and may be spurious. A watch that was opened before a read never misses a later
   write.
@@ -49,8 +53,12 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+    def transact(
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
+    ) -> Result:
         """Run `work(tx, *args, **kwargs)`, commit its writes and return its result.
+
+        Pass `may_lose` if a power failure may revert the writes after the return.
 
         Raises:
             TransactionConflict: it conflicted with other transactions on every attempt.
@@ -61,7 +69,7 @@ class Database(ABC):
 
     @abstractmethod
     async def transact_async(
-        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
     ) -> Result:
         """`transact` for an event loop. `work` is still a plain function; only the wait for durability is awaited."""
 

@@ -5,6 +5,7 @@ lock, all in microseconds. Only then does it wait until its tier's guarantee hol
 that committed meanwhile. Transactions never conflict and are never retried.
 
     lock ──► work(tx) ──► commit ──► unlock ──► wait for the sync that covers the commit ──► result
+                                            └── may_lose: for the one that covers the last CRITICAL commit before it
 
 Read snapshots do not take the lock.
 """
@@ -13,11 +14,12 @@ import threading
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from holdfast import limits
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Backend, Busy, Closed
+from holdfast.kv import fence_floor
 from holdfast.kv.contract import Database, Result, View, Work
 from holdfast.kv.execution import check_tier, nested_transaction_error, run
 from holdfast.kv.fork_safety import invalidate_in_children
@@ -25,6 +27,8 @@ from holdfast.kv.transactions import Transaction
 from holdfast.kv.watches import OnCommit, Watch, Watches
 from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
+
+_CRITICAL: Final = Tier.CRITICAL  # Looking up an enum member costs as much as the rest of a check.
 
 
 class SerialDatabase(Database):
@@ -43,6 +47,8 @@ class SerialDatabase(Database):
         self._write_lock = threading.Lock()
         self._running_thread = 0  # The thread that holds the write lock and runs its work.
         self._woke_waiter = False  # Whether the last commit woke a waiter on its own loop, which may share its sync.
+        self._critical_commit = 0  # The last commit whose caller waits for its sync.
+        self._fence_floor = 0
         self._closed = False
         invalidate_in_children(self)
 
@@ -74,19 +80,23 @@ class SerialDatabase(Database):
     def _release(self) -> None:
         """Sync and release all resources; called once, with the write lock held."""
 
-    def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+    def transact(
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
+    ) -> Result:
         check_tier(tier)
         self._acquire_write_lock()
         try:
-            result, commit = self._run_and_release(work, args, kwargs)
+            result, commit = self._run_and_release(work, args, kwargs, tier, may_lose)
         except Exception:
             self._wait_seen_durable(tier)
             raise
+        if may_lose:
+            self._wait_durable(self._last_commit(), Tier.IMPORTANT)  # It is synced soon, if no other sync comes first.
         self._wait_durable(commit, tier)
         return result
 
     async def transact_async(
-        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
     ) -> Result:
         check_tier(tier)
         if not self._write_lock.acquire(blocking=False):
@@ -95,12 +105,14 @@ class SerialDatabase(Database):
             # Another thread holds the lock, most likely for microseconds, so block the event loop briefly. Move to a
             # thread only if it takes longer: the lock held there would send the loop's next calls to threads too.
             if not self._write_lock.acquire(timeout=limits.TRANSACTION_LOOP_WAIT_SECONDS_MAX):
-                return await run_in_thread(self.transact, work, *args, tier=tier, **kwargs)
+                return await run_in_thread(self.transact, work, *args, tier=tier, may_lose=may_lose, **kwargs)
         try:
-            result, commit = self._run_and_release(work, args, kwargs)
+            result, commit = self._run_and_release(work, args, kwargs, tier, may_lose)
         except Exception:
             await self._wait_seen_durable_async(tier)
             raise
+        if may_lose:
+            self._wait_durable_async(self._last_commit(), Tier.IMPORTANT)
         durable = self._wait_durable_async(commit, tier)
         if durable is not None:
             await durable
@@ -164,19 +176,33 @@ class SerialDatabase(Database):
                 "written. Keep slow work out of transact, then try again"
             )
 
-    def _run_and_release(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Result, int]:
-        """Run `work`, commit its writes, and release the write lock that the caller acquired."""
+    def _run_and_release(
+        self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier, may_lose: bool
+    ) -> tuple[Result, int]:
+        """Run `work`, commit its writes, and release the write lock that the caller acquired.
+
+        Returns the result, and the commit that has to be durable before the caller gets it.
+        """
         try:
             if self._closed:
                 raise _closed_error()
             self._running_thread = threading.get_ident()
             tx = Transaction(self._current, clock=self._clock, ids=self._ids)
-            tx.low_space = self.low_space
+            tx.low_space, tx.fence_floor = self.low_space, self._fence_floor
             result = run(tx, work, args, kwargs)
             if tx.has_writes:
                 self._commit(tx)
+                if fence_floor.KEY in tx.writes:
+                    self._fence_floor = fence_floor.decode(tx.writes[fence_floor.KEY])
                 self._woke_waiter = bool(self._watches.count) and self._watches.notify(tx.writes, tx.cleared)
-            return result, self._last_commit()
+            if tier is not _CRITICAL:
+                return result, self._last_commit()
+            if not may_lose or tx.is_kept:
+                commit = self._last_commit()
+                if tx.has_writes:
+                    self._critical_commit = commit
+                return result, commit
+            return result, self._critical_commit
         finally:
             self._running_thread = 0
             self._write_lock.release()
@@ -200,6 +226,7 @@ class SerialDatabase(Database):
         if self._running_thread == threading.get_ident():
             raise nested_transaction_error()
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
+        tx.fence_floor = self._fence_floor
         commit = self._last_commit()
         return run(tx, work, args, kwargs), commit
 

@@ -42,6 +42,8 @@ class Transaction:
         "_writable",
         "cleared",
         "events",
+        "fence_floor",
+        "is_kept",
         "low_space",
         "size_bytes",
         "view",
@@ -63,6 +65,8 @@ class Transaction:
         self.writer = writer  # Names the process among several that write; empty where there is only one.
         self.events: list[tuple[Any, ...]] = []  # Published after the commit.
         self.low_space = False  # Only work that frees space should write: the disk is nearly full.
+        self.fence_floor = 0  # Every fence that is issued must be above it.
+        self.is_kept = False  # A power failure must not undo it once it has returned.
 
     def get(self, key: bytes) -> bytes | None:
         """The value of `key`, or None."""
@@ -134,6 +138,10 @@ class Transaction:
             self._now_ms = self._clock.now_ms()
         return self._now_ms
 
+    def keep(self) -> None:
+        """Let the caller wait until the writes are durable, although it passed `may_lose`."""
+        self.is_kept = True
+
     def emit(self, *event: Any) -> None:
         """Record an event to publish after the commit, where the caller of the transaction publishes events."""
         self.events.append(event)
@@ -191,14 +199,14 @@ class Transaction:
         """
         view = _NestedView(self)
         nested = Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
-        nested.low_space = self.low_space
+        nested.low_space, nested.fence_floor = self.low_space, self.fence_floor
         return nested
 
     def discard_writes(self) -> None:
         """Discard all writes and events."""
         self.writes.clear()
         self.events.clear()
-        self.cleared, self.size_bytes = (), 0
+        self.cleared, self.size_bytes, self.is_kept = (), 0, False
 
     def merge(self, other: "Transaction") -> None:
         """Add the writes and events of `other`, a nested transaction."""
@@ -208,6 +216,7 @@ class Transaction:
             self.cleared += ((begin, end),)
         self.writes |= other.writes
         self.size_bytes += other.size_bytes
+        self.is_kept = self.is_kept or other.is_kept
 
     def _uncleared(self, begin: bytes, end: bytes, reverse: bool) -> list[tuple[bytes, bytes]]:
         """The parts of begin..end that no `delete_range` covers, in scan order."""

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.kv import Subspace, Transaction, prefix_range
+from holdfast.kv import Subspace, Transaction, fence_floor, prefix_range
 
 FORMAT: Final = 2
 KEY: Final = Subspace("holdfast").key("format")
@@ -24,7 +24,8 @@ def format_of(tx: Transaction) -> int:
     stored = tx.get(KEY)
     if stored is not None:
         return _decode(stored)
-    return 1 if tx.scan(*prefix_range(b""), limit=1) else FORMAT
+    # A key space may have a fence floor before it is a plane.
+    return 1 if any(key != fence_floor.KEY for key, _ in tx.scan(*prefix_range(b""), limit=2)) else FORMAT
 
 
 def record(tx: Transaction) -> None:

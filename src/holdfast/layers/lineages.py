@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.kv import Subspace, Transaction, prefix_range
+from holdfast.kv import Subspace, Transaction, fence_floor, prefix_range
 from holdfast.limits import LINEAGE_PARENTS_MAX
 
 KEY: Final = Subspace("holdfast").key("plane")
@@ -68,4 +68,5 @@ def begin(tx: Transaction, cause: str, *, until_ms: int | None = None) -> Identi
     parents = [Parent(before.lineage, until_ms), *before.parents][:LINEAGE_PARENTS_MAX]
     after = Identity(before.plane, tx.new_id_bytes().hex(), tx.now_ms, cause, parents)
     tx.put(KEY, _encode(after))
+    fence_floor.raise_floor(tx)  # The parent may have issued fences since then.
     return after

@@ -6,9 +6,10 @@ The record changes in the transactions that copy, so a migration resumes exactly
 the key space cannot be opened as a plane. Afterwards the record stays to document the source; a later migration does
 not copy it.
 
-Everything is copied unchanged except queue counters: PostgreSQL has one record per process that ever wrote to the
-queue, and a directory has a single one. Several records are merged into one. The queues of a plane in an older format
-are converted (`layers/queues/format_1.py`).
+Everything is copied unchanged except queue counters and the fence floor. PostgreSQL has one record of counters per
+process that ever wrote to the queue, and a directory has a single one. Several records are merged into one. The floor
+is raised, because the last commits of the source may have been lost. The queues of a plane in an older format are
+converted (`layers/queues/format_1.py`).
 """
 
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
-from holdfast.kv import Pair, Subspace, Transaction, pages, prefix_range, unpack
+from holdfast.kv import Pair, Subspace, Transaction, fence_floor, pages, prefix_range, unpack
 from holdfast.layers import formats, lineages
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, add_counters
@@ -74,7 +75,7 @@ def begin(tx: Transaction, source: str) -> Migration:
     """
     before = load(tx)
     if before is None:
-        if any(key not in (lineages.KEY, formats.KEY) for key, _ in tx.scan(BEGIN, END, limit=3)):
+        if any(key not in (lineages.KEY, formats.KEY, fence_floor.KEY) for key, _ in tx.scan(BEGIN, END, limit=4)):
             raise TargetNotEmpty("The target already holds a plane, which was not changed; choose an empty target")
         before = Migration(source=source, began_ms=tx.now_ms)
         tx.delete(lineages.KEY)  # The target becomes the source's plane.

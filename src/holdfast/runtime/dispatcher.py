@@ -46,6 +46,16 @@ class LeaseOptions(TypedDict, total=False):
     with_state: bool
 
 
+class Durability(TypedDict, total=False):
+    """What a delivery waits for, as options of a transaction."""
+
+    tier: Required[Tier]
+    may_lose: bool
+
+
+_DEFAULT: Final = Durability(tier=Tier.CRITICAL, may_lose=True)
+
+
 class AsyncDispatcher:
     """Leases messages to consumers, immediately or after a wait."""
 
@@ -71,7 +81,7 @@ class AsyncDispatcher:
         queue: QueueKey,
         *,
         wait_ms: int,
-        tier: Tier,
+        tier: Tier | None,
         call: KeyedCall | None = None,
         acks: Sequence[PackedAck] = (),
         **options: Unpack[LeaseOptions],
@@ -80,28 +90,32 @@ class AsyncDispatcher:
 
         `acks` are committed with the lease. If the caller has to wait, they are committed first, and as durable.
 
+        With the tier None, the messages are as durable as their puts, and a power failure may undo the delivery: they
+        are delivered again then, with higher fences, and `call` is not known. `acks` are never undone.
+
         Raises:
             QueueBusy: `consumers_max` consumers are already waiting, for this queue or others.
         """
+        durability = _DEFAULT if tier is None else Durability(tier=tier)
         if not wait_ms:
-            return await self._lease(queue, tier, call, options, acks=acks)
+            return await self._lease(queue, durability, call, options, acks=acks)
         refused: list[RefusedAck] | None = None
         line = ["queue", "/".join(queue)]
         if not self._lines.line_length(line):
-            leased = await self._lease(queue, tier, call, options, acks=acks)
+            leased = await self._lease(queue, durability, call, options, acks=acks)
             if leased.leases or leased.repeated:
                 return leased
             refused = leased.refused if acks else None
         elif call is not None and not call.is_new_call():
             # A repeated call need not wait for messages that it already has.
             before = await self._database.transact_async(
-                queues.stored_lease, queue, call=call, with_state=options.get("with_state", False), tier=tier
+                queues.stored_lease, queue, call=call, with_state=options.get("with_state", False), **durability
             )
             if before is not None:
                 return before
         if acks and refused is None:
             refused, events = await self._database.transact_async(
-                queues.ack_keyed, queue, call=call, acks=acks, tier=tier
+                queues.ack_keyed, queue, call=call, acks=acks, tier=tier or Tier.CRITICAL
             )
             if events:
                 self._publish(events)
@@ -115,7 +129,7 @@ class AsyncDispatcher:
                 return leased
             with front:
                 return await self._wait_at_front(
-                    queue, until_ms, tier, call, options, leave_line=front.release, refused=refused
+                    queue, until_ms, durability, call, options, leave_line=front.release, refused=refused
                 )
 
     def waiting(self, queue: QueueKey) -> int:
@@ -126,7 +140,7 @@ class AsyncDispatcher:
         self,
         queue: QueueKey,
         until_ms: int,
-        tier: Tier,
+        durability: Durability,
         call: KeyedCall | None,
         options: LeaseOptions,
         *,
@@ -138,7 +152,7 @@ class AsyncDispatcher:
             try:
                 while True:
                     leased = await self._lease(
-                        queue, tier, call, options, leave_line if self._is_serial else None, refused=refused
+                        queue, durability, call, options, leave_line if self._is_serial else None, refused=refused
                     )
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.leases or leased.repeated or left_ms <= 0:
@@ -151,7 +165,7 @@ class AsyncDispatcher:
     async def _lease(
         self,
         queue: QueueKey,
-        tier: Tier,
+        durability: Durability,
         call: KeyedCall | None,
         options: LeaseOptions,
         leave_line: Callable[[], None] | None = None,
@@ -171,7 +185,7 @@ class AsyncDispatcher:
         if leave_line is not None:
             lease = partial(_lease_and_leave_line, lease, leave_line)
         leased = await finish_or_undo_async(
-            self._database.transact_async(lease, queue, prefetched=prefetched, acks=acks, tier=tier, **options),
+            self._database.transact_async(lease, queue, prefetched=prefetched, acks=acks, **durability, **options),
             partial(self._release_cancelled, queue, call),
         )
         if leased.events:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, cast
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import CommitUnknown, Unreachable
-from holdfast.kv import Database, OnCommit, Pair, Result, Transaction, Watch, Work
+from holdfast.kv import Database, OnCommit, Pair, Result, Transaction, Watch, Work, fence_floor
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 
@@ -93,33 +93,52 @@ class FaultyDatabase(Database):
     def __init__(self, inner: Database, faults: Faults | None = None) -> None:
         self._inner = inner
         self.faults: Faults = faults or ChosenFault()
-        self._unsynced: list[Undo] = []
+        self._unsynced: list[tuple[int, Undo]] = []  # The number of each commit that a power loss would revert.
+        self._commits = 0
+        self._critical_commit = 0
+        self._lost: list[tuple[int, int]] = []  # The first and the last commit that each power loss has reverted.
 
-    def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+    def transact(
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
+    ) -> Result:
+        result: Result = self.commit(work, *args, tier=tier, may_lose=may_lose, **kwargs).wait()
+        return result
+
+    def commit(
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
+    ) -> "Committed[Result]":
+        """The first half of `transact`: what it returns is not synced yet, and others may read what it wrote."""
         self._reach("transact: begin")
-        with self._sync_reads_on_error(tier):
-            outcome: tuple[Result, Undo] = self._inner.transact(self._run, work, args, kwargs, tier=tier)
-        return self._acknowledge(*outcome, tier)
+        try:
+            result, undo, may_lose = self._inner.transact(
+                self._run, work, args, kwargs, may_lose, tier=tier, may_lose=may_lose
+            )
+        except Exception as error:
+            return Committed(self, None, error, self._commits if tier is Tier.CRITICAL else 0)
+        return Committed(self, result, None, self._note_commit(undo, tier, may_lose))
 
     async def transact_async(
-        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
     ) -> Result:
         self._reach("transact: begin")
         with self._sync_reads_on_error(tier):
-            outcome: tuple[Result, Undo] = await self._inner.transact_async(self._run, work, args, kwargs, tier=tier)
-        return self._acknowledge(*outcome, tier)
+            outcome: tuple[Result, Undo, bool] = await self._inner.transact_async(
+                self._run, work, args, kwargs, may_lose, tier=tier, may_lose=may_lose
+            )
+        result, undo, may_lose = outcome
+        return Committed(self, result, None, self._note_commit(undo, tier, may_lose)).wait()
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._reach("read: begin")
         with self._sync_reads_on_error(tier):
             result = self._inner.read(work, *args, tier=tier, **kwargs)
-        return self._acknowledge(result, {}, tier)
+        return Committed(self, result, None, self._note_commit({}, tier, False)).wait()
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._reach("read: begin")
         with self._sync_reads_on_error(tier):
             result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
-        return self._acknowledge(result, {}, tier)
+        return Committed(self, result, None, self._note_commit({}, tier, False)).wait()
 
     def watch(self, prefix: bytes) -> Watch:
         return self._inner.watch(prefix)
@@ -130,7 +149,7 @@ class FaultyDatabase(Database):
     def sync(self) -> None:
         self._reach("sync: begin")
         self._inner.sync()
-        self._unsynced.clear()
+        self.sync_up_to(self._commits)
 
     def checkpoint(self, path: Path) -> None:
         self._inner.checkpoint(path)
@@ -139,19 +158,35 @@ class FaultyDatabase(Database):
         self._inner.close()
 
     def power_loss(self) -> int:
-        """Revert every unsynced commit. Returns how many there were."""
+        """Revert every unsynced commit, and do what opening the key space again does. Returns how many there were."""
         lost, self._unsynced = self._unsynced, []
-        for undo in reversed(lost):
+        for _, undo in reversed(lost):
             self._inner.transact(_apply, undo)
+        if lost:
+            self._lost.append((lost[0][0], lost[-1][0]))
+        self._inner.transact(fence_floor.raise_floor)
+        self._commits += 1
+        self._critical_commit = self._commits
         return len(lost)
 
+    def sync_up_to(self, commit: int) -> None:
+        """Make every commit up to this number durable.
+
+        Raises:
+            CommitUnknown: it was lost with the power.
+        """
+        if any(first <= commit <= last for first, last in self._lost):
+            raise CommitUnknown("The power was lost before the sync")
+        self._unsynced = [each for each in self._unsynced if each[0] > commit]
+
     def _run(
-        self, tx: Transaction, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Result, Undo]:
+        self, tx: Transaction, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], may_lose: bool
+    ) -> tuple[Result, Undo, bool]:
+        """The result, how to revert the commit, and whether a power loss may do that after the caller has it."""
         result = work(tx, *args, **kwargs)
         undo = _previous_values(tx)
         self._reach("transact: commit")
-        return result, undo
+        return result, undo, may_lose and not tx.is_kept
 
     @contextmanager
     def _sync_reads_on_error(self, tier: Tier) -> Iterator[None]:
@@ -160,21 +195,47 @@ class FaultyDatabase(Database):
             yield
         except Exception:
             if tier is Tier.CRITICAL:
-                self._unsynced.clear()
+                self.sync_up_to(self._commits)
             raise
 
-    def _acknowledge(self, result: Result, undo: Undo, tier: Tier) -> Result:
+    def _note_commit(self, undo: Undo, tier: Tier, may_lose: bool) -> int:
+        """Number a commit; returns the one that must be durable before its caller gets the result."""
+        before = self._critical_commit
         if undo:
-            self._unsynced.append(undo)
-        if tier is Tier.CRITICAL:
-            self._unsynced.clear()  # Its sync covers all earlier commits, including what it read.
-        self._reach("transact: answer")
-        return result
+            self._commits += 1
+            self._unsynced.append((self._commits, undo))
+            if tier is Tier.CRITICAL and not may_lose:
+                self._critical_commit = self._commits
+        if tier is not Tier.CRITICAL:
+            return 0
+        return before if may_lose else self._commits
 
     def _reach(self, point: str) -> None:
         error = self.faults.at(point)
         if error is not None:
             raise error
+
+
+class Committed(Generic[Result]):
+    """A transaction whose caller has no answer yet."""
+
+    def __init__(self, database: FaultyDatabase, result: Result | None, error: Exception | None, commit: int) -> None:
+        self._database = database
+        self._result = result
+        self._error = error
+        self._commit = commit  # To be durable before the answer; 0: none.
+
+    def wait(self) -> Result:
+        """The result, or the error of the transaction, once what it needs is durable.
+
+        Raises:
+            CommitUnknown: the power was lost before that.
+        """
+        self._database.sync_up_to(self._commit)
+        if self._error is not None:
+            raise self._error
+        self._database._reach("transact: answer")
+        return cast("Result", self._result)
 
 
 def faulty_objects(inner: ObjectStore, faults: Faults) -> ObjectStore:

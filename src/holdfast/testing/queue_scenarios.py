@@ -11,7 +11,7 @@ from holdfast.layers import queues as layer
 from holdfast.layers.queues import NEVER_MS, Prefetched, QueueKey, StoredMessage, message_leases
 from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
 from holdfast.testing.histories import Operation, Outcome, Violation
-from holdfast.testing.histories.queues import Grant, check_queue, leased_until_ms, was_released
+from holdfast.testing.histories.queues import Grant, PowerLosses, check_queue, leased_until_ms, was_released
 from holdfast.testing.simulation import Client, Simulation
 from holdfast.wire.queues import MessageLease, NewMessage, QueueStats
 
@@ -42,7 +42,9 @@ def queues(simulation: Simulation) -> Callable[[], None]:
         old: list[Proof] = []
         for _ in range(12):
             limit, visibility_ms = client.random.randrange(1, 4), client.random.choice(_VISIBILITIES_MS)
-            batch = await client.operate("lease", "jobs", None, _lease, prefetched, client.name, limit, visibility_ms)
+            batch = await client.operate(
+                "lease", "jobs", None, _lease, prefetched, client.name, limit, visibility_ms, may_lose=True
+            )
             for id, fence, *_, lease_id in batch or ():
                 await _process(client, (id, fence, lease_id), visibility_ms)
                 old.append((id, fence, lease_id))
@@ -206,11 +208,11 @@ def _check_failures(simulation: Simulation) -> None:
         if not nack.argument[3] and nack.outcome is not Outcome.FAILED:
             deferred[nack.argument[0]].append(nack)
     for operation in _operations(simulation, "lease"):
-        for id, fence, *_, failures, _ in operation.result if operation.outcome is Outcome.OK else ():
+        for id, fence, *_, attempts, failures, _ in operation.result if operation.outcome is Outcome.OK else ():
             before = [nack for nack in deferred[id] if nack.argument[1] < fence]
             certain = sum(nack.outcome is Outcome.OK for nack in before)
-            if not fence - 1 - len(before) <= failures <= fence - 1 - certain:
-                message = f"Message {id} was delivered {fence - 1} times before and has {failures} failures"
+            if not attempts - 1 - len(before) <= failures <= attempts - 1 - certain:
+                message = f"Message {id} was delivered {attempts - 1} times before and has {failures} failures"
                 raise Violation(message, [*before, operation])
 
 
@@ -224,20 +226,25 @@ def _check_groups(simulation: Simulation, grants: dict[str, list[Grant]], ids: d
     fenced_calls: dict[str, list[Operation]] = defaultdict(list)
     for operation in _operations(simulation, "ack", "nack", "reject", "extend"):
         fenced_calls[operation.argument[0]].append(operation)
+    losses = PowerLosses(simulation.history)
     for group, messages in members.items():
         for first, second in permutations(messages, 2):
-            _check_pair(group, grants.get(first, []), grants.get(second, []), fenced_calls[first])
+            _check_pair(group, grants.get(first, []), grants.get(second, []), fenced_calls[first], losses)
             puts = messages[first] + messages[second]
             # A put with an idempotency key may be repeated: it was stored when the first of them returned.
             if min(put.returned for put in messages[first]) < messages[second][0].invoked:
                 _check_order(group, grants.get(first, []), grants.get(second, []), puts)
 
 
-def _check_pair(group: str, earlier: list[Grant], later: list[Grant], fenced_calls: list[Operation]) -> None:
+def _check_pair(
+    group: str, earlier: list[Grant], later: list[Grant], fenced_calls: list[Operation], losses: PowerLosses
+) -> None:
     for one in earlier:
         until_ms = leased_until_ms(one, fenced_calls)
         for other in later:
             if not (one.leased_ms < other.leased_ms < until_ms) or was_released(one, fenced_calls, before=other.lease):
+                continue
+            if losses.may_have_undone(one, before=other.lease):
                 continue
             acks = [each for each in fenced_calls if each.kind == "ack" and each.argument[1] == one.fence]
             if not any(each.outcome is not Outcome.FAILED and each.invoked < other.lease.returned for each in acks):
@@ -303,7 +310,9 @@ def _lease(tx: Transaction, prefetched: Prefetched, owner: str, limit: int, visi
 def _delivered(tx: Transaction, message: StoredMessage) -> list[Any]:
     name = (message.payload or b"").decode().rstrip()
     id = layer.format_id(message.id)
-    return [id, message.fence, tx.now_ms, message.due_ms, name, message.created_ms, message.failures, message.lease_id]
+    times = tx.now_ms, message.due_ms
+    counts = message.attempts, message.failures
+    return [id, message.fence, *times, name, message.created_ms, *counts, message.lease_id]
 
 
 def _ack(tx: Transaction, proof: Proof) -> None:

@@ -3,7 +3,8 @@
 `holdfast.testing.scenarios` has the scenarios and the command that runs them.
 
 A client is a coroutine that awaits operations and pauses. Each operation is invoked, executed and answered in three
-separate steps. At every step the seed decides which client runs next and which fault occurs:
+separate steps. What it has to wait for is synced in the last one, so others read commits that are not durable yet. At
+every step the seed decides which client runs next and which fault occurs:
 
     refused   nothing happened, and the client gets an error
     lost      it happened, and the client gets CommitUnknown
@@ -27,7 +28,7 @@ from holdfast.clock import IdSource
 from holdfast.errors import CommitUnknown, HoldfastError, Unreachable
 from holdfast.kv import Database, Work
 from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import FaultyDatabase
+from holdfast.testing.faults import Committed, FaultyDatabase
 from holdfast.testing.histories import History
 from holdfast.tiers import Tier
 
@@ -72,6 +73,7 @@ class Simulation:
                 raise RuntimeError(f"Seed {self.seed} did not end within {STEPS_MAX} steps")
             if self.random.random() < self.rates.power:
                 self.database.power_loss()
+                self.history.power_lost()
             ready = [client for client in self._clients if client.ready]
             if not ready:
                 self._wake_next()
@@ -107,10 +109,13 @@ class _State(Enum):
 class _Call:
     """A pending request; awaiting it yields to the scheduler."""
 
-    def __init__(self, work: Work[Any] | None, args: tuple[Any, ...], tier: Tier, pause_ms: int = 0) -> None:
+    def __init__(
+        self, work: Work[Any] | None, args: tuple[Any, ...], tier: Tier, *, may_lose: bool = False, pause_ms: int = 0
+    ) -> None:
         self.work = work
         self.args = args
         self.tier = tier
+        self.may_lose = may_lose
         self.pause_ms = pause_ms
 
     def __await__(self) -> Generator["_Call", Any, Any]:
@@ -131,7 +136,7 @@ class Client:
         self._coroutine: Coroutine[_Call, Any, None] | None = None
         self._state = _State.STARTING
         self._call: _Call | None = None
-        self._answer: Any = None
+        self._committed: Committed[Any] | None = None
         self._error: HoldfastError | None = None
         self._delayed = False
 
@@ -140,22 +145,31 @@ class Client:
 
     # For a client's program.
 
-    def transact(self, work: Work[Any], *args: Any, tier: Tier = Tier.CRITICAL) -> Awaitable[Any]:
+    def transact(
+        self, work: Work[Any], *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False
+    ) -> Awaitable[Any]:
         """Run `work` as one transaction. Raises Unreachable or CommitUnknown on an injected fault."""
-        return _Call(work, args, tier)
+        return _Call(work, args, tier, may_lose=may_lose)
 
     def pause(self, milliseconds: int) -> Awaitable[None]:
         """Sleep in simulated time."""
         return _Call(None, (), Tier.CRITICAL, pause_ms=milliseconds)
 
     async def operate(
-        self, kind: str, key: Hashable, argument: Any, work: Work[Any], *args: Any, tier: Tier = Tier.CRITICAL
+        self,
+        kind: str,
+        key: Hashable,
+        argument: Any,
+        work: Work[Any],
+        *args: Any,
+        tier: Tier = Tier.CRITICAL,
+        may_lose: bool = False,
     ) -> Any:
         """Run `work` and record it in the history as `kind` on `key`. Returns None if it failed, or may have."""
         history = self._simulation.history
         operation = history.invoke(f"{self.name}.{self.crashes}", kind, key, argument)
         try:
-            result = await self.transact(work, *args, tier=tier)
+            result = await self.transact(work, *args, tier=tier, may_lose=may_lose)
         except HoldfastError as error:
             history.raised(operation, error)
             return None
@@ -181,7 +195,7 @@ class Client:
             self._execute()
         self.stop()
         self.crashes += 1
-        self._state, self._answer, self._error = _State.STARTING, None, None
+        self._state, self._committed, self._error = _State.STARTING, None, None
         self._simulation.sleep(self, self.random.randrange(5_000))
 
     def stop(self) -> None:
@@ -191,7 +205,13 @@ class Client:
 
     def _resume(self) -> None:
         assert self._coroutine is not None
-        answer, error, self._answer, self._error = self._answer, self._error, None, None
+        committed, error, answer = self._committed, self._error, None
+        self._committed = self._error = None
+        if committed is not None and error is None:
+            try:
+                answer = committed.wait()
+            except HoldfastError as refusal:
+                error = refusal
         try:
             call = self._coroutine.send(answer) if error is None else self._coroutine.throw(error)
         except StopIteration:
@@ -212,12 +232,11 @@ class Client:
             self._error = Unreachable("Refused on purpose")
             return
         assert call.work is not None
-        try:
-            self._answer = self._simulation.database.transact(call.work, *call.args, tier=call.tier)
-        except HoldfastError as error:
-            self._error = error
+        self._committed = self._simulation.database.commit(
+            call.work, *call.args, tier=call.tier, may_lose=call.may_lose
+        )
         if chance > 1 - rates.lost:
-            self._answer, self._error = None, CommitUnknown("Lost on purpose")
+            self._error = CommitUnknown("Lost on purpose")
 
     def _delay_call(self) -> bool:
         """Maybe delay the current call or answer, at most once each. Returns whether it is delayed."""

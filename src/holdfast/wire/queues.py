@@ -10,7 +10,7 @@ from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
 from holdfast.wire.leases import LeaseProof
-from holdfast.wire.requests import Operation, Request, Route
+from holdfast.wire.requests import Operation, Request, RequestWithoutTier, Route
 from holdfast.wire.stored_messages import ID_BYTES, format_id, format_lease_id
 
 _FENCE = {"fence": "fencing_token"}
@@ -373,10 +373,12 @@ class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
     universe: str = UNIVERSE
 
 
-class ReceiveMessages(Request[Deliveries], frozen=True, tag="queues.receive"):
+class ReceiveMessages(RequestWithoutTier[Deliveries], frozen=True, tag="queues.receive"):
     """Lease at most `max_messages`, waiting up to `wait_seconds` for the first.
 
-    Messages that are done are acknowledged in the same commit, or at once if the call has to wait.
+    Without a `tier`, the messages are as durable as their puts, and the leases are not waited for. A power failure may
+    undo them: the messages are delivered again then, with higher fences. Messages that are done are acknowledged in the
+    same commit, or at once if the call has to wait; the acks are always waited for.
     """
 
     queue: str

@@ -84,6 +84,12 @@ class Request(
         """
 
 
+class RequestWithoutTier(Request[Answer], Generic[Answer], frozen=True, kw_only=True):
+    """A request that has a tier only if its caller gives one. Its handler decides what it waits for otherwise."""
+
+    tier: Tier | None = None  # type: ignore[assignment]  # Only its handler reads it.
+
+
 class Committed(msgspec.Struct, frozen=True):
     """The answer to a write that returns nothing else: its durability."""
 
@@ -94,7 +100,7 @@ class Committed(msgspec.Struct, frozen=True):
 def answer_type(request: type[Request[Any]]) -> Any:
     """The type of the answer to a class of requests."""
     for base in getattr(request, "__orig_bases__", ()):
-        if get_origin(base) is Request:
+        if get_origin(base) in (Request, RequestWithoutTier):
             return get_args(base)[0]
     raise TypeError(f"{request.__name__} does not declare its answer; derive it from Request[Answer]")
 

@@ -66,8 +66,11 @@ class Committer:
     committer's thread commits next. So a single caller needs no thread switch, and many callers share a commit.
     """
 
-    def __init__(self, url: str, *, clock: Clock | None, ids: IdSource, watches: Watches, writer: str) -> None:
+    def __init__(
+        self, url: str, *, clock: Clock | None, ids: IdSource, watches: Watches, writer: str, floor: int
+    ) -> None:
         self._url = url
+        self._fence_floor = floor
         self._writer = writer
         self._clock = clock
         self._ids = ids
@@ -177,6 +180,7 @@ class Committer:
         session.start(durable=any(job.sync for job in group))
         clock = self._clock or session
         batch_tx = Transaction(session, clock=clock, ids=self._ids, writer=self._writer)
+        batch_tx.fence_floor = self._fence_floor
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:
             tx = batch_tx.nested()

@@ -39,13 +39,17 @@ class PostgresDatabase(Database):
             NotFound: the tables are missing, and `create` is False.
             SchemaMismatch: a newer version of Holdfast created the tables.
         """
-        prepare_schema(url, create=create)
+        # It changes only where no process has the key space open, or until each is restarted: after a migration, and
+        # when the data is declared to be a copy. Commits are synced here, or their callers do not wait.
+        self._fence_floor = prepare_schema(url, create=create)
         self._url = url
         self._clock = clock
         self._ids = ids or IdSource()
         self._watches = Watches()
         self._writer = uuid.uuid4().hex[:12]
-        self._committer = Committer(url, clock=clock, ids=self._ids, watches=self._watches, writer=self._writer)
+        self._committer = Committer(
+            url, clock=clock, ids=self._ids, watches=self._watches, writer=self._writer, floor=self._fence_floor
+        )
         self._listener = Listener(url, self._watches)
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
@@ -57,15 +61,19 @@ class PostgresDatabase(Database):
     def invalidate_after_fork(self) -> None:
         self._closed = True  # psycopg never closes a connection in a process that did not open it.
 
-    def transact(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
+    def transact(
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
+    ) -> Result:
+        del may_lose  # A commit waits for its sync, with all callers of the group.
         check_tier(tier)
         self._check_usable()
         result: Result = self._committer.run(Job(work, args, kwargs, durable=tier is Tier.CRITICAL))
         return result
 
     async def transact_async(
-        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any
+        self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
     ) -> Result:
+        del may_lose
         check_tier(tier)
         self._check_usable()
         job = Job(work, args, kwargs, durable=tier is Tier.CRITICAL, loop=asyncio.get_running_loop())
@@ -147,6 +155,7 @@ class PostgresDatabase(Database):
         try:
             session.start(durable=durable, reading=True)
             tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False, writer=self._writer)
+            tx.fence_floor = self._fence_floor
             try:
                 return run(tx, work, args, kwargs)
             finally:

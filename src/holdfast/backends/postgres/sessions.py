@@ -32,7 +32,7 @@ from holdfast.errors import (
     TransactionConflict,
     Unreachable,
 )
-from holdfast.kv import Pair, Result, Transaction
+from holdfast.kv import Pair, Result, Transaction, fence_floor
 from holdfast.kv.execution import Jitter, retry_pauses_seconds
 from holdfast.kv.keys import prefix_range
 
@@ -316,8 +316,8 @@ def _settings() -> bytes:
     ).encode()
 
 
-def prepare_schema(url: str, *, create: bool = True) -> None:
-    """Create missing tables if `create`, and check their version.
+def prepare_schema(url: str, *, create: bool = True) -> int:
+    """Create missing tables if `create`, and check their version; returns the fence floor.
 
     Raises:
         Unreachable: the server does not answer.
@@ -335,6 +335,7 @@ def prepare_schema(url: str, *, create: bool = True) -> None:
                 "The first command that writes to it creates them"
             )
         row = connection.execute("SELECT value FROM holdfast_meta WHERE name = 'schema_version'").fetchone()
+        floor = connection.execute("SELECT value FROM holdfast_kv WHERE key = %s", [fence_floor.KEY]).fetchone()
     except psycopg.Error as error:
         raise DatabaseFailed(
             f"The tables could not be created ({error}); this user needs CREATE on the schema"
@@ -346,6 +347,7 @@ def prepare_schema(url: str, *, create: bool = True) -> None:
         raise SchemaMismatch(
             f"The tables have schema version {found}, this version supports {SCHEMA_VERSION}; upgrade Holdfast"
         )
+    return fence_floor.decode(floor[0] if floor is not None and isinstance(floor[0], bytes) else None)
 
 
 def notified_ranges(payload: str) -> list[tuple[bytes, bytes]] | None:

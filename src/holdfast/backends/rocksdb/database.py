@@ -3,6 +3,7 @@
 A commit is one WriteBatch, written to the log and the memtable on the caller's thread without a sync. RocksDB's
 sequence number is the commit number. `log_sync.py` makes commits durable in groups. What a crash leaves incomplete at
 the end of the log is cut off before RocksDB opens it; any other damage is reported, never skipped (`log_check.py`).
+Unless the directory was closed with everything synced, opening it raises the fence floor, and syncs that.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ from holdfast.backends.rocksdb.watermark import Watermark
 from holdfast.clock import Clock, IdSource, SystemClock
 from holdfast.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
 from holdfast.folders import FOLDER_MODE, make_folder, sync_folder
-from holdfast.kv import Result, Transaction, Work
+from holdfast.kv import Result, Transaction, Work, fence_floor
 from holdfast.kv.closing_at_exit import close_at_exit
 from holdfast.kv.execution import run
 from holdfast.kv.serial_database import SerialDatabase
@@ -74,13 +75,15 @@ class RocksDatabase(SerialDatabase):
         self._attach(*_open(path))
         close_at_exit(self)
 
-    def _attach(self, rocks: Rdict, watermark: Watermark) -> None:
+    def _attach(self, rocks: Rdict, watermark: Watermark, floor: int) -> None:
         self._rocks = rocks
         self._watermark = watermark
         self._identity = mark_open(self._path)
         self._sequence: Callable[[], int] = rocks.latest_sequence_number
         self._pairs: CurrentPairs | FailedPairs = CurrentPairs(rocks, self._path)
         self._current: CachedPairs = CachedPairs(self._pairs)
+        self._fence_floor = floor
+        self._critical_commit = self._last_commit()  # Those before it are synced, or lost in a failure.
         first = self._first_commit
         self._log = LogSync(
             last_commit=self._last_commit,
@@ -110,9 +113,9 @@ class RocksDatabase(SerialDatabase):
             if self._is_attached:
                 self._detach(failure)
             last = self._first_commit
-            rocks, watermark = _open(self._path)
+            rocks, watermark, floor = _open(self._path)
             self._first_commit = last + 1 - rocks.latest_sequence_number()
-            self._attach(rocks, watermark)
+            self._attach(rocks, watermark, floor)
             self._failure = None
         finally:
             self._write_lock.release()
@@ -184,6 +187,7 @@ class RocksDatabase(SerialDatabase):
                 return super()._read(work, args, kwargs)
             except ConcurrentCommit:
                 tx = Transaction(PinnedPairs(self._rocks, self._path), clock=self._clock, ids=self._ids, writable=False)
+                tx.fence_floor = self._fence_floor
                 commit = self._last_commit()
                 return run(tx, work, args, kwargs), commit
         except Closed:
@@ -273,11 +277,14 @@ class RocksDatabase(SerialDatabase):
     def _release(self) -> None:
         if not self._is_attached:
             return
+        all_synced: int | None = None
         try:
             self._log.close()
+            if self.failure is None:
+                all_synced = self._sequence()
         finally:
             self._syncer.stop()
-            self._watermark.close()
+            self._watermark.close(all_synced=all_synced)  # While RocksDB still locks the directory.
             try:
                 self._rocks.close()
             except Exception as error:
@@ -288,7 +295,8 @@ class RocksDatabase(SerialDatabase):
                 mark_closed(self._identity)
 
 
-def _open(path: Path) -> tuple[Rdict, Watermark]:
+def _open(path: Path) -> tuple[Rdict, Watermark, int]:
+    """Open a directory; returns RocksDB, the watermark and the fence floor."""
     try:
         make_folder(path)
         sync_folder(path.parent)  # An earlier process may have ended before it did; RocksDB syncs only its own names.
@@ -299,8 +307,20 @@ def _open(path: Path) -> tuple[Rdict, Watermark]:
             rocks = Rdict(str(path), table_options())
         try:
             check_durable(path, rocks.latest_sequence_number())
-            return rocks, Watermark(path, rocks.latest_sequence_number())
+            watermark = Watermark(path, rocks.latest_sequence_number())
         except BaseException:
+            rocks.close()
+            raise
+        try:
+            floor = fence_floor.decode(rocks.get(fence_floor.KEY))
+            if not watermark.was_closed and rocks.latest_sequence_number():
+                floor += fence_floor.STEP
+                rocks.put(fence_floor.KEY, fence_floor.encode(floor))
+                rocks.flush_wal(True)
+                watermark.advance(rocks.latest_sequence_number())
+            return rocks, watermark, floor
+        except BaseException:
+            watermark.close()
             rocks.close()
             raise
     except DamagedDatabase:

@@ -177,7 +177,7 @@ class LoopSync:
         self._log = log
         self._submit = submit
         self._callers: list[asyncio.Future[None]] = []
-        self._commit = 0  # The newest caller's commit; a thread's commit numbers only increase.
+        self._commit = 0  # The newest commit that a caller waits for.
         self._busy = False
         self._batching = AdaptiveBatching(loop)
         # Batches left for the syncer thread before the loop syncs inline again. Sync durations on that thread say
@@ -201,7 +201,7 @@ class LoopSync:
             return None
         caller = self.loop.create_future()
         self._callers.append(caller)
-        self._commit = commit
+        self._commit = max(self._commit, commit)
         if not self._busy:
             self._busy = True
             # The callback runs after every caller that is ready now has committed.

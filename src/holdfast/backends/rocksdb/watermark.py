@@ -8,6 +8,14 @@ writing, and after a power loss those of the last `WATERMARK_SYNC_SECONDS`.
     two slots, 512 bytes apart, written in turn:  mark 4 | checksum 4 | commit 8
 
 A slot that a power loss has torn does not have its checksum; the other one then counts.
+
+The file also says whether the directory was closed, with everything synced:
+
+    at byte 256, while it is closed:  mark 4 | checksum 4 | commit 8 | device 8 | inode 8 of this file
+
+Opening a directory erases that and syncs the file. The commit shows that no version wrote meanwhile which does not know
+of it; device and inode, that this is no copy of a directory whose original may have continued. RocksDB's checkpoints
+do not have the file.
 """
 
 import math
@@ -28,6 +36,10 @@ _COMMIT: Final = struct.Struct("<Q")
 _MARK: Final = b"HFW1"
 _SLOTS: Final = (0, 512)
 _SIZE: Final = 1024
+_CLOSED: Final = struct.Struct("<4sI24s")
+_CLOSED_CONTENT: Final = struct.Struct("<QQQ")
+_CLOSED_MARK: Final = b"HFC1"
+_CLOSED_AT: Final = 256
 
 
 def read_watermark(directory: Path) -> int | None:
@@ -51,6 +63,7 @@ class Watermark:
     """Writes the watermark of one open directory."""
 
     def __init__(self, directory: Path, commit: int) -> None:
+        """Open the watermark of a directory whose last commit is `commit`, and record that the directory is open."""
         path = directory / NAME
         is_new = not path.exists()
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -61,6 +74,11 @@ class Watermark:
             if os.fstat(self._file).st_size != _SIZE:
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, bytes(_SIZE), 0)  # Later writes need no more space.
+            closed = os.pread(self._file, _CLOSED.size, _CLOSED_AT)
+            self.was_closed = closed == _closed_record(self._file, commit)  # Nothing was lost since it was open before.
+            if any(closed):
+                os.pwrite(self._file, bytes(_CLOSED.size), _CLOSED_AT)
+                os.fdatasync(self._file)
             self.advance(commit)
             if is_new:
                 sync_folder(directory)
@@ -89,9 +107,15 @@ class Watermark:
         except OSError:
             self._close_file()
 
-    def close(self) -> None:
-        """Write what is not written yet, and close the file. An error of the device is ignored, as in `advance`."""
+    def close(self, *, all_synced: int | None = None) -> None:
+        """Write what is not written yet, and close the file. An error of the device is ignored, as in `advance`.
+
+        `all_synced` is the last commit of a directory that is closed with all commits on disk.
+        """
         self._write(time.monotonic())
+        if self._file is not None and all_synced is not None:
+            with suppress(OSError):
+                os.pwrite(self._file, _closed_record(self._file, all_synced), _CLOSED_AT)
         self._close_file()
 
     def _close_file(self) -> None:
@@ -101,3 +125,10 @@ class Watermark:
                 os.fdatasync(file)
             with suppress(OSError):
                 os.close(file)
+
+
+def _closed_record(file: int, commit: int) -> bytes:
+    """What the file has at byte 256 after the directory was closed with this last commit."""
+    status = os.fstat(file)
+    content = _CLOSED_CONTENT.pack(commit, status.st_dev, status.st_ino)
+    return _CLOSED.pack(_CLOSED_MARK, zlib.crc32(content), content)

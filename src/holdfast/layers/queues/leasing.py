@@ -10,6 +10,10 @@
 
 A lease that expires counts as a failure, so a message that crashes its consumers becomes a dead letter too. A consumer
 may settle its message after the lease's end until a transaction processes the expiry; then its fence is refused.
+
+A power failure may undo a delivery after its consumer got it (`transact(..., may_lose=True)`): the message is ready
+again, and its next fence is above the fence floor. It undoes nothing else: a transaction that also processed due
+entries, or leased workflow states, is kept.
 """
 
 import math
@@ -64,13 +68,14 @@ class Prefetched:
     are dropped.
     """
 
-    __slots__ = ("front", "messages", "order_version", "priority")
+    __slots__ = ("fence_floor", "front", "messages", "order_version", "priority")
 
     def __init__(self) -> None:
         self.messages: list[Pair] = []  # Stored pairs in reverse order: the next one is last.
         self.order_version = -1
         self.priority = -1
         self.front = b""
+        self.fence_floor = 0  # Another one means that counters may have been lost, and their versions repeat.
 
 
 class Leased:
@@ -183,6 +188,8 @@ def lease_or_wait(
     policy = policy_of(tx, queue)
     refused, has_acked = _ack_packed(queue_tx, acks) if acks else ([], False)
     changed = process_due(queue_tx) or has_acked
+    if changed or with_state:
+        tx.keep()
     heads: list[StoredHead] = []
     taken: list[bytes] = []
     allowed = 0 if policy.paused else _allowed_by_rate(queue_tx, policy, limit)
@@ -195,6 +202,7 @@ def lease_or_wait(
             head = decode_head(stored)
             if head.ttl_at_ms and head.ttl_at_ms <= tx.now_ms:
                 dead_letters.expire_message(queue_tx, decode(stored))
+                tx.keep()
             else:
                 heads.append(head)
                 taken.append(stored)
@@ -209,7 +217,7 @@ def lease_or_wait(
                 txn_id=txn_id,
                 lasts_ms=lasts_ms,
                 with_state=with_state,
-                fence_floor=0,
+                fence_floor=tx.fence_floor,
             )
         )
     for head in heads:
@@ -552,6 +560,9 @@ def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched |
     if priority < 0:
         return ()
     if prefetched is not None:
+        if prefetched.fence_floor != tx.fence_floor:
+            prefetched.messages.clear()
+            prefetched.fence_floor = tx.fence_floor
         found = _take_prefetched(counters, priority, limit, prefetched)
         if found:
             return found

@@ -29,7 +29,7 @@ from holdfast.errors import (
     SchemaMismatch,
     TargetNotEmpty,
 )
-from holdfast.kv import Database, Pair, Subspace
+from holdfast.kv import Database, Pair, Subspace, fence_floor
 from holdfast.layers import formats, migrations
 from holdfast.layers.migrations import BEGIN, END, KEY, Migration, State
 from holdfast.layers.queues import QueueKey
@@ -157,7 +157,9 @@ class Migrator:
     def finish(self) -> Migration:
         """Mark the migration as complete, so that the target can be opened; its record."""
         counted = {"objects": self._objects, "object_bytes": self._object_bytes, "logs": self._logs}
-        self._record_progress(_replace(self.progress, state=State.DONE, **counted), tier=Tier.CRITICAL)
+        floors = [stores.database.read(fence_floor.load) for stores in (self._source, self._target)]
+        floor = fence_floor.KEY, fence_floor.encode(max(floors) + fence_floor.STEP)
+        self._record_progress(_replace(self.progress, state=State.DONE, **counted), [floor], tier=Tier.CRITICAL)
         return self.progress
 
     def _files(self) -> Iterator[BackupFile]:
@@ -190,11 +192,11 @@ class Migrator:
 
 
 def _pairs_of(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
-    """Every pair of a range except the records of a migration and of the format."""
+    """Every pair of a range except the records of a migration, of the format and of the fence floor."""
     while page := database.read(
         lambda tx, begin=begin: tx.scan(begin, end, limit=MIGRATION_PAGE_PAIRS), tier=Tier.IMPORTANT
     ):
-        yield from (pair for pair in page if pair[0] not in (KEY, formats.KEY))
+        yield from (pair for pair in page if pair[0] not in (KEY, formats.KEY, fence_floor.KEY))
         begin = page[-1][0] + b"\x00"
 
 

@@ -33,6 +33,16 @@ class LeaseOptions(TypedDict, total=False):
     with_state: bool
 
 
+class Durability(TypedDict, total=False):
+    """What a delivery waits for, as options of a transaction."""
+
+    tier: Required[Tier]
+    may_lose: bool
+
+
+_DEFAULT: Final = Durability(tier=Tier.CRITICAL, may_lose=True)
+
+
 class Dispatcher:
     """Leases messages to consumers, immediately or after a wait."""
 
@@ -58,7 +68,7 @@ class Dispatcher:
         queue: QueueKey,
         *,
         wait_ms: int,
-        tier: Tier,
+        tier: Tier | None,
         call: KeyedCall | None = None,
         acks: Sequence[PackedAck] = (),
         **options: Unpack[LeaseOptions],
@@ -67,27 +77,33 @@ class Dispatcher:
 
         `acks` are committed with the lease. If the caller has to wait, they are committed first, and as durable.
 
+        With the tier None, the messages are as durable as their puts, and a power failure may undo the delivery: they
+        are delivered again then, with higher fences, and `call` is not known. `acks` are never undone.
+
         Raises:
             QueueBusy: `consumers_max` consumers are already waiting, for this queue or others.
         """
+        durability = _DEFAULT if tier is None else Durability(tier=tier)
         if not wait_ms:
-            return self._lease(queue, tier, call, options, acks=acks)
+            return self._lease(queue, durability, call, options, acks=acks)
         refused: list[RefusedAck] | None = None
         line = ["queue", "/".join(queue)]
         if not self._lines.line_length(line):
-            leased = self._lease(queue, tier, call, options, acks=acks)
+            leased = self._lease(queue, durability, call, options, acks=acks)
             if leased.leases or leased.repeated:
                 return leased
             refused = leased.refused if acks else None
         elif call is not None and not call.is_new_call():
             # A repeated call need not wait for messages that it already has.
             before = self._database.transact(
-                queues.stored_lease, queue, call=call, with_state=options.get("with_state", False), tier=tier
+                queues.stored_lease, queue, call=call, with_state=options.get("with_state", False), **durability
             )
             if before is not None:
                 return before
         if acks and refused is None:
-            refused, events = self._database.transact(queues.ack_keyed, queue, call=call, acks=acks, tier=tier)
+            refused, events = self._database.transact(
+                queues.ack_keyed, queue, call=call, acks=acks, tier=tier or Tier.CRITICAL
+            )
             if events:
                 self._publish(events)
         until_ms = self._clock.now_ms() + wait_ms
@@ -100,7 +116,7 @@ class Dispatcher:
                 return leased
             with front:
                 return self._wait_at_front(
-                    queue, until_ms, tier, call, options, leave_line=front.release, refused=refused
+                    queue, until_ms, durability, call, options, leave_line=front.release, refused=refused
                 )
 
     def waiting(self, queue: QueueKey) -> int:
@@ -111,7 +127,7 @@ class Dispatcher:
         self,
         queue: QueueKey,
         until_ms: int,
-        tier: Tier,
+        durability: Durability,
         call: KeyedCall | None,
         options: LeaseOptions,
         *,
@@ -123,7 +139,7 @@ class Dispatcher:
             try:
                 while True:
                     leased = self._lease(
-                        queue, tier, call, options, leave_line if self._is_serial else None, refused=refused
+                        queue, durability, call, options, leave_line if self._is_serial else None, refused=refused
                     )
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.leases or leased.repeated or left_ms <= 0:
@@ -136,7 +152,7 @@ class Dispatcher:
     def _lease(
         self,
         queue: QueueKey,
-        tier: Tier,
+        durability: Durability,
         call: KeyedCall | None,
         options: LeaseOptions,
         leave_line: Callable[[], None] | None = None,
@@ -156,7 +172,7 @@ class Dispatcher:
         if leave_line is not None:
             lease = partial(_lease_and_leave_line, lease, leave_line)
         leased = finish_or_undo(
-            self._database.transact(lease, queue, prefetched=prefetched, acks=acks, tier=tier, **options),
+            self._database.transact(lease, queue, prefetched=prefetched, acks=acks, **durability, **options),
             partial(self._release_cancelled, queue, call),
         )
         if leased.events:

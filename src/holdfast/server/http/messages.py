@@ -243,7 +243,7 @@ class ReceiveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     wait_seconds: float = 0.0
     visibility_timeout_seconds: float | None = None
     txn_id: str | None = None
-    tier: Tier = Tier.CRITICAL
+    tier: Tier | None = None
 
 
 class DequeueBody(ReceiveBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

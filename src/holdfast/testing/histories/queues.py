@@ -9,6 +9,9 @@
 
 Times in milliseconds are the database's own, so leases can be compared regardless of how long an answer took. The owner
 of a lease whose answer was lost does not know of it, so nothing is checked for it.
+
+A power loss may undo a delivery that was returned, and its message then has another owner before the lease ends. Every
+other operation is durable when it returns, with all deliveries before it. A message is durable when it is delivered.
 """
 
 from collections import defaultdict
@@ -41,8 +44,9 @@ def check_queue(
     `left` has the ids of the messages in the queue at the end, `dead` those of its dead letters.
 
     Raises:
-        Violation: an acknowledged put is lost, or a message was never put; a message had two owners at once; a fence
-            did not increase; an old fence settled a message; a message was delivered again after its ack.
+        Violation: an acknowledged put or a delivered message is lost, or a message was never put; a message had two
+            owners at once; a fence did not increase; an old fence settled a message; a message was delivered again
+            after its ack.
     """
     operations = by_key(history, "put", "lease", *_WITH_FENCE).get(key, [])
     grants = grants_of(operations)
@@ -50,9 +54,10 @@ def check_queue(
     for operation in operations:
         if operation.kind in _WITH_FENCE:
             fenced_calls[operation.argument[0]].append(operation)
+    losses = PowerLosses(history)
     for id, deliveries in grants.items():
         _check_fences_increase(id, deliveries)
-        _check_owners(id, deliveries, fenced_calls[id])
+        _check_owners(id, deliveries, fenced_calls[id], losses)
     for id, calls in fenced_calls.items():
         certain = [operation for operation in calls if operation.outcome is Outcome.OK]
         _check_stale(id, certain, grants.get(id, []))
@@ -60,6 +65,22 @@ def check_queue(
         _check_acked_stays_removed(id, certain, grants.get(id, []), {*left, *dead})
     _check_nothing_lost(key, operations, grants, set(left), set(dead))
     return grants
+
+
+class PowerLosses:
+    """The power losses of a history, and what they may have undone."""
+
+    def __init__(self, history: History) -> None:
+        self._losses = history.power_losses
+        self._syncs = [each for each in history.operations if each.kind != "lease" and each.outcome is Outcome.OK]
+
+    def may_have_undone(self, grant: Grant, *, before: Operation) -> bool:
+        """Whether a delivery may have been lost before the operation `before` returned."""
+        return any(
+            grant.lease.invoked < loss < before.returned
+            and not any(grant.lease.returned < sync.invoked and sync.returned < loss for sync in self._syncs)
+            for loss in self._losses
+        )
 
 
 def grants_of(operations: Collection[Operation]) -> dict[str, list[Grant]]:
@@ -104,11 +125,15 @@ def _check_fences_increase(id: str, deliveries: list[Grant]) -> None:
             raise Violation(message, [other.lease, latest.lease])
 
 
-def _check_owners(id: str, deliveries: list[Grant], fenced_calls: list[Operation]) -> None:
+def _check_owners(id: str, deliveries: list[Grant], fenced_calls: list[Operation], losses: PowerLosses) -> None:
     """A message is not delivered while its previous owner holds an unexpired lease."""
     for one, other in pairwise(deliveries):
         until_ms = leased_until_ms(one, fenced_calls)
-        if other.leased_ms < until_ms and not was_released(one, fenced_calls, before=other.lease):
+        if (
+            other.leased_ms < until_ms
+            and not was_released(one, fenced_calls, before=other.lease)
+            and not losses.may_have_undone(one, before=other.lease)
+        ):
             message = f"Message {id} had two owners: fence {one.fence} until {until_ms}, "
             message += f"and fence {other.fence} from {other.leased_ms}"
             extensions = [each for each in fenced_calls if _is(each, "extend", one.fence)]
@@ -151,7 +176,7 @@ def _check_acked_stays_removed(id: str, certain: list[Operation], deliveries: li
 def _check_nothing_lost(
     key: Hashable, operations: list[Operation], grants: dict[str, list[Grant]], left: set[str], dead: set[str]
 ) -> None:
-    """Every acknowledged put is acked, dead or still queued, and every message was put."""
+    """Every message that was acknowledged or delivered is acked, dead or still queued, and was put."""
     if left & dead:
         raise Violation(f"Queue {key!r}: {min(left & dead)} is in the queue and among its dead letters", [])
     puts = [operation for operation in operations if operation.kind == "put"]
@@ -171,6 +196,8 @@ def _check_nothing_lost(
         seen = [grant.lease for id in unexplained for grant in grants.get(id, [])]
         message = f"Queue {key!r}: {len(lost)} puts lost their answer, but {len(unexplained)} messages have no put: "
         raise Violation(message + ", ".join(sorted(unexplained)[:5]), [*lost, *seen])
+    for id in sorted(grants.keys() - acked - left - dead):
+        raise Violation(f"Message {id} was delivered and is lost", [grant.lease for grant in grants[id]])
 
 
 def _is(operation: Operation, kind: str, fence: int) -> bool:

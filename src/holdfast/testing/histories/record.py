@@ -63,6 +63,7 @@ class History:
         self._lock = threading.Lock()
         self._position = 0
         self._operations: dict[int, Operation] = {}
+        self._power_losses: list[int] = []
 
     def record(self, client: str, kind: str, key: Hashable, argument: Any, call: Callable[[], Any]) -> Operation:
         """Run `call` and return the operation as it ended; a HoldfastError becomes its outcome.
@@ -99,6 +100,18 @@ class History:
     def raised(self, operation: Operation, error: HoldfastError) -> Operation:
         """End an operation that raised: UNKNOWN if, by the error's `retry`, it may have happened; otherwise FAILED."""
         return self.unknown(operation) if error.retry is Retry.IDEMPOTENT else self.failed(operation)
+
+    def power_lost(self) -> None:
+        """Record that the power was lost: commits that were not durable are gone."""
+        with self._lock:
+            self._position += 1
+            self._power_losses.append(self._position)
+
+    @property
+    def power_losses(self) -> tuple[int, ...]:
+        """The positions of the power losses so far."""
+        with self._lock:
+            return tuple(self._power_losses)
 
     @property
     def operations(self) -> tuple[Operation, ...]:
