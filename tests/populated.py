@@ -111,7 +111,7 @@ def use(plane: Plane, clock: ManualClock) -> list[Any]:
     clock.advance_ms(1_000_000)  # Leases and delays have expired.
     jobs = plane.queue("jobs")
     while (message := jobs.receive(owner="eve")) is not None:
-        outcomes.append((message.id, message.attempts, message.fence, len(message.payload)))
+        outcomes.append((message.id, message.attempts, len(message.payload)))
         message.ack()
     outcomes.append(jobs.redrive())
     outcomes += [(mail.id, mail.body) for mail in plane.mailbox("bob").read()]

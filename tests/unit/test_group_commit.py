@@ -1,14 +1,26 @@
 """Concurrent commits share a sync."""
 
 import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import holdfast
+from holdfast import limits
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.handles.queues import AsyncQueue
-from holdfast.layers import journal_records, journals, snapshots
+from holdfast.kv import Transaction
+from holdfast.layers import journal_records, journals, queues, snapshots
+from holdfast.layers.queues import QueueKey
 from holdfast.layers.worlds import World
+from holdfast.testing.clock import ManualClock
+from holdfast.tiers import Tier
 from holdfast.wire.canonical import canonical
+from holdfast.wire.queues import NewMessage
 
 DEADLINE_SECONDS = 30.0
 
@@ -87,3 +99,121 @@ async def test_deliveries_to_waiting_consumers_share_syncs(tmp_path: Path) -> No
         messages = await asyncio.gather(*waiting)
         assert sorted(message.json() for message in messages) == list(range(8))
         assert len(syncs) < 8
+
+
+# A delivery waits for the puts that it reads, not for its own sync.
+
+
+def test_a_message_costs_two_syncs_not_three(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        jobs = plane.queue("jobs")
+        syncs = count_syncs(plane._transport.services.database)
+        jobs.put("work")
+        assert len(syncs) == 1
+        message = jobs.receive(extend_for_seconds=0)
+        assert message is not None
+        assert len(syncs) == 1
+        message.ack()
+        assert len(syncs) == 2
+        assert jobs.receive() is None
+        assert len(syncs) == 2
+
+
+async def test_a_message_costs_two_syncs_on_an_event_loop(tmp_path: Path) -> None:
+    async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+        jobs = plane.queue("jobs")
+        syncs = count_syncs(plane._transport.services.database)
+        await jobs.put_many(["a", "b", "c"])
+        messages = await jobs.receive_many(3, extend_for_seconds=0, wait_seconds=5)
+        assert (len(messages), len(syncs)) == (3, 1)
+        await jobs.ack_many(messages)
+        assert len(syncs) == 2
+
+
+@pytest.mark.parametrize("options", [{"tier": Tier.CRITICAL}, {"with_state": True}], ids=["critical", "state"])
+def test_a_delivery_waits_for_its_own_sync_if_it_must_be_kept(tmp_path: Path, options: dict[str, Any]) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        jobs = plane.queue("jobs")
+        jobs.put("work")
+        syncs = count_syncs(plane._transport.services.database)
+        assert jobs.receive(extend_for_seconds=0, **options) is not None
+        assert len(syncs) == 1
+
+
+def test_a_delivery_that_ends_a_lease_waits_for_its_own_sync(tmp_path: Path, clock: ManualClock) -> None:
+    """Otherwise a power failure could give the message back to its previous owner."""
+    with RocksDatabase(tmp_path / "kv", clock=clock) as database:
+        jobs = QueueKey("main", "jobs")
+        database.transact(queues.put, jobs, [NewMessage(payload=b"x")])
+        syncs = count_syncs(database)
+        database.transact(queues.lease, jobs, owner="ada", visibility_ms=1_000, may_lose=True)
+        clock.advance_ms(1_000)
+        assert not syncs
+        database.transact(queues.lease, jobs, owner="bob", may_lose=True)
+        assert len(syncs) == 1
+
+
+def test_a_delivery_does_not_wait_for_a_put_that_promised_less(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path}") as plane:
+        jobs = plane.queue("jobs")
+        syncs = count_syncs(plane._transport.services.database)
+        jobs.put("work", tier=Tier.IMPORTANT)
+        assert jobs.receive(extend_for_seconds=0) is not None
+        assert not syncs
+
+
+def test_a_delivery_is_synced_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "IMPORTANT_SYNC_SECONDS_MAX", 0.02)
+    with RocksDatabase(tmp_path / "kv") as database:
+        database.transact(Transaction.put, b"a", b"1", may_lose=True)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while database.has_unsynced:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+
+def test_a_delivery_waits_for_the_sync_of_the_put_and_no_other(tmp_path: Path) -> None:
+    """The put is being synced while its message is delivered."""
+    with RocksDatabase(tmp_path / "kv") as database, ThreadPoolExecutor(2) as threads:
+        syncs, sync, started, go_on = list[None](), database._log._sync, threading.Event(), threading.Event()
+
+        def slow() -> None:
+            syncs.append(None)
+            started.set()
+            assert go_on.wait(DEADLINE_SECONDS)
+            sync()
+
+        database._log._sync = slow
+        put = threads.submit(database.transact, Transaction.put, b"put", b"1")
+        assert started.wait(DEADLINE_SECONDS)
+
+        def take(tx: Transaction) -> bytes | None:
+            found = tx.get(b"put")
+            tx.delete(b"put")
+            return found
+
+        delivery = threads.submit(database.transact, take, may_lose=True)
+        while not database._log._followers:
+            time.sleep(0.001)
+        assert not delivery.done()
+        go_on.set()
+        put.result(DEADLINE_SECONDS)
+        assert delivery.result(DEADLINE_SECONDS) == b"1"
+        assert len(syncs) == 1
+        assert database.has_unsynced  # The delivery itself.
+
+
+async def test_a_delivery_does_not_release_a_reader_that_waits_for_more(tmp_path: Path) -> None:
+    """Both wait in one tick: the reader for an unsynced delivery, the next delivery for an older commit."""
+    with RocksDatabase(tmp_path / "kv") as database:
+        await database.transact_async(Transaction.put, b"a", b"1")
+        loop_sync = database._loop_sync()
+        loop_sync._thread_batches = 0
+        last = database._last_commit()
+        await database.transact_async(Transaction.put, b"b", b"2", may_lose=True)
+        reader = loop_sync.wait(database._last_commit(), single=False)
+        other = loop_sync.wait(last, single=False)
+        assert reader is not None
+        assert other is not None
+        await asyncio.gather(reader, other)
+        assert not database.has_unsynced

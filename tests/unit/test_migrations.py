@@ -41,7 +41,7 @@ from holdfast.errors import (
     SchemaMismatch,
     TargetNotEmpty,
 )
-from holdfast.kv import Database
+from holdfast.kv import Database, fence_floor
 from holdfast.layers import formats, migrations
 from holdfast.layers.migrations import BEGIN, END, KEY
 from holdfast.plane.migrations import without_password
@@ -116,6 +116,24 @@ def run(migrator: Migrator, advance: Callable[[int], None] = quietly) -> migrati
 
 
 # Backends.
+
+
+def test_a_migrated_message_gets_a_fence_that_its_source_never_issued(
+    hf: Hf, postgres_url: str, tmp_path: Path
+) -> None:
+    """The last deliveries of the source may have been lost with the power, and with them their fences."""
+    source, back = f"dir:{tmp_path / 'data'}", f"dir:{tmp_path / 'back'}"
+    with holdfast.open(source) as plane:
+        plane.queue("jobs").put(1)
+    hf("migrate", source, postgres_url)
+    hf("migrate", postgres_url, back)
+    fences = []
+    for url in (source, postgres_url, back):
+        with holdfast.open(url) as plane:
+            message = plane.queue("jobs").receive()
+            assert message is not None
+            fences.append(message.fence)
+    assert fences == [1, fence_floor.STEP + 1, 2 * fence_floor.STEP + 1]
 
 
 def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(

@@ -31,7 +31,8 @@ from holdfast.wire.frames import AnyRequest
 from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
 from holdfast.wire.planes import MarkRestored
-from holdfast.wire.requests import Committed, Request
+from holdfast.wire.queues import ReceiveMessages
+from holdfast.wire.requests import Committed, Request, RequestWithoutTier
 
 
 def requests() -> Iterator[type[Request[Any]]]:
@@ -43,7 +44,7 @@ def requests() -> Iterator[type[Request[Any]]]:
                 yield thing
 
 
-REQUESTS = [request for request in requests() if request is not Request]
+REQUESTS = [request for request in requests() if request not in (Request, RequestWithoutTier)]
 ANY_REQUEST = reduce(or_, REQUESTS)
 INTEGERS = st.integers(-(2**63), 2**64 - 1)  # What msgpack can carry.
 
@@ -172,7 +173,8 @@ def test_a_request_that_is_none_is_refused(fields: dict[str, Any]) -> None:
 @every_request
 def test_a_request_waits_for_the_strongest_promise_unless_told_otherwise(kind: type[Request[Any]]) -> None:
     (tier,) = (field for field in msgspec.structs.fields(kind) if field.name == "tier")
-    assert tier.default is Tier.CRITICAL
+    # A default receive waits for the puts, and an explicit tier for the leases too.
+    assert tier.default is (None if kind is ReceiveMessages else Tier.CRITICAL)
 
 
 class BurnPair(Request[Value], frozen=True, tag="pairs.burn"):
