@@ -41,6 +41,8 @@ CHILD = Path(__file__).parent / "storage_child.py"
 PLANE_CHILD = Path(__file__).parent / "storage_plane_child.py"
 CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
 PLANE_CHILD_MODULE: Any = runpy.run_path(str(PLANE_CHILD))
+DELIVERY_CHILD = Path(__file__).parent / "storage_delivery_child.py"
+DELIVERY_CHILD_MODULE: Any = runpy.run_path(str(DELIVERY_CHILD))
 DEADLINE_SECONDS = 600.0
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EMFILE)
 
@@ -97,6 +99,12 @@ def trace(recorder: Recorder) -> Iterator[Trace]:
 def plane_trace(recorder: Recorder) -> Iterator[Trace]:
     with folder_in_memory() as folder:
         yield record_trace(recorder, folder, str(PLANE_CHILD))
+
+
+@pytest.fixture(scope="module")
+def delivery_trace(recorder: Recorder) -> Iterator[Trace]:
+    with folder_in_memory() as folder:
+        yield record_trace(recorder, folder, str(DELIVERY_CHILD))
 
 
 def check_image(image: Image, folder: Path) -> None:
@@ -265,6 +273,38 @@ def test_ten_thousand_images_of_a_plane_hold_what_was_acknowledged(
     first = random.randrange(1 << 32)
     print(f"seeds from {first}")
     check_plane_images(plane_trace, chosen_seeds(request, 10_000, first))
+
+
+def check_delivery_images(trace: Trace, seeds: Iterable[int], images: Path) -> int:
+    """Check an image per seed: no fence is issued twice. Returns how many deliveries the power losses undid."""
+    undone = 0
+    for seed in seeds:
+        image = build_image(trace.events, trace.root, seed)
+        folder = images / str(seed)
+        write_image(image, folder)
+        try:
+            undone += DELIVERY_CHILD_MODULE["check"](folder, image.marks)
+        except BaseException as error:
+            raise AssertionError(f"{image}: {error}") from error
+        shutil.rmtree(folder)
+    print(f"{undone} deliveries were undone")
+    return undone
+
+
+def test_no_fence_is_issued_twice_although_a_power_loss_undoes_deliveries(
+    delivery_trace: Trace, image_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    undone = check_delivery_images(delivery_trace, chosen_seeds(request, 100), image_folder)
+    assert undone > 10 or request.config.getoption("--image-seed") is not None
+
+
+@pytest.mark.nightly
+def test_no_fence_is_issued_twice_in_ten_thousand_images(
+    delivery_trace: Trace, image_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    first = random.randrange(1 << 32)
+    print(f"seeds from {first}")
+    check_delivery_images(delivery_trace, chosen_seeds(request, 10_000, first), image_folder)
 
 
 class Failure(NamedTuple):
