@@ -35,7 +35,7 @@ def deliver(folder: Path, marks: int) -> None:
     for session in range(3):
         with RocksDatabase(folder / "kv", clock=clock) as database:
             for step in range(ROUNDS):
-                if session < 2:
+                if session < 2 and step > 1:
                     receipt = database.transact(queues.put, JOBS, [NewMessage(payload=b"x" * 200)])[0]
                     os.write(marks, f"put {receipt.id}".encode())
                 limit = 1 + step % 3
@@ -50,6 +50,9 @@ def deliver(folder: Path, marks: int) -> None:
                     os.write(marks, f"acked {proof.id}".encode())
                 if step % 5 == 4:
                     database.transact(queues.defer_all, JOBS, batch)
+            if session < 2:  # The next session begins with deliveries, and nothing else is committed there.
+                for receipt in database.transact(queues.put, JOBS, [NewMessage(payload=b"x") for _ in range(6)]):
+                    os.write(marks, f"put {receipt.id}".encode())
         os.write(marks, b"closed -")
 
 
