@@ -125,11 +125,12 @@ def test_a_migrated_message_gets_a_fence_that_its_source_never_issued(
     source, back = f"dir:{tmp_path / 'data'}", f"dir:{tmp_path / 'back'}"
     with holdfast.open(source) as plane:
         plane.queue("jobs").put(1)
-    hf("migrate", source, postgres_url)
-    hf("migrate", postgres_url, back)
+    objects = f"dir:{tmp_path / 'objects'}"
+    hf("migrate", source, postgres_url, "--objects", objects)
+    hf("migrate", postgres_url, back, "--objects", objects)
     fences = []
-    for url in (source, postgres_url, back):
-        with holdfast.open(url) as plane:
+    for url, options in ((source, {}), (postgres_url, {"objects": objects}), (back, {})):
+        with holdfast.open(url, **options) as plane:
             message = plane.queue("jobs").receive()
             assert message is not None
             fences.append(message.fence)
