@@ -28,6 +28,7 @@ from holdfast.cli import exit_codes
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError
 from holdfast.kv import Pair, pages
+from holdfast.kv import fence_floor
 from holdfast.layers import lineages
 from holdfast.layers.worlds import World
 from holdfast.plane.formats import check_marker
@@ -196,7 +197,7 @@ def restored(directory: Path) -> dict[str, str] | str:
         }
         summary = msgspec.json.decode(done.output)
         del summary["path"], summary["lineage"]  # Each restore has a new lineage.
-        pairs = [pair for pair in all_pairs(target / "kv") if pair[0] != lineages.KEY]
+        pairs = [pair for pair in all_pairs(target / "kv") if pair[0] not in (lineages.KEY, fence_floor.KEY)]
         return {**files, "pairs": repr(pairs), "summary": repr(summary)}
 
 

@@ -315,3 +315,32 @@ def test_a_put_without_an_id_is_refused(history):
     done(history, "put", "body", None)
     with pytest.raises(InvalidArgument, match="record the returned id"):
         check_queue(history, "jobs")
+
+
+# Power losses.
+
+
+def test_a_power_loss_may_undo_a_delivery(history):
+    put(history)
+    lease(history, 1, 0, 100)
+    history.power_lost()
+    lease(history, 2, 50, 150)
+    check_queue(history, "jobs", left=["m"])
+
+
+def test_a_power_loss_undoes_no_delivery_before_a_durable_operation(history):
+    put(history)
+    lease(history, 1, 0, 100)
+    put(history, "other")
+    history.power_lost()
+    lease(history, 2, 50, 150)
+    with pytest.raises(Violation, match="had two owners"):
+        check_queue(history, "jobs", left=["m", "other"])
+
+
+def test_a_delivered_message_that_is_lost_is_found(history):
+    lost(history, "put", "body")
+    lease(history, 1, 0, 100)
+    history.power_lost()
+    with pytest.raises(Violation, match="was delivered and is lost"):
+        check_queue(history, "jobs")
