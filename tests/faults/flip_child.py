@@ -45,7 +45,9 @@ TYPED = set(exit_codes.MEANINGS) - {0, 1, 2}
 
 def all_pairs(path: Path) -> list[Pair]:
     with RocksDatabase(path) as database:
-        return database.read(lambda tx: [pair for page in pages(tx, b"", b"\xff") for pair in page])
+        return database.read(
+            lambda tx: [pair for page in pages(tx, b"", b"\xff") for pair in page if pair[0] != fence_floor.KEY]
+        )
 
 
 def key_space(directory: Path) -> Examine:

@@ -3,7 +3,7 @@
     reply ──► only call in flight? ──► sent
                     └ no ──► end of this event loop iteration ──► one frame with all replies that are ready by then
 
-Messages that are ready in one iteration were synced together. Consumers that get them in one frame also acknowledge
+Consumers that get them in one frame also acknowledge
 them, and ask for their next message, in one frame.
 """
 

@@ -256,11 +256,12 @@ class StreamConnection:
         batch: list[Call] = []
         has_reads = False
         refused: list[Reply] = []
+        # All at once: a delivery may be complete before the next call of the frame starts, and shares a frame with it.
+        self.in_flight += sum([received.__class__ is not int for received in calls])
         for received in calls:
             if isinstance(received, int):
                 self._cancel(received)
                 continue
-            self.in_flight += 1
             try:
                 call = self._checked(received)
             except HoldfastError as error:
