@@ -27,8 +27,7 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli import exit_codes
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError
-from holdfast.kv import Pair, pages
-from holdfast.kv import fence_floor
+from holdfast.kv import Pair, fence_floor, pages
 from holdfast.layers import lineages
 from holdfast.layers.worlds import World
 from holdfast.plane.formats import check_marker

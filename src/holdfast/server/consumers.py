@@ -3,8 +3,7 @@
     reply ──► only call in flight? ──► sent
                     └ no ──► end of this event loop iteration ──► one frame with all replies that are ready by then
 
-Consumers that get them in one frame also acknowledge
-them, and ask for their next message, in one frame.
+Consumers that get messages in one frame also acknowledge them, and ask for their next message, in one frame.
 """
 
 import asyncio
