@@ -41,8 +41,8 @@ class QueueStore:
     ) -> Deliveries:
         """At least one message, unless `wait_ms` pass without any; with its payload, unless that is a large blob.
 
-        `tier` is that of the dispatcher. A repeated `call` gets the messages that it still leases. `packed` messages are
-        passed on as they are stored. `acks` are committed with the lease, or at once if there is nothing to lease.
+        `tier` is that of the dispatcher. A repeated `call` gets the messages that it still leases. `packed` messages
+        are passed on as they are stored. `acks` are committed with the lease, or at once if nothing can be leased.
         """
         leased = self._dispatcher.receive(queue, wait_ms=wait_ms, tier=tier, call=call, acks=acks, **options)
         try:
