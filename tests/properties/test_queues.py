@@ -46,6 +46,7 @@ from holdfast.wire.queues import (
     Receipt,
     RefusedAck,
     bits_of,
+    positions_in,
 )
 
 IDEMPOTENCY_MS = 300_000  # Five minutes.
@@ -510,13 +511,13 @@ class Queues(RuleBasedStateMachine):
                 assert outcome.due_ms == message.expires_ms
 
     def ack_by_position(self, queue: QueueKey, shown: list[MessageLease], *, then_lease: bool) -> None:
-        positions: dict[bytes, list[int]] = {}
+        masks: dict[bytes, int] = {}
         for each in shown:
             *lease, position = bytes.fromhex(each.lease_id.rpartition("-")[2])
-            positions.setdefault(bytes(lease), []).append(position)
+            masks[bytes(lease)] = masks.get(bytes(lease), 0) | 1 << position
         acks = [
-            PackedAck(lease, self.packed[lease].fence, self.packed[lease].fences, bits_of(some))
-            for lease, some in positions.items()
+            PackedAck(lease, self.packed[lease].fence, self.packed[lease].fences, bits_of(mask))
+            for lease, mask in masks.items()
         ]
         strange = msgspec.structs.replace(acks[0], fence=acks[0].fence + 7, fences=[])
         for each in shown:
@@ -529,7 +530,7 @@ class Queues(RuleBasedStateMachine):
         else:
             refused = self.database.transact(queues.ack_packed, queue, [*acks, strange])
         assert sorted((each.lease, each.position) for each in refused) == [
-            (strange.lease, position) for position in sorted(positions[strange.lease])
+            (strange.lease, position) for position in positions_in(masks[strange.lease])
         ]
         assert self.database.transact(queues.ack_packed, queue, acks) == [], "acknowledging twice is fine"
 

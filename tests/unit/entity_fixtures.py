@@ -1,5 +1,6 @@
 """Fixtures and short forms for the tests of entities."""
 
+import runpy
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,10 @@ import pytest
 
 import holdfast
 from holdfast import Plane
-from holdfast.layers import lineages
 from holdfast.layers.entities import EntityKey
 from holdfast.testing.clock import ManualClock
+
+everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 PATIENCE_SECONDS = 30.0  # A generous deadline for conditions that the tests wait for.
 TASK = EntityKey("main", "task", "1")
@@ -35,12 +37,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
     threads = ThreadPoolExecutor(8)
     yield threads
     threads.shutdown(wait=False, cancel_futures=True)  # Closing the plane wakes threads that still wait.
-
-
-def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
-    """Every pair but the identity of the plane."""
-    found = plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
-    return [pair for pair in found if pair[0] != lineages.KEY]
 
 
 def logged(plane: Plane, **which: Any) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Fixtures of the queue handle tests."""
 
 import asyncio
+import runpy
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,10 +15,11 @@ import holdfast
 from holdfast import Plane, Transaction
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
-from holdfast.layers import lineages
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.inboxes import DomainEvent
 from holdfast.wire.queues import QueueStats
+
+everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 LONG = 600.0  # Seconds that never pass: the test moves the clock, or another event ends the wait.
@@ -95,12 +97,6 @@ def counts(stats: QueueStats) -> dict[str, int]:
     """The states that have messages, with their numbers."""
     places = ("ready", "delayed", "leased", "blocked", "dead")
     return {place: getattr(stats, place) for place in places if getattr(stats, place)}
-
-
-def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
-    """Every pair but the identity of the plane."""
-    found = plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
-    return [pair for pair in found if pair[0] != lineages.KEY]
 
 
 def records(plane: Plane) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import runpy
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,10 +27,11 @@ from holdfast.errors import (
     LeaseRequired,
     TxnMismatch,
 )
-from holdfast.layers import lineages
 from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_ENTRIES_MAX
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.leases import LeaseProof
+
+everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 
@@ -75,12 +77,6 @@ async def in_line_async(plane: AsyncPlane, waiting: int, key: str = "deploy") ->
         return (await plane.lease(key).describe()).waiting == waiting
 
     await until_async(are_there)
-
-
-def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
-    """Every pair but the identity of the plane."""
-    found = plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=1_000))
-    return [pair for pair in found if pair[0] != lineages.KEY]
 
 
 # Granting.

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import runpy
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +33,10 @@ from holdfast.errors import (
     WorldNotFound,
 )
 from holdfast.handles.sync.mailboxes import Mailbox
-from holdfast.layers import lineages
 from holdfast.testing.clock import START_MS, ManualClock
 from holdfast.wire.mail import MailPolicy, NewMail
+
+everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 WAIT = 20.0  # Seconds that never pass: the test moves the clock, or another event ends the wait.
@@ -80,12 +82,6 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.001)
-
-
-def everything(plane: Plane) -> list[tuple[bytes, bytes]]:
-    """Every pair but the identity of the plane."""
-    found = plane.transact(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000))
-    return [pair for pair in found if pair[0] != lineages.KEY]
 
 
 def bodies(mailbox: Mailbox, **options: Any) -> list[Any]:

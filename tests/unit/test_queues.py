@@ -936,7 +936,9 @@ def unpacked(packed: list[PackedLease]) -> list[Delivery]:
 
 
 def packed_ack(lease: PackedLease, *positions: int) -> PackedAck:
-    return PackedAck(lease.id, lease.fence, lease.fences, bits_of(positions or lease.positions))
+    return PackedAck(
+        lease.id, lease.fence, lease.fences, bits_of(sum(1 << position for position in positions or lease.positions))
+    )
 
 
 def ack_packed(database: Database, *acks: PackedAck) -> list[tuple[int, str]]:

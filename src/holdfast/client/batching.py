@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError, Validation
 from holdfast.limits import MESSAGES_MAX
-from holdfast.wire.queues import AckMessages, Outcomes, PutMessages, Receipts
+from holdfast.wire.queues import AckMessages, Outcomes, PackedAck, PutMessages, Receipts, RefusedAck
 
 BATCHABLE: Final = (PutMessages, AckMessages)
 
@@ -24,11 +24,6 @@ _SPLIT_CALLERS_MIN: Final = 16  # The answer to a batch of at least this many ca
 _BYTES_MAX: Final = 262_144  # Payload bytes per call. Larger calls gain little from batching.
 
 BatchableRequest = PutMessages | AckMessages
-
-
-def is_batchable(request: BatchableRequest) -> bool:
-    """Whether the call can be merged with others. Packed acks are a batch already."""
-    return not (isinstance(request, AckMessages) and request.packed)
 
 
 class BatchableCall(NamedTuple):
@@ -79,7 +74,9 @@ class RequestBatcher:
 
     def _send_batch(self, batch: Sequence[BatchableCall]) -> None:
         try:
-            answer = self._send(batch[0].request if len(batch) == 1 else _merged_request(batch))
+            answer = self._send(
+                batch[0].request if len(batch) == 1 else _merged_request([each.request for each in batch])
+            )
         except Exception as error:  # The call is too long for a frame, or cannot be encoded.
             self._fail(batch, error)
         else:
@@ -121,7 +118,7 @@ def _batches(calls: Sequence[BatchableCall]) -> list[list[BatchableCall]]:
         request, length = call.request, 0
         if isinstance(request, PutMessages):
             length = sum([len(each.payload) for each in request.messages])
-        items = len(_items(request))
+        items = _count(request)
         if not batches or count + items > MESSAGES_MAX or size + length > _BYTES_MAX:
             batches.append([])
             count = size = 0
@@ -130,28 +127,44 @@ def _batches(calls: Sequence[BatchableCall]) -> list[list[BatchableCall]]:
     return batches
 
 
-def _items(request: BatchableRequest) -> list[Any]:
-    return request.messages if isinstance(request, PutMessages) else request.leases
+def _count(request: BatchableRequest) -> int:
+    """The number of messages that a request is about."""
+    if isinstance(request, PutMessages):
+        return len(request.messages)
+    return len(request.leases) + sum([each.mask.bit_count() for each in request.packed])
 
 
-def _merged_request(batch: Sequence[BatchableCall]) -> BatchableRequest:
-    first = batch[0].request
-    items = [item for each in batch for item in _items(each.request)]
+def _merged_request(requests: Sequence[BatchableRequest]) -> BatchableRequest:
+    first = requests[0]
     if isinstance(first, PutMessages):
-        return msgspec.structs.replace(first, messages=items)
-    return msgspec.structs.replace(first, leases=items)
+        messages = [message for each in requests if isinstance(each, PutMessages) for message in each.messages]
+        return msgspec.structs.replace(first, messages=messages)
+    acks = [each for each in requests if isinstance(each, AckMessages)]
+    packed: dict[tuple[bytes, int], PackedAck] = {}
+    for ack in [ack for each in acks for ack in each.packed]:
+        before = packed.get((ack.lease, ack.fence))
+        packed[ack.lease, ack.fence] = ack if before is None else before.merged_with(ack)
+    leases = [lease for each in acks for lease in each.leases]
+    return msgspec.structs.replace(first, leases=leases, packed=list(packed.values()))
 
 
 def _distribute(batch: Sequence[BatchableCall], answer: Receipts | Outcomes, start: int) -> int:
     """Give each caller its part of the answer, from item `start` on. Returns the index after the last item used."""
     for request, future in batch:
-        end = start + len(_items(request))
-        if isinstance(answer, Receipts):
+        end = start
+        if isinstance(request, PutMessages) and isinstance(answer, Receipts):
+            end = start + len(request.messages)
             _set_result(future, Receipts(answer.receipts[start:end]))
-        else:
-            _set_result(future, Outcomes(answer.outcomes[start:end]))
+        elif isinstance(request, AckMessages) and isinstance(answer, Outcomes):
+            end = start + len(request.leases)
+            refused = [each for each in answer.refused if _is_about(request, each)] if answer.refused else []
+            _set_result(future, Outcomes(answer.outcomes[start:end], refused))
         start = end
     return start
+
+
+def _is_about(request: AckMessages, refused: RefusedAck) -> bool:
+    return any(each.lease == refused.lease and each.mask >> refused.position & 1 for each in request.packed)
 
 
 def _set_result(future: "asyncio.Future[Any]", answer: Any) -> None:

@@ -26,7 +26,7 @@ import websockets
 from websockets.asyncio.client import connect
 
 from holdfast.adaptive_batching import AdaptiveBatching
-from holdfast.client.batching import BATCHABLE, BatchableCall, BatchableRequest, RequestBatcher, is_batchable
+from holdfast.client.batching import BATCHABLE, BatchableCall, BatchableRequest, RequestBatcher
 from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
 from holdfast.client.pending_calls import PendingCall, encode_frames, fail_bad_calls
 from holdfast.client.undo import undo_of
@@ -113,7 +113,7 @@ class Connection:
         async with self._waiting_call_slots if getattr(request, "wait_seconds", 0) else self._call_slots:
             if self._error is not None:
                 raise self._error
-            if isinstance(request, BATCHABLE) and is_batchable(request):
+            if isinstance(request, BATCHABLE):
                 return await self._call_batched(request)
             pending = self._submit(request, now=self._can_send_now())
             try:

@@ -30,6 +30,8 @@ from holdfast.wire.queues import (
     PackedLease,
     RefusedAck,
     SidecarState,
+    bits_of,
+    lease_mismatch,
 )
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
@@ -217,7 +219,17 @@ class AsyncMessage:
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
         """
-        await self._settle(AckMessages(self.queue, [self.lease], self.universe, tier=tier))
+        received, position = self._received, self._position
+        lease = received.lease
+        if lease is None:
+            await self._settle(AckMessages(received.queue, [self.lease], received.universe, tier=tier))
+            return
+        packed = [PackedAck(lease.id, lease.fence, lease.fences, bits_of(1 << position))]
+        request = AckMessages(received.queue, [], received.universe, packed, tier=tier)
+        if (await received.transport.call(request)).refused:
+            self.mark_lost()
+            raise lease_mismatch(self.lease)
+        self.settled = True
 
     async def nack(
         self,
@@ -381,10 +393,7 @@ def packed_acks(messages: Sequence[AsyncMessage]) -> tuple[list[PackedAck], list
         else:
             before = by_lease.get(lease.id)
             by_lease[lease.id] = lease, (0 if before is None else before[1]) | 1 << message._position
-    acks = [
-        PackedAck(lease.id, lease.fence, lease.fences, mask.to_bytes((mask.bit_length() + 7) // 8, "big"))
-        for lease, mask in by_lease.values()
-    ]
+    acks = [PackedAck(lease.id, lease.fence, lease.fences, bits_of(mask)) for lease, mask in by_lease.values()]
     return acks, alone
 
 

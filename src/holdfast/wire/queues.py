@@ -1,7 +1,7 @@
 """Queues: at-least-once delivery with leases and fences."""
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Literal, Self
 
 import msgspec
@@ -180,6 +180,8 @@ class PackedLease(msgspec.Struct, frozen=True, array_like=True):
 
     def stored_at(self, position: int) -> bytes:
         """A message as it is stored."""
+        if len(self.ends) == _END.size:
+            return self.content
         begin = _END.unpack_from(self.ends, (position - 1) * 4)[0] if position else 0
         return self.content[begin : _END.unpack_from(self.ends, position * 4)[0]]
 
@@ -210,6 +212,10 @@ class PackedAck(msgspec.Struct, frozen=True, array_like=True):
     @property
     def mask(self) -> int:
         return int.from_bytes(self.bits, "big")
+
+    def merged_with(self, other: "PackedAck") -> "PackedAck":
+        """Acknowledges what this one and another one of the same lease acknowledge."""
+        return PackedAck(self.lease, self.fence, self.fences, bits_of(self.mask | other.mask))
 
     def fence_at(self, position: int) -> int | None:
         """The fence of a message; None if there is no such position."""
@@ -639,14 +645,11 @@ def lease_mismatch(lease: MessageLease) -> QueueMessageLeaseMismatch:
     )
 
 
-def bits_of(positions: Iterable[int]) -> bytes:
-    """The bits of a `PackedAck` for these positions."""
-    mask = 0
-    for position in positions:
-        mask |= 1 << position
+def bits_of(mask: int) -> bytes:
+    """The bits of a `PackedAck`."""
     return mask.to_bytes((mask.bit_length() + 7) // 8, "big")
 
 
 def positions_in(mask: int) -> list[int]:
     """The positions whose bits are set."""
-    return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
+    return [0] if mask == 1 else [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]

@@ -97,7 +97,7 @@ _decode_acked = msgspec.msgpack.Decoder(_Acked).decode
 class HeldLease:
     """A lease inside one transaction: what is left in it. `save` writes what has changed."""
 
-    __slots__ = ("_content", "_is_moved", "_keys", "_tx", "acked", "id", "left", "record")
+    __slots__ = ("_content", "_is_moved", "_key", "_keys", "_tx", "acked", "id", "left", "record")
 
     def __init__(
         self,
@@ -121,9 +121,13 @@ class HeldLease:
             self.left = int.from_bytes(settled[size:], "big")
         self._content = content
         self._is_moved = is_moved
+        self._key = b""
 
     def key(self) -> bytes:
-        return self._keys.due_key(self.record.due_ms, self.id)
+        """Its key in the due index."""
+        if not self._key:
+            self._key = self._keys.due_key(self.record.due_ms, self.id)
+        return self._key
 
     def remaining(self) -> list[int]:
         """The positions of the messages that are neither acknowledged nor gone."""
@@ -212,6 +216,7 @@ class HeldLease:
         tx, keys = queue_tx.tx, queue_tx.keys
         tx.delete(self.key())
         self.record = msgspec.structs.replace(self.record, due_ms=due_ms, lasts_ms=due_ms - tx.now_ms)
+        self._key = b""
         tx.put(self.key(), _encode(self.record))
         if _is_moved(self.id, due_ms):
             tx.put(keys.moved + self.id, due_ms.to_bytes(8, "big"))
