@@ -125,6 +125,39 @@ def test_a_lost_delivery_to_a_waiting_receive_is_repeated(lossy: LossyClient) ->
     assert (stats.acked_total, stats.ready, stats.leased, stats.failed_total) == (1, 0, 0, 0)
 
 
+def test_acks_that_came_with_a_lost_receive_are_made_once(lossy: LossyClient) -> None:
+    jobs, observer = lossy.client.queue("jobs"), lossy.observer.queue("jobs")
+    observer.put_many(range(4))
+    first = jobs.receive_many(2, extend_for_seconds=0)
+    second = lossy.run_with_lost_answer(
+        lambda: jobs.receive_many(2, ack=first, extend_for_seconds=0), lambda: observer.stats().acked_total
+    )
+    assert [message.json() for message in second] == [2, 3]
+    assert [(message.settled, message.lost) for message in first] == [(True, False)] * 2
+    stats = observer.stats()
+    assert (stats.acked_total, stats.ready, stats.leased, stats.failed_total) == (2, 0, 2, 0)
+
+
+def test_acks_are_made_before_a_receive_that_is_lost_while_it_waits(lossy: LossyClient) -> None:
+    jobs, observer = lossy.client.queue("jobs"), lossy.observer.queue("jobs")
+    observer.put("first")
+    first = jobs.receive_many(1, extend_for_seconds=0)
+
+    def wait() -> Any:
+        return jobs.receive_many(1, ack=first, wait_seconds=DEADLINE_SECONDS, extend_for_seconds=0)
+
+    def put_once_acked() -> bool:
+        stats = observer.stats()
+        if stats.acked_total and stats.put_total == 1:
+            observer.put("second")
+        return stats.leased == 1 and stats.put_total == 2
+
+    [second] = lossy.run_with_lost_answer(wait, put_once_acked)
+    assert (second.json(), second.attempts, first[0].settled) == ("second", 1, True)
+    stats = observer.stats()
+    assert (stats.acked_total, stats.ready, stats.leased, stats.failed_total) == (1, 0, 1, 0)
+
+
 def test_a_repeated_acquire_returns_the_same_lease(lossy: LossyClient) -> None:
     granted = lossy.run_with_lost_answer(
         lambda: lossy.client.lease("deploy").acquire("ada", ttl_seconds=600),

@@ -594,7 +594,7 @@ def test_leased_messages_are_listed_and_settled_by_their_lease_ids(hf: Hf) -> No
     found = parsed(hf("queue", "leased", "jobs", "--json"))
     assert [(each["owner"], each["attempts"], each["fencing_token"]) for each in found] == [("ada", 1, 1)] * 5
     assert found[0]["expires_at"] > found[0]["created_at"]
-    assert parsed(hf("queue", "leased", "jobs", "-n", "2", "--after", found[1]["id"], "--json")) == found[2:4]
+    assert parsed(hf("queue", "leased", "jobs", "-n", "2", "--after", found[1]["lease_id"], "--json")) == found[2:4]
     ids, leases = [each["id"] for each in found], [each["lease_id"] for each in found]
     assert leases[0] in hf("queue", "leased", "jobs").stdout
     extended = parsed(hf("queue", "extend", "jobs", *leases, "--by", "5m", "--json"))

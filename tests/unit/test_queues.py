@@ -987,6 +987,18 @@ def test_packed_acks_settle_messages_by_position(database: Database) -> None:
     assert stats(database).acked_total == 5
 
 
+def test_a_delivery_is_kept_with_the_acks_that_came_with_it(database: Database) -> None:
+    """Also if they were made before: that ack may have been made at IMPORTANT, and is not synced yet."""
+    put(database, b"x", b"y", b"z")
+    ack = packed_ack(lease_packed(database, 1))
+
+    def is_kept(tx: Transaction, acks: list[PackedAck]) -> bool:
+        queues.lease_or_wait(tx, JOBS, owner="ada", acks=acks)
+        return tx.is_kept
+
+    assert [database.transact(is_kept, acks) for acks in ([], [ack], [ack])] == [False, True, True]
+
+
 def test_a_packed_ack_finds_messages_that_were_extended_alone(database: Database, clock: ManualClock) -> None:
     put(database, *[b"x"] * 3)
     found = lease_packed(database, 3)

@@ -176,7 +176,7 @@ def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
 @click.option(
     "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
 )
-@click.option("--after", default="", metavar="ID", help="Start after this message id.")
+@click.option("--after", default="", metavar="LEASE_ID", help="Start after the message with this lease id.")
 def leased(name: str, count: int, after: str) -> None:
     """Show the leased messages of a queue, with their owners, attempts and expiries."""
     with connect.open_plane() as plane:

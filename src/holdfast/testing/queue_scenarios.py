@@ -6,6 +6,7 @@ from functools import partial
 from itertools import permutations
 from typing import Any, Final
 
+from holdfast.errors import HoldfastError
 from holdfast.kv import Transaction
 from holdfast.layers import queues as layer
 from holdfast.layers.queues import NEVER_MS, Prefetched, QueueKey, StoredMessage, message_leases
@@ -13,7 +14,7 @@ from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
 from holdfast.testing.histories import Operation, Outcome, Violation
 from holdfast.testing.histories.queues import Grant, PowerLosses, check_queue, leased_until_ms, was_released
 from holdfast.testing.simulation import Client, Simulation
-from holdfast.wire.queues import MessageLease, NewMessage, QueueStats
+from holdfast.wire.queues import MessageLease, NewMessage, PackedAck, QueueStats, bits_of, lease_mismatch
 
 _JOBS: Final = QueueKey("main", "jobs")
 _DEAD: Final = QueueKey("main", "jobs.dlq")
@@ -38,16 +39,38 @@ def queues(simulation: Simulation) -> Callable[[], None]:
                     break
             await client.pause(client.random.randrange(300))
 
+    async def ack_and_lease(client: Client, done: list[Proof], limit: int, visibility_ms: int) -> list[list[Any]]:
+        """Acknowledge messages in the commit that leases the next ones. The history has the acks and the lease."""
+        history, name = simulation.history, f"{client.name}.{client.crashes}"
+        acks = [history.invoke(name, "ack", "jobs", proof) for proof in done]
+        lease = history.invoke(name, "lease", "jobs")
+        batch: list[list[Any]]
+        work = partial(_ack_and_lease, acks=_packed_acks(done))
+        try:
+            refused, batch = await client.transact(work, prefetched, client.name, limit, visibility_ms, may_lose=True)
+        except HoldfastError as error:
+            for operation in [*acks, lease]:
+                history.raised(operation, error)
+            return []
+        for proof, operation in zip(done, acks, strict=True):
+            if _ref_of(proof) in refused:
+                history.raised(operation, lease_mismatch(_lease_of(proof)))
+            else:
+                history.ok(operation, None)
+        history.ok(lease, batch)
+        return batch
+
     async def consume(client: Client) -> None:
         old: list[Proof] = []
+        done: list[Proof] = []
         for _ in range(12):
             limit, visibility_ms = client.random.randrange(1, 4), client.random.choice(_VISIBILITIES_MS)
-            batch = await client.operate(
-                "lease", "jobs", None, _lease, prefetched, client.name, limit, visibility_ms, may_lose=True
-            )
-            for id, fence, *_, lease_id in batch or ():
-                await _process(client, (id, fence, lease_id), visibility_ms)
-                old.append((id, fence, lease_id))
+            batch = await ack_and_lease(client, done, limit, visibility_ms)
+            proofs: list[Proof] = [(id, fence, lease_id) for id, fence, *_, lease_id in batch]
+            done = proofs if client.random.random() < 0.4 else []
+            for proof in proofs if not done else ():
+                await _process(client, proof, visibility_ms)
+            old += proofs
             if old and client.random.random() < 0.3:  # It uses a lease that may have expired.
                 await _settle(client, client.random.choice(old))
             await client.pause(client.random.randrange(800))
@@ -301,10 +324,35 @@ def _put(tx: Transaction, message: NewMessage) -> str:
 
 
 def _lease(tx: Transaction, prefetched: Prefetched, owner: str, limit: int, visibility_ms: int) -> list[list[Any]]:
+    _, delivered = _ack_and_lease(tx, prefetched, owner, limit, visibility_ms, acks=[])
+    return delivered
+
+
+def _ack_and_lease(
+    tx: Transaction, prefetched: Prefetched, owner: str, limit: int, visibility_ms: int, *, acks: list[PackedAck]
+) -> tuple[set[bytes], list[list[Any]]]:
+    """The messages whose acks were refused, by lease and position, and the ones that are leased now."""
     leased = layer.lease_or_wait(
-        tx, _JOBS, owner=owner, limit=limit, visibility_ms=visibility_ms, prefetched=prefetched
+        tx, _JOBS, owner=owner, limit=limit, visibility_ms=visibility_ms, prefetched=prefetched, acks=acks
     )
-    return [_delivered(tx, message) for message in leased.messages]
+    refused = {each.lease + bytes((each.position,)) for each in leased.refused}
+    return refused, [_delivered(tx, message) for message in leased.messages]
+
+
+def _packed_acks(delivered: list[Proof]) -> list[PackedAck]:
+    """The acks of a whole delivery."""
+    fences: dict[bytes, list[int]] = defaultdict(list)
+    for proof in delivered:
+        fences[_ref_of(proof)[:-1]].append(proof[1])
+    return [
+        PackedAck(lease, some[0], some if len(set(some)) > 1 else [], bits_of((1 << len(some)) - 1))
+        for lease, some in fences.items()
+    ]
+
+
+def _ref_of(proof: Proof) -> bytes:
+    """The lease and the position of a message."""
+    return bytes.fromhex(proof[2].rpartition("-")[2])
 
 
 def _delivered(tx: Transaction, message: StoredMessage) -> list[Any]:

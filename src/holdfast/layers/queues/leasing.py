@@ -188,7 +188,7 @@ def lease_or_wait(
     policy = policy_of(tx, queue)
     refused, has_acked = _ack_packed(queue_tx, acks) if acks else ([], False)
     changed = process_due(queue_tx) or has_acked
-    if changed or with_state:
+    if changed or with_state or acks:  # An ack that is repeated here may not be synced yet.
         tx.keep()
     heads: list[StoredHead] = []
     taken: list[bytes] = []
