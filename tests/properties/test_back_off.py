@@ -24,6 +24,12 @@ own_delays_ms = st.none() | st.integers(0, round(DELAY_SECONDS_MAX * 1_000))
 def failed(id: bytes, failures: int, own_delay_ms: int | None = None) -> StoredMessage:
     return StoredMessage(
         id=id,
+        fence=0,
+        attempts=0,
+        ttl_at_ms=0,
+        has_failures=False,
+        stateful=False,
+        is_special=False,
         payload=b"",
         blob=None,
         size=0,

@@ -47,7 +47,7 @@ def checkpoints(tmp_path: Path) -> list[Path]:
 
 def test_a_backup_contains_the_key_space_and_every_referenced_object(plane: Plane, tmp_path: Path) -> None:
     checkpoint = plane.backups.begin()
-    assert (checkpoint.data_format, checkpoint.version) == (1, holdfast.__version__)
+    assert (checkpoint.data_format, checkpoint.version) == (2, holdfast.__version__)
     files = {file.path: file for file in plane.backups.files(checkpoint.id)}
     digest = hashlib.sha256(LARGE).hexdigest()
     assert [file.sha256 for path, file in files.items() if path.startswith("objects/cas/main/sha256/")] == [digest]
