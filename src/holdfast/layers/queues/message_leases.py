@@ -97,7 +97,7 @@ _decode_acked = msgspec.msgpack.Decoder(_Acked).decode
 class HeldLease:
     """A lease inside one transaction: what is left in it. `save` writes what has changed."""
 
-    __slots__ = ("_content", "_is_moved", "_key", "_keys", "_tx", "acked", "id", "left", "record")
+    __slots__ = ("_content", "_has_settled", "_is_moved", "_key", "_keys", "_tx", "acked", "id", "left", "record")
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class HeldLease:
             self.acked = int.from_bytes(settled[:size], "big")
             self.left = int.from_bytes(settled[size:], "big")
         self._content = content
+        self._has_settled = settled is not None  # There is a record of which messages are settled.
         self._is_moved = is_moved
         self._key = b""
 
@@ -200,11 +201,12 @@ class HeldLease:
         if count > 1 and (self.acked | self.left) != (1 << count) - 1:
             size = (count + 7) // 8
             tx.put(keys.settled + self.id, self.acked.to_bytes(size, "big") + self.left.to_bytes(size, "big"))
+            self._has_settled = True
             return
         if self.acked:
             tx.put(keys.ack_key(tx.now_ms // 60_000, self.id), _encode(self._acked_messages()))
         tx.delete(self.key())
-        if count > 1:
+        if self._has_settled:
             tx.delete(keys.settled + self.id)
         if self.record.content is None:
             tx.delete(keys.contents + self.id)
