@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from holdfast.errors import Corrupt, HoldfastError
-from holdfast.kv import prefix_range
+from holdfast.kv import fence_floor, prefix_range
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import audit, ingest
 from holdfast.pipeline.lake import Lake, Move, watermark_files
@@ -243,7 +243,8 @@ def content(root: Path) -> list[Any]:
     """Everything that can be read of the plane and the lake."""
     found: list[Any] = []
     with open_view(config_of(root)) as view:
-        found.append(list(scan_range(view.database, *prefix_range(b""))))
+        pairs = scan_range(view.database, *prefix_range(b""))
+        found.append([pair for pair in pairs if pair[0] != fence_floor.KEY])  # Opening a copy raises it.
         for universe in view.universes():
             found += [(file.id, file.session, file.kind, view.log_body(file)) for file in view.logs(universe)]
     for name, table in TABLES.items():
