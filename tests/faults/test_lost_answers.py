@@ -21,10 +21,11 @@ import holdfast
 from holdfast import Plane
 from holdfast.client import connection, streaming
 from holdfast.errors import Busy, CommitUnknown, HoldfastError, InvalidArgument, NotAllowed, Unreachable, Unsupported
+from holdfast.handles.messages import received_elsewhere
 from holdfast.wire.blobs import Stored
 from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
 from holdfast.wire.problems import Problem, problem_of
-from holdfast.wire.queues import NewMessage, PutMessages
+from holdfast.wire.queues import Deliveries, NewMessage, Outcome, Outcomes, PutMessages, ReceiveMessages
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
@@ -372,6 +373,40 @@ async def test_a_payload_can_be_put_at_a_server_that_does_not_know_pins() -> Non
         finally:
             server.shutdown()
     assert [b"pinned" in frame for frame in frames] == [False, False]
+
+
+async def test_a_server_that_knows_no_packed_messages_is_asked_for_single_ones() -> None:
+    requests: list[Any] = []
+    delivery = received_elsewhere("018bcfe5-6800-791b-86c4-541978d0c662", "a-1", 1, 30)
+
+    def serve(socket: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            socket.recv()
+            socket.send(encode(Hello(PROTOCOL, "s", 100, 1)))
+            while True:
+                (call,) = decode_calls(bytes(socket.recv()))
+                requests.append(call.request)
+                is_receive = isinstance(call.request, ReceiveMessages)
+                socket.send(
+                    encode([Reply(call.number, Deliveries([delivery]) if is_receive else Outcomes([Outcome()]))])
+                )
+
+    with serve_sync(serve, "127.0.0.1", 0) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        try:
+            url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+            async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+                jobs = plane.queue("jobs")
+                messages = await jobs.receive_many(1, extend_for_seconds=0)  # Sent with the first hello.
+                messages = await jobs.receive_many(1, ack=messages, extend_for_seconds=0)
+                await messages[0].ack()
+        finally:
+            server.shutdown()
+    kinds = [type(each).__name__ for each in requests]
+    assert kinds == ["ReceiveMessages", "AckMessages", "ReceiveMessages", "AckMessages"]
+    assert [each.packed for each in requests] == [False, [], False, []]
+    assert [each.leases[0].lease_id for each in requests[1::2]] == ["a-1", "a-1"]
+    assert requests[2].acks == []
 
 
 def test_a_large_payload_can_be_put_at_a_server_that_does_not_know_pins() -> None:
