@@ -59,7 +59,13 @@ def receive(jobs: Any, client: str, visibility_seconds: float, limit: int = 1, *
         messages.extend(jobs.receive_many(limit, visibility_seconds=visibility_seconds, owner=client, **options))
         return [delivered(message, visibility_seconds) for message in messages]
 
-    record(client, "lease", None, call)
+    done = options.get("ack", [])
+    for number, message in enumerate(done):
+        write_line(f"{client}-{number}", "call", "ack", [message.id, message.fence])
+    is_answered = record(client, "lease", None, call) is not None
+    for number, message in enumerate(done if is_answered else ()):  # Without an answer, it is not known.
+        words = ("result", None) if message.settled else ("failed", "queue_message_lease_mismatch")
+        write_line(f"{client}-{number}", *words)
     return messages
 
 
@@ -85,9 +91,12 @@ def produce(jobs: Any, client: str, puts: int) -> None:
 
 def consume(jobs: Any, client: str, visibility_seconds: float, stopping: threading.Event) -> None:
     chance = random.Random(client)
-    while not stopping.is_set():
+    done: list[Any] = []
+    while done or not stopping.is_set():
         limit = chance.choice((1, 1, 5))
-        for message in receive(jobs, client, visibility_seconds, limit, wait_seconds=0.2):
+        messages = receive(jobs, client, visibility_seconds, limit, wait_seconds=0.2, ack=done)
+        done = messages if chance.random() < 0.5 and not stopping.is_set() else []
+        for message in messages if not done else ():
             proof, choice = [message.id, message.fence], chance.random()
             if choice < 0.05:
                 record(client, "extend", proof, message.extend)
