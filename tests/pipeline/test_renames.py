@@ -12,6 +12,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.layers import formats, queues
 from holdfast.pipeline import jobs
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import ingest
@@ -28,6 +30,13 @@ RENAMED = [table for table in TABLES.values() if table.renamed]
 def config(tmp_path: Path) -> Config:
     with tarfile.open(GOLDEN) as archive:
         archive.extractall(tmp_path, filter="data")
+    with RocksDatabase(tmp_path / "data" / "kv") as database:
+        assert database.read(queues.names, "main", after="", limit=1) == [], (
+            "without queues, format 1 is the same as format 2"
+        )
+        database.transact(formats.record)
+    settings = tmp_path / "data" / "holdfast.json"
+    settings.write_text(settings.read_text().replace('"format":1', f'"format":{formats.FORMAT}'))
     return Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
 
 
