@@ -61,7 +61,7 @@ def test_a_thread_acknowledges_with_its_next_receive(plane: Plane, monkeypatch: 
     calls: list[Any] = []
     call = jobs._transport.call
     monkeypatch.setattr(jobs._transport, "call", lambda request: (calls.append(request), call(request))[1])
-    worker = Worker(plane, {"jobs": lambda message: None})
+    worker = Worker(plane, {"jobs": lambda message: None}, prefetch=0)
     worker.start()
     eventually(lambda: worker.stats.handled == 20)
     worker.stop()

@@ -1,17 +1,24 @@
-"""What both kinds of workers share: options, statistics and error handling."""
+"""What both kinds of workers share: options, statistics, how many messages to receive, and error handling."""
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypedDict, TypeVar
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar
 
 import msgspec
 
+from holdfast import limits
 from holdfast.errors import HoldfastError, InvalidArgument, Retry
+from holdfast.wire.queues import MessageLease, lease_mismatch
 
 Handler = TypeVar("Handler", bound=Callable[[Any], object])
+Item = TypeVar("Item")
 
 _log = logging.getLogger("holdfast.worker")
 WAIT_SECONDS: Final = 1.0  # How often a consumer that waits for messages checks whether to stop.
+_MEAN_WEIGHT: Final = (
+    0.125  # Of the last handler: one slow handler ends the prefetch, and about 30 quick ones begin it.
+)
 
 
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +44,68 @@ class WorkerStats(msgspec.Struct):
     restarts: int = 0
 
 
+class Window:
+    """How many messages of a queue a worker may hold: one for each slot, and `prefetch` more.
+
+    By itself it buffers as many as its slots handle within `WORKER_WINDOW_SECONDS`, by the mean duration of the last
+    handlers: none before the first handler has finished, and none while handlers take longer than that.
+    """
+
+    def __init__(self, concurrency: int, prefetch: int | None) -> None:
+        self.concurrency = concurrency
+        self.is_automatic = prefetch is None
+        self._prefetch = prefetch
+        self._mean_seconds: float | None = None
+
+    @property
+    def is_used(self) -> bool:
+        """Whether messages may be buffered."""
+        return self._prefetch != 0
+
+    @property
+    def prefetch(self) -> int:
+        """How many messages to buffer beyond the busy slots."""
+        if self._prefetch is not None:
+            return self._prefetch
+        if self._mean_seconds is None or self._mean_seconds >= limits.WORKER_WINDOW_SECONDS:
+            return 0
+        most = min(self.concurrency * limits.WORKER_PREFETCH_MAX, limits.MESSAGES_MAX)
+        if self._mean_seconds * most <= self.concurrency * limits.WORKER_WINDOW_SECONDS:
+            return most
+        return int(self.concurrency * limits.WORKER_WINDOW_SECONDS / self._mean_seconds)
+
+    def record(self, seconds: float) -> None:
+        """Take the duration of a handler into account."""
+        if self._mean_seconds is None:
+            self._mean_seconds = seconds
+        else:
+            self._mean_seconds += (seconds - self._mean_seconds) * _MEAN_WEIGHT
+
+    def room(self, held: int) -> int:
+        """How many messages to ask for, if this many are held; 0: none."""
+        return min(max(self.concurrency + self.prefetch - held, 0), limits.MESSAGES_MAX)
+
+
+def batches(messages: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """The messages, in as few batches as one call each can settle."""
+    return (messages[start : start + limits.MESSAGES_MAX] for start in range(0, len(messages), limits.MESSAGES_MAX))
+
+
+class Settled(Protocol):
+    """The part of a received message that says what became of its acknowledgement."""
+
+    settled: bool
+    lost: bool
+
+    @property
+    def lease(self) -> MessageLease: ...
+
+
 class WorkerOptions(TypedDict, total=False):
     """The options of `Worker` and `AsyncWorker`; `Consumers` describes them."""
 
     concurrency: int
+    prefetch: int | None
     owner: str | None
     with_state: bool
     visibility_seconds: float | None
@@ -68,6 +133,7 @@ class Consumers(Generic[Handler]):
         handlers: Mapping[str, Handler],
         *,
         concurrency: int = 1,
+        prefetch: int | None = None,
         owner: str | None = None,
         with_state: bool = False,
         visibility_seconds: float | None = None,
@@ -82,6 +148,11 @@ class Consumers(Generic[Handler]):
         Args:
             handlers: a function for each queue name; it takes a message, and its result is ignored.
             concurrency: how many messages of each queue are handled at a time.
+            prefetch: how many messages of each queue to receive beyond the busy handlers. By default as many as are
+                handled within about 20 ms: none while handlers are slow, and up to 32 for each slot and 256 in all
+                while they are quick. Then handled messages are acknowledged together, with the request for the next
+                ones, or after about 20 ms; a crash delivers them again. With 0, a message is acknowledged with the
+                next receive or at once.
             owner: the consumer's name in leases; random by default.
             with_state: receive messages with their workflow state.
             visibility_seconds: the length of a lease, instead of the queue's policy.
@@ -98,10 +169,14 @@ class Consumers(Generic[Handler]):
             raise InvalidArgument(
                 f"concurrency is {concurrency} and drain_seconds is {drain_seconds}; give at least 1 and 0"
             )
+        if prefetch is not None and not 0 <= prefetch <= limits.MESSAGES_MAX:
+            raise InvalidArgument(f"prefetch is {prefetch}; give 0 to {limits.MESSAGES_MAX}, or None")
         self.stats = WorkerStats()
         self.error: Exception | None = None  # What ended the worker, if no retry could succeed.
         self._handlers = dict(handlers)
         self._concurrency = concurrency
+        self._prefetch = prefetch
+        self._monotonic: Callable[[], float] = time.monotonic  # Measures handlers, and how long messages wait.
         self._receive_options: ReceiveOptions = {
             "owner": owner,
             "with_state": with_state,
@@ -136,6 +211,24 @@ class Consumers(Generic[Handler]):
         self.stats.failed += 1
         _log.warning("%s: %s: %s", queue, type(error).__name__, error)
         self._call_on_error(error, queue)
+
+    def _report_unsettled(self, error: Exception, queue: str) -> None:
+        """Report that a message could not be acknowledged. Its lease will expire; that does not end the worker."""
+        self._report(error, queue)
+        self.stats.restarts += 1
+
+    def _count_acked(self, messages: Sequence[Settled], queue: str, error: Exception | None = None) -> None:
+        """Count the handled messages that a call has acknowledged, and report the others. `error` is the call's."""
+        failed = False
+        for message in messages:
+            if message.settled:
+                self.stats.handled += 1
+            elif message.lost:
+                self._report_unsettled(lease_mismatch(message.lease), queue)
+            else:
+                failed = True
+        if failed and error is not None:
+            self._report_unsettled(error, queue)
 
     def _call_on_error(self, error: Exception, queue: str) -> None:
         if self._on_error is not None:
