@@ -2,13 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 import holdfast
-from holdfast import AsyncWorker, Delivery, Plane, QueuePolicy, Worker
+from holdfast import AsyncPlane, AsyncWorker, Delivery, Plane, QueuePolicy, Worker
 from holdfast.errors import (
     Closed,
     DamagedDatabase,
@@ -24,13 +25,78 @@ from holdfast.handles.queues import AsyncQueue
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.workers import RestartPolicy
-from holdfast.wire.queues import AckMessages, ReceiveMessages
+from holdfast.handles.workers.consumers import Window, batches
+from holdfast.limits import WORKER_BUFFERED_SECONDS_MAX, WORKER_WINDOW_SECONDS
+from holdfast.wire.queues import AckMessages, NackMessages, ReceiveMessages
 
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
     with holdfast.open("memory:") as plane:
         yield plane
+
+
+class HandlerClock:
+    """The monotonic clock of a worker; its handlers take as long as the test says."""
+
+    def __init__(self, worker: Worker | AsyncWorker) -> None:
+        self.now = 0.0
+        worker._monotonic = lambda: self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def calls(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that were sent to `plane`."""
+    sent: list[Any] = []
+    transport = plane.queue("jobs")._transport
+    call = transport.call
+    monkeypatch.setattr(transport, "call", lambda request: (sent.append(request), call(request))[1])
+    return sent
+
+
+def recorded(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that are sent to `plane` from now on."""
+    sent: list[Any] = []
+    transport = plane.queue("jobs")._transport
+    call = transport.call
+
+    def record(request: Any) -> Any:
+        sent.append(request)
+        return call(request)
+
+    monkeypatch.setattr(transport, "call", record)
+    return sent
+
+
+def settling(requests: list[Any]) -> dict[str, int]:
+    """How many calls settled messages, by kind."""
+    kinds = [
+        "receive" if isinstance(request, ReceiveMessages) else type(request).__name__
+        for request in list(requests)
+        if isinstance(request, AckMessages | NackMessages)
+        or (isinstance(request, ReceiveMessages) and (request.acks or request.wait_seconds == 0))
+    ]
+    return {kind: kinds.count(kind) for kind in sorted(set(kinds))}
+
+
+@asynccontextmanager
+async def working(worker: AsyncWorker) -> AsyncIterator[None]:
+    """Run a worker for the length of the block, and stop it."""
+    async with asyncio.timeout(60):
+        running = asyncio.create_task(worker.run())
+        try:
+            yield
+        finally:
+            worker.stop()
+            await running
+
+
+async def eventually_async(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -55,19 +121,422 @@ def test_a_worker_handles_every_message_and_acknowledges_it(plane: Plane) -> Non
     assert jobs.stats().acked_total == 50
 
 
-def test_a_thread_acknowledges_with_its_next_receive(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_without_prefetch_acknowledges_with_its_next_receive(plane: Plane, calls: list[Any]) -> None:
     jobs = plane.queue("jobs")
     jobs.put_many(range(20))
-    calls: list[Any] = []
-    call = jobs._transport.call
-    monkeypatch.setattr(jobs._transport, "call", lambda request: (calls.append(request), call(request))[1])
     worker = Worker(plane, {"jobs": lambda message: None}, prefetch=0)
     worker.start()
     eventually(lambda: worker.stats.handled == 20)
     worker.stop()
-    assert not [request for request in calls if isinstance(request, AckMessages)]
-    assert len([request for request in calls if isinstance(request, ReceiveMessages) and request.acks]) == 20
+    assert settling(calls) == {"receive": 20}
     assert (jobs.stats().acked_total, jobs.stats().leased) == (20, 0)
+
+
+# Prefetch.
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "seconds", "prefetch"),
+    [
+        (1, [], 0),
+        (1, [0.0], 32),
+        (1, [0.001], 20),
+        (1, [0.006], 3),
+        (1, [0.0199], 1),
+        (1, [0.02], 0),
+        (64, [0.03], 0),
+        (8, [0.005], 32),
+        (8, [0.0], 256),
+        (64, [0.001], 256),
+        (1, [0.001, 10.0], 0),
+        (1, [0.001, 10.0, *[0.001] * 20], 0),
+        (1, [0.001, 10.0, *[0.001] * 100], 19),
+    ],
+)
+def test_a_window_is_as_long_as_quick_handlers_need_20_ms(
+    concurrency: int, seconds: list[float], prefetch: int
+) -> None:
+    window = Window(concurrency, None)
+    for each in seconds:
+        window.record(each)
+    assert window.prefetch == prefetch
+    assert window.room(0) == min(concurrency + prefetch, 256)
+    assert window.room(concurrency + prefetch - 1) == 1
+    assert window.room(concurrency + prefetch + 5) == 0
+
+
+def test_a_given_prefetch_does_not_depend_on_handlers(plane: Plane) -> None:
+    window = Window(2, 5)
+    window.record(60.0)
+    assert (window.prefetch, window.room(0), window.room(7), window.is_used, Window(2, 0).is_used) == (
+        5,
+        7,
+        0,
+        True,
+        False,
+    )
+    for wrong in (-1, 257):
+        with pytest.raises(InvalidArgument, match=f"prefetch is {wrong}; give 0 to 256"):
+            Worker(plane, {"jobs": print}, prefetch=wrong)
+    assert [len(each) for each in batches(range(600))] == [256, 256, 88]
+
+
+def test_one_thread_with_quick_handlers_makes_one_call_for_a_window(plane: Plane, calls: list[Any]) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(200))
+    seen: list[int] = []
+    worker = Worker(plane, {"jobs": lambda message: seen.append(message.json())})
+    HandlerClock(worker)
+    worker.start()
+    eventually(lambda: worker.stats.handled == 200)
+    worker.stop()
+    assert seen == list(range(200))
+    # Windows of 1, six of 33, and 1; then one call that acknowledges the last one.
+    assert settling(calls) == {"receive": 8}
+    assert (jobs.stats().acked_total, jobs.stats().leased) == (200, 0)
+
+
+async def test_64_slots_with_quick_handlers_make_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        for _ in range(10):
+            await jobs.put_many(range(200))
+        calls = recorded(plane, monkeypatch)
+        at_work = most = 0
+
+        async def handle(message: AsyncMessage) -> None:
+            nonlocal at_work, most
+            at_work += 1
+            most = max(most, at_work)
+            await asyncio.sleep(0)
+            at_work -= 1
+
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=64)
+        HandlerClock(worker)
+        async with working(worker):
+            await eventually_async(lambda: worker.stats.handled == 2_000)
+        assert most == 64
+        assert sum(settling(calls).values()) <= 20
+        assert ((await jobs.stats()).acked_total, (await jobs.stats()).leased) == (2_000, 0)
+
+
+@pytest.mark.parametrize("seconds", [0.025, 60.0])
+def test_slow_handlers_leave_the_rest_to_other_workers(plane: Plane, calls: list[Any], seconds: float) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(40))
+    blocked, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        clock.advance(seconds)
+        if message.json() == 9:
+            blocked.set()
+            assert leave.wait(60)
+
+    slow = Worker(plane, {"jobs": handle})
+    clock = HandlerClock(slow)
+    slow.start()
+    assert blocked.wait(60)
+    assert {request.max_messages for request in calls if isinstance(request, ReceiveMessages)} == {1}
+    others: list[int] = []
+    second = Worker(plane, {"jobs": lambda message: others.append(message.json())})
+    second.start()
+    eventually(lambda: second.stats.handled == 30)
+    leave.set()
+    for worker in (slow, second):
+        worker.stop()
+    assert others == list(range(10, 40))
+    assert (jobs.stats().acked_total, slow.stats.deferred) == (40, 0)
+
+
+async def test_slow_async_handlers_leave_the_rest_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(40))
+        calls = recorded(plane, monkeypatch)
+        leave, at_work = asyncio.Event(), 0
+
+        async def handle(message: AsyncMessage) -> None:
+            nonlocal at_work
+            clock.advance(0.025)
+            if message.json() >= 8:
+                at_work += 1
+                await leave.wait()
+
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=4)
+        clock = HandlerClock(worker)
+        async with working(worker):
+            await eventually_async(lambda: (worker.stats.handled, at_work) == (8, 4))
+            assert max(request.max_messages for request in calls if isinstance(request, ReceiveMessages)) == 4
+            assert len(await jobs.receive_many(100)) == 28
+            leave.set()
+        assert (await jobs.stats()).acked_total == 12
+
+
+def test_what_waits_for_a_handler_that_became_slow_is_settled_by_itself(plane: Plane, calls: list[Any]) -> None:
+    """Handled messages are acknowledged after 20 ms, and buffered ones returned after 500 ms."""
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(20))
+    blocked, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.json() == 5:
+            blocked.set()
+            assert leave.wait(60)
+
+    worker = Worker(plane, {"jobs": handle})
+    clock = HandlerClock(worker)
+    worker.start()
+    assert blocked.wait(60)
+    assert (worker.stats.handled, jobs.stats().leased) == (1, 19)
+    clock.advance(WORKER_WINDOW_SECONDS)
+    eventually(lambda: worker.stats.handled == 5)
+    assert (jobs.stats().leased, jobs.stats().ready) == (15, 0)
+    clock.advance(WORKER_BUFFERED_SECONDS_MAX)
+    eventually(lambda: worker.stats.deferred == 14)
+    assert settling(calls) == {"AckMessages": 1, "NackMessages": 1, "receive": 1}
+    others = jobs.receive_many(20, extend_for_seconds=0)
+    assert [(message.json(), message.failure_attempts) for message in others] == [(n, 0) for n in range(6, 20)]
+    leave.set()
+    eventually(lambda: worker.stats.handled == 6)
+    worker.stop()
+
+
+async def test_what_waits_for_an_async_handler_that_became_slow_is_settled_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(20))
+        calls = recorded(plane, monkeypatch)
+        blocked, leave = asyncio.Event(), asyncio.Event()
+
+        async def handle(message: AsyncMessage) -> None:
+            if message.json() == 5:
+                blocked.set()
+                await leave.wait()
+
+        worker = AsyncWorker(plane, {"jobs": handle})
+        clock = HandlerClock(worker)
+        async with working(worker):
+            await blocked.wait()
+            assert (worker.stats.handled, (await jobs.stats()).leased) == (1, 19)
+            clock.advance(WORKER_WINDOW_SECONDS)
+            await eventually_async(lambda: worker.stats.handled == 5)
+            clock.advance(WORKER_BUFFERED_SECONDS_MAX)
+            await eventually_async(lambda: worker.stats.deferred == 14)
+            assert settling(calls) == {"AckMessages": 1, "NackMessages": 1, "receive": 1}
+            others = await jobs.receive_many(20, extend_for_seconds=0)
+            assert [(message.json(), message.failure_attempts) for message in others] == [(n, 0) for n in range(6, 20)]
+            leave.set()
+        assert worker.stats.handled == 6
+
+
+def test_a_given_prefetch_is_kept_while_a_handler_runs(plane: Plane) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(20))
+    blocked, leave = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        blocked.set()
+        assert leave.wait(60)
+
+    worker = Worker(plane, {"jobs": handle}, prefetch=5)
+    clock = HandlerClock(worker)
+    worker.start()
+    assert blocked.wait(60)
+    clock.advance(60)
+    threading.Event().wait(2 * WORKER_WINDOW_SECONDS)
+    assert (jobs.stats().leased, jobs.stats().ready, worker.stats.deferred) == (6, 14, 0)
+    leave.set()
+    eventually(lambda: worker.stats.handled == 20)
+    worker.stop()
+
+
+def test_stopping_returns_buffered_messages_in_one_call(plane: Plane, calls: list[Any]) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(20))
+    fences: list[int] = []
+
+    def handle(message: Message) -> None:
+        fences.append(message.fence)
+        if message.json() == 5:
+            worker._stopping.set()
+
+    worker = Worker(plane, {"jobs": handle}, on_error=lambda error, queue: pytest.fail(str(error)))
+    HandlerClock(worker)
+    worker.start()
+    eventually(lambda: worker._stopping.is_set())
+    worker.stop()
+    assert (worker.stats.handled, worker.stats.deferred, worker.stats.failed) == (6, 14, 0)
+    assert settling(calls) == {"AckMessages": 1, "NackMessages": 1, "receive": 1}
+    again = jobs.receive_many(20)
+    assert [message.json() for message in again] == list(range(6, 20))
+    assert {(message.attempts, message.failure_attempts) for message in again} == {(2, 0)}
+    assert min(message.fence for message in again) > max(fences)
+
+
+async def test_stopping_returns_buffered_messages_of_an_async_worker_in_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(20))
+        calls = recorded(plane, monkeypatch)
+
+        async def handle(message: AsyncMessage) -> None:
+            if message.json() == 5:
+                worker.stop()
+
+        worker = AsyncWorker(plane, {"jobs": handle})
+        HandlerClock(worker)
+        async with asyncio.timeout(60):
+            await worker.run()
+        assert (worker.stats.handled, worker.stats.deferred, worker.stats.failed) == (6, 14, 0)
+        assert settling(calls) == {"AckMessages": 1, "NackMessages": 1, "receive": 1}
+        again = await jobs.receive_many(20)
+        assert [message.json() for message in again] == list(range(6, 20))
+        assert {(message.attempts, message.failure_attempts) for message in again} == {(2, 0)}
+
+
+def test_a_message_of_a_window_that_is_lost_is_reported_and_the_others_settle(plane: Plane) -> None:
+    """One is lost while it is handled, and one while it is buffered, which is not handled."""
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(20))
+    errors: list[str] = []
+    seen: list[int] = []
+
+    def handle(message: Message) -> None:
+        seen.append(message.json())
+        if message.json() == 3:
+            taken = message.lease
+            jobs.held(taken.id, lease_id=taken.lease_id, fence=taken.fence).reject("taken away")
+            worker._queues[0]._buffered[5].mark_lost()
+
+    worker = Worker(plane, {"jobs": handle}, on_error=lambda error, queue: errors.append(str(error)))
+    HandlerClock(worker)
+    worker.start()
+    eventually(lambda: worker.stats.handled == 18)
+    worker.stop()
+    assert seen == [n for n in range(20) if n != 9]
+    assert len(errors) == worker.stats.failed == 2
+    assert all("is not leased as" in error for error in errors)
+    assert (jobs.stats().acked_total, jobs.stats().dead) == (18, 1)
+
+
+async def test_a_message_of_an_async_batch_that_is_lost_is_reported_and_the_others_settle() -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(20))
+        errors: list[str] = []
+
+        async def handle(message: AsyncMessage) -> None:
+            if message.json() == 3:
+                taken = message.lease
+                await jobs.held(taken.id, lease_id=taken.lease_id, fence=taken.fence).reject("taken away")
+
+        worker = AsyncWorker(
+            plane, {"jobs": handle}, concurrency=4, on_error=lambda error, queue: errors.append(str(error))
+        )
+        async with working(worker):
+            await eventually_async(lambda: worker.stats.handled == 19)
+        assert len(errors) == worker.stats.failed == worker.stats.restarts == 1
+        assert "is not leased as" in errors[0]
+        assert ((await jobs.stats()).acked_total, (await jobs.stats()).dead) == (19, 1)
+
+
+def test_handlers_of_a_window_may_settle_messages_themselves_or_raise(plane: Plane) -> None:
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(60))
+
+    def handle(message: Message) -> None:
+        if message.json() % 3 == 1:
+            message.ack()
+        elif message.json() % 3 == 2:
+            raise ValueError("no")
+
+    worker = Worker(plane, {"jobs": handle}, concurrency=2, prefetch=16, retry_delay_seconds=lambda failures: 600)
+    worker.start()
+    eventually(lambda: (worker.stats.handled, worker.stats.failed) == (40, 20))
+    worker.stop()
+    stats = jobs.stats()
+    assert (stats.acked_total, stats.delayed, stats.leased, stats.failed_total) == (40, 20, 0, 20)
+
+
+async def test_async_handlers_of_a_window_may_settle_messages_themselves_or_raise() -> None:
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(60))
+
+        async def handle(message: AsyncMessage) -> None:
+            if message.json() % 3 == 1:
+                await message.ack()
+            elif message.json() % 3 == 2:
+                raise ValueError("no")
+
+        worker = AsyncWorker(
+            plane, {"jobs": handle}, concurrency=2, prefetch=16, retry_delay_seconds=lambda failures: 600
+        )
+        async with working(worker):
+            await eventually_async(lambda: (worker.stats.handled, worker.stats.failed) == (40, 20))
+        stats = await jobs.stats()
+        assert (stats.acked_total, stats.delayed, stats.leased, stats.failed_total) == (40, 20, 0, 20)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
+    monkeypatch: pytest.MonkeyPatch, prefetch: int
+) -> None:
+    """Also while messages that were handled during a receive are acknowledged."""
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        most = 0
+
+        async def handle(message: AsyncMessage) -> None:
+            nonlocal most
+            most = max(most, (await jobs.stats()).leased)
+            for _ in range(message.json() % 5):
+                await asyncio.sleep(0)
+
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=4, prefetch=prefetch)
+        async with working(worker):
+            for start in range(0, 200, 10):
+                await jobs.put_many(range(start, start + 10))
+                await asyncio.sleep(0)
+            await eventually_async(lambda: worker.stats.handled == 200)
+        assert most == 4 + prefetch
+
+
+@pytest.mark.parametrize("fails", ["receive", "both"])
+async def test_an_async_worker_acknowledges_although_receives_fail(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """Messages that are handled while it pauses after an error are acknowledged by themselves."""
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many([1, 2, 3])
+        receive_many, leave, refused = AsyncQueue.receive_many, asyncio.Event(), asyncio.Event()
+
+        async def refuse(queue: AsyncQueue, *args: Any, **options: Any) -> Any:
+            if options.get("ack") or (fails == "both" and refused.is_set()):
+                refused.set()
+                raise Unreachable("gone")
+            return await receive_many(queue, *args, **options)
+
+        async def handle(message: AsyncMessage) -> None:
+            if message.json() == 2:
+                await leave.wait()
+
+        monkeypatch.setattr(AsyncQueue, "receive_many", refuse)
+        worker = AsyncWorker(
+            plane, {"jobs": handle}, concurrency=2, prefetch=0, restarts=RestartPolicy(at_once=0, first_seconds=600)
+        )
+        async with working(worker):
+            await refused.wait()
+            await eventually_async(lambda: worker.stats.handled >= 1)
+            leave.set()
+            await eventually_async(lambda: worker.stats.handled == (3 if fails == "receive" else 2))
+        assert worker.stats.failed == worker.stats.restarts == (fails == "both")
+        assert (await jobs.stats()).acked_total == worker.stats.handled
 
 
 def test_a_message_that_is_lost_is_reported_and_the_next_one_is_handled(plane: Plane) -> None:
@@ -533,6 +1002,7 @@ async def test_a_stopped_async_worker_leaves_no_leases(turns: int, cancelled: bo
             await asyncio.gather(running, return_exceptions=True)
         stats = await jobs.stats()
         assert (stats.leased, stats.failed_total, stats.ready + stats.acked_total) == (0, 0, 100)
+        assert stats.acked_total == worker.stats.handled
 
 
 async def test_a_cancelled_handler_returns_its_message() -> None:
