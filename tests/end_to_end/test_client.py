@@ -45,7 +45,7 @@ from holdfast.errors import (
 from holdfast.wire.frames import decode_calls
 from holdfast.wire.inboxes import Control
 from holdfast.wire.leases import LeaseProof
-from holdfast.wire.queues import NewMessage, Receipts
+from holdfast.wire.queues import AckMessages, NewMessage, ReceiveMessages, Receipts
 from holdfast.wire.worlds import ListWorlds
 
 HERE = Path(__file__).parent
@@ -198,6 +198,25 @@ def test_workers_run_over_the_network(plane: Plane, name: str) -> None:
     until(lambda: worker.stats.handled == 20)
     worker.stop()
     assert sorted(seen) == list(range(20))
+
+
+def test_a_worker_with_quick_handlers_makes_one_call_for_many_messages(
+    plane: Plane, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = plane.queue(name)
+    jobs.put_many(range(200))
+    calls: list[Any] = []
+    call = jobs._transport.call
+    monkeypatch.setattr(jobs._transport, "call", lambda request: (calls.append(request), call(request))[1])
+    seen: list[int] = []
+    worker = Worker(plane, {name: lambda message: seen.append(message.json())})
+    worker._monotonic = lambda: 0.0  # Handlers take no time.
+    worker.start()
+    until(lambda: worker.stats.handled == 200)
+    worker.stop()
+    assert seen == list(range(200))
+    assert [len(request.acks) for request in calls if isinstance(request, ReceiveMessages) and request.acks] == [1] * 8
+    assert not [request for request in calls if isinstance(request, AckMessages)]
 
 
 async def test_async_workers_run_over_the_network(server: Any, name: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 import holdfast
-from holdfast import Plane, Worker
+from holdfast import AsyncWorker, Plane, Worker
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.frames import PROTOCOL, Call, Hello, encode
@@ -130,6 +131,59 @@ class Load:
                 if (found["n"] if found else 0) == self.counted:
                     continue
             self.counted += 1
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_window_of_messages_is_acknowledged_once_although_the_answer_is_lost(tmp_path: Path, kind: str) -> None:
+    """The server acknowledges a window and leases the next one, and the connection ends before the worker knows."""
+    seen: list[int] = []
+    with ExitStack() as running:
+        server = running.enter_context(serving(f"dir:{tmp_path}"))
+        proxy = running.enter_context(Proxy(server.port))
+        jobs = running.enter_context(holdfast.connect(server.url)).queue("jobs")
+        jobs.put_many(range(100))
+
+        def handle(message: Any) -> None:
+            seen.append(message.json())
+            if len(seen) == 20:
+                proxy.mutes = True
+
+        with _worker_in_thread(proxy.url, kind, handle) as worker:
+            until(lambda: proxy.mutes and jobs.stats().acked_total >= 20, "the window was acknowledged")
+            proxy.cut_all()
+            until(lambda: worker.stats.handled == 100, "every message was handled")
+        stats = jobs.stats()
+    assert seen == list(range(100))
+    assert (stats.acked_total, stats.delivered_total, stats.leased, worker.stats.failed) == (100, 100, 0, 0)
+
+
+@contextmanager
+def _worker_in_thread(url: str, kind: str, handle: Callable[[Any], None]) -> Iterator[Worker | AsyncWorker]:
+    """A worker of this kind with one slot and a prefetch, on a connection of its own."""
+    if kind == "threads":
+        with holdfast.connect(url, patience_seconds=DEADLINE_SECONDS) as plane:
+            worker = Worker(plane, {"jobs": handle}, prefetch=32)
+            worker.start()
+            yield worker
+            worker.stop()
+        return
+
+    async def handle_async(message: Any) -> None:
+        handle(message)
+
+    async def run() -> None:
+        async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+            worker = AsyncWorker(plane, {"jobs": handle_async}, prefetch=32)
+            started.put((worker, asyncio.get_running_loop()))
+            await worker.run()
+
+    started: SimpleQueue[tuple[AsyncWorker, asyncio.AbstractEventLoop]] = SimpleQueue()
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    worker, loop = started.get(timeout=DEADLINE_SECONDS)
+    yield worker
+    loop.call_soon_threadsafe(worker.stop)
+    thread.join(DEADLINE_SECONDS)
 
 
 def test_killed_server_loses_and_duplicates_nothing(tmp_path: Path, seed: int) -> None:

@@ -345,6 +345,18 @@ def test_leaving_a_subscription_does_not_count_failures(jobs: Queue) -> None:
     assert [message.json() for message in islice(jobs.subscribe(extend_for_seconds=0), 2)] == [1, 2]
 
 
+def test_leaving_a_subscription_returns_messages_although_one_is_lost(jobs: Queue, clock: ManualClock) -> None:
+    jobs.put("seen")
+    jobs.put("lost", visibility_seconds=1, max_attempts=1)
+    jobs.put_many(["kept", "kept too"])
+    messages = jobs.subscribe(credit=4, wait_seconds=0, extend_for_seconds=0)
+    next(messages).ack()
+    clock.advance_ms(1_000)
+    assert jobs.receive() is None, "it processes the expiry"
+    messages.close()
+    assert counts(jobs.stats()) == {"ready": 2, "dead": 1}
+
+
 def test_a_lost_message_returns_its_credit(jobs: Queue, clock: ManualClock, threads: ThreadPoolExecutor) -> None:
     jobs.put_many(["first", "second"])
     found: list[Message] = []

@@ -365,7 +365,7 @@ def test_stopping_returns_buffered_messages_in_one_call(plane: Plane, calls: lis
     worker = Worker(plane, {"jobs": handle}, on_error=lambda error, queue: pytest.fail(str(error)))
     HandlerClock(worker)
     worker.start()
-    eventually(lambda: worker._stopping.is_set())
+    eventually(worker._stopping.is_set)
     worker.stop()
     assert (worker.stats.handled, worker.stats.deferred, worker.stats.failed) == (6, 14, 0)
     assert settling(calls) == {"AckMessages": 1, "NackMessages": 1, "receive": 1}
@@ -507,9 +507,7 @@ async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
 
 
 @pytest.mark.parametrize("fails", ["receive", "both"])
-async def test_an_async_worker_acknowledges_although_receives_fail(
-    monkeypatch: pytest.MonkeyPatch, fails: str
-) -> None:
+async def test_an_async_worker_acknowledges_although_receives_fail(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     """Messages that are handled while it pauses after an error are acknowledged by themselves."""
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")

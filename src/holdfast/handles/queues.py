@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -349,8 +350,9 @@ class AsyncQueue:
                     yielded += 1
                     yield message
             finally:
-                for message in batch[yielded:]:  # The caller has not seen these, so they have not failed.
-                    await message.nack(intent="defer")
+                if yielded < len(batch):  # The caller has not seen these, so they have not failed.
+                    with suppress(QueueMessageLeaseMismatch):  # Others have those whose lease has ended.
+                        await self.nack_many(batch[yielded:], intent="defer")
 
     async def _mark_lost(self, messages: list[AsyncMessage]) -> None:
         """Mark the messages whose lease has ended."""
