@@ -71,6 +71,19 @@ def recorded(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return sent
 
 
+def delay_calls(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    """Make every call to `plane` wait for some turns of the event loop, as over a network."""
+    transport = plane.queue("jobs")._transport
+    call = transport.call
+
+    async def delayed(request: Any) -> Any:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return await call(request)
+
+    monkeypatch.setattr(transport, "call", delayed)
+
+
 def settling(requests: list[Any]) -> dict[str, int]:
     """How many calls settled messages, by kind."""
     kinds = [
@@ -489,6 +502,7 @@ async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
     """Also while messages that were handled during a receive are acknowledged."""
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
+        delay_calls(plane, monkeypatch, turns=2)
         most = 0
 
         async def handle(message: AsyncMessage) -> None:
@@ -978,12 +992,16 @@ def test_a_stopped_worker_leaves_no_leases(plane: Plane, after: int) -> None:
 
 
 @pytest.mark.parametrize("turns", range(20))
+@pytest.mark.parametrize("delay", [0, 3])
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_stopped_async_worker_leaves_no_leases(turns: int, cancelled: bool) -> None:
+async def test_a_stopped_async_worker_leaves_no_leases(
+    monkeypatch: pytest.MonkeyPatch, turns: int, delay: int, cancelled: bool
+) -> None:
     """It is stopped or cancelled at every step: receiving, starting handlers, running, settling."""
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(100))
+        delay_calls(plane, monkeypatch, delay)
 
         async def handle(message: AsyncMessage) -> None:
             await asyncio.sleep(0)
