@@ -71,13 +71,13 @@ def recorded(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return sent
 
 
-def delay_calls(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
-    """Make every call to `plane` wait for some turns of the event loop, as over a network."""
+def delay_calls(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch, turns: int, kind: type = object) -> None:
+    """Make calls of this kind to `plane` wait for some turns of the event loop, as over a network."""
     transport = plane.queue("jobs")._transport
     call = transport.call
 
     async def delayed(request: Any) -> Any:
-        for _ in range(turns):
+        for _ in range(turns if isinstance(request, kind) else 0):
             await asyncio.sleep(0)
         return await call(request)
 
@@ -502,7 +502,7 @@ async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
     """Also while messages that were handled during a receive are acknowledged."""
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
-        delay_calls(plane, monkeypatch, turns=2)
+        delay_calls(plane, monkeypatch, 20, AckMessages)
         most = 0
 
         async def handle(message: AsyncMessage) -> None:
