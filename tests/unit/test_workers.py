@@ -499,25 +499,31 @@ async def test_async_handlers_of_a_window_may_settle_messages_themselves_or_rais
 async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
     monkeypatch: pytest.MonkeyPatch, prefetch: int
 ) -> None:
-    """Also while messages that were handled during a receive are acknowledged."""
+    """Messages that are being acknowledged count until they are settled."""
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
-        delay_calls(plane, monkeypatch, 20, AckMessages)
-        most = 0
+        await jobs.put("first")
+        leave, most = asyncio.Event(), 0
 
         async def handle(message: AsyncMessage) -> None:
             nonlocal most
-            most = max(most, (await jobs.stats()).leased)
-            for _ in range(message.json() % 5):
+            if message.json() == "first":
+                await leave.wait()
+            for _ in range(10):
+                most = max(most, (await jobs.stats()).leased)
                 await asyncio.sleep(0)
 
-        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=4, prefetch=prefetch)
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=2, prefetch=prefetch)
         async with working(worker):
-            for start in range(0, 200, 10):
-                await jobs.put_many(range(start, start + 10))
+            while not (stats := await jobs.stats()).leased or not stats.waiting_consumers:
                 await asyncio.sleep(0)
-            await eventually_async(lambda: worker.stats.handled == 200)
-        assert most == 4 + prefetch
+            delay_calls(plane, monkeypatch, 100, AckMessages)
+            leave.set()
+            for _ in range(20):  # The first one is being acknowledged, while a receive waits for messages.
+                await asyncio.sleep(0)
+            await jobs.put_many(range(20))
+            await eventually_async(lambda: worker.stats.handled == 21)
+        assert most == 2 + prefetch
 
 
 @pytest.mark.parametrize("fails", ["receive", "both"])
