@@ -496,33 +496,41 @@ async def test_async_handlers_of_a_window_may_settle_messages_themselves_or_rais
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
+@pytest.mark.parametrize("busy", [1, 2])
 async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
-    monkeypatch: pytest.MonkeyPatch, prefetch: int
+    monkeypatch: pytest.MonkeyPatch, prefetch: int, busy: int
 ) -> None:
-    """Messages that are being acknowledged count until they are settled."""
+    """Messages that are being acknowledged count until they are settled.
+
+    With one busy slot, a receive waits for messages when its message is handled. With two, and no prefetch, the second
+    one is handled while a receive acknowledges the first one, and finds nothing.
+    """
     async with holdfast.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
-        await jobs.put("first")
-        leave, most = asyncio.Event(), 0
+        await jobs.put_many(range(-busy, 0))
+        leave, most = [asyncio.Event(), asyncio.Event()], 0
 
         async def handle(message: AsyncMessage) -> None:
             nonlocal most
-            if message.json() == "first":
-                await leave.wait()
+            if message.json() < 0:
+                await leave[message.json()].wait()
             for _ in range(10):
                 most = max(most, (await jobs.stats()).leased)
                 await asyncio.sleep(0)
 
         worker = AsyncWorker(plane, {"jobs": handle}, concurrency=2, prefetch=prefetch)
         async with working(worker):
-            while not (stats := await jobs.stats()).leased or not stats.waiting_consumers:
+            for _ in range(20):
                 await asyncio.sleep(0)
-            delay_calls(plane, monkeypatch, 100, AckMessages)
-            leave.set()
-            for _ in range(20):  # The first one is being acknowledged, while a receive waits for messages.
-                await asyncio.sleep(0)
+            assert (await jobs.stats()).leased == busy
+            delay_calls(plane, monkeypatch, 100, ReceiveMessages)
+            delay_calls(plane, monkeypatch, 1_000, AckMessages)
+            for event in leave:
+                event.set()
+                for _ in range(60):
+                    await asyncio.sleep(0)
             await jobs.put_many(range(20))
-            await eventually_async(lambda: worker.stats.handled == 21)
+            await eventually_async(lambda: worker.stats.handled == 20 + busy)
         assert most == 2 + prefetch
 
 

@@ -127,7 +127,7 @@ class AsyncWorker(Consumers[AsyncHandler]):
     async def _wait_and_receive(self, queue: "_HeldMessages") -> list[AsyncMessage]:
         """The next messages. Those that are handled meanwhile are acknowledged by themselves."""
         self._ack_done(queue)
-        count = queue.room()
+        count = queue.room(len(queue.done))
         if not count:
             return []
         queue.is_waiting = True
@@ -287,10 +287,9 @@ class _HeldMessages:
         self.watching: asyncio.TimerHandle | None = None
         self.changed = asyncio.Event()
 
-    def room(self) -> int:
-        """How many messages may be received."""
-        unsettled = self.acking + (0 if self.acknowledging is None else len(self.done))
-        return self.window.room(self.running + len(self.buffered) + unsettled)
+    def room(self, done: int = 0) -> int:
+        """How many messages may be received, if this many handled ones are not acknowledged with that."""
+        return self.window.room(self.running + len(self.buffered) + self.acking + done)
 
     async def wait_for_room(self) -> None:
         """Wait until messages may be received, and few are buffered: they are handled while others are received."""
