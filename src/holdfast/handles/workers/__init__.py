@@ -4,7 +4,11 @@
        ▲
        └── the plane fails: retry at once three times, then after 250 ms, doubling up to five minutes
 
-A thread of `Worker` that goes on acknowledges its message in the commit that leases its next one.
+Handled messages are acknowledged in the commit that leases the next ones. If no receive will do that soon, because one
+waits for messages or a handler is running, they are acknowledged by themselves, all that are handled in one call.
+
+While handlers are quick, a worker holds more messages than it has slots (`Window`): one call then brings a window of
+messages and acknowledges the last one. What is buffered when handlers become slow is returned, not counted.
 
 Errors of handlers, hooks and the plane are counted, logged and passed to `on_error`. A handler may settle its message
 itself. A shutdown receives no new messages, waits for running handlers, and returns unfinished messages without
