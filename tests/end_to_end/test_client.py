@@ -45,7 +45,7 @@ from holdfast.errors import (
 from holdfast.wire.frames import decode_calls
 from holdfast.wire.inboxes import Control
 from holdfast.wire.leases import LeaseProof
-from holdfast.wire.queues import AckMessages, NewMessage, ReceiveMessages, Receipts
+from holdfast.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessages
 from holdfast.wire.worlds import ListWorlds
 
 HERE = Path(__file__).parent

@@ -151,8 +151,8 @@ class Consumers(Generic[Handler]):
             prefetch: how many messages of each queue to receive beyond the busy handlers. By default as many as are
                 handled within about 20 ms: none while handlers are slow, and up to 32 for each slot and 256 in all
                 while they are quick. Then handled messages are acknowledged together, with the request for the next
-                ones, or after about 20 ms; a crash delivers them again. With 0, a message is acknowledged with the
-                next receive or at once.
+                ones, or after 20 to 40 ms if a handler takes longer; a crash delivers them again, at most a window.
+                With 0, a message is acknowledged with the next receive, or at once if that waits for messages.
             owner: the consumer's name in leases; random by default.
             with_state: receive messages with their workflow state.
             visibility_seconds: the length of a lease, instead of the queue's policy.
