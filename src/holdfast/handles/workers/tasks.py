@@ -127,11 +127,12 @@ class AsyncWorker(Consumers[AsyncHandler]):
     async def _wait_and_receive(self, queue: "_HeldMessages") -> list[AsyncMessage]:
         """The next messages. Those that are handled meanwhile are acknowledged by themselves."""
         self._ack_done(queue)
-        count = queue.room(len(queue.done))
-        if not count:
-            return []
         queue.is_waiting = True
         try:
+            count = queue.room(len(queue.done))
+            if not count:
+                await queue.wait_for_change()
+                return []
             return await self._plane.queue(queue.name).receive_many(
                 count, wait_seconds=WAIT_SECONDS, **self._receive_options
             )
@@ -294,8 +295,12 @@ class _HeldMessages:
     async def wait_for_room(self) -> None:
         """Wait until messages may be received, and few are buffered: they are handled while others are received."""
         while not self.room() or len(self.buffered) > self.window.prefetch // 4:
-            self.changed.clear()
-            await self.changed.wait()
+            await self.wait_for_change()
+
+    async def wait_for_change(self) -> None:
+        """Wait until a handler has finished, or messages are acknowledged."""
+        self.changed.clear()
+        await self.changed.wait()
 
     def add_done(self, message: AsyncMessage, now: float) -> None:
         if not self.done:

@@ -136,7 +136,7 @@ class Worker(Consumers[ThreadHandler]):
         """The next messages. Those that are handled meanwhile are acknowledged by their threads."""
         queue.begin_wait()
         self._ack_done(queue)
-        count = queue.room()
+        count = queue.room_beside_done()
         if not count:
             return []
         return self._plane.queue(queue.name).receive_many(count, wait_seconds=WAIT_SECONDS, **self._receive_options)
@@ -253,10 +253,10 @@ class _HeldMessages:
                 self._changed.wait()
             return None
 
-    def room(self) -> int:
-        """How many messages may be received."""
+    def room_beside_done(self) -> int:
+        """How many messages may be received by a call that acknowledges none."""
         with self._changed:
-            return self._room()
+            return self._room(len(self._done))
 
     def begin_receive(self) -> tuple[int, list[Message]]:
         """How many messages to receive, and those to acknowledge with that."""
@@ -353,8 +353,8 @@ class _HeldMessages:
             self._running.clear()
             return running
 
-    def _room(self) -> int:
-        return self._window.room(len(self._running) + len(self._buffered) + self._acking)
+    def _room(self, done: int = 0) -> int:
+        return self._window.room(len(self._running) + len(self._buffered) + self._acking + done)
 
     def _take_buffered(self) -> list[Message]:
         messages = list(self._buffered)
