@@ -178,6 +178,28 @@ def test_a_window_is_as_long_as_quick_handlers_need_20_ms(
     assert window.room(concurrency + prefetch + 5) == 0
 
 
+def test_messages_that_were_delivered_before_are_received_one_by_one(plane: Plane, calls: list[Any]) -> None:
+    """One of them may end its process, which counts as a failure of all that the process holds."""
+    jobs = plane.queue("jobs")
+    jobs.put_many(range(5))
+    jobs.nack_many(jobs.receive_many(5), delay_seconds=0)
+    worker = Worker(plane, {"jobs": lambda message: None})
+    HandlerClock(worker)
+    calls.clear()
+    worker.start()
+    eventually(lambda: worker.stats.handled == 5)
+    jobs.put_many(range(5))
+    eventually(lambda: worker.stats.handled == 10)
+    worker.stop()
+    receives = [each for each in calls if isinstance(each, ReceiveMessages)]
+    assert [each.max_messages for each in receives if each.acks][:4] == [1, 1, 1, 1]
+    window = Window(1, None)
+    window.record(0.001)
+    for attempts, prefetch in (([2], 0), ([1, 1, 3], 0), ([1, 1], 20)):
+        window.received(attempts)
+        assert window.prefetch == prefetch
+
+
 def test_a_given_prefetch_does_not_depend_on_handlers(plane: Plane) -> None:
     window = Window(2, 5)
     window.record(60.0)

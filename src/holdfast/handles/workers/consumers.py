@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar
 
 import msgspec
@@ -48,7 +48,9 @@ class Window:
     """How many messages of a queue a worker may hold: one for each slot, and `prefetch` more.
 
     By itself it buffers as many as its slots handle within `WORKER_WINDOW_SECONDS`, by the mean duration of the last
-    handlers: none before the first handler has finished, and none while handlers take longer than that.
+    handlers: none before the first handler has finished, and none while handlers take longer than that. It also buffers
+    none while messages arrive that were delivered before: if one of them ends its process again, that counts as a
+    failure of everything the process holds.
     """
 
     def __init__(self, concurrency: int, prefetch: int | None) -> None:
@@ -56,6 +58,7 @@ class Window:
         self.is_automatic = prefetch is None
         self._prefetch = prefetch
         self._mean_seconds: float | None = None
+        self._has_repeated = False  # Of the last messages, one was delivered before.
 
     @property
     def is_used(self) -> bool:
@@ -67,7 +70,7 @@ class Window:
         """How many messages to buffer beyond the busy slots."""
         if self._prefetch is not None:
             return self._prefetch
-        if self._mean_seconds is None or self._mean_seconds >= limits.WORKER_WINDOW_SECONDS:
+        if self._mean_seconds is None or self._mean_seconds >= limits.WORKER_WINDOW_SECONDS or self._has_repeated:
             return 0
         most = min(self.concurrency * limits.WORKER_PREFETCH_MAX, limits.MESSAGES_MAX)
         if self._mean_seconds * most <= self.concurrency * limits.WORKER_WINDOW_SECONDS:
@@ -80,6 +83,10 @@ class Window:
             self._mean_seconds = seconds
         else:
             self._mean_seconds += (seconds - self._mean_seconds) * _MEAN_WEIGHT
+
+    def received(self, attempts: Iterable[int]) -> None:
+        """Take into account how often the messages that were received have been delivered."""
+        self._has_repeated = any(attempt > 1 for attempt in attempts)
 
     def room(self, held: int) -> int:
         """How many messages to ask for, if this many are held; 0: none."""

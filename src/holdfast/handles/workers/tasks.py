@@ -92,6 +92,7 @@ class AsyncWorker(Consumers[AsyncHandler]):
                 continue
             failures = 0
             if messages:
+                queue.window.received(message.attempts for message in messages)
                 queue.buffered.extend(messages)
                 queue.buffered_at = self._monotonic()
                 self._start_handlers(queue)

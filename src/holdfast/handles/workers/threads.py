@@ -274,6 +274,7 @@ class _HeldMessages:
         with self._changed:
             self._is_receiving = self._is_waiting = False
             if messages:
+                self._window.received(message.attempts for message in messages)
                 self._buffered.extend(messages)
                 self._buffered_at = self._monotonic()
                 self._watch()
