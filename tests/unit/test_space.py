@@ -1,6 +1,7 @@
 """Deletion of unreferenced blobs, retention of session logs, and what is kept and why."""
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -11,10 +12,11 @@ import msgspec
 import pytest
 
 import holdfast
-from holdfast import Plane
+from holdfast import Plane, Tier
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import BlobNotFound, Busy, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
+from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.errors import BlobNotFound, Busy, Closed, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
 from holdfast.layers.blobs import Blob
@@ -22,11 +24,19 @@ from holdfast.layers.idempotency import keyed_call, store_result
 from holdfast.layers.queues import QueueKey
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World
-from holdfast.limits import BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX, GC_GRACE_SECONDS, PAYLOAD_INLINE_BYTES_MAX
+from holdfast.limits import (
+    BLOB_TOUCH_SECONDS,
+    BLOB_UPLOAD_SECONDS_MAX,
+    COMPACT_DELETIONS_MIN,
+    COMPACT_REWRITES_MAX,
+    GC_GRACE_SECONDS,
+    PAYLOAD_INLINE_BYTES_MAX,
+)
 from holdfast.runtime.maintenance import retention
 from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_loop import SpaceLoop, trim_logs
 from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.runtime.maintenance.table_compaction import TableCompaction
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.testing.clock import ManualClock
@@ -622,3 +632,115 @@ def test_space_shows_retentions(tmp_path: Path, clock: ManualClock) -> None:
     assert until["session logs"] == "for 5 s (activity_keep_seconds)"
     with pytest.raises(InvalidArgument, match="archived_bytes_max"):
         holdfast.open(f"dir:{tmp_path / 'data'}", archived_bytes_max=-1)
+
+
+# Space of deleted pairs in the tables of a key space.
+
+
+def size_of_key_space(plane: Plane) -> int:
+    return sum(path.stat().st_size for path in key_space(plane).path.iterdir())
+
+
+def key_space(plane: Plane) -> RocksDatabase:
+    database = plane._transport.services.database
+    assert isinstance(database, RocksDatabase)
+    return database
+
+
+def test_a_drained_queue_gives_its_disk_space_back(plane: Plane, clock: ManualClock) -> None:
+    jobs, count = plane.queue("jobs"), COMPACT_DELETIONS_MIN
+    empty_bytes = size_of_key_space(plane)
+    for _ in range(0, count, 256):
+        jobs.put_many([os.urandom(800) for _ in range(256)], tier=Tier.IMPORTANT)
+    key_space(plane).flush_tables()
+    while messages := jobs.receive_many(256, tier=Tier.IMPORTANT, extend_for_seconds=0):
+        jobs.ack_many(messages, tier=Tier.IMPORTANT)
+    clock.advance_ms(3_600_000)  # After this the next put removes the records of the acks.
+    jobs.put(b"last")
+    assert size_of_key_space(plane) > empty_bytes + 800 * count
+
+    compactions = 0
+    for _ in range(3):
+        while key_space(plane).compact_deleted():
+            compactions += 1
+    assert compactions == 1
+    assert size_of_key_space(plane) < empty_bytes + 262_144
+    message = jobs.receive()
+    assert message is not None
+    assert message.payload == b"last"
+
+
+def test_deletions_in_memory_are_not_written_while_more_follow(plane: Plane) -> None:
+    database = key_space(plane)
+    put_pairs(database, 2 * COMPACT_DELETIONS_MIN)
+    database.flush_tables()
+    for begin in (0, COMPACT_DELETIONS_MIN):
+        delete_pairs(database, begin, begin + COMPACT_DELETIONS_MIN)
+        assert not database.compact_deleted(), "it is the first check since these deletions"
+    assert database.compact_deleted(), "nothing was deleted since the last check"
+
+
+def test_a_deep_backlog_is_not_rewritten_for_few_deletions(plane: Plane) -> None:
+    database, count = key_space(plane), COMPACT_DELETIONS_MIN
+    put_pairs(database, count * (COMPACT_REWRITES_MAX + 2))
+    database.flush_tables()
+    delete_pairs(database, 0, count)
+    assert not any(database.compact_deleted() for _ in range(3))
+    delete_pairs(database, count, 2 * count)
+    assert [database.compact_deleted() for _ in range(3)] == [False, True, False]
+
+
+def put_pairs(database: RocksDatabase, count: int) -> None:
+    for begin in range(0, count, 1_024):
+        database.transact(change_pairs, range(begin, begin + 1_024), b"v" * 20, tier=Tier.IMPORTANT)
+
+
+def delete_pairs(database: RocksDatabase, begin: int, end: int) -> None:
+    for first in range(begin, end, 1_024):
+        database.transact(change_pairs, range(first, first + 1_024), None, tier=Tier.IMPORTANT)
+
+
+def change_pairs(tx: Transaction, numbers: range, value: bytes | None) -> None:
+    for number in numbers:
+        if value is None:
+            tx.delete(b"pair-%08d" % number)
+        else:
+            tx.put(b"pair-%08d" % number, value)
+
+
+def test_a_failed_or_closed_database_frees_no_space(plane: Plane) -> None:
+    database = key_space(plane)
+    database._failure = Unreachable("The disk failed")
+    assert not database.compact_deleted()
+    database._failure = None
+    plane.close()
+    with pytest.raises(Closed):
+        database.compact_deleted()
+
+
+def test_the_loop_frees_space_until_nothing_is_left_and_survives_errors(caplog: pytest.LogCaptureFixture) -> None:
+    outcomes: list[Any] = [True, True, False, Unreachable("no disk"), ZeroDivisionError("unexpected"), False]
+    ended = threading.Event()
+
+    class Compacting:
+        def compact_deleted(self) -> bool:
+            if not outcomes:
+                ended.set()
+                raise Closed("The database was closed")
+            outcome = outcomes.pop(0)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return bool(outcome)
+
+    loop = TableCompaction(Compacting(), 0.001)
+    assert ended.wait(30)
+    loop.stop()
+    assert "no disk" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_open_directory_frees_space_until_it_is_closed(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        assert "holdfast-tables" in {thread.name for thread in threading.enumerate()}
+    del plane
+    assert "holdfast-tables" not in {thread.name for thread in threading.enumerate()}

@@ -29,7 +29,7 @@ from holdfast.layers import formats, lineages
 from holdfast.layers.blobs import Verify
 from holdfast.layers.formats import FORMAT
 from holdfast.layers.migrations import check_complete
-from holdfast.limits import DISK_RESERVE_BYTES, GC_EVERY_SECONDS, PUSHES_PER_MINUTE
+from holdfast.limits import COMPACT_DELETED_SECONDS, DISK_RESERVE_BYTES, GC_EVERY_SECONDS, PUSHES_PER_MINUTE
 from holdfast.names import folder_at
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.formats import MARKER, check_exists, check_used
@@ -40,6 +40,7 @@ from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.maintenance.space_loop import SpaceLoop
 from holdfast.runtime.maintenance.space_options import SpaceOptions, check_options
+from holdfast.runtime.maintenance.table_compaction import Compactable, TableCompaction
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.tiers import TierPolicy
@@ -197,6 +198,8 @@ def _open(url: str, options: Options) -> Services:
     if url.startswith("dir:") and reserve_bytes:
         folder = folder_at(url.removeprefix("dir:"))
         services.disk_space = DiskSpaceMonitor(database, folder, reserve_bytes=reserve_bytes)
+    if isinstance(database, Compactable) and options.clock is None:
+        services.table_compaction = TableCompaction(database, COMPACT_DELETED_SECONDS)
     store = WorldStore(database, services.objects, BlobStore(database, services.objects))
     if every_seconds is not None:
         services.compaction = CompactionLoop(database, store, every_seconds)

@@ -33,6 +33,7 @@ from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_loop import SpaceLoop
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.maintenance.sweeper import Sweeper
+from holdfast.runtime.maintenance.table_compaction import TableCompaction
 from holdfast.runtime.repeat_detector import RepeatDetector
 from holdfast.runtime.waiting_consumers import WaitingConsumers
 from holdfast.tiers import TierPolicy
@@ -78,6 +79,7 @@ class Services:
         self.space = space or SpaceOptions()
         self.space_counters = SpaceCounters(clock)
         self.space_loop: SpaceLoop | None = None
+        self.table_compaction: TableCompaction | None = None
         self.consumers = consumers or ConsumerOptions()
         self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)
         self.pushes_per_minute = pushes_per_minute
@@ -231,6 +233,8 @@ class Services:
             self.disk_space.stop()
         if self.space_loop is not None:
             self.space_loop.stop()
+        if self.table_compaction is not None:
+            self.table_compaction.stop()
         self.events.close()
         if self._activity is not None:
             self._activity.close()

@@ -25,6 +25,7 @@ from rocksdict import (
     WriteBatch,
 )
 
+from holdfast.backends.rocksdb.compaction import DeletedPairs
 from holdfast.backends.rocksdb.directory_lock import directory_lock, mark_closed, mark_open
 from holdfast.backends.rocksdb.failures import is_shortage, translate_error
 from holdfast.backends.rocksdb.log_check import check_durable, check_files, repair_files
@@ -70,6 +71,7 @@ class RocksDatabase(SerialDatabase):
         self._failure: HoldfastError | None = None
         self._is_attached = False
         self._loops_lock = threading.Lock()
+        self._tables_lock = threading.Lock()  # RocksDB is not closed during a compaction.
         self._first_commit = 0  # Added to RocksDB's numbers, so that they increase across `reopen`.
         self._doubtful = (0, 0)  # Commits after the first and up to the second may have been lost in a failure.
         self._attach(*_open(path))
@@ -77,6 +79,7 @@ class RocksDatabase(SerialDatabase):
 
     def _attach(self, rocks: Rdict, watermark: Watermark, floor: int) -> None:
         self._rocks = rocks
+        self._deleted = DeletedPairs(rocks, self._path)
         self._watermark = watermark
         self._identity = mark_open(self._path)
         self._sequence: Callable[[], int] = rocks.latest_sequence_number
@@ -135,7 +138,7 @@ class RocksDatabase(SerialDatabase):
         self._is_attached = False
         self._first_commit, self._sequence = last, lambda: 0
         self._watermark.close()
-        with suppress(Exception):  # It is closed nonetheless, and its failure is known.
+        with self._tables_lock, suppress(Exception):  # It is closed nonetheless, and its failure is known.
             self._rocks.close()
         mark_closed(self._identity)
 
@@ -177,6 +180,27 @@ class RocksDatabase(SerialDatabase):
         except Exception as error:
             self._failure = translate_error(error, self._path)  # RocksDB refuses all writes from then on.
             raise self._failure from error
+
+    def compact_deleted(self) -> bool:
+        """Free the space of deleted pairs in one range of keys; returns whether there may be more.
+
+        Deletions in memory are written first, once no more follow: a call that finds many remembers their number, and
+        the next call writes them if it is the same. Nothing happens while the database has failed.
+
+        Raises:
+            Closed: the database was closed.
+        """
+        with self._tables_lock:
+            if self._closed:
+                raise Closed("The database was closed; open it again")
+            if self.failure is not None:
+                return False
+            if self._deleted.are_in_memory():
+                self.flush_tables()
+            try:
+                return self._deleted.compact()
+            except Exception as error:
+                raise translate_error(error, self._path) from error
 
     def _snapshot(self) -> "OptimisticPairs":
         return OptimisticPairs(self._pairs, self._sequence)
@@ -286,7 +310,8 @@ class RocksDatabase(SerialDatabase):
             self._syncer.stop()
             self._watermark.close(all_synced=all_synced)  # While RocksDB still locks the directory.
             try:
-                self._rocks.close()
+                with self._tables_lock:
+                    self._rocks.close()
             except Exception as error:
                 # It is closed nonetheless. A write failure was already reported when it first happened.
                 if self._failure is None:

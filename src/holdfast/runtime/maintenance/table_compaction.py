@@ -1,0 +1,45 @@
+"""Gives the disk space of deleted pairs back while a plane is open, also when nothing more is written."""
+
+import logging
+import threading
+from typing import Protocol, runtime_checkable
+
+from holdfast.errors import Closed, HoldfastError
+
+_log = logging.getLogger("holdfast.upkeep")
+
+
+@runtime_checkable
+class Compactable(Protocol):
+    """A key space whose files keep deleted pairs until they are compacted."""
+
+    def compact_deleted(self) -> bool:
+        """Free the space of deleted pairs in one range of keys; returns whether there may be more."""
+
+
+class TableCompaction:
+    """A thread that compacts tables with many deletions at an interval. An error is logged, and tried again."""
+
+    def __init__(self, database: Compactable, every_seconds: float) -> None:
+        self._database = database
+        self._every_seconds = every_seconds
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-tables", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the current compaction, then end."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._every_seconds):
+            try:
+                while self._database.compact_deleted() and not self._stopping.is_set():
+                    pass
+            except Closed:
+                return
+            except HoldfastError as error:
+                _log.warning("the space of deleted data could not be freed; trying again later: %s", error)
+            except Exception:
+                _log.exception("the space of deleted data could not be freed; trying again later")
