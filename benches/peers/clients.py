@@ -5,7 +5,7 @@
 | put | `queue.put` | `js.publish`, its PubAck | `XADD` |
 | receive | `receive_many`, or `receive` for one | `fetch` of a pull consumer | `XREADGROUP` of a group |
 | ack_each, concurrently | `message.ack` | `ack_sync` | `XACK` and `XDEL` |
-| ack_batch | one `queues.ack` of all | `ack` each, unconfirmed | one `XACK` and `XDEL` of all |
+| ack_batch | one `ack_many` of all | `ack` each, unconfirmed | one `XACK` and `XDEL` of all |
 | lock | `lease.acquire`, `release` | | `Lock.acquire`, `release` |
 
 The NATS stream has work-queue retention, and acknowledged Redis entries are deleted, so all three are queues. NATS
@@ -26,7 +26,6 @@ from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType,
 import holdfast
 from benches.peers.bare import BareClient
 from holdfast import AsyncPlane, Tier
-from holdfast.wire.queues import AckMessages
 
 BATCH: Final = 256  # The maximum of one Holdfast call, and the size of a NATS fetch.
 CALLERS: Final = 256
@@ -55,22 +54,21 @@ class HoldfastClient:
 
     def __init__(self, plane: AsyncPlane, queue: str) -> None:
         self.plane = plane
-        self._queue = plane.queue(queue)
-        self._transport = plane._transport  # For `queues.ack` of a batch, which has no method on a queue.
+        self.queue = plane.queue(queue)
 
     @classmethod
     async def connect(cls, url: str, queue: str) -> "HoldfastClient":
         return cls(await holdfast.connect_async(url), queue)
 
     async def put(self, body: bytes) -> None:
-        await self._queue.put(body)
+        await self.queue.put(body)
 
     async def fill(self, count: int, body: bytes) -> None:
         sizes = iter([BATCH] * (count // BATCH) + [count % BATCH] * (count % BATCH > 0))
 
         async def put_batches() -> None:
             for size in sizes:
-                await self._queue.put_many([body] * size, tier=Tier.IMPORTANT)
+                await self.queue.put_many([body] * size, tier=Tier.IMPORTANT)
 
         await asyncio.gather(*(put_batches() for _ in range(4)))
 
@@ -79,10 +77,10 @@ class HoldfastClient:
 
     async def _receive(self, most: int) -> list[Any]:
         if most > 1:
-            return await self._queue.receive_many(
+            return await self.queue.receive_many(
                 most, wait_seconds=_WAIT_SECONDS, visibility_seconds=_LEASE_SECONDS, extend_for_seconds=0
             )
-        message = await self._queue.receive(
+        message = await self.queue.receive(
             wait_seconds=_WAIT_SECONDS, visibility_seconds=_LEASE_SECONDS, extend_for_seconds=0
         )
         return [] if message is None else [message]
@@ -91,8 +89,7 @@ class HoldfastClient:
         await _concurrently([message.ack() for message in messages])
 
     async def ack_batch(self, messages: Sequence[Any]) -> None:
-        answer = await self._transport.call(AckMessages(self._queue.name, [message.lease for message in messages]))
-        assert all(outcome.code is None for outcome in answer.outcomes)
+        await self.queue.ack_many(messages)
 
     async def work(self, count: int, slots: int) -> int:
         """Run a worker until it has handled `count` messages, and return how many it handled when it has stopped."""
@@ -106,7 +103,7 @@ class HoldfastClient:
 
         worker = holdfast.AsyncWorker(
             self.plane,
-            {self._queue.name: handle},
+            {self.queue.name: handle},
             concurrency=slots,
             visibility_seconds=_LEASE_SECONDS,
             extend_for_seconds=0,

@@ -6,6 +6,7 @@ Redis            append-only file, `appendfsync always`
 bare Python      `benches.peers.bare`: not a peer, but a lower bound
 """
 
+import os
 import shutil
 import socket
 import subprocess
@@ -35,11 +36,12 @@ class Server:
 
 
 @contextmanager
-def holdfast_server(folder: Path) -> Iterator[Server]:
-    """A Holdfast server over a directory."""
+def holdfast_server(folder: Path, *, source: Path | None = None) -> Iterator[Server]:
+    """A Holdfast server over a directory, with the code in `source` instead of this process's."""
     data = folder / "holdfast"
     command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", f"dir:{data}", "--port", "0"]
-    with _running([*command, "--log-level", "warning"], folder / "holdfast.log") as process:
+    environment = None if source is None else os.environ | {"PYTHONPATH": str(source)}
+    with _running([*command, "--log-level", "warning"], folder / "holdfast.log", environment) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(_READY):
@@ -101,9 +103,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def _running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[str]"]:
+def _running(
+    command: Sequence[str], log: Path, environment: dict[str, str] | None = None
+) -> Iterator["subprocess.Popen[str]"]:
     with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
         yield process
     finally:

@@ -90,10 +90,10 @@ def consume(env: Environment) -> list[Figure]:
         if "redis" in clients:
             batched["Redis, COUNT 256, one XACK"] = candidate("redis", BATCH, clients["redis"].ack_batch, 8_192)
         ours = clients["holdfast"]
-        batched["Holdfast, receive_many(256), one queues.ack"] = candidate("holdfast", BATCH, ours.ack_batch, 8_192)
+        batched["Holdfast, receive_many(256), one ack_many"] = candidate("holdfast", BATCH, ours.ack_batch, 8_192)
         batched["Holdfast, receive_many(256), 256 concurrent acks"] = candidate("holdfast", BATCH, ours.ack_each, 8_192)
         rates = env.compare("8 consumers receive and acknowledge batches of 256", batched)
-        in_batches = ratio(rates, "Holdfast, receive_many(256), one queues.ack", "NATS, fetch(256), each ack confirmed")
+        in_batches = ratio(rates, "Holdfast, receive_many(256), one ack_many", "NATS, fetch(256), each ack confirmed")
 
         rates = env.compare(
             "8 consumers receive and acknowledge one by one",
