@@ -129,7 +129,7 @@ def network(arena: Arena) -> Iterator[Result]:
     with arena.servers(["redis"]) as servers, arena.clients("holdfast", servers) as clients:
         for ack, full_count, title in (
             ("batch", 8_192, "one call acknowledges a batch"),
-            ("each", 4_096, "one call acknowledges a message"),
+            ("each", 2_048, "one call acknowledges a message"),
         ):
             count = arena.part(full_count, CONSUMERS * BATCH)
             options = {"queue": "race", "count": count, "batch": BATCH, "consumers": CONSUMERS}
@@ -154,7 +154,7 @@ def workers(arena: Arena) -> Iterator[Result]:
     """Workers from a server, with a handler that does nothing."""
     with arena.servers() as servers:
         with arena.clients("connect", servers) as clients:
-            for threads, full_count in ((1, 300), (CONSUMERS, 800)):
+            for threads, full_count in ((1, 200), (CONSUMERS, 400)):
                 count = arena.part(full_count)
                 title = f"Worker from a server, {threads} {'thread' if threads == 1 else 'threads'}"
                 yield arena.race(title, clients, "work", count, count + threads, threads=threads)
@@ -191,8 +191,8 @@ def rows(arena: Arena) -> Iterator[Result]:
         for batch in (1, ROWS_BATCH):
             for name, source in arena.sources.items():
                 url = server.database(f"{name} {batch}")
-                count = arena.part(512, ROWS_BATCH)
-                found += _rows_of(arena, source, url, batch, count, [name, str(batch)])
+                written = _rows_of(partial(arena.contestant, source, "open", url), url, batch, arena.part(512, batch))
+                found += [[name, str(batch), *row] for row in written]
     columns = ["contestant", "batch", "operation", "inserted", "updated", "deleted", "rows in all"]
     yield Figures("PostgreSQL, rows written for a message", columns, found)
 
@@ -307,12 +307,14 @@ def _postgres_server(arena: Arena) -> Iterator[_Postgres]:
         server.cleanup()
 
 
-def _rows_of(arena: Arena, source: Path, url: str, batch: int, count: int, labels: list[str]) -> list[list[str]]:
+def _rows_of(
+    start: Callable[[], AbstractContextManager[Contestant]], url: str, batch: int, count: int
+) -> list[list[str]]:
     """What puts, deliveries and acks write. Rows are counted when a process has disconnected."""
 
     def written(*tasks: dict[str, Any]) -> list[int]:
         before = _written_rows(url)
-        with arena.contestant(source, "open", url) as plane:
+        with start() as plane:
             for task in tasks:
                 plane.do(**task)
         return [after - earlier for after, earlier in zip(_written_rows(url), before, strict=True)]
@@ -326,7 +328,7 @@ def _rows_of(arena: Arena, source: Path, url: str, batch: int, count: int, label
     both = _less(written({**deliver, "ack": True}), opened, count)
     acks = [total - delivery for total, delivery in zip(both, deliveries, strict=True)]
     return [
-        [*labels, name, *(f"{each:.2f}" for each in (*found, sum(found)))]
+        [name, *(f"{each:.2f}" for each in (*found, sum(found)))]
         for name, found in (("put", puts), ("delivery", deliveries), ("ack", acks))
     ]
 

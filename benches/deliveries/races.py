@@ -133,8 +133,8 @@ def table_of(result: Race) -> Table:
 
 
 def cpu_seconds_of(process: int) -> float:
-    """The processor time of a process and of its running children."""
-    return sum(_cpu_seconds(each) for each in (process, *_children(process)))
+    """The processor time of a process and of its children, also of those that have ended."""
+    return _cpu_seconds(process, ended_children=True) + sum(_cpu_seconds(each) for each in _children(process))
 
 
 def _standing(name: str, turns: list[Turn], first: list[Turn]) -> Standing:
@@ -168,9 +168,10 @@ def _children(process: int) -> list[int]:
         return []
 
 
-def _cpu_seconds(process: int) -> float:
+def _cpu_seconds(process: int, *, ended_children: bool = False) -> float:
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    ticks = fields[11:15] if ended_children else fields[11:13]
+    return sum(map(int, ticks)) / _TICKS_PER_SECOND

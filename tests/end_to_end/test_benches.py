@@ -1,0 +1,34 @@
+"""The races of benches/ run, with few messages. They measure nothing here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINES = ("embedded", "network", "latency", "workers", "blocking", "postgres", "rows", "depth", "space")
+
+
+@pytest.mark.nightly
+def test_every_line_of_the_races_of_deliveries_compares_both_codes(tmp_path: Path) -> None:
+    found = tmp_path / "results.json"
+    options = ["--before", "HEAD", "--scale", "0.01", "--rounds", "1", "--json", str(found)]
+    subprocess.run(
+        [sys.executable, "-m", "benches.bench_deliveries", *LINES, *options],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        check=True,
+    )
+    lines = json.loads(found.read_bytes())["lines"]
+    assert list(lines) == list(LINES)
+    for name, results in lines.items():
+        text = json.dumps(results)
+        assert "HEAD" in text, name
+        assert "this code" in text, name
+        standings = [standing for result in results for standing in result.get("standings", ())]
+        assert all(each["per_second"] > 0 and each["client_cpu_us"] > 0 for each in standings), name
+    drained = {row[0]: row[-1] for row in lines["space"][0]["rows"]}
+    assert drained == {"HEAD": "yes", "this code": "yes"}
