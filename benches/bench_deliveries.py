@@ -7,8 +7,8 @@
     python -m benches.bench_deliveries --scale 0.02 --rounds 1  a smoke test
 
 Each contestant is a process with its own code, which takes turns with the others; those over the network have a server
-process of the same code. The first round is a warm-up. Rates are medians of the turns. Processor time is the mean of
-the turns, of all threads of the client process and of the server process: on a busy machine it says more than the rate.
+process of the same code. The first round is a warm-up, and figures are medians of the turns. Processor time is that of
+all threads of the client process, RocksDB's included, and of the server: on a busy machine it says more than the rate.
 """
 
 import argparse

@@ -32,7 +32,7 @@ class Standing(msgspec.Struct):
     name: str
     per_second: float  # The median of the turns.
     ratio: float  # Of the rates, the median of the ratios of each round.
-    client_cpu_us: float  # Processor time of a message, over all turns.
+    client_cpu_us: float  # Processor time of a message, the median of the turns.
     server_cpu_us: float | None
     cpu_ratio: float  # Of the processor time of client and server.
     more: dict[str, float]  # Medians.
@@ -134,7 +134,7 @@ def table_of(result: Race) -> Table:
 
 def cpu_seconds_of(process: int) -> float:
     """The processor time of a process and of its children, also of those that have ended."""
-    return _cpu_seconds(process, ended_children=True) + sum(_cpu_seconds(each) for each in _children(process))
+    return _ended_children_seconds(process) + sum(_cpu_seconds(each) for each in (process, *_children(process)))
 
 
 def _standing(name: str, turns: list[Turn], first: list[Turn]) -> Standing:
@@ -144,8 +144,8 @@ def _standing(name: str, turns: list[Turn], first: list[Turn]) -> Standing:
         name=name,
         per_second=1 / median(turn.wall for turn in turns),
         ratio=median(theirs.wall / turn.wall for theirs, turn in zip(first, turns, strict=True)),
-        client_cpu_us=_mean(turn.client_cpu for turn in turns) * 1e6,
-        server_cpu_us=_mean(servers) * 1e6 if servers else None,
+        client_cpu_us=median(turn.client_cpu for turn in turns) * 1e6,
+        server_cpu_us=median(servers) * 1e6 if servers else None,
         cpu_ratio=_cpu(turns) / _cpu(first),
         more=more,
         turns=turns,
@@ -153,12 +153,7 @@ def _standing(name: str, turns: list[Turn], first: list[Turn]) -> Standing:
 
 
 def _cpu(turns: Sequence[Turn]) -> float:
-    return _mean(turn.client_cpu + (turn.server_cpu or 0) for turn in turns)
-
-
-def _mean(values: "Iterator[float] | list[float]") -> float:
-    found = list(values)
-    return sum(found) / len(found)
+    return median(turn.client_cpu + (turn.server_cpu or 0) for turn in turns)
 
 
 def _children(process: int) -> list[int]:
@@ -168,10 +163,17 @@ def _children(process: int) -> list[int]:
         return []
 
 
-def _cpu_seconds(process: int, *, ended_children: bool = False) -> float:
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return 0.0
-    ticks = fields[11:15] if ended_children else fields[11:13]
-    return sum(map(int, ticks)) / _TICKS_PER_SECOND
+def _cpu_seconds(process: int) -> float:
+    """The processor time of its running threads, in nanoseconds where the times of a process are in 10 ms."""
+    nanoseconds = 0
+    for thread in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        try:
+            nanoseconds += int(thread.read_text().split()[0])
+        except (FileNotFoundError, ProcessLookupError):  # It ended meanwhile.
+            continue
+    return nanoseconds / 1e9
+
+
+def _ended_children_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / _TICKS_PER_SECOND

@@ -16,6 +16,7 @@ from holdfast import Plane, Tier
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.backends.rocksdb.compaction import DeletedPairs
 from holdfast.errors import BlobNotFound, Busy, Closed, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
@@ -744,3 +745,30 @@ def test_an_open_directory_frees_space_until_it_is_closed(tmp_path: Path) -> Non
         assert "holdfast-tables" in {thread.name for thread in threading.enumerate()}
     del plane
     assert "holdfast-tables" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_database_is_not_closed_or_reopened_during_a_compaction(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = key_space(plane)
+    arrived, go_on = threading.Event(), threading.Event()
+
+    def compact(_: Any) -> bool:
+        arrived.set()
+        return go_on.wait(30)
+
+    monkeypatch.setattr(DeletedPairs, "compact", compact)
+    compacting = threading.Thread(target=database.compact_deleted)
+    compacting.start()
+    assert arrived.wait(30)
+    rocks = database._rocks
+    database._failure = Unreachable("The disk failed")
+    reopening = threading.Thread(target=database.reopen)
+    reopening.start()
+    reopening.join(0.05)
+    assert rocks.get(b"missing") is None, "RocksDB is still open"
+    go_on.set()
+    reopening.join(30)
+    compacting.join(30)
+    assert database._rocks is not rocks
+    plane.queue("jobs").put(b"stored")
