@@ -252,6 +252,7 @@ DISK_FILL_BYTES_PER_SECOND: Final = 1_073_741_824  # How fast a disk is assumed 
 COMPACT_DELETED_SECONDS: Final = 60.0  # How often the key space of a directory is checked for space to free.
 COMPACT_DELETIONS_MIN: Final = 4_096  # Fewer deletions are left to RocksDB: they free 64 MiB at most.
 COMPACT_REWRITES_MAX: Final = 8  # Pairs that may be rewritten for each deletion, to free its space.
+COMPACT_BYTES_MAX: Final = 1_073_741_824  # Rewritten at a time: closing a directory waits for it.
 REOPEN_SECONDS_MIN: Final = 0.5  # A server's back-off between attempts to reopen a failed key space doubles from this
 REOPEN_SECONDS_MAX: Final = 30.0  # up to this.
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from rocksdict import CompactOptions, Rdict
 
-from holdfast.limits import COMPACT_DELETIONS_MIN, COMPACT_REWRITES_MAX
+from holdfast.limits import COMPACT_BYTES_MAX, COMPACT_DELETIONS_MIN, COMPACT_REWRITES_MAX
 
 _DELETES: Final = "rocksdb.num-deletes-active-mem-table"
 
@@ -63,7 +63,7 @@ class DeletedPairs:
             return False  # Nothing is below it that it deletes.
         disk = os.statvfs(self._path)
         rewritten_bytes: int = sum(table["size"] for table in merged)
-        has_room = rewritten_bytes <= disk.f_bavail * disk.f_frsize // 2
+        has_room = rewritten_bytes <= min(disk.f_bavail * disk.f_frsize // 2, COMPACT_BYTES_MAX)
         return has_room and pairs <= found.deletions * COMPACT_REWRITES_MAX
 
 
