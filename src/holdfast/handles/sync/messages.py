@@ -370,12 +370,11 @@ def received_messages(
             received = _Received(transport, universe, queue, None, seconds)
             some = [Message(received, 0, lease.expires_ms, lease)]
         else:
+            positions, expires_ms = lease.positions, lease.expires_ms
             # Without `visibility_seconds`, all messages of a lease have the same.
-            first = lease.stored_at(lease.positions[0])
-            seconds = visibility_seconds or decode_head(first).visibility_ms / 1_000
+            seconds = visibility_seconds or decode_head(lease.stored_at(positions[0])).visibility_ms / 1_000
             received = _Received(transport, universe, queue, lease, seconds)
-            expires_ms = lease.expires_ms
-            some = [Message(received, position, expires_ms) for position in lease.positions]
+            some = [Message(received, position, expires_ms) for position in positions]
         if cap > 0:
             transport.lease_renewer.start(some, universe, queue, seconds=seconds, cap_seconds=cap)
         messages += some

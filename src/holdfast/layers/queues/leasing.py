@@ -127,16 +127,17 @@ class Leased:
 
     def read_rest(self, queue_tx: QueueTransaction, heads: Sequence[StoredHead], *, with_state: bool) -> None:
         """Read what belongs to the messages and is stored apart from them."""
-        tx, queue = queue_tx.tx, queue_tx.queue
+        tx, queue, has_failures = queue_tx.tx, queue_tx.queue, False
         for head in heads:
             if head.blob is not None:
                 self.blobs.append(head)
             elif head.has_body:
                 self.bodies[head.id] = tx.get(queue_tx.keys.body_key(head.id))
+            has_failures = has_failures or head.has_failures
         if with_state:
             read = sidecars.read if self.repeated else sidecars.open
             self.states = [read(tx, queue, message) for message in self.messages]
-        if any(head.has_failures for head in heads):
+        if has_failures:
             self.failures = delivered_failures(tx, queue, heads)
 
 
