@@ -24,9 +24,12 @@ from websockets.client import ClientProtocol
 import holdfast
 from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
 from holdfast.adaptive_batching import SINGLE_CALLER_TICKS_MIN
-from holdfast.client import connection as client_connection
 from holdfast.client import lease_renewal
+from holdfast.client import session as client_session
+from holdfast.client.blocking_connection import BlockingConnection
+from holdfast.client.blocking_socket import BlockingSocket
 from holdfast.client.connection import Connection
+from holdfast.client.session import Session
 from holdfast.client.transport import RemoteTransport
 from holdfast.client.websocket import Socket
 from holdfast.errors import (
@@ -78,7 +81,7 @@ def name() -> str:
 def frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of calls in each frame that a client has sent."""
     sent: list[int] = []
-    send, write_now = ClientProtocol.send_binary, Socket.write_now
+    send, write_now, output = ClientProtocol.send_binary, Socket.write_now, BlockingSocket.output
 
     def count(message: Any) -> None:
         with suppress(Exception):  # A hello is not a list of calls.
@@ -94,6 +97,12 @@ def frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             count(message)
         return written
 
+    def writing_from_thread(self: BlockingSocket, messages: list[bytes]) -> bytes:
+        for message in messages:
+            count(message)
+        return output(self, messages)
+
+    monkeypatch.setattr(BlockingSocket, "output", writing_from_thread)
     monkeypatch.setattr(ClientProtocol, "send_binary", sending)
     monkeypatch.setattr(Socket, "write_now", writing)
     return sent
@@ -489,22 +498,19 @@ def test_a_call_survives_an_outage_of_the_server(server: Any, name: str) -> None
 
 def age_connection_by_an_hour(plane: Plane) -> None:
     """Move the times that a client's connection has recorded an hour into the past."""
-    transport: Any = plane._transport
-
-    async def move() -> None:
-        connection = transport._transport._connection
-        connection._connected_since -= 3_600.0
-        for waiting in (connection, "_disconnected_since"), *((each, "since") for each in connection._pending.values()):
+    connection: Any = plane._transport._connection
+    session = connection._session
+    with connection._lock:
+        session._connected_since -= 3_600.0
+        for waiting in (session, "_disconnected_since"), *((each, "since") for each in session.pending.values()):
             setattr(*waiting, getattr(*waiting) - 3_600.0)
-
-    transport._wait(move())
 
 
 def test_a_connection_older_than_the_patience_is_reopened(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timeout starts when the connection is lost, not when it was opened."""
-    monkeypatch.setattr("holdfast.client.connection._TIMEOUT_CHECK_SECONDS_MAX", 0.005)
+    monkeypatch.setattr("holdfast.client.session._TIMEOUT_CHECK_SECONDS_MAX", 0.005)
     with (
         Proxy(server.port) as proxy,
         holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
@@ -609,14 +615,14 @@ def test_a_thread_interrupted_while_it_submits_its_call_releases_its_message(ser
     with holdfast.connect(server.url) as plane, pytest.MonkeyPatch.context() as patch:
         jobs = plane.queue(name)
         assert jobs.stats().ready == 0  # The connection is open.
-        submit = plane._transport._loop.call_soon_threadsafe
+        flush = BlockingConnection._flush
 
-        def interrupted(*call: Any) -> None:
+        def interrupted(connection: BlockingConnection) -> None:
             patch.undo()
-            submit(*call)
+            flush(connection)
             raise KeyboardInterrupt
 
-        patch.setattr(plane._transport._loop, "call_soon_threadsafe", interrupted)
+        patch.setattr(BlockingConnection, "_flush", interrupted)
         with pytest.raises(KeyboardInterrupt):
             jobs.receive(wait_seconds=600)
         jobs.put("a")
@@ -791,13 +797,13 @@ def test_a_closed_client_leaks_no_threads_and_no_files(server: Any) -> None:
 
 def test_calls_to_a_draining_server_wait_for_the_next_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replies: list[Any] = []
-    deliver = Connection._deliver
+    deliver = Session.deliver
 
-    def record_reply(self: Connection, reply: Any) -> None:
+    def record_reply(self: Session[Any], reply: Any) -> None:
         deliver(self, reply)
         replies.append(reply.problem and reply.problem.code)
 
-    monkeypatch.setattr(Connection, "_deliver", record_reply)
+    monkeypatch.setattr(Session, "deliver", record_reply)
     with serving(f"dir:{tmp_path}") as first, Proxy(first.port) as proxy, holdfast.connect(proxy.url) as plane:
         plane.queue("jobs").put("a")
         first.drain()
@@ -821,8 +827,10 @@ async def test_a_connection_is_reopened_after_an_unexpected_error(
     """Covers errors while connecting, while resuming, while failing bad calls, and while checking timeouts."""
     failed: list[str] = []
 
+    owners = {"fail_bad_calls": client_session, "fail_timed_out": Session}
+
     def fail_first_call(method: str) -> None:
-        owner: Any = client_connection if method == "fail_bad_calls" else Connection
+        owner: Any = owners.get(method, Connection)
         work = getattr(owner, method)
 
         def fail(*args: Any) -> Any:
@@ -835,7 +843,7 @@ async def test_a_connection_is_reopened_after_an_unexpected_error(
 
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
         connection = plane._transport._open_connection()
-        for number, method in enumerate(("_stream", "_resume", "fail_bad_calls", "_fail_timed_out")):
+        for number, method in enumerate(("_stream", "_resume", "fail_bad_calls", "fail_timed_out")):
             fail_first_call(method)
             socket = connection._socket
             if socket is not None and method == "fail_bad_calls":
@@ -871,7 +879,7 @@ async def test_a_failed_flush_does_not_block_later_calls(
     async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
         queue = plane.queue(name)
         await asyncio.gather(*[queue.put(number) for number in range(3)])
-        batcher = plane._transport._open_connection()._batcher
+        batcher = plane._transport._open_connection()._session.batcher
         send, failed = batcher.send, list[int]()
 
         def fail_once() -> int:

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -437,6 +438,24 @@ def test_server_uses_tls(start: Callable[..., Any], tmp_path: Path) -> None:
         plain.request("GET", "/healthz")
         plain.getresponse()
     plain.close()
+
+
+def test_threads_share_a_tls_connection(start: Callable[..., Any], tmp_path: Path) -> None:
+    pem = certificates(tmp_path)
+    server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
+    payloads = [bytes([number]) * (1_000 if number % 2 else 150_000) for number in range(32)]
+    with (
+        server.plane(tls=ssl.create_default_context(cafile=pem["ca_cert"])) as plane,
+        ThreadPoolExecutor(16) as threads,
+    ):
+        jobs = plane.queue("jobs")
+        receiving = [threads.submit(jobs.receive, wait_seconds=SECONDS_MAX, extend_for_seconds=0) for _ in range(8)]
+        list(threads.map(jobs.put, payloads))
+        received = [each.result(SECONDS_MAX) for each in receiving]
+        received += threads.map(lambda _: jobs.receive(extend_for_seconds=0), range(24))
+        list(threads.map(lambda message: message.ack(), received))
+        assert sorted(message.read() for message in received) == sorted(payloads)
+        assert jobs.stats().acked_total == len(payloads)
 
 
 def test_server_can_require_client_certificates(start: Callable[..., Any], tmp_path: Path) -> None:

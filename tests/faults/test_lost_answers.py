@@ -19,7 +19,7 @@ from websockets.sync.server import serve as serve_sync
 
 import holdfast
 from holdfast import Plane
-from holdfast.client import connection, streaming
+from holdfast.client import session, streaming
 from holdfast.errors import Busy, CommitUnknown, HoldfastError, InvalidArgument, NotAllowed, Unreachable, Unsupported
 from holdfast.handles.messages import received_elsewhere
 from holdfast.wire.blobs import Stored
@@ -222,7 +222,7 @@ def test_a_write_is_not_repeated_after_its_key_has_expired(
     monkeypatch: pytest.MonkeyPatch, messages: list[bytes]
 ) -> None:
     """Servers remember keys for ten minutes. After that, a client does not send a write again."""
-    for module in (connection, streaming):
+    for module in (session, streaming):
         monkeypatch.setattr(module, "_KEYS_SECONDS", -1.0)
     with lossy_client("memory:") as lossy:
         jobs = lossy.client.queue("jobs")

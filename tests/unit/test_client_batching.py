@@ -27,7 +27,7 @@ class Server:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.error: Exception | None = None
-        self.batcher = RequestBatcher(self.send)
+        self.batcher = RequestBatcher(self.send, asyncio.get_running_loop().call_soon)
         self._flushing = False
 
     async def call(self, request: Any) -> Any:

@@ -7,18 +7,17 @@ server rejects a batch as invalid, nothing was written and each put is sent agai
 message anyway.
 """
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 import msgspec
 
+from holdfast.client.pending_calls import AnswerFuture
 from holdfast.errors import HoldfastError, Validation
 from holdfast.limits import MESSAGES_MAX
+from holdfast.wire.frames import AnyRequest
 from holdfast.wire.queues import AckMessages, Outcomes, PackedAck, PutMessages, Receipts, RefusedAck
-
-BATCHABLE: Final = (PutMessages, AckMessages)
 
 _SPLIT_CALLERS_MIN: Final = 16  # The answer to a batch of at least this many callers is delivered in two halves.
 _BYTES_MAX: Final = 262_144  # Payload bytes per call. Larger calls gain little from batching.
@@ -26,25 +25,37 @@ _BYTES_MAX: Final = 262_144  # Payload bytes per call. Larger calls gain little 
 BatchableRequest = PutMessages | AckMessages
 
 
+def is_batchable(request: AnyRequest) -> TypeGuard[BatchableRequest]:
+    """Whether the call can be merged with others."""
+    return isinstance(request, (PutMessages, AckMessages))
+
+
 class BatchableCall(NamedTuple):
     """A call that waits for the next frame, and the future of its answer."""
 
     request: BatchableRequest
-    future: "asyncio.Future[Any]"
+    future: AnswerFuture
 
 
 class SendRequest(Protocol):
     """Adds a call to the next frame and returns the future of its answer."""
 
-    def __call__(self, request: BatchableRequest) -> "asyncio.Future[Any]": ...
+    def __call__(self, request: BatchableRequest) -> AnswerFuture: ...
 
 
 class RequestBatcher:
     """Collects the puts and acks for the next frame of one connection."""
 
-    def __init__(self, send: SendRequest) -> None:
+    def __init__(self, send: SendRequest, call_soon: Callable[..., object] | None = None) -> None:
+        """`call_soon` is that of the callers' event loop; None: the callers are threads."""
         self._send = send
+        self._call_soon = call_soon
         self._waiting: dict[tuple[Any, ...], list[BatchableCall]] = {}
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls wait for the next frame."""
+        return bool(self._waiting)
 
     def add(self, call: BatchableCall) -> None:
         """Add a call to the next frame."""
@@ -82,7 +93,7 @@ class RequestBatcher:
         else:
             answer.add_done_callback(partial(self._on_answer, batch))
 
-    def _on_answer(self, batch: Sequence[BatchableCall], answer: "asyncio.Future[Any]") -> None:
+    def _on_answer(self, batch: Sequence[BatchableCall], answer: AnswerFuture) -> None:
         if answer.cancelled():
             for each in batch:
                 each.future.cancel()
@@ -90,14 +101,14 @@ class RequestBatcher:
             self._fail(batch, error)
         elif len(batch) == 1:
             _set_result(batch[0].future, answer.result())
-        elif len(batch) < _SPLIT_CALLERS_MIN:
+        elif self._call_soon is None or len(batch) < _SPLIT_CALLERS_MIN:
             _distribute(batch, answer.result(), 0)
         else:
             # Callers usually call again as soon as they have their answer. Answered in two halves, they call again in
             # two frames, so the server works on one while this process prepares the other.
             half = len(batch) // 2
             start = _distribute(batch[:half], answer.result(), 0)
-            asyncio.get_running_loop().call_soon(_distribute, batch[half:], answer.result(), start)
+            self._call_soon(_distribute, batch[half:], answer.result(), start)
 
     def _fail(self, batch: Sequence[BatchableCall], error: BaseException) -> None:
         is_invalid = isinstance(error, Validation) or not isinstance(error, HoldfastError)
@@ -167,6 +178,6 @@ def _is_about(request: AckMessages, refused: RefusedAck) -> bool:
     return any(each.lease == refused.lease and each.mask >> refused.position & 1 for each in request.packed)
 
 
-def _set_result(future: "asyncio.Future[Any]", answer: Any) -> None:
+def _set_result(future: AnswerFuture, answer: Any) -> None:
     if not future.done():  # A caller that was cancelled no longer waits; its call was carried out all the same.
         future.set_result(answer)

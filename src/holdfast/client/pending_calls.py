@@ -1,8 +1,7 @@
 """Calls that wait for their answers, and the frames that carry them."""
 
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -19,23 +18,51 @@ _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split in
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
 
 
+def is_waiting_call(request: AnyRequest) -> bool:
+    """Whether a call may wait at the server, for a message or a lease."""
+    return bool(getattr(request, "wait_seconds", 0))
+
+
 class TooLong(Exception):
     """The call does not fit a frame."""
 
 
-class PendingCall:
+class AnswerFuture(Protocol):
+    """The future answer to a call: asyncio's future, or that of a thread."""
+
+    def done(self) -> bool: ...
+
+    def cancelled(self) -> bool: ...
+
+    def cancel(self) -> bool: ...
+
+    def result(self) -> Any: ...
+
+    def exception(self) -> BaseException | None: ...
+
+    def set_result(self, result: Any, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
+
+
+AnyFuture = TypeVar("AnyFuture", bound=AnswerFuture)
+
+
+class PendingCall(Generic[AnyFuture]):
     """A call that waits for its answer."""
 
     __slots__ = ("abandoned", "data", "decode", "future", "key", "lost_at", "number", "request", "sent", "since")
 
-    def __init__(self, number: int, request: AnyRequest, key: str | None, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, number: int, request: AnyRequest, key: str | None, future: AnyFuture, *, now: float) -> None:
         self.number = number
         self.request = request
         self.key = key
         self.data = _encode(Call(number, request, key))
         self.decode: Callable[[Any], Any] = decoder_of(request)
-        self.future: asyncio.Future[Any] = loop.create_future()
-        self.since = loop.time()
+        self.future = future
+        self.since = now
         self.sent = False
         self.lost_at: float | None = None  # When the connection of the first attempt ended.
         self.abandoned = False
@@ -68,7 +95,7 @@ class PendingCall:
         self.data = encode(Call(self.number, self.request, self.key, True))
 
 
-def encode_frames(outbox: Sequence[PendingCall]) -> Iterator[bytes]:
+def encode_frames(outbox: Sequence[PendingCall[AnyFuture]]) -> Iterator[bytes]:
     """Encode the calls as frames, and mark them as sent."""
     frame: list[msgspec.Raw] = []
     size = 0
@@ -85,7 +112,7 @@ def encode_frames(outbox: Sequence[PendingCall]) -> Iterator[bytes]:
         yield encode(frame)
 
 
-def fail_bad_calls(pendings: Sequence[PendingCall], reason: str) -> None:
+def fail_bad_calls(pendings: Sequence[PendingCall[AnyFuture]], reason: str) -> None:
     """Fail the calls of a frame that the server could not decode, or they would be sent again without end."""
     sent = [pending for pending in pendings if pending.sent]
     bad = [(pending, error) for pending in sent if (error := _decode_error(pending.data)) is not None]

@@ -4,14 +4,14 @@ import asyncio
 import os
 import ssl
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from secrets import token_hex
 from typing import Any, Final, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from holdfast.client import streaming
+from holdfast.client.blocking_connection import BlockingConnection
 from holdfast.client.connection import Connection
 from holdfast.client.lease_renewal import RemoteLeaseRenewer
 from holdfast.client.pending_calls import TooLong
@@ -31,41 +31,35 @@ _FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob is streamed over HTTP an
 _UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have their own threads.
 
 
-class AsyncRemoteTransport:
-    """Sends requests to a server without blocking the caller's event loop."""
+class _Server:
+    """The address of a server, and what both transports send over HTTP."""
 
-    def __init__(
-        self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
-    ) -> None:
-        """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
+    def __init__(self, url: str, *, token: str | None, tls: ssl.SSLContext | None, patience_seconds: float) -> None:
         self.url = _checked_url(url)
         self.token = token
         self.tls = tls
         self.patience_seconds = patience_seconds
         self.lease_renewer = RemoteLeaseRenewer(self)
         self.locks = None  # Locks work within one process.
-        self._connection: Connection | None = None
-        self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
-        self._closed = False
-
-    async def call(self, request: Request[Answer]) -> Answer:
-        if isinstance(request, _BLOB_REQUESTS) and not _fits(request):
-            return await run_in_thread(self.transfer_blob, request)
-        if type(request) not in _REMOTE_REQUESTS:
-            raise NotEmbedded(f"{type(request).__name__} needs the key space itself; open the plane embedded to use it")
-        try:
-            answer: Answer = await self._open_connection().call(request)
-        except TooLong:
-            key = token_hex(16) if request.operation.takes_key else None
-            answer = await run_in_thread(streaming.post, self, request, key)
-        return answer
 
     def transfer_blob(self, request: GetBlob | PutBlob) -> Any:
         """Read or write a blob over HTTP, while the caller's thread waits."""
-        self._check_open()
+        self.check_open()
         if isinstance(request, PutBlob):
             return self._upload(request)
         return Body(b"".join(streaming.receive(streaming.Download(self, OpenBlob(request.hash, request.universe)))))
+
+    def post(self, request: AnyRequest) -> Any:
+        """The answer to a call that does not fit a frame, while the caller's thread waits."""
+        return streaming.post(self, request, token_hex(16) if request.operation.takes_key else None)
+
+    def execute(self, tx: Any, request: Request[Any]) -> Any:
+        del tx, request
+        raise _not_embedded()
+
+    def check_open(self) -> None:
+        """Raises Closed if the transport is closed."""
+        raise NotImplementedError
 
     def _upload(self, request: PutBlob) -> Stored:
         try:
@@ -76,13 +70,36 @@ class AsyncRemoteTransport:
             # A server of an older version, which keeps every blob.
             return streaming.put(self, WriteBlob(request.universe), request.data)
 
+
+class AsyncRemoteTransport(_Server):
+    """Sends requests to a server without blocking the caller's event loop."""
+
+    def __init__(
+        self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
+    ) -> None:
+        """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
+        super().__init__(url, token=token, tls=tls, patience_seconds=patience_seconds)
+        self._connection: Connection | None = None
+        self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
+        self._closed = False
+
+    async def call(self, request: Request[Answer]) -> Answer:
+        if isinstance(request, _BLOB_REQUESTS) and not _fits(request):
+            return await run_in_thread(self.transfer_blob, request)
+        _require_remote(request)
+        try:
+            answer: Answer = await self._open_connection().call(request)
+        except TooLong:
+            answer = await run_in_thread(self.post, request)
+        return answer
+
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
-        self._check_open()
+        self.check_open()
         answer: Any = await streaming.send_async(self, _require_write(request), chunks, self._uploads)
         return answer  # type: ignore[no-any-return]
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
-        self._check_open()
+        self.check_open()
         return streaming.receive_async(await asyncio.to_thread(_download, self, request))
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
@@ -92,10 +109,6 @@ class AsyncRemoteTransport:
     async def reopen(self) -> None:
         raise _reopened_by_server()
 
-    def execute(self, tx: Any, request: Request[Any]) -> Any:
-        del tx, request
-        raise _not_embedded()
-
     async def close(self) -> None:
         self._closed = True
         if self._connection is not None:
@@ -103,53 +116,54 @@ class AsyncRemoteTransport:
         await asyncio.to_thread(self.lease_renewer.close)
         self._uploads.shutdown(wait=False)
 
+    def check_open(self) -> None:
+        if self._closed:
+            raise _closed()
+
     def _open_connection(self) -> Connection:
-        self._check_open()
+        self.check_open()
         if self._connection is None:
             self._connection = Connection(
                 self.url, token=self.token, tls=self.tls, patience_seconds=self.patience_seconds
             )
         return self._connection
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise _closed()
 
-
-class RemoteTransport:
-    """Sends requests to a server while the caller's thread waits. A background thread runs the event loop."""
+class RemoteTransport(_Server):
+    """Sends requests to a server while the caller's thread waits."""
 
     def __init__(
         self, url: str, *, token: str | None = None, tls: ssl.SSLContext | None = None, patience_seconds: float = 30.0
     ) -> None:
         """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
-        self._transport = AsyncRemoteTransport(url, token=token, tls=tls, patience_seconds=patience_seconds)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-client", daemon=True)
-        self._thread.start()
+        super().__init__(url, token=token, tls=tls, patience_seconds=patience_seconds)
+        self._connection = BlockingConnection(
+            self.url, token=self.token, tls=self.tls, patience_seconds=self.patience_seconds
+        )
         self._lock = threading.Lock()
         self._process = os.getpid()
         self._closed = False
-        self.url = self._transport.url
-        self.lease_renewer = self._transport.lease_renewer
-        self.locks = None
-        self.execute = self._transport.execute
 
     def call(self, request: Request[Answer]) -> Answer:
         if isinstance(request, _BLOB_REQUESTS) and not _fits(request):
-            answer: Any = self._transport.transfer_blob(request)
+            answer: Any = self.transfer_blob(request)
             return answer  # type: ignore[no-any-return]
-        return self._wait(self._transport.call(request))
+        _require_remote(request)
+        self.check_open()
+        try:
+            answer = self._connection.call(request)
+        except TooLong:
+            answer = self.post(request)
+        return answer  # type: ignore[no-any-return]
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
-        # Runs in the caller's thread: the chunks may take long, or come from this same plane.
-        self._check_open()
-        answer: Any = streaming.send(self._transport, _require_write(request), chunks)
+        self.check_open()
+        answer: Any = streaming.send(self, _require_write(request), chunks)
         return answer  # type: ignore[no-any-return]
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
-        self._check_open()
-        return streaming.receive(_download(self._transport, request))
+        self.check_open()
+        return streaming.receive(_download(self, request))
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
@@ -159,70 +173,23 @@ class RemoteTransport:
         raise _reopened_by_server()
 
     def close(self) -> None:
+        if os.getpid() != self._process:
+            return  # The threads and the connection are the parent's.
         with self._lock:
-            if self._closed or os.getpid() != self._process:
+            if self._closed:
                 return
             self._closed = True
-            closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
-        closing.result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._connection.close()
+        self.lease_renewer.close()
 
-    async def _close(self) -> None:
-        """Close the transport, and finish the calls that other threads wait for."""
-        await self._transport.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        if others:
-            _, late = await asyncio.wait(others, timeout=1.0)
-            for task in late:
-                task.cancel()
-            if late:
-                await asyncio.wait(late)
-        await asyncio.sleep(0)  # Lets the waiting threads receive their results.
-
-    def _wait(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        # The future exists before the call is submitted, so that an interrupt at any later moment cancels the call.
-        future: Future[Result] = Future()
-        try:
-            with self._lock:
-                if self._closed or os.getpid() != self._process:
-                    coroutine.close()
-                    raise _closed()
-                self._loop.call_soon_threadsafe(self._start, coroutine, future)
-            return future.result()
-        except CancelledError:
-            raise _closed() from None
-        except BaseException:
-            future.cancel()  # An interrupt, for example: the answer is no longer needed.
-            raise
-
-    def _start(self, coroutine: Coroutine[Any, Any, Result], future: "Future[Result]") -> None:
-        """Run the coroutine as a task of the background thread; its outcome, or a cancellation, is that of `future`."""
-        task = self._loop.create_task(coroutine)
-        task.add_done_callback(partial(_pass_on, future))
-        future.add_done_callback(partial(self._cancel_with, task))
-
-    def _cancel_with(self, task: "asyncio.Task[Result]", future: "Future[Result]") -> None:
-        if future.cancelled():
-            self._loop.call_soon_threadsafe(task.cancel)
-
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         if self._closed or os.getpid() != self._process:
             raise _closed()
 
 
-def _pass_on(future: "Future[Result]", task: "asyncio.Task[Result]") -> None:
-    """Give a waiting thread the outcome of its call, unless it no longer waits."""
-    if task.cancelled():
-        future.cancel()
-    if not future.set_running_or_notify_cancel():
-        return
-    error = task.exception()
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(task.result())
+def _require_remote(request: Request[Any]) -> None:
+    if type(request) not in _REMOTE_REQUESTS:
+        raise NotEmbedded(f"{type(request).__name__} needs the key space itself; open the plane embedded to use it")
 
 
 def _checked_url(url: str) -> str:
