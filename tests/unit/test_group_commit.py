@@ -20,7 +20,7 @@ from holdfast.layers.worlds import World
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 from holdfast.wire.canonical import canonical
-from holdfast.wire.queues import NewMessage
+from holdfast.wire.queues import MessageLease, NewMessage
 
 DEADLINE_SECONDS = 30.0
 
@@ -172,35 +172,55 @@ def test_a_delivery_is_synced_within_seconds(tmp_path: Path, monkeypatch: pytest
             time.sleep(0.001)
 
 
+class SlowSync:
+    """Makes each sync of a database wait until `go_on`."""
+
+    def __init__(self, database: RocksDatabase) -> None:
+        self.count = 0
+        self.started, self.go_on = threading.Event(), threading.Event()
+        self._sync = database._log._sync
+        database._log._sync = self
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.started.set()
+        assert self.go_on.wait(DEADLINE_SECONDS)
+        self._sync()
+
+
 def test_a_delivery_waits_for_the_sync_of_the_put_and_no_other(tmp_path: Path) -> None:
     """The put is being synced while its message is delivered."""
     with RocksDatabase(tmp_path / "kv") as database, ThreadPoolExecutor(2) as threads:
-        syncs, sync, started, go_on = list[None](), database._log._sync, threading.Event(), threading.Event()
-
-        def slow() -> None:
-            syncs.append(None)
-            started.set()
-            assert go_on.wait(DEADLINE_SECONDS)
-            sync()
-
-        database._log._sync = slow
-        put = threads.submit(database.transact, Transaction.put, b"put", b"1")
-        assert started.wait(DEADLINE_SECONDS)
-
-        def take(tx: Transaction) -> bytes | None:
-            found = tx.get(b"put")
-            tx.delete(b"put")
-            return found
-
-        delivery = threads.submit(database.transact, take, may_lose=True)
+        slow, jobs = SlowSync(database), QueueKey("main", "jobs")
+        put = threads.submit(database.transact, queues.put, jobs, [NewMessage(payload=b"x")])
+        assert slow.started.wait(DEADLINE_SECONDS)
+        delivery = threads.submit(database.transact, queues.lease, jobs, owner="ada", may_lose=True)
         while not database._log._followers:
             time.sleep(0.001)
         assert not delivery.done()
-        go_on.set()
+        slow.go_on.set()
         put.result(DEADLINE_SECONDS)
-        assert delivery.result(DEADLINE_SECONDS) == b"1"
-        assert len(syncs) == 1
+        assert [message.payload for message in delivery.result(DEADLINE_SECONDS)] == [b"x"]
+        assert slow.count == 1
         assert database.has_unsynced  # The delivery itself.
+
+
+def test_a_delivery_does_not_wait_for_the_acks_of_other_messages(tmp_path: Path) -> None:
+    """But an answer that no message is ready does: a power failure would bring one back."""
+    with RocksDatabase(tmp_path / "kv") as database, ThreadPoolExecutor(2) as threads:
+        jobs = QueueKey("main", "jobs")
+        database.transact(queues.put, jobs, [NewMessage(payload=payload) for payload in (b"x", b"y")])
+        [first] = database.transact(queues.lease, jobs, owner="ada")
+        slow, proof = SlowSync(database), MessageLease(queues.format_id(first.id), first.lease_id, first.fence)
+        ack = threads.submit(database.transact, queues.ack, jobs, proof)
+        assert slow.started.wait(DEADLINE_SECONDS)
+        assert [each.payload for each in database.transact(queues.lease, jobs, owner="bob", may_lose=True)] == [b"y"]
+        empty = threads.submit(database.transact, queues.lease, jobs, owner="eve", may_lose=True)
+        while not database._log._followers:
+            time.sleep(0.001)
+        assert (ack.done(), empty.done()) == (False, False)
+        slow.go_on.set()
+        assert (ack.result(DEADLINE_SECONDS), empty.result(DEADLINE_SECONDS)) == (queues.format_id(first.id), [])
 
 
 async def test_a_delivery_does_not_release_a_reader_that_waits_for_more(tmp_path: Path) -> None:

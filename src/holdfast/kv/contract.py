@@ -11,9 +11,9 @@ What every backend guarantees, and `holdfast.testing.conformance` tests:
 - A transaction returns once its tier's guarantee holds, not before. It never returns data that a power loss could
   still revert: at CRITICAL, a read-only transaction and one that raises also wait for the sync that covers what they
   read.
-- With `may_lose`, a CRITICAL transaction waits for the CRITICAL commits before it, which it may have read, and not for
-  its own, unless `work` called `tx.keep()`: a power failure may revert it. Commits are lost from the end only, so a
-  later CRITICAL commit keeps it. A backend may also wait for both.
+- With `may_lose`, a CRITICAL transaction that writes waits for the CRITICAL commits before it that it may show, which
+  called `tx.expose()`, and not for its own, unless it called `tx.keep()`: a power failure may revert it. Commits are
+  lost from the end only, so a later CRITICAL commit keeps it. A backend may also wait for more.
 - `tx.fence_floor` is higher than every fence that a lost commit may have issued (`fence_floor.py`).
 - `work` may run several times (conflicts are retried), so it must touch nothing but its transaction.
 - A wake-up from `watch` is a hint and may be spurious. A watch that was opened before a read never misses a later

@@ -5,7 +5,7 @@ lock, all in microseconds. Only then does it wait until its tier's guarantee hol
 that committed meanwhile. Transactions never conflict and are never retried.
 
     lock ──► work(tx) ──► commit ──► unlock ──► wait for the sync that covers the commit ──► result
-                                            └── may_lose: for the one that covers the last CRITICAL commit before it
+                                            └── may_lose: for the one that covers what it may have shown
 
 Read snapshots do not take the lock.
 """
@@ -47,7 +47,8 @@ class SerialDatabase(Database):
         self._write_lock = threading.Lock()
         self._running_thread = 0  # The thread that holds the write lock and runs its work.
         self._woke_waiter = False  # Whether the last commit woke a waiter on its own loop, which may share its sync.
-        self._critical_commit = 0  # The last commit whose caller waits for its sync.
+        self._critical_commit = 0  # The last commit whose caller waits for its sync,
+        self._exposed_commit = 0  # and the last one of those that `may_lose` transactions may show.
         self._fence_floor = 0
         self._closed = False
         invalidate_in_children(self)
@@ -201,8 +202,11 @@ class SerialDatabase(Database):
                 commit = self._last_commit()
                 if tx.has_writes:
                     self._critical_commit = commit
+                    if tx.is_exposed:
+                        self._exposed_commit = commit
                 return result, commit
-            return result, self._critical_commit
+            # Without writes, it may show that something is not there any more.
+            return result, self._exposed_commit if tx.has_writes else self._critical_commit
         finally:
             self._running_thread = 0
             self._write_lock.release()

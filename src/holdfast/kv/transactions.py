@@ -43,6 +43,7 @@ class Transaction:
         "cleared",
         "events",
         "fence_floor",
+        "is_exposed",
         "is_kept",
         "low_space",
         "size_bytes",
@@ -66,6 +67,7 @@ class Transaction:
         self.events: list[tuple[Any, ...]] = []  # Published after the commit.
         self.low_space = False  # Only work that frees space should write: the disk is nearly full.
         self.fence_floor = 0  # Every fence that is issued must be above it.
+        self.is_exposed = False  # Transactions that may be lost must not show its writes before they are durable.
         self.is_kept = False  # A power failure must not undo it once it has returned.
 
     def get(self, key: bytes) -> bytes | None:
@@ -142,6 +144,10 @@ class Transaction:
         """Let the caller wait until the writes are durable, although it passed `may_lose`."""
         self.is_kept = True
 
+    def expose(self) -> None:
+        """Let later transactions with `may_lose` wait until these writes are durable, because they may show them."""
+        self.is_exposed = True
+
     def emit(self, *event: Any) -> None:
         """Record an event to publish after the commit, where the caller of the transaction publishes events."""
         self.events.append(event)
@@ -206,7 +212,7 @@ class Transaction:
         """Discard all writes and events."""
         self.writes.clear()
         self.events.clear()
-        self.cleared, self.size_bytes, self.is_kept = (), 0, False
+        self.cleared, self.size_bytes, self.is_exposed, self.is_kept = (), 0, False, False
 
     def merge(self, other: "Transaction") -> None:
         """Add the writes and events of `other`, a nested transaction."""
@@ -216,6 +222,7 @@ class Transaction:
             self.cleared += ((begin, end),)
         self.writes |= other.writes
         self.size_bytes += other.size_bytes
+        self.is_exposed = self.is_exposed or other.is_exposed
         self.is_kept = self.is_kept or other.is_kept
 
     def _uncleared(self, begin: bytes, end: bytes, reverse: bool) -> list[tuple[bytes, bytes]]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Generic, Protocol, cast
+from typing import Any, Final, Generic, NamedTuple, Protocol, cast
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import CommitUnknown, Unreachable
@@ -26,6 +26,17 @@ from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 
 Undo = dict[bytes, bytes | None]
+
+
+class _Writes(NamedTuple):
+    """What a transaction wrote."""
+
+    undo: Undo  # How to revert it.
+    may_lose: bool = False  # A power loss may revert it after its caller has the result.
+    is_exposed: bool = False  # Transactions that may be lost wait for it.
+
+
+_NO_WRITES: Final = _Writes({})
 
 
 class Crash(BaseException):
@@ -95,7 +106,7 @@ class FaultyDatabase(Database):
         self.faults: Faults = faults or ChosenFault()
         self._unsynced: list[tuple[int, Undo]] = []  # The number of each commit that a power loss would revert.
         self._commits = 0
-        self._critical_commit = 0
+        self._critical_commit = self._exposed_commit = 0
         self._lost: list[tuple[int, int]] = []  # The first and the last commit that each power loss has reverted.
 
     def transact(
@@ -110,35 +121,33 @@ class FaultyDatabase(Database):
         """The first half of `transact`: what it returns is not synced yet, and others may read what it wrote."""
         self._reach("transact: begin")
         try:
-            result, undo, may_lose = self._inner.transact(
-                self._run, work, args, kwargs, may_lose, tier=tier, may_lose=may_lose
-            )
+            result, writes = self._inner.transact(self._run, work, args, kwargs, may_lose, tier=tier, may_lose=may_lose)
         except Exception as error:
             return Committed(self, None, error, self._commits if tier is Tier.CRITICAL else 0)
-        return Committed(self, result, None, self._note_commit(undo, tier, may_lose))
+        return Committed(self, result, None, self._note_commit(writes, tier))
 
     async def transact_async(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
     ) -> Result:
         self._reach("transact: begin")
         with self._sync_reads_on_error(tier):
-            outcome: tuple[Result, Undo, bool] = await self._inner.transact_async(
+            outcome: tuple[Result, _Writes] = await self._inner.transact_async(
                 self._run, work, args, kwargs, may_lose, tier=tier, may_lose=may_lose
             )
-        result, undo, may_lose = outcome
-        return Committed(self, result, None, self._note_commit(undo, tier, may_lose)).wait()
+        result, writes = outcome
+        return Committed(self, result, None, self._note_commit(writes, tier)).wait()
 
     def read(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._reach("read: begin")
         with self._sync_reads_on_error(tier):
             result = self._inner.read(work, *args, tier=tier, **kwargs)
-        return Committed(self, result, None, self._note_commit({}, tier, False)).wait()
+        return Committed(self, result, None, self._note_commit(_NO_WRITES, tier)).wait()
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._reach("read: begin")
         with self._sync_reads_on_error(tier):
             result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
-        return Committed(self, result, None, self._note_commit({}, tier, False)).wait()
+        return Committed(self, result, None, self._note_commit(_NO_WRITES, tier)).wait()
 
     def watch(self, prefix: bytes) -> Watch:
         return self._inner.watch(prefix)
@@ -166,7 +175,7 @@ class FaultyDatabase(Database):
             self._lost.append((lost[0][0], lost[-1][0]))
         self._inner.transact(fence_floor.raise_floor)
         self._commits += 1
-        self._critical_commit = self._commits
+        self._critical_commit = self._exposed_commit = self._commits
         return len(lost)
 
     def sync_up_to(self, commit: int) -> None:
@@ -181,12 +190,11 @@ class FaultyDatabase(Database):
 
     def _run(
         self, tx: Transaction, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], may_lose: bool
-    ) -> tuple[Result, Undo, bool]:
-        """The result, how to revert the commit, and whether a power loss may do that after the caller has it."""
+    ) -> "tuple[Result, _Writes]":
         result = work(tx, *args, **kwargs)
-        undo = _previous_values(tx)
+        writes = _Writes(_previous_values(tx), may_lose and not tx.is_kept, tx.is_exposed)
         self._reach("transact: commit")
-        return result, undo, may_lose and not tx.is_kept
+        return result, writes
 
     @contextmanager
     def _sync_reads_on_error(self, tier: Tier) -> Iterator[None]:
@@ -198,17 +206,19 @@ class FaultyDatabase(Database):
                 self.sync_up_to(self._commits)
             raise
 
-    def _note_commit(self, undo: Undo, tier: Tier, may_lose: bool) -> int:
+    def _note_commit(self, writes: "_Writes", tier: Tier) -> int:
         """Number a commit; returns the one that must be durable before its caller gets the result."""
-        before = self._critical_commit
-        if undo:
+        before = self._exposed_commit if writes.undo else self._critical_commit
+        if writes.undo:
             self._commits += 1
-            self._unsynced.append((self._commits, undo))
-            if tier is Tier.CRITICAL and not may_lose:
+            self._unsynced.append((self._commits, writes.undo))
+            if tier is Tier.CRITICAL and not writes.may_lose:
                 self._critical_commit = self._commits
+                if writes.is_exposed:
+                    self._exposed_commit = self._commits
         if tier is not Tier.CRITICAL:
             return 0
-        return before if may_lose else self._commits
+        return before if writes.may_lose else self._commits
 
     def _reach(self, point: str) -> None:
         error = self.faults.at(point)

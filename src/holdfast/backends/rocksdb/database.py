@@ -86,7 +86,8 @@ class RocksDatabase(SerialDatabase):
         self._pairs: CurrentPairs | FailedPairs = CurrentPairs(rocks, self._path)
         self._current: CachedPairs = CachedPairs(self._pairs)
         self._fence_floor = floor
-        self._critical_commit = self._last_commit()  # Those before it are synced, or lost in a failure.
+        # Those before it are synced, or lost in a failure.
+        self._critical_commit = self._exposed_commit = self._last_commit()
         first = self._first_commit
         self._log = LogSync(
             last_commit=self._last_commit,

@@ -124,6 +124,7 @@ class QueueTransaction:
         counters, priority = self.counters, message.priority
         ready = counters.ready
         self.tx.put(self.keys.ready_key(message), encode(message))
+        self.tx.expose()
         ready[priority] = ready.get(priority, 0) + 1
         if message.id < counters.fronts.get(priority, b""):
             counters.fronts[priority] = message.id
