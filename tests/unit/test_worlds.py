@@ -10,7 +10,7 @@ import pytest
 import holdfast
 from holdfast import Plane
 from holdfast.errors import InvalidArgument, InvalidName, WorldExists, WorldNotActive, WorldNotFound
-from holdfast.kv import Database, Transaction
+from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import inboxes, journal_records, journals, worlds
 from holdfast.layers.worlds import Origin, World, WorldMeta, WorldState
 from holdfast.testing.clock import ManualClock
@@ -89,6 +89,14 @@ def test_a_world_without_its_first_records_is_listed_too(database: Database) -> 
     database.transact(journals.append, ADA, [ENTRY] * 5, expected_head=0)
     database.transact(journals.trim, ADA, 4, 100)
     assert database.read(worlds.names, "main", limit=5) == ["ada"]
+
+
+def test_a_damaged_key_does_not_repeat_a_name_without_end(database: Database) -> None:
+    parent = Subspace("u")
+    database.transact(Transaction.put, parent.key("main") + b"\xff\xff", b"damaged")
+    database.transact(Transaction.put, parent.key("other") + b"\xff", b"damaged")
+    found = [database.read(worlds.universes, after=after, limit=10) for after in ("", "main", "other")]
+    assert found == [["main", "other"], ["other"], []]
 
 
 def test_universes_have_separate_worlds(database: Database) -> None:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
-from holdfast.kv import Subspace, Transaction, pack
+from holdfast.kv import Subspace, Transaction, pack, prefix_range
 from holdfast.limits import READ_ENTRIES_MAX
 
 
@@ -245,12 +245,12 @@ def first_elements(tx: Transaction, parent: Subspace, after: str, limit: int) ->
     """
     begin, end = parent.range()
     if after:
-        begin = parent.key(after) + b"\xff"
+        begin = prefix_range(parent.key(after))[1]
     found: list[str] = []
     while len(found) < limit and (pairs := tx.scan(begin, end, limit=1)):
         name = _first(parent, pairs[0][0])
         found.append(name)
-        begin = parent.key(name) + b"\xff"
+        begin = prefix_range(parent.key(name))[1]
     return found
 
 
