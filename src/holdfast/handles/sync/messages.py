@@ -383,17 +383,29 @@ def received_messages(
 
 def packed_acks(messages: Sequence[Message]) -> tuple[list[PackedAck], list[Message]]:
     """The acks of messages by lease, and the messages that have to be acknowledged by themselves."""
-    by_lease: dict[bytes, tuple[PackedLease, int]] = {}
+    by_lease: dict[bytes, tuple[PackedLease, list[int]]] = {}
     alone: list[Message] = []
+    latest: PackedLease | None = None  # Messages of one lease mostly follow each other.
+    positions: list[int] = []
     for message in messages:
         lease = message._received.lease
         if lease is None:
             alone.append(message)
-        else:
-            before = by_lease.get(lease.id)
-            by_lease[lease.id] = lease, (0 if before is None else before[1]) | 1 << message._position
-    acks = [PackedAck(lease.id, lease.fence, lease.fences, bits_of(mask)) for lease, mask in by_lease.values()]
+            continue
+        if lease is not latest:
+            latest = lease
+            _, positions = by_lease.setdefault(lease.id, (lease, []))
+        positions.append(message._position)
+    acks = [PackedAck(lease.id, lease.fence, lease.fences, _bits(some)) for lease, some in by_lease.values()]
     return acks, alone
+
+
+def _bits(positions: list[int]) -> bytes:
+    """The bits of a `PackedAck`. Setting them in bytes is faster than in one large number."""
+    bits = bytearray(max(positions) // 8 + 1)
+    for position in positions:
+        bits[-1 - (position >> 3)] |= 1 << (position & 7)
+    return bytes(bits)
 
 
 def mark_acked(messages: Sequence[Message], refused: Sequence[RefusedAck]) -> list[Message]:
