@@ -188,9 +188,9 @@ def test_an_entity_returned_before_it_is_durable_is_found(monkeypatch: pytest.Mo
 
     note_commit = FaultyDatabase._note_commit
 
-    def hasty(self: FaultyDatabase, undo: Any, tier: Tier, may_lose: bool) -> int:
-        commit = note_commit(self, undo, tier, may_lose)
-        return commit if undo else 0  # Commits are synced, but readers do not wait for the sync.
+    def hasty(self: FaultyDatabase, writes: Any, tier: Tier) -> int:
+        commit = note_commit(self, writes, tier)
+        return commit if writes.undo else 0  # Commits are synced, but readers do not wait for the sync.
 
     monkeypatch.setattr(FaultyDatabase, "_note_commit", hasty)
     with pytest.raises(Violation, match="has changed since it was read"):
