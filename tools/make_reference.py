@@ -49,6 +49,7 @@ _PARAMETERS: Final = {  # Parameters with one meaning everywhere, which have no 
     "tier": "The durability of the acknowledgement: `critical` or `important`.",
     "limit": "The maximum number of items.",
     "after": "Start after this item.",
+    "wait_seconds": "How long to wait; the server waits for 20 s at most.",
 }
 _RANGES: Final = ((("ge", "minimum"), "≥ {}"), (("gt", "exclusiveMinimum"), "> {}"), (("le", "maximum"), "≤ {}"))
 
@@ -101,12 +102,8 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         return
     words = [piece for parameter in command.params for piece in _usage(parameter, context)]
     yield from (f"    {' '.join([context.command_path, *words])}", "")
-    global_names = {option.opts[0] for option in global_options(hidden=False)}
-    own = [
-        option
-        for option in command.params
-        if isinstance(option, click.Option) and not option.hidden and option.opts[0] not in global_names - {"--objects"}
-    ]
+    # The values of global options are not passed to a command.
+    own = [each for each in command.params if isinstance(each, click.Option) and not each.hidden and each.expose_value]
     yield from _options([option for option in own if option.name != "global_objects"])
     aliases = getattr(command, "aliases", ())
     if aliases:
@@ -330,6 +327,15 @@ _PYTHON_SECTIONS: Final = (
     ("Queues", "holdfast.handles.sync.queues", "holdfast.handles.queues", "holdfast.wire.queues"),
     ("Messages", "holdfast.handles.sync.messages", "holdfast.handles.messages"),
     ("Workers", "holdfast.handles.workers"),
+    (
+        "Tasks",
+        "holdfast.tasks.app",
+        "holdfast.tasks.default_app",
+        "holdfast.tasks.chains",
+        "holdfast.tasks.jobs",
+        "holdfast.tasks.workers",
+        "holdfast.handles.task_control",
+    ),
     ("Mail", "holdfast.handles.sync.mailboxes", "holdfast.handles.mailboxes", "holdfast.wire.mail"),
     (
         "Agents",

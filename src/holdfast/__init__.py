@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.handles.pairs import AsyncPairs
     from holdfast.handles.plane import AsyncPlane
     from holdfast.handles.queues import AsyncQueue
+    from holdfast.handles.receipts import AsyncPutReceipt
     from holdfast.handles.states import AsyncState, Document
     from holdfast.handles.sync.activity import Activity
     from holdfast.handles.sync.agents import Agents
@@ -51,14 +52,21 @@ if TYPE_CHECKING:
     from holdfast.handles.sync.pairs import Pairs
     from holdfast.handles.sync.plane import Plane
     from holdfast.handles.sync.queues import Queue
+    from holdfast.handles.sync.receipts import PutReceipt
     from holdfast.handles.sync.states import State
     from holdfast.handles.sync.tokens import Tokens
     from holdfast.handles.sync.worlds import Inbox, Snapshots, World
+    from holdfast.handles.task_control import Reject, RetryLater
     from holdfast.handles.tokens import AsyncTokens
     from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerStats
     from holdfast.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
     from holdfast.kv import Subspace, Transaction
     from holdfast.plane import fenced
+    from holdfast.tasks.app import Task, TaskApp
+    from holdfast.tasks.chains import Chain, Group, Signature, group
+    from holdfast.tasks.default_app import task
+    from holdfast.tasks.jobs import Job, current_job
+    from holdfast.tasks.workers import TaskWorker
     from holdfast.tiers import Tier, TierPolicy
     from holdfast.wire.agents import Agent
     from holdfast.wire.entities import EntityKind, Written
@@ -77,9 +85,11 @@ if TYPE_CHECKING:
     from holdfast.wire.queues import (
         Delivery,
         Failure,
+        KeyInfo,
         LeasedMessage,
         MessageEvent,
         MessageEvents,
+        MessageInfo,
         NewMessage,
         QueuePolicy,
         QueueStats,
@@ -112,6 +122,7 @@ __all__ = [
     "AsyncMessage",
     "AsyncPairs",
     "AsyncPlane",
+    "AsyncPutReceipt",
     "AsyncQueue",
     "AsyncSnapshots",
     "AsyncState",
@@ -122,6 +133,7 @@ __all__ = [
     "Atomic",
     "Backups",
     "Blobs",
+    "Chain",
     "Clock",
     "Collected",
     "Control",
@@ -137,11 +149,14 @@ __all__ = [
     "Entry",
     "Envelope",
     "Failure",
+    "Group",
     "HeldLock",
     "HoldfastError",
     "InboundMessage",
     "Inbox",
     "InboxItem",
+    "Job",
+    "KeyInfo",
     "LastCollection",
     "Lease",
     "LeaseKey",
@@ -156,6 +171,7 @@ __all__ = [
     "Message",
     "MessageEvent",
     "MessageEvents",
+    "MessageInfo",
     "NewMail",
     "NewMessage",
     "NewToken",
@@ -164,26 +180,33 @@ __all__ = [
     "Plane",
     "PlaneParent",
     "PlaneStatus",
+    "PutReceipt",
     "Queue",
     "QueuePolicy",
     "QueueStats",
     "Receipt",
     "Record",
     "Reducer",
+    "Reject",
     "RestartPolicy",
     "Restored",
     "Retry",
+    "RetryLater",
     "Schedule",
     "SealBinding",
     "Segment",
     "SentMail",
+    "Signature",
     "Snapshot",
     "Snapshots",
     "SpaceReport",
     "SpaceUse",
-    "StorageStatus",
     "State",
+    "StorageStatus",
     "Subspace",
+    "Task",
+    "TaskApp",
+    "TaskWorker",
     "Tier",
     "TierPolicy",
     "TieredTransaction",
@@ -201,9 +224,12 @@ __all__ = [
     "Written",
     "connect",
     "connect_async",
+    "current_job",
     "fenced",
+    "group",
     "open",
     "open_async",
+    "task",
 ]
 
 _MODULES: Final = {
@@ -225,6 +251,7 @@ _MODULES: Final = {
     "AsyncMessage": "holdfast.handles.messages",
     "AsyncPairs": "holdfast.handles.pairs",
     "AsyncPlane": "holdfast.handles.plane",
+    "AsyncPutReceipt": "holdfast.handles.receipts",
     "AsyncQueue": "holdfast.handles.queues",
     "AsyncSnapshots": "holdfast.handles.worlds",
     "AsyncState": "holdfast.handles.states",
@@ -235,6 +262,7 @@ _MODULES: Final = {
     "Atomic": "holdfast.handles.sync.atomic",
     "Backups": "holdfast.handles.sync.backups",
     "Blobs": "holdfast.handles.sync.blobs",
+    "Chain": "holdfast.tasks.chains",
     "Clock": "holdfast.clock",
     "Collected": "holdfast.wire.space",
     "Control": "holdfast.wire.inboxes",
@@ -250,11 +278,14 @@ _MODULES: Final = {
     "Entry": "holdfast.wire.restores",
     "Envelope": "holdfast.wire.mail",
     "Failure": "holdfast.wire.queues",
+    "Group": "holdfast.tasks.chains",
     "HeldLock": "holdfast.wire.transport",
     "HoldfastError": "holdfast.errors",
     "InboundMessage": "holdfast.wire.inboxes",
     "Inbox": "holdfast.handles.sync.worlds",
     "InboxItem": "holdfast.wire.inboxes",
+    "Job": "holdfast.tasks.jobs",
+    "KeyInfo": "holdfast.wire.queues",
     "LastCollection": "holdfast.wire.space",
     "Lease": "holdfast.handles.sync.leases",
     "LeaseKey": "holdfast.handles.sync.leases",
@@ -269,6 +300,7 @@ _MODULES: Final = {
     "Message": "holdfast.handles.sync.messages",
     "MessageEvent": "holdfast.wire.queues",
     "MessageEvents": "holdfast.wire.queues",
+    "MessageInfo": "holdfast.wire.queues",
     "NewMail": "holdfast.wire.mail",
     "NewMessage": "holdfast.wire.queues",
     "NewToken": "holdfast.wire.tokens",
@@ -277,26 +309,33 @@ _MODULES: Final = {
     "Plane": "holdfast.handles.sync.plane",
     "PlaneParent": "holdfast.wire.planes",
     "PlaneStatus": "holdfast.wire.planes",
+    "PutReceipt": "holdfast.handles.sync.receipts",
     "Queue": "holdfast.handles.sync.queues",
     "QueuePolicy": "holdfast.wire.queues",
     "QueueStats": "holdfast.wire.queues",
     "Receipt": "holdfast.wire.queues",
     "Record": "holdfast.wire.worlds",
     "Reducer": "holdfast.handles.worlds",
+    "Reject": "holdfast.handles.task_control",
     "RestartPolicy": "holdfast.handles.workers",
     "Restored": "holdfast.wire.restores",
     "Retry": "holdfast.errors",
+    "RetryLater": "holdfast.handles.task_control",
     "Schedule": "holdfast.wire.queues",
     "SealBinding": "holdfast.encryption",
     "Segment": "holdfast.wire.worlds",
     "SentMail": "holdfast.wire.mail",
+    "Signature": "holdfast.tasks.chains",
     "Snapshot": "holdfast.wire.worlds",
     "Snapshots": "holdfast.handles.sync.worlds",
     "SpaceReport": "holdfast.wire.space",
     "SpaceUse": "holdfast.wire.space",
-    "StorageStatus": "holdfast.wire.space",
     "State": "holdfast.handles.sync.states",
+    "StorageStatus": "holdfast.wire.space",
     "Subspace": "holdfast.kv",
+    "Task": "holdfast.tasks.app",
+    "TaskApp": "holdfast.tasks.app",
+    "TaskWorker": "holdfast.tasks.workers",
     "Tier": "holdfast.tiers",
     "TierPolicy": "holdfast.tiers",
     "TieredTransaction": "holdfast.handles.sync.entities",
@@ -312,7 +351,10 @@ _MODULES: Final = {
     "WorkerStats": "holdfast.handles.workers",
     "World": "holdfast.handles.sync.worlds",
     "Written": "holdfast.wire.entities",
+    "current_job": "holdfast.tasks.jobs",
     "fenced": "holdfast.plane",
+    "group": "holdfast.tasks.chains",
+    "task": "holdfast.tasks.default_app",
 }
 
 

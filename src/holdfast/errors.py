@@ -9,18 +9,21 @@ HoldfastError
 ├── NotAllowed            the token does not allow it
 │   └── SenderBlocked, SenderMismatch
 ├── NotFound              the named thing does not exist
-│   └── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
+│   ├── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
+│   └── ResultNotKept
 ├── Conflict              another writer was first; read the current state, then decide
 │   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty, AnotherHistory, WouldLoseData
 │   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   ├── LeaseHeld, CasMismatch, VersionConflict
-│   └── MailboxTaken, AgentExists, QueueInUse
+│   ├── MailboxTaken, AgentExists, QueueInUse
+│   └── MessageLeased, MessageFailed, MessageFinished
 ├── Fenced                the lease given with a write does not permit it
 │   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
 │   └── QueueMessageLeaseMismatch
+│       └── MessageCancelled
 ├── Busy                  a limit was reached; the same request may succeed later
-│   └── LockTimeout, QueueBusy, MailboxFull, RateLimited, ShutdownDraining
+│   └── LockTimeout, QueueBusy, MailboxFull, RateLimited, ShutdownDraining, ResultNotReady
 ├── Closed                the handle was closed
 ├── Corrupt               stored data is damaged; damage is reported, never repaired silently
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
@@ -35,6 +38,12 @@ from enum import StrEnum
 from typing import ClassVar
 
 __all__ = [
+    "ResultNotReady",
+    "ResultNotKept",
+    "MessageLeased",
+    "MessageFailed",
+    "MessageFinished",
+    "MessageCancelled",
     "AgentExists",
     "AnotherHistory",
     "AnswerTooLarge",
@@ -337,6 +346,12 @@ class MailNotFound(NotFound):
     code = "mail_not_found"
 
 
+class ResultNotKept(NotFound):
+    """The message is no longer in its queue, and no result was kept."""
+
+    code = "result_not_kept"
+
+
 # Conflict: another writer was first.
 
 
@@ -503,6 +518,26 @@ class QueueInUse(Conflict):
     retry = Retry.LATER
 
 
+class MessageLeased(Conflict):
+    """The message is leased, so it cannot be changed."""
+
+    code = "message_leased"
+
+
+class MessageFinished(Conflict):
+    """The message is done, dead or cancelled, so it cannot be changed."""
+
+    code = "message_finished"
+    retry = Retry.NEVER
+
+
+class MessageFailed(Conflict):
+    """The message failed too often, or was rejected, and is a dead letter; there is no result."""
+
+    code = "message_failed"
+    retry = Retry.NEVER
+
+
 # Fenced: the lease that came with a write.
 
 
@@ -548,6 +583,13 @@ class QueueMessageLeaseMismatch(Fenced):
     code = "queue_message_lease_mismatch"
 
 
+class MessageCancelled(QueueMessageLeaseMismatch):
+    """The message was cancelled: it is not delivered again, and its consumer must stop working on it."""
+
+    code = "message_cancelled"
+    retry = Retry.NEVER
+
+
 # Busy: a limit was reached.
 
 
@@ -586,6 +628,12 @@ class ShutdownDraining(Busy):
     """The server is shutting down and accepts no new work. Retry elsewhere, or here after its restart."""
 
     code = "shutdown_draining"
+
+
+class ResultNotReady(Busy):
+    """The message is not done yet; ask for its result again."""
+
+    code = "result_not_ready"
 
 
 class Closed(HoldfastError):

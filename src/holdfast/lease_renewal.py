@@ -45,6 +45,8 @@ class Renewable(Protocol):
     @property
     def lease(self) -> MessageLease: ...
 
+    def mark_refused(self, code: str) -> None: ...
+
 
 class Renewal:
     """The renewal of the messages of one delivery: of those that are not settled and have a handle."""
@@ -83,7 +85,7 @@ class Renewal:
             message.expires_ms = outcome
         elif isinstance(outcome, Fenced):
             if not message.settled:
-                message.lost = True
+                message.mark_refused(outcome.code)
                 _log.warning("the lease on message %s of %s was lost: %s", message.lease.id, self.queue, outcome)
         else:
             _log.info("could not extend the lease on message %s of %s: %s", message.lease.id, self.queue, outcome)

@@ -190,6 +190,9 @@ MESSAGES_MAX: Final = 256  # In one batch of any operation.
 WORKER_WINDOW_SECONDS: Final = 0.02  # How soon a worker handles what it has buffered, and acknowledges what is handled.
 WORKER_PREFETCH_MAX: Final = 32  # Messages that a worker buffers for each slot by itself; MESSAGES_MAX for all slots.
 WORKER_BUFFERED_SECONDS_MAX: Final = 0.5  # A worker whose handlers became slow returns what it has buffered for longer.
+WORKER_BATCH_WAIT_SECONDS_MAX: Final = 60.0  # How long a message may wait for its batch; its lease is extended.
+WORKER_CANCEL_SECONDS: Final = 0.25  # A worker asks for cancels of messages that it holds for longer: a call a second,
+WORKER_CANCEL_WAIT_SECONDS: Final = 1.0  # which quick handlers do not need.
 WAITING_CONSUMERS_MAX: Final = 4_096  # The default of queue_max_consumers: a waiting consumer costs a few kilobytes.
 LEASED_LIST_MAX: Final = 1_000  # Leased messages in one page.
 LEASED_SCAN_MAX: Final = 2_048  # Due entries that one page of leased messages reads.
@@ -197,6 +200,7 @@ QUEUE_NAME_CHARACTERS_MAX: Final = 251  # Leaves space for the suffix of the dea
 ATTRIBUTES_MAX: Final = 64
 ATTRIBUTES_BYTES_MAX: Final = 8_192
 PRIORITY_MAX: Final = 9
+RATE_MAX: Final = 1_000_000  # Of a queue or a key, in messages per second.
 MAX_ATTEMPTS_MAX: Final = 1_000
 VISIBILITY_SECONDS_MAX: Final = 43_200.0
 DELAY_SECONDS_MAX: Final = 31_536_000.0
@@ -204,6 +208,12 @@ TTL_SECONDS_MAX: Final = 31_536_000.0 * 10
 RECEIVE_WAIT_SECONDS_MAX: Final = 3_600.0
 IDEMPOTENCY_SECONDS: Final = 300  # How long an idempotency key is remembered.
 IDEMPOTENCY_KEY_BYTES_MAX: Final = 256
+KEY_CHARACTERS_MAX: Final = 256  # Of a key of messages: a host, a tenant, a customer.
+KEYS_BATCH_MAX: Final = 64  # Keys that one transaction lets go on after the limits of keys were changed.
+RESULT_BYTES_MAX: Final = 16_384  # Larger results are stored as blobs.
+RESULT_CHECK_SECONDS: Final = 1.0  # How often a message without `keep_result` is looked up while its result is awaited.
+EXPIRY_BATCH_MAX: Final = 256  # Expired results that one transaction deletes.
+FIND_ENTRIES: Final = 1_000  # Entries of the due index that one transaction searches for a lease.
 ACK_MEMORY_SECONDS: Final = 300  # How long a repeated ack is recognised.
 LAST_ERROR_BYTES_MAX: Final = 4_096  # Longer texts are truncated.
 PAYLOAD_FILE_SECONDS: Final = 7 * 86_400  # How long a file of `holdfast queue get` is kept if no ack removes it.
@@ -223,6 +233,15 @@ DUE_BATCH_MAX: Final = 64  # Due messages that one transaction processes.
 CLOCK_SET_BACK_MS_MIN: Final = 1_000  # A queue ignores smaller steps back: time servers make them all the time.
 ATOMIC_OPERATIONS_MAX: Final = 256  # In one atomic list.
 SCHEDULES_MAX: Final = 1_000  # Of one queue.
+
+# Tasks.
+TASK_STEPS_MAX: Final = 200  # Calls and groups of a chain, also nested: all that start together fit one commit.
+TASK_GROUP_MEMBERS_MAX: Final = 100
+TASK_NESTING_MAX: Final = 8  # Groups in groups, and chains of `on_failure`; decoders reject deep nesting.
+TASK_GROUP_RESULT_BYTES_MIN: Final = 1_024  # What the document of a group has left for the result of each member.
+TASK_JOIN_ATTEMPTS_MAX: Final = 200  # Attempts to add a result to a group: each fails because another one succeeded.
+TASK_JOIN_PAUSE_SECONDS_MAX: Final = 0.1  # Between these attempts, with full jitter.
+TASK_DEFER_SECONDS: Final = 1.0  # How soon a task runs again whose outcome could not be committed.
 
 # Mail.
 MAIL_BYTES_MAX: Final = 65_536  # Of an envelope's body.

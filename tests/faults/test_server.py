@@ -157,23 +157,64 @@ def test_a_window_of_messages_is_acknowledged_once_although_the_answer_is_lost(t
     assert (stats.acked_total, stats.delivered_total, stats.leased, worker.stats.failed) == (100, 100, 0, 0)
 
 
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_running_handler_notices_that_its_messages_are_cancelled(
+    tmp_path: Path, kind: str, batch: int | None
+) -> None:
+    """Leases are not renewed, so only the question of the worker finds it."""
+    at_work: SimpleQueue[Any] = SimpleQueue()
+    ended: SimpleQueue[Any] = SimpleQueue()
+
+    def block(messages: Any) -> None:
+        at_work.put(None)
+        until(lambda: all(each.cancelled for each in (messages if batch else [messages])), "they are cancelled")
+        ended.put(True)
+
+    async def wait(messages: Any) -> None:
+        at_work.put(None)
+        try:
+            await asyncio.sleep(DEADLINE_SECONDS)
+        finally:
+            ended.put(all(each.cancelled for each in (messages if batch else [messages])))
+
+    options = {"extend_for_seconds": 0, **({"batch": batch} if batch else {})}
+    with serving(f"dir:{tmp_path}") as server, holdfast.connect(server.url) as plane:
+        jobs = plane.queue("jobs")
+        receipts = jobs.put_many(range(batch or 1))
+        with _worker_in_thread(server.url, kind, block if kind == "threads" else wait, **options) as worker:
+            at_work.get(timeout=DEADLINE_SECONDS)
+            for receipt in receipts:
+                jobs.cancel(receipt.id)
+            assert ended.get(timeout=DEADLINE_SECONDS)
+            until(lambda: worker.stats.cancelled == len(receipts), "they are counted")
+        stats = jobs.stats()
+    assert (worker.stats.handled, worker.stats.failed, worker.stats.deferred, worker.error) == (0, 0, 0, None)
+    assert (stats.acked_total, stats.failed_total, stats.ready, stats.leased) == (0, 0, 0, 0)
+
+
 @contextmanager
-def _worker_in_thread(url: str, kind: str, handle: Callable[[Any], None]) -> Iterator[Worker | AsyncWorker]:
-    """A worker of this kind with one slot and a prefetch, on a connection of its own."""
+def _worker_in_thread(
+    url: str, kind: str, handle: Callable[[Any], Any], **options: Any
+) -> Iterator[Worker | AsyncWorker]:
+    """A worker of this kind with one slot and by default a prefetch, on a connection of its own."""
+    options = options or {"prefetch": 32}
     if kind == "threads":
         with holdfast.connect(url, patience_seconds=DEADLINE_SECONDS) as plane:
-            worker = Worker(plane, {"jobs": handle}, prefetch=32)
+            worker = Worker(plane, {"jobs": handle}, **options)
             worker.start()
             yield worker
             worker.stop()
         return
 
     async def handle_async(message: Any) -> None:
-        handle(message)
+        waiting = handle(message)
+        if waiting is not None:
+            await waiting
 
     async def run() -> None:
         async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
-            worker = AsyncWorker(plane, {"jobs": handle_async}, prefetch=32)
+            worker = AsyncWorker(plane, {"jobs": handle_async}, **options)
             started.put((worker, asyncio.get_running_loop()))
             await worker.run()
 

@@ -36,6 +36,7 @@ def failed(id: bytes, failures: int, own_delay_ms: int | None = None) -> StoredM
         content_type="",
         attributes={},
         correlation_id="",
+        job=None,
         priority=5,
         group=None,
         created_ms=0,

@@ -809,7 +809,7 @@ def replay(events: list[MessageEvent]) -> dict[str, str]:
     """The state of every message in a queue after these events."""
     states: dict[str, str] = {}
     for event in events:
-        if event.event in ("acked", "dead-lettered", "outlived", "purged", "returned"):
+        if event.event in ("acked", "dead-lettered", "outlived", "purged", "cancelled", "returned"):
             del states[event.id]
         else:
             states[event.id] = "leased" if event.event == "leased" else "waiting"

@@ -264,7 +264,7 @@ def extensions_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bodies_are_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-        dead_letters._clear_ttl(queue_tx.tx, queue_tx.keys, message)
+        enqueue.clear_ttl(queue_tx.tx, queue_tx.keys, message)
         sidecars.remove(queue_tx.tx, queue_tx.queue, message)
         enqueue.advance_group(queue_tx, message)
 

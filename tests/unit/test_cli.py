@@ -34,6 +34,7 @@ from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity.format import Header
 
 Hf = Callable[..., Result]
+UNKNOWN: Final = "01980000-0000-7000-8000-000000000000"
 
 
 def parsed(result: Result) -> Any:
@@ -213,6 +214,7 @@ def test_a_directory_in_use_is_exit_code_9(hf: Hf, tmp_path: Path) -> None:
 
 
 _NEEDS_PLANE: Final = {
+    "worker": ("some.module:app",),
     "queue list": (),
     "queue stats": (),
     "queue peek": ("jobs",),
@@ -226,6 +228,12 @@ _NEEDS_PLANE: Final = {
     "queue extend": ("jobs", "--id", "x", "--lease-id", "x", "--fence", "1"),
     "queue reject": ("jobs", "--id", "x", "--lease-id", "x", "--fence", "1"),
     "queue redrive": ("jobs",),
+    "queue key": ("jobs", "k"),
+    "queue resume-key": ("jobs", "k"),
+    "message show": ("jobs", "x"),
+    "message cancel": ("jobs", "x"),
+    "message update": ("jobs", "x", "--priority", "1"),
+    "message result": ("jobs", "x"),
     "queue purge": ("jobs", "--yes"),
     "queue resume": ("jobs",),
     "queue schedule list": ("jobs",),
@@ -287,6 +295,7 @@ _CREATES_PLANE: Final = {
     "queue put": ("jobs", "1"),
     "queue get": ("jobs",),
     "queue pause": ("jobs",),
+    "queue pause-key": ("jobs", "k", "1m"),
     "queue schedule add": ("jobs", "nightly", "0 3 * * *", "1"),
     "mail send": ("ada", "bob", "hi"),
     "agent register": ("ada",),
@@ -495,6 +504,110 @@ def test_failed_attempts_are_shown(hf: Hf, tmp_path: Path) -> None:
     ]
     assert letter["failures"][0]["traceback"].startswith("Traceback")
     assert "no error was given" in hf("queue", "dead", "jobs", "--failures").stdout
+
+
+def lease_ids(hf: Hf, queue: str) -> list[str]:
+    return [each["lease_id"] for each in parsed(hf("queue", "leased", queue, "--json"))]
+
+
+def test_a_message_is_shown_in_every_state(hf: Hf, tmp_path: Path) -> None:
+    put = ("queue", "put", "jobs", '{"n": 1}', "--key", "tenant 7", "--unique-key", "n-1", "--keep-result")
+    id = hf(*put, "--max-attempts", "1", "--attribute", "a=b").stdout.strip()
+    assert hf(*put).stdout.strip() == id
+    shown = hf("message", "show", "jobs", id).stdout
+    for text in ("ready", "tenant 7", "n-1", '{"n": 1}', '{"a":"b"}'):
+        assert text in shown
+    assert "lease id" not in shown
+    assert "delayed until 20" in hf("message", "update", "jobs", id, "--priority", "9", "--delay", "1h").stdout
+    assert parsed(hf("message", "update", "jobs", id, "--delay", "0", "--json"))["state"] == "ready"
+    with (
+        holdfast.open(f"dir:{tmp_path / 'data'}") as plane,
+        pytest.raises(ValueError, match="boom"),
+        plane.queue("jobs").receive(owner="ada"),
+    ):
+        raise ValueError("boom \x1b[2J")
+    shown = hf("message", "show", "jobs", id).stdout
+    assert "attempt 1: leased by ada at 20" in shown
+    assert "raise ValueError(" in shown
+    assert "\x1b" not in shown
+    found = parsed(hf("message", "show", "jobs", id, "--json"))
+    assert (found["state"], found["priority"], found["payload"]) == ("dead", 9, {"n": 1})
+    assert found["failures"][0]["traceback"].startswith("Traceback")
+    assert "ValueError: boom" in hf("message", "result", "jobs", id, code=5).stderr
+    hf("queue", "redrive", "jobs", id)
+    hf("queue", "get", "jobs")
+    assert "leased by" in hf("message", "update", "jobs", id, "--priority", "1", code=5).stderr
+    hf("queue", "ack", "jobs", *lease_ids(hf, "jobs"), "--result", '{"total": 3}')
+    assert parsed(hf("message", "show", "jobs", id, "--json"))["has_result"] is True
+    assert hf("message", "result", "jobs", id).stdout == '{"total":3}\n'
+    assert "is not a message id" in hf("message", "show", "jobs", "x", code=2).stderr
+    assert "nothing is kept" in hf("message", "show", "jobs", UNKNOWN, code=4).stderr
+
+
+def test_a_result_is_awaited_and_printed(hf: Hf, tmp_path: Path) -> None:
+    id = hf("queue", "put", "jobs", "1").stdout.strip()
+    assert "is not done yet" in hf("message", "result", "jobs", id, "--wait", "10ms", code=7).stderr
+    hf("queue", "get", "jobs")
+    (lease_id,) = lease_ids(hf, "jobs")
+    assert "quote a text" in hf("queue", "ack", "jobs", lease_id, "--result", "text", code=2).stderr
+    assert "leave the result out" in hf("queue", "ack", "jobs", lease_id, "--result", "null", code=2).stderr
+    (tmp_path / "result").write_bytes(b"\x00\xff" * 10_000)
+    both = ("--result", "1", "--result-file", str(tmp_path / "result"))
+    hf("queue", "ack", "jobs", lease_id, *both, code=2)
+    hf("queue", "ack", "jobs", lease_id, *both[2:])
+    assert hf("message", "result", "jobs", id, "--wait", "1m").stdout_bytes == b"\x00\xff" * 10_000
+    found = parsed(hf("message", "result", "jobs", id, "--json"))
+    assert base64.b64decode(found["result_base64"]) == b"\x00\xff" * 10_000
+    hf("queue", "put", "jobs", "--lines", "--file", "-", input="1\n2\n")
+    for _ in range(2):
+        hf("queue", "get", "jobs")
+    assert "one by one" in hf("queue", "ack", "jobs", *lease_ids(hf, "jobs"), "--result", "1", code=2).stderr
+
+
+def test_messages_are_cancelled_by_their_ids(hf: Hf) -> None:
+    ids = [hf("queue", "put", "jobs", str(n)).stdout.strip() for n in range(3)]
+    hf("queue", "get", "jobs")
+    lease_id = lease_ids(hf, "jobs")[0]
+    result = hf("message", "cancel", "jobs", ids[0], UNKNOWN, ids[1], "--json", code=4)
+    assert [(each["id"], each["state"]) for each in parsed(result)] == [(id, "cancelled") for id in ids[:2]]
+    assert UNKNOWN in result.stderr
+    assert "cancelled" in hf("message", "cancel", "jobs", ids[0]).stdout
+    assert "was cancelled" in hf("queue", "ack", "jobs", lease_id, code=6).stderr
+    assert "was cancelled" in hf("message", "result", "jobs", ids[1], code=6).stderr
+    assert [each["id"] for each in parsed(hf("queue", "peek", "jobs", "--json"))] == ids[2:]
+
+
+def test_keys_are_shown_paused_and_limited(hf: Hf) -> None:
+    changes = ("--concurrency-per-key", "1", "--rate-per-key", "10", "--burst-per-key", "2", "--result-ttl", "1d")
+    policy = parsed(hf("queue", "policy", "jobs", *changes, "--fair", "--json"))
+    assert (policy["concurrency_per_key"], policy["rate_per_key"], policy["burst_per_key"]) == (1, 10.0, 2)
+    assert (policy["result_ttl_seconds"], policy["fair"]) == (86_400, True)
+    policy = parsed(hf("queue", "policy", "jobs", "--rate-per-key", "none", "--no-fair", "--json"))
+    assert (policy["concurrency_per_key"], policy["rate_per_key"], policy["fair"]) == (1, None, False)
+    for n in range(3):
+        hf("queue", "put", "jobs", str(n), "--key", "a/b")
+    hf("queue", "get", "jobs")
+    hf("queue", "get", "jobs", code=3)
+    found = parsed(hf("queue", "key", "jobs", "a/b", "--json"))
+    assert found == {"queue": "jobs", "key": "a/b", "ready": 0, "waiting": 2, "leased": 1, "paused_until": None}
+    assert "a/b of jobs is paused until 20" in hf("queue", "pause-key", "jobs", "a/b", "1h").stdout
+    hf("queue", "ack", "jobs", *lease_ids(hf, "jobs"))
+    hf("queue", "get", "jobs", code=3)
+    assert parsed(hf("queue", "resume-key", "jobs", "a/b", "--json"))["paused_until"] is None
+    hf("queue", "get", "jobs")
+
+
+def test_a_debounced_message_is_put_once(hf: Hf) -> None:
+    put = ("--debounce-key", "doc", "--debounce", "1h", "--debounce-max", "2h", "--json")
+    first, second = (parsed(hf("queue", "put", "jobs", str(n), *put)) for n in range(2))
+    assert first["id"] == second["id"]
+    found = parsed(hf("message", "show", "jobs", first["id"], "--json"))
+    assert (found["state"], found["payload"]) == ("delayed", 1)
+    leased = parsed(hf("queue", "put", "jobs", "1", "--unique-key", "u", "--unique-until", "leased", "--json"))
+    hf("queue", "get", "jobs")
+    again = parsed(hf("queue", "put", "jobs", "1", "--unique-key", "u", "--unique-until", "10m", "--json"))
+    assert (leased["id"] == again["id"], again["duplicate"]) == (False, False)
+    assert "not a duration" in hf("queue", "put", "jobs", "1", "--unique-until", "never", code=2).stderr
 
 
 def test_the_back_off_of_a_policy_is_changed(hf: Hf) -> None:
@@ -1446,3 +1559,30 @@ def test_the_module_runs_as_a_program() -> None:
         [sys.executable, "-m", "holdfast.cli", "--version"], check=True, capture_output=True, text=True
     )
     assert shown.stdout.startswith("holdfast ")
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "error"),
+    [
+        ("no_such_module", "", "There is no module no_such_module; run the command in its folder"),
+        ("shop:app", "import no_such_module", "Module shop cannot be imported: ModuleNotFoundError"),
+        ("shop:app", "1 / 0", "Module shop cannot be imported: ZeroDivisionError"),
+        (
+            "shop:other",
+            "import holdfast; app = holdfast.TaskApp()",
+            "other of module shop is not a TaskApp; it has app",
+        ),
+        ("shop:app", "app = 1", "app of module shop is not a TaskApp; leave it out"),
+        ("shop", "import holdfast; app = holdfast.TaskApp()", "belong to an app; write shop:app"),
+        ("shop", "", "The app has no tasks; import the modules that define them"),
+    ],
+)
+def test_a_worker_says_why_a_module_has_no_tasks(
+    *, hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, code: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    (tmp_path / "shop.py").write_text(code)
+    hf("state", "set", "k", "1")
+    assert error in hf("worker", module, code=2).stderr

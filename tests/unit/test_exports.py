@@ -57,13 +57,14 @@ SERVER = ("uvicorn", "starlette", "prometheus_client", "holdfast.server", "click
         ("holdfast.open('memory:').close()", (*CLIENT, *SERVER, "holdfast.handles.plane")),
         ("holdfast.connect('http://127.0.0.1:1').close()", (*KEY_SPACE, *SERVER, "holdfast.handles.plane")),
         ("holdfast.Worker", (*CLIENT, *KEY_SPACE, *SERVER)),
+        ("holdfast.TaskApp('http://127.0.0.1:1')", (*CLIENT, *KEY_SPACE, *SERVER)),
         ("import holdfast.cli.main", (*CLIENT, *KEY_SPACE, "holdfast.server", "holdfast.handles")),
         (
             "import asyncio; asyncio.run(holdfast.connect_async('http://127.0.0.1:1').__aenter__())",
             (*KEY_SPACE, *SERVER, "holdfast.handles.sync"),
         ),
     ],
-    ids=["import", "open", "connect", "worker", "cli", "connect_async"],
+    ids=["import", "open", "connect", "worker", "tasks", "cli", "connect_async"],
 )
 def test_unneeded_modules_are_not_loaded(code: str, not_loaded: tuple[str, ...]) -> None:
     loaded = run(f"import sys, holdfast\n{code}\nprint(*sys.modules)").split()

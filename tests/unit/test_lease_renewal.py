@@ -47,6 +47,9 @@ class Message:
     expires_ms = 0
     lease = MessageLease("m", "m-1", 1)
 
+    def mark_refused(self, code: str) -> None:
+        self.lost = True
+
 
 class HeldLease:
     expires_ms = 0

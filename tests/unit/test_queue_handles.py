@@ -23,19 +23,23 @@ from holdfast.errors import (
     InvalidArgument,
     InvalidName,
     InvalidValue,
+    MessageCancelled,
     PayloadTooLarge,
     QueueInUse,
     QueueMessageLeaseMismatch,
 )
+from holdfast.handles.sync.messages import packed_acks
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.workers import RestartPolicy
 from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy
+from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, QueuePolicy
 
 _shared = runpy.run_path(
     str(Path(__file__).with_name("queue_handle_fixtures.py"))
 )  # Test files cannot import each other.
 LONG = _shared["LONG"]
+PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
 BLOB = _shared["BLOB"]
 STREAMED = _shared["STREAMED"]
 url = _shared["url"]
@@ -536,6 +540,56 @@ async def test_a_cancelled_task_does_not_count_a_failure(url: str, clock: Manual
         assert (message.attempts, message.failure_attempts) == (2, 0)
 
 
+def test_a_with_block_of_a_cancelled_message_does_not_settle_it(jobs: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    jobs.put_many(["raises", "returns"])
+    for_raise, for_return = received(jobs), received(jobs)
+    for message in (for_raise, for_return):
+        jobs.cancel(message.id)
+    with pytest.raises(MessageCancelled, match=for_raise.id), for_raise:
+        for_raise.raise_if_cancelled()  # It makes no call, so it knows nothing yet.
+        assert jobs.wait_for_cancel([for_raise], wait_seconds=0) == [for_raise]
+        for_raise.raise_if_cancelled()
+    with pytest.raises(MessageCancelled, match=for_return.id), for_return:
+        pass
+    assert (for_return.cancelled, for_return.lost, for_return.settled) == (True, True, False)
+    assert caplog.records == []
+    assert counts(jobs.stats()) == {}
+
+
+def test_waiting_for_a_cancel_marks_the_messages(jobs: Queue, threads: ThreadPoolExecutor) -> None:
+    jobs.put_many(range(4))
+    messages = jobs.receive_many(4, extend_for_seconds=0)
+    assert jobs.wait_for_cancel(messages, wait_seconds=0) == []
+    messages[0].ack()
+    waiting = threads.submit(jobs.wait_for_cancel, messages, wait_seconds=LONG)
+    jobs.cancel(messages[2].id)
+    assert waiting.result(PATIENCE_SECONDS) == [messages[2]]
+    assert [(message.cancelled, message.lost) for message in messages] == [
+        (False, False),
+        (False, False),
+        (True, True),
+        (False, False),
+    ]
+    for wrong, error in (([], EmptyBatch), (messages[1:2] * 257, BatchTooLarge), (messages[1], InvalidArgument)):
+        with pytest.raises(error):
+            jobs.wait_for_cancel(wrong, wait_seconds=0)
+    jobs.ack_many([messages[1], messages[3]])
+
+
+async def test_waiting_for_a_cancel_on_an_event_loop(url: str, clock: ManualClock) -> None:
+    async with holdfast.open_async(url, clock=clock) as plane, asyncio.timeout(PATIENCE_SECONDS):
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(3))
+        messages = await jobs.receive_many(3, extend_for_seconds=0)
+        waiting = asyncio.create_task(jobs.wait_for_cancel(messages, wait_seconds=LONG))
+        await asyncio.sleep(0)
+        await jobs.cancel(messages[1].id)
+        assert await waiting == [messages[1]]
+        with pytest.raises(MessageCancelled):
+            messages[1].raise_if_cancelled()
+        messages[0].raise_if_cancelled()
+
+
 def test_a_with_block_does_not_settle_twice(jobs: Queue) -> None:
     jobs.put_many(["acked", "given back", "rejected"])
     with received(jobs) as message:
@@ -892,9 +946,46 @@ def test_an_atomic_list_has_1_to_256_operations(plane: Plane, jobs: Queue) -> No
         atomic.put(jobs, "a")
     with pytest.raises(BatchTooLarge, match="at most 256"):
         atomic.commit()
-    with pytest.raises(PayloadTooLarge):
-        plane.atomic().put(jobs, bytes(BLOB)).commit()
     assert everything(plane) == []
+
+
+def test_an_atomic_list_stores_large_payloads_and_results_as_blobs(plane: Plane, jobs: Queue) -> None:
+    receipt = jobs.put("a")
+    message, body, result = received(jobs), bytes(BLOB), {"text": "x" * BLOB}
+    plane.atomic().ack(message, result=result).put(jobs, body).commit()
+    assert message.settled
+    assert receipt.result() == result
+    assert received(jobs).read() == body
+
+
+def test_an_atomic_list_that_checks_a_message_is_not_repeated(plane: Plane, jobs: Queue, clock: ManualClock) -> None:
+    done = plane.queue("done")
+    jobs.put("a")
+    message = received(jobs)
+    for expected in (1, 2):  # A repeated ack alone succeeds.
+        plane.atomic().ack(message).put(done, "a").commit()
+        assert done.stats().ready == expected
+    with pytest.raises(QueueMessageLeaseMismatch):
+        plane.atomic().check(message).ack(message).put(done, "a").commit()
+    jobs.put("b", visibility_seconds=1)
+    late = received(jobs, extend_for_seconds=0)
+    clock.advance_ms(1_000)
+    with pytest.raises(QueueMessageLeaseMismatch):
+        plane.atomic().check(late).ack(late).put(done, "b").commit()
+    assert done.stats().ready == 2
+    assert not late.settled
+
+
+def test_an_atomic_list_with_a_refused_packed_ack_writes_nothing(plane: Plane, jobs: Queue) -> None:
+    jobs.put("a")
+    message = received(jobs)
+    [ack] = packed_acks([message])[0]
+    message.nack(intent="defer", delay_seconds=LONG)
+    steps = [PutMessages("done", [NewMessage(b"x")]), AckMessages("jobs", [], packed=[ack])]
+    before = everything(plane)
+    with pytest.raises(QueueMessageLeaseMismatch, match="Nothing was committed"):
+        plane._transport.call(CommitAtomic(steps))
+    assert everything(plane) == before
 
 
 async def test_an_atomic_list_commits_asynchronously(url: str) -> None:

@@ -44,12 +44,17 @@ from holdfast.wire.pairs import DeletePair, PutPair
 from holdfast.wire.planes import MarkRestored
 from holdfast.wire.queues import (
     AckMessages,
+    CancelMessage,
     DeleteQueue,
     ExtendMessages,
+    GetMessage,
     GetQueueStats,
+    GetResult,
     MessageLease,
     NackMessages,
     NewMessage,
+    NewResult,
+    PauseKey,
     PauseQueue,
     PurgeQueue,
     PutMessages,
@@ -61,6 +66,8 @@ from holdfast.wire.queues import (
     SetQueuePolicy,
     SetSchedule,
     SurveyQueues,
+    UpdateMessage,
+    WaitForCancel,
 )
 from holdfast.wire.requests import Request
 from holdfast.wire.space import CollectGarbage, ShowSpace, ShowStorage
@@ -133,12 +140,15 @@ class PopulatedPlane:
         self.lease = LeaseProof(*self._granted(call(AcquireLease("held", "ada", 60.0))))
         call(UpdateState("s", b"\x01"))
         call(PutEntity("task", "one", {"title": b"\x01", "note": b"\x01"}, 0))
-        call(PutMessages("jobs", [NewMessage(bytes([number])) for number in range(6)]))
-        self.leases = [MessageLease(each.id, each.lease_id, each.fence) for each in self._received("jobs", 3)]
+        put = call(PutMessages("jobs", [NewMessage(bytes([number])) for number in range(6)])).receipts
+        self.waiting = put[-1].id
+        answered = call(PutMessages("answers", [NewMessage(b"x")])).receipts[0]
+        call(AckMessages("answers", self._leases("answers", 1), results=[NewResult(b"42")]))
+        self.answered = answered.id
+        self.leases = self._leases("jobs", 3)
         for _ in range(2):
             call(PutMessages("died", [NewMessage(b"x") for _ in range(150)]))
-            dead = [MessageLease(each.id, each.lease_id, each.fence) for each in self._received("died", 150)]
-            call(RejectMessages("died", dead))
+            call(RejectMessages("died", self._leases("died", 150)))
         call(SetSchedule("jobs", "daily", "0 0 * * *", NewMessage(b"x")))
         self.token = call(CreateToken("t", ["*"], ["queue:put"], "0" * 64)).id
         self.mail = call(SendMail("ada", [NewMail("bob", b"hi")])).mails[0].id
@@ -161,8 +171,9 @@ class PopulatedPlane:
         self.transport.call(CommitSnapshot("w", b"\x01", 2, promote=False))
         return PromoteSnapshot("w", 2)
 
-    def _received(self, queue: str, count: int) -> Any:
-        return self.transport.call(ReceiveMessages(queue, "ada", count)).messages
+    def _leases(self, queue: str, count: int) -> list[MessageLease]:
+        received = self.transport.call(ReceiveMessages(queue, "ada", count)).messages
+        return [MessageLease(each.id, each.lease_id, each.fence) for each in received]
 
     @staticmethod
     def _granted(granted: Any) -> tuple[str, str, int]:
@@ -213,6 +224,8 @@ SAMPLES: dict[type[Request[Any]], Callable[[PopulatedPlane], list[Request[Any]]]
     RedriveMessages: lambda _: [RedriveMessages("died", limit=270)],
     SetQueuePolicy: lambda _: [SetQueuePolicy("jobs", PAUSED), SetQueuePolicy("jobs", OPEN)],
     PauseQueue: lambda _: [PauseQueue("jobs"), PauseQueue("jobs", paused=False)],
+    UpdateMessage: lambda populated: [UpdateMessage("jobs", populated.waiting, number) for number in (9, 1)],
+    PauseKey: lambda _: [PauseKey("jobs", "k", seconds=60.0), PauseKey("jobs", "k")],
     SetSchedule: lambda _: [SetSchedule("jobs", "rare", "0 0 * * 0", NewMessage(b"x")), RemoveSchedule("jobs", "rare")],
     RemoveSchedule: lambda _: [RemoveSchedule("jobs", "daily")],
     CommitAtomic: lambda populated: [CommitAtomic([AckMessages("jobs", populated.leases), UpdateState("s", b"\x02")])],
@@ -279,6 +292,7 @@ def repeatable_requests(populated: PopulatedPlane) -> dict[type[Request[Any]], C
         EndSession: lambda: call(EndSession("s")),
         BeginBackup: lambda: call(BeginBackup()),
         EndBackup: lambda: call(EndBackup("0" * 32)),
+        CancelMessage: lambda: call(CancelMessage("jobs", populated.waiting)),
         ReadMail: lambda: call(ReadMail("bob")),
     }
 
@@ -307,6 +321,9 @@ def test_services_that_read_write_nothing(clock: ManualClock, monkeypatch: pytes
         ReadLog(),
         ListLogs(),
         GetQueueStats("jobs"),
+        GetMessage("jobs", populated.waiting),
+        GetResult("answers", populated.answered),
+        WaitForCancel("jobs", populated.leases, 0.0),
         SurveyQueues(),
         CheckWorld("w"),
         CheckRestore("w"),

@@ -36,7 +36,7 @@ from holdfast.wire.permissions import (
     known_verbs,
     universes_of,
 )
-from holdfast.wire.queues import AckMessages, GetQueueStats, NewMessage, PutMessages
+from holdfast.wire.queues import AckMessages, ExtendMessages, GetQueueStats, NewMessage, PutMessages, WaitForCancel
 from holdfast.wire.requests import Request, permission_of
 from holdfast.wire.states import UpdateState
 from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, split_token, token_text
@@ -177,8 +177,9 @@ def test_number_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_request_has_a_verb() -> None:
-    verbs = [permission_of(kind) for kind in OPERATIONS if kind is not CheckRestore]
+    verbs = [permission_of(kind) for kind in OPERATIONS if kind not in (CheckRestore, WaitForCancel)]
     assert permission_of(CheckRestore) == permission_of(GetBaseline)  # A restore began with the baseline before.
+    assert permission_of(WaitForCancel) == permission_of(ExtendMessages)  # Tokens of workers have it already.
     assert len(set(verbs)) == len(verbs)
     assert all(verb.partition(":")[0] and verb.partition(":")[2] for verb in verbs)
     assert permission_of(PutMessages) == "queue:put"

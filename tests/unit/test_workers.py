@@ -445,7 +445,7 @@ def test_a_message_of_a_window_that_is_lost_is_reported_and_the_others_settle(pl
         if message.json() == 3:
             taken = message.lease
             jobs.held(taken.id, lease_id=taken.lease_id, fence=taken.fence).reject("taken away")
-            worker._queues[0]._buffered[5].mark_lost()
+            list(worker._queues[0].buffered)[5].mark_lost()
 
     worker = Worker(plane, {"jobs": handle}, on_error=lambda error, queue: errors.append(str(error)))
     HandlerClock(worker)
@@ -775,6 +775,32 @@ def test_stopping_does_not_count_failures(plane: Plane) -> None:
     assert (again.attempts, again.failure_attempts) == (2, 0)
 
 
+@pytest.mark.parametrize("started", ["start", "run"])
+def test_a_handler_may_stop_its_worker(plane: Plane, started: str) -> None:
+    """Its message is acknowledged, and those of other handlers, too."""
+    jobs = plane.queue("jobs")
+    jobs.put_many(["stop", "slow", "later"])
+    is_slow, is_stopped = threading.Event(), threading.Event()
+
+    def handle(message: Message) -> None:
+        if message.json() == "stop":
+            assert is_slow.wait(60)
+            worker.stop()
+            is_stopped.set()
+        else:
+            is_slow.set()
+            assert is_stopped.wait(60)
+
+    worker = Worker(plane, {"jobs": handle}, concurrency=2)
+    if started == "run":
+        worker.run()
+    else:
+        worker.start()
+        eventually(lambda: worker.stats.handled == 2)
+    assert (worker.stats.handled, worker.stats.failed) == (2, 0)
+    assert (jobs.stats().acked_total, jobs.stats().ready, jobs.stats().leased) == (2, 1, 0)
+
+
 def test_stop_waits_for_running_handlers(plane: Plane) -> None:
     jobs = plane.queue("jobs")
     jobs.put("x")
@@ -1054,6 +1080,36 @@ async def test_a_stopped_async_worker_leaves_no_leases(
             await asyncio.gather(running, return_exceptions=True)
         stats = await jobs.stats()
         assert (stats.leased, stats.failed_total, stats.ready + stats.acked_total) == (0, 0, 100)
+        assert stats.acked_total == worker.stats.handled
+
+
+@pytest.mark.parametrize("turns", range(0, 60, 2))
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_stopped_async_worker_with_batches_leaves_no_leases(
+    monkeypatch: pytest.MonkeyPatch, turns: int, cancelled: bool
+) -> None:
+    """At every step, also while it returns messages that were delivered before, for which it has no slot."""
+    async with holdfast.open_async("memory:") as plane:
+        jobs = plane.queue("jobs")
+        await jobs.put_many(range(50))
+        await jobs.nack_many(await jobs.receive_many(20), intent="defer")
+        delay_calls(plane, monkeypatch, 3)
+
+        async def handle(messages: list[AsyncMessage]) -> None:
+            await asyncio.sleep(0)
+
+        worker = AsyncWorker(plane, {"jobs": handle}, concurrency=2, batch=10, batch_wait_seconds=0.001)
+        running = asyncio.create_task(worker.run())
+        async with asyncio.timeout(60):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if cancelled:
+                running.cancel()
+            else:
+                worker.stop()
+            await asyncio.gather(running, return_exceptions=True)
+        stats = await jobs.stats()
+        assert (stats.leased, stats.failed_total, stats.ready + stats.acked_total) == (0, 0, 50)
         assert stats.acked_total == worker.stats.handled
 
 

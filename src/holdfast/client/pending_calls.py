@@ -12,7 +12,7 @@ from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
-from holdfast.wire.queues import AckMessages, PackedAck, ReceiveMessages
+from holdfast.wire.queues import AckMessages, PackedAck, ReceiveMessages, WaitForCancel
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
@@ -79,6 +79,8 @@ class PendingCall(Generic[AnyFuture]):
         acks = _packed_acks(self.request) if revision < 2 else ()
         if acks:  # The messages were received from a later version, whose data this server cannot open.
             self.fail(Unsupported("The server is of an older version than the one that the messages came from"))
+        if revision < 3 and isinstance(self.request, WaitForCancel):  # Workers send it by themselves.
+            self.fail(Unsupported("The server is of an older version, which cancels no messages; upgrade it"))
 
     def fail(self, error: HoldfastError) -> None:
         if not self.future.done():

@@ -11,7 +11,8 @@ from holdfast.handles.failed_attempts import nack_request, reject_request
 from holdfast.handles.leases import AsyncLease
 from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.queues import AsyncQueue, MessageOptions, new_message, payload_of
+from holdfast.handles.queues import AsyncQueue, MessageOptions, new_message, payload_of, stored_messages
+from holdfast.handles.receipts import encoded_result, stored_result
 from holdfast.handles.states import AsyncState
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.tiers import Tier
@@ -22,7 +23,7 @@ from holdfast.wire.entities import EntityWrite, WriteEntities
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
 from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
-from holdfast.wire.queues import AckMessages, PutMessages
+from holdfast.wire.queues import AckMessages, CheckMessages, NewMessage, NewResult, PutMessages
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
 
@@ -40,13 +41,22 @@ class AsyncAtomic:
         self._messages: list[AsyncMessage] = []
 
     def put(self, queue: AsyncQueue, body: Any, **options: Unpack[MessageOptions]) -> Self:
-        """Put a message, with the options of `queue.put`."""
-        return self._add(PutMessages(queue.name, [new_message(body, **options)], self._universe))
+        """Put a message, with the options of `queue.put`. `commit` stores a large payload as a blob first."""
+        return self.put_many(queue, [new_message(body, **options)])
 
-    def ack(self, message: AsyncMessage) -> Self:
-        """Acknowledge a message."""
+    def put_many(self, queue: AsyncQueue, messages: Iterable[NewMessage]) -> Self:
+        """Put up to 256 messages into a queue, each with its own options."""
+        found = checked_items(messages, "wrap it in a list: put_many(queue, [message])")
+        return self._add(PutMessages(queue.name, list(found), self._universe))
+
+    def ack(self, message: AsyncMessage, *, result: Any = None) -> Self:
+        """Acknowledge a message, with a result that is kept as `message.ack` does.
+
+        An ack that is repeated succeeds. Call `check(message)` as well if the rest of the list must not be repeated.
+        """
         self._messages.append(message)
-        return self._add(AckMessages(message.queue, [message.lease], self._universe))
+        results: list[NewResult | None] = [] if result is None else [encoded_result(result)]
+        return self._add(AckMessages(message.queue, [message.lease], self._universe, results=results))
 
     def nack(
         self,
@@ -96,12 +106,18 @@ class AsyncAtomic:
         return self._add(PutItem(world.name, item, self._universe, world.incarnation))
 
     def update(
-        self, state: AsyncState, value: Any, *, lease: AsyncLease | None = None, if_match: str | None = None
+        self,
+        state: AsyncState,
+        value: Any,
+        *,
+        lease: AsyncLease | None = None,
+        if_match: str | None = None,
+        if_absent: bool = False,
     ) -> Self:
-        """Write a state document."""
+        """Write a state document, with the conditions of `state.update`."""
         proof = None if lease is None else lease.proof
         encoded = canonical(value)
-        return self._add(UpdateState(state.key, encoded, proof, if_match, universe=self._universe))
+        return self._add(UpdateState(state.key, encoded, proof, if_match, if_absent, universe=self._universe))
 
     def remove(self, state: AsyncState, *, lease: AsyncLease | None = None, if_match: str | None = None) -> Self:
         """Remove a state document."""
@@ -113,9 +129,11 @@ class AsyncAtomic:
         encoded = {field: canonical(value) for field, value in fields.items()}
         return self._add(WriteEntities([EntityWrite(kind, id, encoded)], universe=self._universe))
 
-    def check(self, lease: AsyncLease) -> Self:
-        """Commit only if the lease still holds."""
-        return self._add(CheckLease(lease.proof))
+    def check(self, held: AsyncLease | AsyncMessage) -> Self:
+        """Commit only if the lease still holds; of a message, only if it is still leased and not settled."""
+        if isinstance(held, AsyncMessage):
+            return self._add(CheckMessages(held.queue, [held.lease], self._universe))
+        return self._add(CheckLease(held.proof))
 
     async def commit(self, *, tier: Tier = Tier.CRITICAL) -> list[Any]:
         """Execute everything; the answers, in order.
@@ -125,11 +143,22 @@ class AsyncAtomic:
         """
         if not self._steps:
             raise InvalidArgument("The commit has no operations; add at least one")
-        steps = [msgspec.structs.replace(step, tier=tier) for step in self._steps]
+        steps = [msgspec.structs.replace(await self._with_blobs(step), tier=tier) for step in self._steps]
         answers = (await self._transport.call(CommitAtomic(steps, tier=tier))).answers
         for message in self._messages:
             message.mark_settled()
         return answers
+
+    async def _with_blobs(self, step: Step) -> Step:
+        """The operation, with large payloads and results stored as blobs."""
+        transport, universe = self._transport, self._universe
+        if isinstance(step, PutMessages):
+            messages = await stored_messages(transport, universe, step.messages)
+            return msgspec.structs.replace(step, messages=messages)
+        if isinstance(step, AckMessages) and step.results:
+            results = [each and await stored_result(transport, universe, each) for each in step.results]
+            return msgspec.structs.replace(step, results=results)
+        return step
 
     def _add(self, step: Step) -> Self:
         self._steps.append(step)

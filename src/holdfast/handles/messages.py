@@ -3,13 +3,14 @@
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import cbor2
 import msgspec
 
-from holdfast.errors import QueueMessageLeaseMismatch, rebuild
+from holdfast.errors import MessageCancelled, QueueMessageLeaseMismatch, rebuild
 from holdfast.handles.failed_attempts import nack_request, reject_request
+from holdfast.handles.receipts import new_result
 from holdfast.limits import EXTEND_FOR_SECONDS
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
@@ -24,6 +25,7 @@ from holdfast.wire.queues import (
     ExtendMessages,
     Failure,
     MessageLease,
+    NewResult,
     Outcome,
     Outcomes,
     PackedAck,
@@ -32,6 +34,7 @@ from holdfast.wire.queues import (
     SidecarState,
     bits_of,
     lease_mismatch,
+    message_cancelled,
 )
 from holdfast.wire.requests import Request
 from holdfast.wire.states import UpdateState
@@ -40,6 +43,7 @@ from holdfast.wire.stored_messages import StoredMessage, decode_head, format_id
 _log = logging.getLogger("holdfast.messages")
 
 Result = TypeVar("Result")
+LOST_CODES: Final = (QueueMessageLeaseMismatch.code, MessageCancelled.code)
 
 
 class _Received:
@@ -76,6 +80,7 @@ class AsyncMessage:
         "_received",
         "_state",
         "_stored",
+        "cancelled",
         "expires_ms",
         "lost",
         "settled",
@@ -89,6 +94,7 @@ class AsyncMessage:
         self._state: SidecarState | None = None  # As it was saved.
         self.expires_ms = expires_ms
         self.settled = False
+        self.cancelled = False  # It was cancelled: stop working on it. It is lost, too.
         self.lost = False  # Its lease ended before it was settled; another consumer may have it.
 
     @property
@@ -213,22 +219,31 @@ class AsyncMessage:
         updated = await self._received.transport.call(request)
         self._state = msgspec.structs.replace(state, value=encoded, etag=updated.etag)
 
-    async def ack(self, *, tier: Tier = Tier.CRITICAL) -> None:
+    async def ack(self, *, result: Any = None, tier: Tier = Tier.CRITICAL) -> None:
         """Acknowledge the message: it is done. Acknowledging twice is fine.
+
+        A `result`, bytes or anything that JSON has, is kept for `result_ttl_seconds` of the queue's policy. Those who
+        wait for it get it as soon as the ack is committed.
 
         Raises:
             QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
+            MessageCancelled: it was cancelled.
         """
         received, position = self._received, self._position
         lease = received.lease
-        if lease is None:
-            await self._settle(AckMessages(received.queue, [self.lease], received.universe, tier=tier))
+        if lease is None or result is not None:
+            results: list[NewResult | None] = []
+            if result is not None:
+                results.append(await new_result(received.transport, received.universe, result))
+            request = AckMessages(received.queue, [self.lease], received.universe, results=results, tier=tier)
+            await self._settle(request)
             return
         packed = [PackedAck(lease.id, lease.fence, lease.fences, bits_of(1 << position))]
         request = AckMessages(received.queue, [], received.universe, packed, tier=tier)
-        if (await received.transport.call(request)).refused:
-            self.mark_lost()
-            raise lease_mismatch(self.lease)
+        refused = (await received.transport.call(request)).refused
+        if refused:
+            self.mark_refused(refused[0].code)
+            raise message_cancelled(self.id) if self.cancelled else lease_mismatch(self.lease)
         self.settled = True
 
     async def nack(
@@ -272,7 +287,10 @@ class AsyncMessage:
         request = ExtendMessages(
             self.queue, [self.lease], self._received.visibility_seconds if seconds is None else seconds, self.universe
         )
-        self.expires_ms = _checked((await self._received.transport.call(request)).outcomes[0]).expires_ms
+        outcome = (await self._received.transport.call(request)).outcomes[0]
+        if outcome.code in LOST_CODES:
+            self.mark_refused(outcome.code)
+        self.expires_ms = _checked(outcome).expires_ms
         return self.expires_ms
 
     async def complete(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL) -> Result:
@@ -293,6 +311,17 @@ class AsyncMessage:
         self.mark_settled()
         return result
 
+    def raise_if_cancelled(self) -> None:
+        """Stop a handler whose message was cancelled: call it between the steps of long work.
+
+        A worker notices a cancel within about a second. It does not count the error as a failure. This makes no call.
+
+        Raises:
+            MessageCancelled: the message was cancelled.
+        """
+        if self.cancelled:
+            raise message_cancelled(self.id)
+
     def mark_settled(self) -> None:
         """Stop extending its lease: it was settled, possibly by another call than its own methods."""
         self.settled = True
@@ -300,6 +329,11 @@ class AsyncMessage:
     def mark_lost(self) -> None:
         """Stop extending its lease, which has ended. Another consumer may have the message, unless it was settled."""
         self.lost = not self.settled
+
+    def mark_refused(self, code: str) -> None:
+        """Mark it as lost, or cancelled, because settling it or extending its lease was refused."""
+        self.mark_lost()
+        self.cancelled = self.cancelled or code == MessageCancelled.code
 
     def _content(self) -> Delivery | StoredMessage:
         """Its payload and what was put with it."""
@@ -323,8 +357,8 @@ class AsyncMessage:
 
     async def _settle(self, request: Request[Outcomes]) -> None:
         outcome = (await self._received.transport.call(request)).outcomes[0]
-        if outcome.code == QueueMessageLeaseMismatch.code:
-            self.mark_lost()
+        if outcome.code in LOST_CODES:
+            self.mark_refused(outcome.code)
         _checked(outcome)
         self.mark_settled()
 
@@ -334,7 +368,7 @@ class AsyncMessage:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.settled:
+        if self.settled or (self.cancelled and kind is not None):
             return
         if kind is None:
             await self.ack()
@@ -411,13 +445,13 @@ def _bits(positions: list[int]) -> bytes:
 def mark_acked(messages: Sequence[AsyncMessage], refused: Sequence[RefusedAck]) -> list[AsyncMessage]:
     """Mark messages whose acks were packed as settled, or as lost if they were refused; returns the lost ones."""
     lost: list[AsyncMessage] = []
-    places = {(each.lease, each.position) for each in refused}
+    codes = {(each.lease, each.position): each.code for each in refused}
     for message in messages:
         lease = message._received.lease
         if lease is None:
             continue
-        if places and (lease.id, message._position) in places:
-            message.mark_lost()
+        if codes and (code := codes.get((lease.id, message._position))) is not None:
+            message.mark_refused(code)
             lost.append(message)
         else:
             message.settled = True

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, MailNotFound, rebuild
+from holdfast.errors import BatchTooLarge, EmptyBatch, HoldfastError, MailNotFound, rebuild
 from holdfast.kv import Transaction
 from holdfast.layers.idempotency import KeyedCall, run_idempotent
 from holdfast.limits import ATOMIC_OPERATIONS_MAX
@@ -14,7 +14,7 @@ from holdfast.wire.answers import decoder_of
 from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.entities import WriteEntities
 from holdfast.wire.mail import ConfirmMail, SentMails
-from holdfast.wire.queues import Outcomes
+from holdfast.wire.queues import Outcomes, RefusedAck
 from holdfast.wire.requests import Answer, Request
 
 
@@ -43,6 +43,8 @@ def execute_all(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> A
             for outcome in answer.outcomes if isinstance(answer, Outcomes) else answer.mails:
                 if outcome.code is not None:
                     raise rebuild(outcome.code, outcome.detail or outcome.code)
+            if isinstance(answer, Outcomes) and answer.refused:
+                raise _refused(answer.refused[0])
         elif isinstance(step, ConfirmMail) and answer.count < len(set(step.ids)):
             # The commit that confirmed it has done this work; the rest of the list would repeat it.
             raise MailNotFound(
@@ -50,6 +52,15 @@ def execute_all(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> A
             )
         answers.append(answer)
     return Answers(answers)
+
+
+def _refused(ack: RefusedAck) -> HoldfastError:
+    """The error of a packed ack that was refused."""
+    return rebuild(
+        ack.code,
+        f"The message at position {ack.position} of lease {ack.lease.hex()} is not leased any more; stop working on "
+        "it. Nothing was committed",
+    )
 
 
 def _execute(tx: Transaction, policy: TierPolicy, step: Request[Answer]) -> Answer:

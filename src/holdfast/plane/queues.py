@@ -11,28 +11,36 @@ from holdfast.kv import Transaction
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import QueueKey
-from holdfast.limits import MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
+from holdfast.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.plane.handlers import service, transaction
 from holdfast.plane.stores import AnyStores, Served
 from holdfast.wire.queues import (
     AckMessages,
+    CancelMessage,
     CheckMessages,
     DeleteQueue,
     Deliveries,
     ExtendMessages,
+    GetKey,
+    GetMessage,
     GetQueuePolicy,
     GetQueueStats,
+    GetResult,
+    KeyInfo,
     LeasedMessages,
     ListLeasedMessages,
     ListQueues,
     ListSchedules,
     MessageEvents,
+    MessageInfo,
     MessageLease,
+    MessageResult,
     Moved,
     NackMessages,
     Outcome,
     Outcomes,
+    PauseKey,
     PauseQueue,
     PeekMessages,
     PurgeQueue,
@@ -52,6 +60,8 @@ from holdfast.wire.queues import (
     SetQueuePolicy,
     SetSchedule,
     SurveyQueues,
+    UpdateMessage,
+    WaitForCancel,
 )
 
 
@@ -62,14 +72,13 @@ def put(tx: Transaction, request: PutMessages) -> Receipts:
 
 @service
 def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None = None) -> Served[Deliveries]:
-    if not 0 <= request.wait_seconds <= RECEIVE_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
+    wait_ms = _wait_ms(request.wait_seconds)
     if request.acks:
         _check_count(sum([each.mask.bit_count() for each in request.acks]))
     seconds = request.visibility_seconds
     return stores.queues.receive(
         _queue(request),
-        wait_ms=round(request.wait_seconds * 1_000),
+        wait_ms=wait_ms,
         tier=request.tier,
         owner=request.owner,
         limit=request.max_messages,
@@ -86,7 +95,9 @@ def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None 
 def ack(tx: Transaction, request: AckMessages) -> Outcomes:
     _check_count(len(request.leases) + sum([each.mask.bit_count() for each in request.packed]))
     refused = queues.ack_packed(tx, _queue(request), request.packed) if request.packed else []
-    outcomes = queues.ack_many(tx, _queue(request), request.leases) if request.leases else []
+    if len(request.results) > len(request.leases):
+        raise InvalidArgument(f"{len(request.results)} results for {len(request.leases)} leases; give one for each")
+    outcomes = queues.ack_many(tx, _queue(request), request.leases, request.results) if request.leases else []
     return Outcomes(
         [_refused(each) if isinstance(each, HoldfastError) else Outcome(None, None, 0, each) for each in outcomes],
         refused,
@@ -156,6 +167,59 @@ def check(tx: Transaction, request: CheckMessages) -> Outcomes:
         return Outcome()
 
     return _each(request.leases, one)
+
+
+@service
+def get(stores: AnyStores, request: GetMessage) -> Served[MessageInfo]:
+    return stores.queues.get(_queue(request), request.id, request.tier)
+
+
+@service
+def cancel(stores: AnyStores, request: CancelMessage) -> Served[MessageInfo]:
+    return stores.queues.cancel(_queue(request), request.id, request.tier)
+
+
+@transaction
+def update(tx: Transaction, request: UpdateMessage) -> MessageInfo:
+    return queues.update(
+        tx, _queue(request), request.id, priority=request.priority, delay_seconds=request.delay_seconds
+    )
+
+
+@service
+def result(stores: AnyStores, request: GetResult) -> Served[MessageResult]:
+    return stores.queues.result(_queue(request), request.id, wait_ms=_wait_ms(request.wait_seconds), tier=request.tier)
+
+
+@service
+def wait_for_cancel(stores: AnyStores, request: WaitForCancel) -> Served[Outcomes]:
+    _check_batch(request.leases)
+    return stores.queues.wait_for_cancel(
+        _queue(request), request.leases, wait_ms=_wait_ms(request.wait_seconds), tier=request.tier
+    )
+
+
+@transaction
+def get_key(tx: Transaction, request: GetKey) -> KeyInfo:
+    return queues.key_info(tx, _queue(request), request.key)
+
+
+@transaction
+def pause_key(tx: Transaction, request: PauseKey) -> KeyInfo:
+    if request.until_ms is not None and request.seconds is not None:
+        raise InvalidArgument("The pause has both until_ms and seconds; leave one of them out")
+    if request.seconds is not None and not 0 <= request.seconds <= DELAY_SECONDS_MAX:
+        raise InvalidArgument(f"seconds is {request.seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+    until_ms = request.until_ms or 0
+    if request.seconds is not None:
+        until_ms = tx.now_ms + round(request.seconds * 1_000)
+    return queues.pause_key(tx, _queue(request), request.key, until_ms=until_ms)
+
+
+def _wait_ms(seconds: float) -> int:
+    if not 0 <= seconds <= RECEIVE_WAIT_SECONDS_MAX:
+        raise InvalidArgument(f"wait_seconds is {seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
+    return round(seconds * 1_000)
 
 
 @transaction

@@ -50,7 +50,14 @@ class Stores:
         dispatcher = Dispatcher(
             services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
         )
-        self.queues = QueueStore(services.database, dispatcher, self.blobs, services.publish)
+        self.queues = QueueStore(
+            services.database,
+            dispatcher,
+            self.blobs,
+            services.publish,
+            clock=services.clock,
+            options=services.consumers,
+        )
         self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
@@ -81,7 +88,14 @@ class AsyncStores:
         dispatcher = AsyncDispatcher(
             services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
         )
-        self.queues = AsyncQueueStore(services.database, dispatcher, self.blobs, services.publish)
+        self.queues = AsyncQueueStore(
+            services.database,
+            dispatcher,
+            self.blobs,
+            services.publish,
+            clock=services.clock,
+            options=services.consumers,
+        )
         self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.ingress = Ingress(
             services.database,

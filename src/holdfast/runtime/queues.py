@@ -2,30 +2,61 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Unpack
+from typing import Final, Unpack
 
 import msgspec
 
-from holdfast.errors import HoldfastError
+from holdfast.clock import Clock, SystemClock, on_clock_change
+from holdfast.errors import (
+    HoldfastError,
+    MessageCancelled,
+    MessageNotFound,
+    ResultNotKept,
+    ResultNotReady,
+)
 from holdfast.kv import Database
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import DeleteProgress, PurgeProgress, QueueKey, RedriveProgress
-from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX
+from holdfast.layers.queues import DeleteProgress, FoundLease, PurgeProgress, QueueKey, RedriveProgress, SearchOn
+from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS
 from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.dispatcher import AsyncDispatcher, LeaseOptions
 from holdfast.runtime.publishing import Publish
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Deliveries, Moved, PackedAck, QueueStats, QueueSurvey
+from holdfast.wire.queues import (
+    Deliveries,
+    MessageInfo,
+    MessageLease,
+    MessageResult,
+    Moved,
+    Outcome,
+    Outcomes,
+    PackedAck,
+    QueueStats,
+    QueueSurvey,
+)
+from holdfast.wire.stored_messages import parse_id
+
+_SEARCHES_MAX: Final = 8  # How often a message that moves while it is searched for is looked up.
 
 
 class AsyncQueueStore:
     """Receives from queues, and counts, purges, deletes and redrives them."""
 
     def __init__(
-        self, database: Database, dispatcher: AsyncDispatcher, blobs: AsyncBlobStore, publish: Publish
+        self,
+        database: Database,
+        dispatcher: AsyncDispatcher,
+        blobs: AsyncBlobStore,
+        publish: Publish,
+        *,
+        clock: Clock | None = None,
+        options: ConsumerOptions | None = None,
     ) -> None:
         self._database = database
+        self._clock = clock or SystemClock()
+        self._polling = Polling(database, options or ConsumerOptions())
         self._dispatcher = dispatcher
         self._blobs = blobs
         self._publish = publish
@@ -58,6 +89,91 @@ class AsyncQueueStore:
         if packed:
             return Deliveries([], queues.packed_of(leased), leased.refused)
         return Deliveries(queues.deliveries_of(leased), refused=leased.refused)
+
+    async def get(self, queue: QueueKey, id: str, tier: Tier) -> MessageInfo:
+        """What is known about a message."""
+        lease: FoundLease | None = None
+        for _ in range(_SEARCHES_MAX):
+            found = await self._database.read_async(queues.get, queue, id, lease=lease, tier=tier)
+            if not isinstance(found, SearchOn):
+                return found
+            lease = await self._search(queue, id, found)
+        raise _not_found(queue, id)
+
+    async def cancel(self, queue: QueueKey, id: str, tier: Tier) -> MessageInfo:
+        """Cancel a message; what it is then."""
+        lease: FoundLease | None = None
+        for _ in range(_SEARCHES_MAX):
+            found, events = await self._database.transact_async(queues.cancel, queue, id, lease=lease, tier=tier)
+            self._publish(events)
+            if not isinstance(found, SearchOn):
+                return found
+            lease = await self._search(queue, id, found)
+        raise _not_found(queue, id)
+
+    async def result(self, queue: QueueKey, id: str, *, wait_ms: int, tier: Tier) -> MessageResult:
+        """The result of a message, as soon as it is done.
+
+        Raises:
+            ResultNotReady: it is not done within `wait_ms`.
+            ResultNotKept: it is not in the queue any more, and no result was kept.
+            MessageFailed, MessageCancelled: there is no result, and will be none.
+        """
+        until_ms = self._clock.now_ms() + wait_ms
+        with self._database.watch(queues.keys_of(queue).outcomes + parse_id(id)) as watch:
+            stop_listening = on_clock_change(self._clock, watch.fire)
+            try:
+                while True:
+                    found = await self._database.read_async(queues.result, queue, id, tier=tier)
+                    if found is not None:
+                        return found
+                    is_kept = await self._check_pending(queue, id, tier)
+                    left_ms = until_ms - self._clock.now_ms()
+                    if left_ms <= 0:
+                        raise ResultNotReady(f"Message {id} is not done yet; wait longer, or ask again")
+                    # What becomes of other messages is not recorded, so they are looked up now and then.
+                    pause_ms = left_ms if is_kept else min(left_ms, round(RESULT_CHECK_SECONDS * 1_000))
+                    await watch.wait_async(self._polling.pause_ms(max(pause_ms, 1)) / 1_000)
+            finally:
+                stop_listening()
+
+    async def _check_pending(self, queue: QueueKey, id: str, tier: Tier) -> bool:
+        """Whether a message that is not done will leave an outcome.
+
+        Raises:
+            MessageFailed: it is a dead letter.
+            ResultNotKept: it is not in the queue any more.
+        """
+        try:
+            known = await self.get(queue, id, tier)
+        except MessageNotFound:
+            raise ResultNotKept(
+                f"Message {id} is not in queue {queue.name}, and no result was kept; it may have been acknowledged "
+                "without one. Put it with keep_result=True, or acknowledge it with a result"
+            ) from None
+        if known.state == "dead":
+            raise queues.failed(parse_id(id), known.failures[-1] if known.failures else None, known.failure_attempts)
+        return known.keep_result
+
+    async def wait_for_cancel(
+        self, queue: QueueKey, leases: Sequence[MessageLease], *, wait_ms: int, tier: Tier
+    ) -> Outcomes:
+        """Which of these leases hold, as soon as one of the messages is cancelled."""
+        until_ms = self._clock.now_ms() + wait_ms
+        with self._database.watch(queues.keys_of(queue).cancelled) as watch:
+            while True:
+                ended = await self._database.read_async(queues.ended, queue, leases, tier=tier)
+                left_ms = until_ms - self._clock.now_ms()
+                if left_ms <= 0 or any(isinstance(each, MessageCancelled) for each in ended):
+                    return Outcomes([Outcome() if each is None else Outcome(each.code, str(each)) for each in ended])
+                await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
+
+    async def _search(self, queue: QueueKey, id: str, start: SearchOn) -> FoundLease | None:
+        """Search the leases of a queue for a message, a bounded number per transaction."""
+        at: FoundLease | SearchOn | None = start
+        while isinstance(at, SearchOn):
+            at = await self._database.read_async(queues.search, queue, id, after=at.after)
+        return at
 
     async def stats(self, queue: QueueKey, tier: Tier) -> QueueStats:
         """The number of messages in each state, and of consumers that wait in this process."""
@@ -100,3 +216,7 @@ class AsyncQueueStore:
             )
             self._publish(events)
         return Moved(so_far.count)
+
+
+def _not_found(queue: QueueKey, id: str) -> MessageNotFound:
+    return MessageNotFound(f"Message {id} of {queue.name} was not found: it moves too often; try again")

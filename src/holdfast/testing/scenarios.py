@@ -21,6 +21,7 @@ from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy
 from holdfast.kv import Database, Subspace, Transaction
 from holdfast.testing.histories import Outcome, Violation, check_all_fences, check_counter, check_registers
+from holdfast.testing.job_scenarios import jobs
 from holdfast.testing.lease_scenarios import entities, leases
 from holdfast.testing.mail_scenarios import mail
 from holdfast.testing.queue_scenarios import queues
@@ -169,7 +170,7 @@ def tiers(simulation: Simulation) -> Check:
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.__name__: scenario
-    for scenario in (registers, counters, transfers, fences, tiers, worlds, leases, entities, queues, mail)
+    for scenario in (registers, counters, transfers, fences, tiers, worlds, leases, entities, queues, jobs, mail)
 }
 
 

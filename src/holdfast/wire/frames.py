@@ -22,7 +22,7 @@ else:
     AnyRequest = Union[NETWORK_REQUESTS]  # noqa: UP007
 
 PROTOCOL: Final = 1
-REVISION: Final = 2  # Grows with every field that handles send by themselves and that older servers refuse.
+REVISION: Final = 3  # Grows with all that handles send by themselves and that older servers refuse.
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +31,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     protocol: int
     session: str  # Identifies the client across connections: a new connection replaces the old one.
     calls_max: int = 0  # From the server: how many calls may be in flight.
-    revision: int = 0  # From the server: which fields it knows. 1: `PutBlob.pinned`. 2: packed deliveries and acks.
+    # From the server: what it knows. 1: `PutBlob.pinned`. 2: packed deliveries and acks. 3: `WaitForCancel`.
+    revision: int = 0
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):

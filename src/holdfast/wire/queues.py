@@ -6,7 +6,7 @@ from typing import Final, Literal, Self
 
 import msgspec
 
-from holdfast.errors import QueueMessageLeaseMismatch
+from holdfast.errors import MessageCancelled, QueueMessageLeaseMismatch
 from holdfast.names import UNIVERSE
 from holdfast.tiers import Tier
 from holdfast.wire.leases import LeaseProof
@@ -35,10 +35,20 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     max_attempts: int | None = None
     visibility_seconds: float | None = None
     retry_delay_seconds: float | None = None  # The back-off after the first failure; None: that of the policy.
+    key: str | None = None  # Messages with the same key share the limits of the policy, and take turns with others.
+    keep_result: bool = False  # Keep what became of it, also if it is acknowledged without a result.
+    unique_key: str | None = None  # While a message has this key, a put with the same key adds nothing:
+    unique_until: Literal["done", "leased"] | float = "done"  # until it is done, dead or cancelled; leased; or seconds.
+    debounce_key: str | None = None  # A put with the same key replaces the message while it is held back,
+    debounce_seconds: float = 0.0  # which is for this time after the last put,
+    debounce_max_seconds: float | None = None  # and at most for this time after the first one.
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """The acknowledgement of a put: the message's id, its durability, and whether it is a duplicate."""
+    """The acknowledgement of a put: the message's id, its durability, and whether it is a duplicate.
+
+    Of a duplicate, and of a put that replaced a debounced message, the id is that of the first message.
+    """
 
     id: str
     durability: Tier
@@ -99,6 +109,78 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE):
     visibility_ms: int
     state: SidecarState | None = None
     failures: list[Failure] = []  # The oldest first.
+
+
+MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done", "cancelled"]
+
+
+class MessageInfo(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE):
+    """What is known about one message.
+
+    It is ready; or delayed until `due_ms`; or waiting behind another message of its group, or for its key; or leased
+    by `owner` until `expires_ms`; or dead, which a redrive can undo; or done or cancelled, at `finished_ms`.
+    """
+
+    id: str
+    state: MessageState
+    priority: int
+    created_ms: int
+    attempts: int  # Deliveries.
+    failure_attempts: int
+    max_attempts: int
+    correlation_id: str
+    payload: bytes | None = None  # None: it is in the blob, or gone.
+    blob: str | None = None
+    size: int = 0
+    content_type: str = ""
+    attributes: dict[str, str] = {}
+    group: str | None = None
+    key: str | None = None
+    unique_key: str | None = None
+    last_error: str | None = None
+    failures: list[Failure] = []  # The oldest first, with tracebacks.
+    due_ms: int = 0  # When its delay ends.
+    ttl_at_ms: int = 0  # When it is removed; 0: never.
+    owner: str | None = None
+    lease_id: str | None = None
+    fence: int = 0
+    leased_ms: int = 0  # When it was last delivered; 0: never.
+    expires_ms: int = 0  # When its lease ends.
+    died_ms: int = 0
+    finished_ms: int = 0
+    keep_result: bool = False  # What becomes of it is kept.
+    has_result: bool = False
+
+
+class NewResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The result of a message: inline, or in the blob with the hash `blob`."""
+
+    value: bytes = b""
+    content_type: str = "application/octet-stream"
+    blob: str | None = None
+    blob_size: int = 0
+
+
+class MessageResult(msgspec.Struct, frozen=True):
+    """The result that a message was acknowledged with. Without one, its value is empty and has no content type."""
+
+    id: str
+    value: bytes | None  # None: it is in the blob.
+    content_type: str
+    blob: str | None
+    size: int
+    attempts: int
+    finished_ms: int
+
+
+class KeyInfo(msgspec.Struct, frozen=True):
+    """How many messages of a key are in which state, and until when it is paused."""
+
+    key: str
+    ready: int
+    waiting: int
+    leased: int
+    paused_until_ms: int | None
 
 
 class LeasedMessage(msgspec.Struct, frozen=True, rename=_FENCE):
@@ -291,13 +373,19 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     retry_jitter: float = 0.1  # The fraction by which a back-off is longer or shorter, at random.
     history: Literal["none", "durable"] = "none"  # durable: every change of a message is recorded in its commit,
     history_seconds: float = 604_800.0  # and kept for this time.
+    result_ttl_seconds: float = 3_600.0  # How long results are kept, and that a message was cancelled.
+    concurrency_per_key: int | None = None  # Leases of the messages of one key at a time; None: no limit.
+    rate_per_key: float | None = None  # Deliveries per second of the messages of one key; None: no limit.
+    burst_per_key: int | None = None  # Deliveries that an idle key accumulates; None: those of a second, at least one.
+    fair: bool = False  # Messages of different keys take turns. Priorities count within a key then.
 
 
 class MessageEvent(msgspec.Struct, frozen=True):
     """A change of a message, recorded in the same commit.
 
     `event` is put, leased, acked, nacked, deferred (returned uncounted), expired (its lease), dead-lettered, redriven,
-    outlived (its TTL), or purged. The history of a dead letter queue also has arrived and returned.
+    outlived (its TTL), cancelled, updated, replaced (by a debounced put), or purged. The history of a dead letter queue
+    also has arrived and returned.
     """
 
     id: str
@@ -322,7 +410,7 @@ class QueueStats(msgspec.Struct, frozen=True):
     ready: int
     delayed: int
     leased: int
-    blocked: int  # Behind another message of their group.
+    blocked: int  # Behind another message of their group or key.
     dead: int  # In its dead-letter queue.
     paused: bool
     waiting_consumers: int
@@ -400,7 +488,10 @@ class ReceiveMessages(RequestWithoutTier[Deliveries], frozen=True, tag="queues.r
 
 
 class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
-    """Acknowledge messages one by one, or several of a lease together."""
+    """Acknowledge messages one by one, or several of a lease together.
+
+    `results` has one for each of the first `leases`, or None; they are kept for `result_ttl_seconds` of the policy.
+    """
 
     operation = Operation(atomic=True)
 
@@ -408,6 +499,7 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
     leases: list[MessageLease]
     universe: str = UNIVERSE
     packed: list[PackedAck] = msgspec.field(default_factory=list)
+    results: list[NewResult | None] = msgspec.field(default_factory=list)
 
 
 class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
@@ -460,6 +552,116 @@ class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
 
     queue: str
     leases: list[MessageLease]
+    universe: str = UNIVERSE
+
+
+class GetMessage(Request[MessageInfo], frozen=True, tag="queues.get"):
+    """Read what is known about a message, by its id."""
+
+    operation = Operation(
+        reads=True,
+        http=(
+            Route("GET", "/v1/queues/{queue}/messages/{id}", "Read the state of a message, and its failed attempts."),
+        ),
+    )
+
+    queue: str
+    id: str
+    universe: str = UNIVERSE
+
+
+class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
+    """Cancel a message, so that it is not delivered any more. If it is leased, its consumer cannot settle it.
+
+    A message that is done, dead or cancelled stays as it is; the answer says what it is.
+    """
+
+    operation = Operation(
+        repeatable="a message that is cancelled already stays so",
+        http=(Route("POST", "/v1/queues/{queue}/messages/{id}/cancel", "Cancel a message."),),
+    )
+
+    queue: str
+    id: str
+    universe: str = UNIVERSE
+
+
+class UpdateMessage(Request[MessageInfo], frozen=True, tag="queues.update"):
+    """Change the priority of a message that is not leased, or hold it back for `delay_seconds` from now; 0: not."""
+
+    operation = Operation(
+        atomic=True,
+        http=(
+            Route(
+                "PATCH", "/v1/queues/{queue}/messages/{id}", "Change the priority or the delay of a waiting message."
+            ),
+        ),
+    )
+
+    queue: str
+    id: str
+    priority: int | None = None
+    delay_seconds: float | None = None
+    universe: str = UNIVERSE
+
+
+class GetResult(Request[MessageResult], frozen=True, tag="queues.result"):
+    """Read the result of a message, waiting up to `wait_seconds` until it is done."""
+
+    operation = Operation(
+        reads=True,
+        http=(Route("GET", "/v1/queues/{queue}/messages/{id}/result", "Wait for the result of a message."),),
+    )
+
+    queue: str
+    id: str
+    wait_seconds: float = 0.0
+    universe: str = UNIVERSE
+
+
+class WaitForCancel(Request[Outcomes], frozen=True, tag="queues.wait_for_cancel"):
+    """Wait up to `wait_seconds` until one of these leased messages is cancelled; an outcome for each lease."""
+
+    operation = Operation(reads=True, permission="queue:extend")  # Tokens of workers have it already.
+
+    queue: str
+    leases: list[MessageLease]
+    wait_seconds: float
+    universe: str = UNIVERSE
+
+
+class GetKey(Request[KeyInfo], frozen=True, tag="queues.keys.get"):
+    """Read how many messages of a key are in which state."""
+
+    operation = Operation(
+        reads=True, http=(Route("GET", "/v1/queues/{queue}/keys/{key:path}", "Read the state of a key of messages."),)
+    )
+
+    queue: str
+    key: str
+    universe: str = UNIVERSE
+
+
+class PauseKey(Request[KeyInfo], frozen=True, tag="queues.keys.pause"):
+    """Deliver no message of a key before `until_ms`, or for `seconds` from now. With neither, it goes on."""
+
+    operation = Operation(
+        atomic=True,
+        http=(
+            Route("POST", "/v1/queues/{queue}/keys/{key:path}/pause", "Pause deliveries of a key for a time."),
+            Route(
+                "POST",
+                "/v1/queues/{queue}/keys/{key:path}/resume",
+                "Resume deliveries of a key.",
+                fixed={"seconds": 0.0},
+            ),
+        ),
+    )
+
+    queue: str
+    key: str
+    until_ms: int | None = None
+    seconds: float | None = None
     universe: str = UNIVERSE
 
 
@@ -643,6 +845,11 @@ def lease_mismatch(lease: MessageLease) -> QueueMessageLeaseMismatch:
         f"Message {lease.id} is not leased as {lease.lease_id} any more; stop working on it. It was settled, or its "
         "lease expired and it is delivered again"
     )
+
+
+def message_cancelled(id: str) -> MessageCancelled:
+    """The error of settling a message that was cancelled."""
+    return MessageCancelled(f"Message {id} was cancelled and is not delivered again; stop working on it")
 
 
 def bits_of(mask: int) -> bytes:

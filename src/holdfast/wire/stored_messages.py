@@ -11,6 +11,20 @@ ID_BYTES = 16
 _SHARED_ID_BYTES = 10  # The part of an id that ids of one millisecond mostly share: timestamp and counter.
 
 
+UNIQUE_UNTIL_DONE = 0
+UNIQUE_UNTIL_LEASED = -1
+
+
+class JobOptions(msgspec.Struct, array_like=True, frozen=True):
+    """What few messages have: a key, a result that is kept, and so on. Such a message is found by its id at once."""
+
+    key: str | None = None  # Messages with the same key share limits, and take turns with those of other keys.
+    keep_result: bool = False  # Its outcome is kept when it is done, dead or cancelled.
+    unique_key: str | None = None  # While the message has it, a put with the same key adds nothing.
+    unique_until: int = UNIQUE_UNTIL_DONE  # Until it is done, or leased, or for this many milliseconds.
+    debounce_key: str | None = None  # While the message is delayed, a put with the same key replaces it.
+
+
 class StoredHead(msgspec.Struct, array_like=True):
     """The first fields of a stored message: what a delivery needs to know of it. The rest is passed on undecoded."""
 
@@ -27,6 +41,12 @@ class StoredHead(msgspec.Struct, array_like=True):
     # Whether more than its record has to be removed with it, or its correlation id is not its id.
     is_special: bool
     correlation_id: str
+    job: JobOptions | None
+
+    @property
+    def key(self) -> str | None:
+        """The key whose limits it shares."""
+        return None if self.job is None else self.job.key
 
     @property
     def has_body(self) -> bool:
@@ -51,6 +71,7 @@ class StoredMessage(StoredHead, array_like=True):
     delayed_for_ms: int = 0  # How long its delay was to last when it began.
     leased_ms: int = 0  # When it was last delivered; 0: never.
     retry_delay_ms: int | None = None  # The back-off after its first failure; None: that of the queue's policy.
+    origin_job: JobOptions | None = None  # For a dead letter: `job` in the queue it comes from.
     # Only while it is leased. A lease has these, and they are not stored with the message.
     owner: str | None = None
     txn_id: str | None = None

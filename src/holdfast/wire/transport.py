@@ -23,6 +23,8 @@ class LeasedMessage(Protocol):
     @property
     def lease(self) -> MessageLease: ...
 
+    def mark_refused(self, code: str) -> None: ...
+
 
 class HeldLease(Protocol):
     """A lease in a `with` block, which is renewed."""

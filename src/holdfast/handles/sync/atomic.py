@@ -11,7 +11,8 @@ from holdfast.handles.failed_attempts import nack_request, reject_request
 from holdfast.handles.sync.leases import Lease
 from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.queues import MessageOptions, Queue, new_message, payload_of
+from holdfast.handles.sync.queues import MessageOptions, Queue, new_message, payload_of, stored_messages
+from holdfast.handles.sync.receipts import encoded_result, stored_result
 from holdfast.handles.sync.states import State
 from holdfast.handles.sync.worlds import World
 from holdfast.tiers import Tier
@@ -22,7 +23,7 @@ from holdfast.wire.entities import EntityWrite, WriteEntities
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
 from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
-from holdfast.wire.queues import AckMessages, PutMessages
+from holdfast.wire.queues import AckMessages, CheckMessages, NewMessage, NewResult, PutMessages
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
 
@@ -40,13 +41,22 @@ class Atomic:
         self._messages: list[Message] = []
 
     def put(self, queue: Queue, body: Any, **options: Unpack[MessageOptions]) -> Self:
-        """Put a message, with the options of `queue.put`."""
-        return self._add(PutMessages(queue.name, [new_message(body, **options)], self._universe))
+        """Put a message, with the options of `queue.put`. `commit` stores a large payload as a blob first."""
+        return self.put_many(queue, [new_message(body, **options)])
 
-    def ack(self, message: Message) -> Self:
-        """Acknowledge a message."""
+    def put_many(self, queue: Queue, messages: Iterable[NewMessage]) -> Self:
+        """Put up to 256 messages into a queue, each with its own options."""
+        found = checked_items(messages, "wrap it in a list: put_many(queue, [message])")
+        return self._add(PutMessages(queue.name, list(found), self._universe))
+
+    def ack(self, message: Message, *, result: Any = None) -> Self:
+        """Acknowledge a message, with a result that is kept as `message.ack` does.
+
+        An ack that is repeated succeeds. Call `check(message)` as well if the rest of the list must not be repeated.
+        """
         self._messages.append(message)
-        return self._add(AckMessages(message.queue, [message.lease], self._universe))
+        results: list[NewResult | None] = [] if result is None else [encoded_result(result)]
+        return self._add(AckMessages(message.queue, [message.lease], self._universe, results=results))
 
     def nack(
         self,
@@ -95,11 +105,19 @@ class Atomic:
         """Put an item into a world's inbox. Store a payload over 4 KiB as a blob first."""
         return self._add(PutItem(world.name, item, self._universe, world.incarnation))
 
-    def update(self, state: State, value: Any, *, lease: Lease | None = None, if_match: str | None = None) -> Self:
-        """Write a state document."""
+    def update(
+        self,
+        state: State,
+        value: Any,
+        *,
+        lease: Lease | None = None,
+        if_match: str | None = None,
+        if_absent: bool = False,
+    ) -> Self:
+        """Write a state document, with the conditions of `state.update`."""
         proof = None if lease is None else lease.proof
         encoded = canonical(value)
-        return self._add(UpdateState(state.key, encoded, proof, if_match, universe=self._universe))
+        return self._add(UpdateState(state.key, encoded, proof, if_match, if_absent, universe=self._universe))
 
     def remove(self, state: State, *, lease: Lease | None = None, if_match: str | None = None) -> Self:
         """Remove a state document."""
@@ -111,9 +129,11 @@ class Atomic:
         encoded = {field: canonical(value) for field, value in fields.items()}
         return self._add(WriteEntities([EntityWrite(kind, id, encoded)], universe=self._universe))
 
-    def check(self, lease: Lease) -> Self:
-        """Commit only if the lease still holds."""
-        return self._add(CheckLease(lease.proof))
+    def check(self, held: Lease | Message) -> Self:
+        """Commit only if the lease still holds; of a message, only if it is still leased and not settled."""
+        if isinstance(held, Message):
+            return self._add(CheckMessages(held.queue, [held.lease], self._universe))
+        return self._add(CheckLease(held.proof))
 
     def commit(self, *, tier: Tier = Tier.CRITICAL) -> list[Any]:
         """Execute everything; the answers, in order.
@@ -123,11 +143,22 @@ class Atomic:
         """
         if not self._steps:
             raise InvalidArgument("The commit has no operations; add at least one")
-        steps = [msgspec.structs.replace(step, tier=tier) for step in self._steps]
+        steps = [msgspec.structs.replace(self._with_blobs(step), tier=tier) for step in self._steps]
         answers = (self._transport.call(CommitAtomic(steps, tier=tier))).answers
         for message in self._messages:
             message.mark_settled()
         return answers
+
+    def _with_blobs(self, step: Step) -> Step:
+        """The operation, with large payloads and results stored as blobs."""
+        transport, universe = self._transport, self._universe
+        if isinstance(step, PutMessages):
+            messages = stored_messages(transport, universe, step.messages)
+            return msgspec.structs.replace(step, messages=messages)
+        if isinstance(step, AckMessages) and step.results:
+            results = [each and stored_result(transport, universe, each) for each in step.results]
+            return msgspec.structs.replace(step, results=results)
+        return step
 
     def _add(self, step: Step) -> Self:
         self._steps.append(step)

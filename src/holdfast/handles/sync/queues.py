@@ -4,14 +4,23 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypedDict, Unpack
+from datetime import datetime
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, rebuild
+from holdfast.errors import HoldfastError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch, rebuild
 from holdfast.handles.arguments import checked_items
 from holdfast.handles.failed_attempts import nack_request, reject_request
-from holdfast.handles.sync.messages import Message, mark_acked, packed_acks, received_elsewhere, received_messages
+from holdfast.handles.sync.messages import (
+    LOST_CODES,
+    Message,
+    mark_acked,
+    packed_acks,
+    received_elsewhere,
+    received_messages,
+)
+from holdfast.handles.sync.receipts import MessageSource, PutReceipt, bound_receipts, read_result
 from holdfast.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
@@ -20,20 +29,26 @@ from holdfast.wire.blobs import PutBlob
 from holdfast.wire.json_values import encode_json
 from holdfast.wire.queues import (
     AckMessages,
+    CancelMessage,
     CheckMessages,
     DeleteQueue,
     Deliveries,
     Delivery,
     ExtendMessages,
+    GetKey,
+    GetMessage,
     GetQueuePolicy,
     GetQueueStats,
+    KeyInfo,
     LeasedMessage,
     ListLeasedMessages,
     ListSchedules,
     MessageEvents,
+    MessageInfo,
     MessageLease,
     NewMessage,
     Outcomes,
+    PauseKey,
     PauseQueue,
     PeekMessages,
     PurgeQueue,
@@ -41,14 +56,16 @@ from holdfast.wire.queues import (
     QueuePolicy,
     QueueStats,
     ReadQueueHistory,
-    Receipt,
     ReceiveMessages,
     RedriveMessages,
     RemoveSchedule,
     Schedule,
     SetQueuePolicy,
     SetSchedule,
+    UpdateMessage,
+    WaitForCancel,
     lease_mismatch,
+    message_cancelled,
 )
 from holdfast.wire.requests import Request
 
@@ -72,6 +89,13 @@ class MessageOptions(TypedDict, total=False):
     max_attempts: int | None
     visibility_seconds: float | None
     retry_delay_seconds: float | None
+    key: str | None
+    keep_result: bool
+    unique_key: str | None
+    unique_until: Literal["done", "leased"] | float
+    debounce_key: str | None
+    debounce_seconds: float
+    debounce_max_seconds: float | None
 
 
 def new_message(body: Any, **options: Unpack[MessageOptions]) -> NewMessage:
@@ -93,6 +117,7 @@ class Queue:
         self._transport = transport
         self._universe = universe
         self._owner = uuid.uuid4().hex[:12]
+        self._source = MessageSource(transport, universe, self.name)
 
     def put(
         self,
@@ -109,8 +134,15 @@ class Queue:
         visibility_seconds: float | None = None,
         retry_delay_seconds: float | None = None,
         content_type: str | None = None,
+        key: str | None = None,
+        keep_result: bool = False,
+        unique_key: str | None = None,
+        unique_until: Literal["done", "leased"] | float = "done",
+        debounce_key: str | None = None,
+        debounce_seconds: float = 0.0,
+        debounce_max_seconds: float | None = None,
         tier: Tier = Tier.CRITICAL,
-    ) -> Receipt:
+    ) -> PutReceipt:
         """Put a message: bytes as they are, anything else as JSON. The receipt has the message's id and durability.
 
         Args:
@@ -118,26 +150,41 @@ class Queue:
             not. priority: 0 to 9; 9 is delivered first. group: messages of one group are delivered one at a time, in
             order. idempotency_key: a second put with the same key within five minutes adds nothing; its receipt has
             `duplicate`. max_attempts, visibility_seconds, retry_delay_seconds: override the queue's policy; the last
-            one is the delay after the first failure, from which the policy's back-off grows.
+            one is the delay after the first failure, from which the policy's back-off grows. key: messages with the
+            same key share the limits `concurrency_per_key` and `rate_per_key` of the policy, and take turns with other
+            keys if it is `fair`. keep_result: remember what becomes of it, for `result` and `get`. unique_key: while a
+            message has the key, a put with the same one adds nothing; its receipt has `duplicate`. The message has it
+            until it is done, dead or cancelled, or with `unique_until` until it is leased, or for a time. debounce_key:
+            hold it back for debounce_seconds; a put with the same key within that time replaces it and starts the time
+            again, but not beyond debounce_max_seconds from the first put.
         """
         payload, kind = payload_of(body)
-        message = NewMessage(
-            payload=payload,
-            content_type=content_type or kind,
-            attributes=dict(attributes) if attributes else {},
-            correlation_id=correlation_id,
-            priority=priority,
-            group=group,
-            idempotency_key=idempotency_key,
-            delay_seconds=delay_seconds,
-            ttl_seconds=ttl_seconds,
-            max_attempts=max_attempts,
-            visibility_seconds=visibility_seconds,
-            retry_delay_seconds=retry_delay_seconds,
+        message = NewMessage(  # By position: a struct of this size takes several times as long by keyword.
+            payload,
+            None,  # blob
+            0,  # blob_size
+            content_type or kind,
+            dict(attributes) if attributes else {},
+            correlation_id,
+            priority,
+            group,
+            idempotency_key,
+            delay_seconds,
+            ttl_seconds,
+            max_attempts,
+            visibility_seconds,
+            retry_delay_seconds,
+            key,
+            keep_result,
+            unique_key,
+            unique_until,
+            debounce_key,
+            debounce_seconds,
+            debounce_max_seconds,
         )
         return (self._put([message], tier))[0]
 
-    def put_many(self, bodies: Iterable[Any], *, tier: Tier = Tier.CRITICAL) -> list[Receipt]:
+    def put_many(self, bodies: Iterable[Any], *, tier: Tier = Tier.CRITICAL) -> list[PutReceipt]:
         """Put up to 256 messages in one commit; each is a body, or a `NewMessage` with its own options."""
         messages = []
         for body in checked_items(bodies, "write put_many([body, …]), or put(body)"):
@@ -359,7 +406,8 @@ class Queue:
         request = CheckMessages(self.name, [message.lease for message in messages], self._universe)
         outcomes = (self._transport.call(request)).outcomes
         for message, outcome in zip(messages, outcomes, strict=True):
-            message.lost = message.lost or outcome.code is not None
+            if outcome.code is not None:
+                message.mark_refused(outcome.code)
 
     def stats(self) -> QueueStats:
         """The number of messages in each state, and of consumers that wait in the plane's process."""
@@ -400,6 +448,82 @@ class Queue:
             found += page.messages
             at = page.next
         return found
+
+    def get(self, id: str) -> MessageInfo:
+        """What is known about a message: its state, its failed attempts, who has it.
+
+        Of a message that is done, something is known only if it was put with `keep_result` or acknowledged with a
+        result, for `result_ttl_seconds` of the policy.
+
+        Raises:
+            MessageNotFound: there is no such message, and nothing is kept about it.
+        """
+        return self._transport.call(GetMessage(self.name, id, self._universe))
+
+    def cancel(self, id: str) -> MessageInfo:
+        """Cancel a message: it is not delivered any more. What is known about it then.
+
+        If it is leased, its consumer is told, and its ack is refused with MessageCancelled. A message that is done,
+        dead or cancelled stays as it is.
+
+        Raises:
+            MessageNotFound: there is no such message, and nothing is kept about it.
+        """
+        return self._transport.call(CancelMessage(self.name, id, self._universe))
+
+    def wait_for_cancel(self, messages: Iterable[Message], *, wait_seconds: float) -> list[Message]:
+        """Wait until one of up to 256 received messages is cancelled, and mark those that are `cancelled`.
+
+        Returns them; none if `wait_seconds` pass without a cancel. Workers do this by themselves.
+        """
+        some = self._checked_messages(messages)
+        request = WaitForCancel(self.name, [message.lease for message in some], wait_seconds, self._universe)
+        outcomes = (self._transport.call(request)).outcomes
+        cancelled: list[Message] = []
+        for message, outcome in zip(some, outcomes, strict=True):
+            if outcome.code == MessageCancelled.code:  # A lease that ended otherwise may just have been settled.
+                message.mark_refused(outcome.code)
+                cancelled.append(message)
+        return cancelled
+
+    def update(self, id: str, *, priority: int | None = None, delay_seconds: float | None = None) -> MessageInfo:
+        """Change the priority of a message that is not leased, or hold it back from now on; `delay_seconds=0`: no more.
+
+        Raises:
+            MessageLeased: a consumer has it.
+            MessageFinished: it is done, dead or cancelled.
+            MessageNotFound: there is no such message.
+        """
+        return self._transport.call(UpdateMessage(self.name, id, priority, delay_seconds, self._universe))
+
+    def result(self, id: str, *, wait_seconds: float = 0.0) -> Any:
+        """The result that a message was acknowledged with, as soon as it is done: from JSON, or bytes; None if none.
+
+        Raises:
+            ResultNotReady: it is not done within `wait_seconds`.
+            MessageFailed: it is a dead letter; the error has its last failure.
+            MessageCancelled: it was cancelled.
+            ResultNotKept: it is not in the queue any more, and no result was kept.
+        """
+        return read_result(self._transport, self._universe, self.name, id, wait_seconds=wait_seconds)
+
+    def pause_key(self, key: str, until: float | datetime) -> KeyInfo:
+        """Deliver no message of a key for this many seconds, or until a moment. A handler that meets a limit of its
+        peer calls this, for example with the seconds of a Retry-After.
+        """
+        if isinstance(until, datetime):
+            return self._transport.call(
+                PauseKey(self.name, key, round(until.timestamp() * 1_000), None, self._universe)
+            )
+        return self._transport.call(PauseKey(self.name, key, None, until, self._universe))
+
+    def resume_key(self, key: str) -> KeyInfo:
+        """Deliver messages of a paused key again."""
+        return self._transport.call(PauseKey(self.name, key, None, 0.0, self._universe))
+
+    def key(self, key: str) -> KeyInfo:
+        """How many messages of a key are ready, waiting and leased, and until when it is paused."""
+        return self._transport.call(GetKey(self.name, key, self._universe))
 
     def delete(self, *, force: bool = False) -> int:
         """Remove the queue: its messages, policy, schedules and counters. Returns how many messages it had.
@@ -488,13 +612,13 @@ class Queue:
                 message.expires_ms = outcome.expires_ms
             elif outcome.code is None:
                 message.mark_settled()
-            elif outcome.code == QueueMessageLeaseMismatch.code:
-                message.mark_lost()
+            elif outcome.code in LOST_CODES:
+                message.mark_refused(outcome.code)
                 lost.append(message)
             else:
                 errors.append(rebuild(outcome.code, outcome.detail or outcome.code))
         if lost and len(messages) == 1:
-            errors.append(lease_mismatch(lost[0].lease))
+            errors.append(message_cancelled(lost[0].id) if lost[0].cancelled else lease_mismatch(lost[0].lease))
         if errors:
             raise errors[0]
         if lost:
@@ -503,14 +627,23 @@ class Queue:
                 f"were settled, or are delivered again: {', '.join([message.id for message in lost])}"
             )
 
-    def _put(self, messages: list[NewMessage], tier: Tier) -> list[Receipt]:
-        for index, message in enumerate(messages):
-            if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
-                stored = self._transport.call(PutBlob(message.payload, self._universe, pinned=False))
-                messages[index] = msgspec.structs.replace(
-                    message, payload=b"", blob=stored.hash, blob_size=len(message.payload)
-                )
-        return (self._transport.call(PutMessages(self.name, messages, self._universe, tier=tier))).receipts
+    def _put(self, messages: list[NewMessage], tier: Tier) -> list[PutReceipt]:
+        stored = stored_messages(self._transport, self._universe, messages)
+        answer = self._transport.call(PutMessages(self.name, stored, self._universe, tier=tier))
+        return bound_receipts(self._source, answer.receipts)
+
+
+def stored_messages(transport: Transport, universe: str, messages: Iterable[NewMessage]) -> list[NewMessage]:
+    """The messages, with large payloads stored as blobs."""
+    stored = []
+    for message in messages:
+        if len(message.payload) > PAYLOAD_INLINE_BYTES_MAX:
+            blob = transport.call(PutBlob(message.payload, universe, pinned=False))
+            size = len(message.payload)
+            stored.append(msgspec.structs.replace(message, payload=b"", blob=blob.hash, blob_size=size))
+        else:
+            stored.append(message)
+    return stored
 
 
 def _leases(messages: list[Message]) -> list[MessageLease]:

@@ -1,7 +1,7 @@
-"""Workers: run a handler for every message of a queue.
+"""Workers: run a handler for every message of a queue, or for batches of them.
 
     receive ──► handler(message) ──► returns: ack     raises: nack with back-off     is stopped: nack, not counted
-       ▲
+       ▲                             its message is cancelled: nothing
        └── the plane fails: retry at once three times, then after 250 ms, doubling up to five minutes
 
 Handled messages are acknowledged in the commit that leases the next ones. If no receive will do that soon, because one
@@ -9,6 +9,8 @@ waits for messages or a handler is running, they are acknowledged by themselves,
 
 While handlers are quick, a worker holds more messages than it has slots (`Window`): one call then brings a window of
 messages and acknowledges the last one. What is buffered when handlers become slow is returned, not counted.
+
+A worker asks for cancels of the messages that it holds for longer than a moment, with one call for each queue.
 
 Errors of handlers, hooks and the plane are counted, logged and passed to `on_error`. A handler may settle its message
 itself. A shutdown receives no new messages, waits for running handlers, and returns unfinished messages without

@@ -2,28 +2,58 @@
 
 import asyncio
 import signal
-from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Unpack
+from typing import Unpack, overload
 
 from holdfast import limits
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, Window, WorkerOptions, batches
-from holdfast.wire.queues import lease_mismatch
+from holdfast.handles.workers.consumers import (
+    WAIT_SECONDS_MIN,
+    CancelQuestions,
+    Consumers,
+    Handling,
+    HeldMessages,
+    Window,
+    WorkerOptions,
+    batches,
+)
 
 AsyncHandler = Callable[[AsyncMessage], Awaitable[object]]
+AsyncBatchHandler = Callable[[list[AsyncMessage]], Awaitable[object]]
 
 
-class AsyncWorker(Consumers[AsyncHandler]):
+class AsyncWorker(Consumers[AsyncMessage]):
     """Runs handlers as tasks of an event loop. One task of a queue receives, and acknowledges what is handled."""
 
+    @overload
     def __init__(
         self, plane: AsyncPlane, handlers: Mapping[str, AsyncHandler], **options: Unpack[WorkerOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        plane: AsyncPlane,
+        handlers: Mapping[str, AsyncBatchHandler],
+        *,
+        batch: int,
+        batch_wait_seconds: float = 0.0,
+        **options: Unpack[WorkerOptions],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        plane: AsyncPlane,
+        handlers: Mapping[str, AsyncHandler] | Mapping[str, AsyncBatchHandler],
+        *,
+        batch: int | None = None,
+        batch_wait_seconds: float = 0.0,
+        **options: Unpack[WorkerOptions],
     ) -> None:
-        super().__init__(handlers, **options)
+        super().__init__(handlers, batch=batch, batch_wait_seconds=batch_wait_seconds, **options)
         self._plane = plane
         self._running: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -42,12 +72,18 @@ class AsyncWorker(Consumers[AsyncHandler]):
                 loop.add_signal_handler(number, self._stopping.set)
                 signals.append(number)
         queues = [
-            _HeldMessages(name, handler, Window(self._concurrency, self._prefetch))
+            _HeldMessages(
+                name,
+                handler,
+                Window(self._concurrency, self._prefetch, self._batch),
+                batch_wait_seconds=self._batch_wait_seconds,
+            )
             for name, handler in self._handlers.items()
         ]
         receivers = [
             asyncio.create_task(self._receive(queue), name=f"holdfast-worker-{queue.name}") for queue in queues
         ]
+        watchers = [asyncio.create_task(self._watch_cancels(queue)) for queue in queues]
         stopped = asyncio.create_task(self._stopping.wait())
         try:
             gathered = asyncio.gather(*receivers, return_exceptions=True)
@@ -57,7 +93,7 @@ class AsyncWorker(Consumers[AsyncHandler]):
             await _wait((*self._settle_rest(queues), *self._running), timeout=self._drain_seconds)
         finally:
             self._stopping.set()
-            await _cancel([*receivers, stopped])
+            await _cancel([*receivers, *watchers, stopped])
             await _cancel(list(self._running))
             await _wait(self._settle_rest(queues))
             for number in signals:
@@ -92,10 +128,22 @@ class AsyncWorker(Consumers[AsyncHandler]):
                 continue
             failures = 0
             if messages:
-                queue.window.received(message.attempts for message in messages)
-                queue.buffered.extend(messages)
-                queue.buffered_at = self._monotonic()
-                self._start_handlers(queue)
+                await self._add_received(queue, messages)
+
+    async def _add_received(self, queue: "_HeldMessages", messages: list[AsyncMessage]) -> None:
+        """Buffer what was received, and start handlers; messages for which there is no slot are returned."""
+        queue.window.received(message.attempts for message in messages)
+        unwanted = set(queue.unwanted(messages))
+        if unwanted:
+            messages = [message for message in messages if message not in unwanted]
+        queue.add_buffered(messages, self._monotonic())
+        if unwanted:  # Before the handler of another one starts, which may end the process.
+            queue.is_starting = True
+            try:
+                await _wait([self._return(queue, list(unwanted))])
+            finally:
+                queue.is_starting = False
+        self._start_handlers(queue)
 
     async def _pause(self, queue: "_HeldMessages", seconds: float) -> None:
         """Wait before the next receive. Messages that are handled meanwhile are acknowledged by themselves."""
@@ -134,8 +182,9 @@ class AsyncWorker(Consumers[AsyncHandler]):
             if not count:
                 await queue.wait_for_change()
                 return []
+            wait_seconds = queue.wait_seconds(self._monotonic())
             return await self._plane.queue(queue.name).receive_many(
-                count, wait_seconds=WAIT_SECONDS, **self._receive_options
+                count, wait_seconds=wait_seconds, **self._receive_options
             )
         finally:
             queue.is_waiting = False
@@ -145,44 +194,66 @@ class AsyncWorker(Consumers[AsyncHandler]):
         if queue.is_starting:  # An eager task has finished before it was started; the caller goes on.
             return
         queue.is_starting = True
-        while queue.buffered and queue.running < self._concurrency and not self._stopping.is_set():
-            message = queue.buffered.popleft()
-            if message.lost:  # While it was buffered.
-                self._report_unsettled(lease_mismatch(message.lease), queue.name)
-                continue
-            queue.running += 1
-            task = asyncio.create_task(self._handle(queue, message))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+        while len(queue.running) < self._concurrency and not self._stopping.is_set():
+            now = self._monotonic()
+            taken = queue.buffered.take(now)
+            if not taken:
+                break
+            messages = self._without_lost(taken, queue.name)
+            if len(messages) < len(taken):
+                queue.changed.set()
+            if messages:
+                handling = _TaskHandling(messages, now)
+                queue.running[handling] = None
+                handling.task = asyncio.create_task(self._handle(queue, handling))
+                self._running.add(handling.task)
+                handling.task.add_done_callback(self._running.discard)
         queue.is_starting = False
+        if queue.buffered or queue.running:
+            queue.is_held.set()
         self._watch(queue)
+        self._start_when_ready(queue)
 
-    async def _handle(self, queue: "_HeldMessages", message: AsyncMessage) -> None:
-        """Run the handler. Its message is acknowledged later, unless the handler has settled it."""
-        started = self._monotonic()
+    def _start_when_ready(self, queue: "_HeldMessages") -> None:
+        """Start the handler of a batch that is not full when it has waited long enough."""
+        if not self._batch_wait_seconds:
+            return
+        if queue.starting is not None:
+            queue.starting.cancel()
+            queue.starting = None
+        ready_in = queue.buffered.ready_in(self._monotonic())
+        if ready_in is not None and len(queue.running) < self._concurrency and not self._stopping.is_set():
+            loop = asyncio.get_running_loop()
+            queue.starting = loop.call_later(max(ready_in, WAIT_SECONDS_MIN), self._start_handlers, queue)
+
+    async def _handle(self, queue: "_HeldMessages", handling: "_TaskHandling") -> None:
+        """Run the handler. Its messages are acknowledged later, unless the handler has settled them."""
+        messages = handling.messages
         try:
             if self._stopping.is_set():
-                queue.buffered.append(message)
+                queue.buffered.add(messages, handling.started)
                 return
             try:
-                await queue.handler(message)
+                await handling.run(queue.handler)
             except asyncio.CancelledError:
-                await asyncio.shield(self._defer(queue.name, [message]))
+                if handling.is_cancelled:
+                    self._count_handled(messages)
+                else:
+                    await asyncio.shield(self._defer(queue.name, messages))
                 raise
             except Exception as error:
-                self._report_failure(error, queue.name, message_id=message.id, attempt=message.attempts)
-                if not message.settled:
-                    await self._nack(message, error)
-                return
-            if message.settled:
-                self.stats.handled += 1
+                failed = self._count_failed(error, queue.name, messages)
+                if failed:
+                    await self._nack(queue.name, failed, error)
             else:
-                queue.add_done(message, self._monotonic())
-        except Exception as error:  # It could not be settled; its lease will expire.
+                done = self._count_handled(messages)
+                if done:
+                    queue.add_done(done, self._monotonic())
+        except Exception as error:  # They could not be settled; their leases will expire.
             self._report(error, queue.name)
         finally:
-            queue.running -= 1
-            queue.window.record(self._monotonic() - started)
+            del queue.running[handling]
+            queue.window.record(self._monotonic() - handling.started)
             self._finish(queue)
 
     def _finish(self, queue: "_HeldMessages") -> None:
@@ -191,6 +262,35 @@ class AsyncWorker(Consumers[AsyncHandler]):
             self._ack_done(queue)
         queue.changed.set()
         self._start_handlers(queue)
+
+    async def _watch_cancels(self, queue: "_HeldMessages") -> None:
+        """Cancel handlers whose messages are cancelled."""
+        questions = CancelQuestions()
+        while True:
+            await queue.is_held.wait()
+            now = self._monotonic()
+            held, pause = queue.held_for_long(now), queue.held_for_long_in(now)
+            if held:
+                await self._ask_for_cancels(queue, *questions.next(held))
+            elif pause is not None:
+                await asyncio.sleep(pause)
+            else:
+                queue.is_held.clear()
+            for handling in list(queue.running):
+                handling.cancel_with_messages()
+
+    async def _ask_for_cancels(
+        self, queue: "_HeldMessages", messages: Sequence[AsyncMessage], wait_seconds: float
+    ) -> None:
+        """Mark those of the messages that are cancelled within `wait_seconds`."""
+        if self._asks_for_cancels:
+            try:
+                await self._plane.queue(queue.name).wait_for_cancel(messages, wait_seconds=wait_seconds)
+            except Exception as error:
+                self._note_unanswered(error, queue.name)
+            else:
+                return
+        await asyncio.sleep(wait_seconds)
 
     def _ack_done(self, queue: "_HeldMessages") -> None:
         """Acknowledge what is handled by itself; what finishes during the call goes with the next one."""
@@ -214,7 +314,7 @@ class AsyncWorker(Consumers[AsyncHandler]):
 
     def _watch(self, queue: "_HeldMessages") -> None:
         """See to it that nothing waits too long for a running handler."""
-        if queue.watching is None and queue.window.is_used and (queue.buffered or queue.done):
+        if queue.watching is None and queue.window.is_used and queue.may_be_late:
             loop = asyncio.get_running_loop()
             queue.watching = loop.call_later(limits.WORKER_WINDOW_SECONDS, self._settle_late, queue)
 
@@ -233,17 +333,22 @@ class AsyncWorker(Consumers[AsyncHandler]):
 
     def _return_buffered(self, queue: "_HeldMessages") -> None:
         if queue.buffered:
-            task = asyncio.create_task(self._defer(queue.name, queue.take_buffered()))
-            queue.returning.add(task)
-            task.add_done_callback(queue.returning.discard)
+            self._return(queue, queue.buffered.clear())
+
+    def _return(self, queue: "_HeldMessages", messages: list[AsyncMessage]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._defer(queue.name, messages))
+        queue.returning.add(task)
+        task.add_done_callback(queue.returning.discard)
+        return task
 
     def _settle_rest(self, queues: "list[_HeldMessages]") -> "list[asyncio.Task[None]]":
         """Acknowledge what is handled, and return what is buffered; the tasks that do it."""
         settling: list[asyncio.Task[None]] = []
         for queue in queues:
-            if queue.watching is not None:
-                queue.watching.cancel()
-                queue.watching = None
+            for timer in (queue.watching, queue.starting):
+                if timer is not None:
+                    timer.cancel()
+            queue.watching = queue.starting = None
             self._ack_done(queue)
             self._return_buffered(queue)
             settling += queue.returning
@@ -251,71 +356,73 @@ class AsyncWorker(Consumers[AsyncHandler]):
                 settling.append(queue.acknowledging)
         return settling
 
-    async def _nack(self, message: AsyncMessage, error: Exception) -> None:
-        with suppress(Fenced):  # Its lease has ended.
-            await message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=error)
+    async def _nack(self, queue: str, messages: list[AsyncMessage], error: Exception) -> None:
+        delay_seconds = self._delay(messages[0].failure_attempts + 1)  # Messages that have failed before are alone.
+        with suppress(Fenced):  # Leases have ended.
+            await self._plane.queue(queue).nack_many(messages, delay_seconds=delay_seconds, error=error)
 
     async def _defer(self, queue: str, messages: list[AsyncMessage]) -> None:
         """Return messages without counting a failure."""
         for some in batches(messages):
-            unsettled = [message for message in some if not message.settled]
+            unsettled = [message for message in some if not message.settled and not message.lost]
             with suppress(HoldfastError):  # Their leases expire.
                 if unsettled:
                     await self._plane.queue(queue).nack_many(unsettled, intent="defer")
             self.stats.deferred += sum(message.settled for message in unsettled)
 
 
-class _HeldMessages:
-    """The messages of a queue that a worker holds.
+class _TaskHandling(Handling[AsyncMessage]):
+    """A running call of a handler, in a task."""
 
-    received ──► buffered ──► running ──► done ──► acknowledged, with the next receive or by themselves
-    """
+    __slots__ = ("_is_in_handler", "is_cancelled", "task")
 
-    def __init__(self, name: str, handler: AsyncHandler, window: Window) -> None:
-        self.name = name
-        self.handler = handler
-        self.window = window
-        self.buffered: deque[AsyncMessage] = deque()
-        self.buffered_at = 0.0  # The time of the last receive.
-        self.running = 0
-        self.done: list[AsyncMessage] = []
-        self.done_at = 0.0  # When the first of them was handled.
-        self.acking = 0  # Messages that are being acknowledged by themselves,
-        self.acknowledging: asyncio.Task[None] | None = None  # and the task that does it.
+    def __init__(self, messages: list[AsyncMessage], started: float) -> None:
+        super().__init__(messages, started)
+        self.task: asyncio.Task[None] | None = None
+        self.is_cancelled = False  # Because its messages are.
+        self._is_in_handler = False
+
+    async def run(self, handler: AsyncBatchHandler) -> None:
+        self._is_in_handler = True
+        try:
+            await handler(self.messages)
+        finally:
+            self._is_in_handler = False
+
+    def cancel_with_messages(self) -> None:
+        """Cancel the handler if all messages are cancelled that it has not settled: it has nothing left to do."""
+        if not self._is_in_handler or self.is_cancelled or self.task is None:
+            return
+        unsettled = [message for message in self.messages if not message.settled]
+        if unsettled and all(message.cancelled for message in unsettled):
+            self.is_cancelled = True
+            self.task.cancel()
+
+
+class _HeldMessages(HeldMessages[AsyncMessage, _TaskHandling]):
+    """The messages of a queue that a worker holds, and the tasks and timers for them."""
+
+    def __init__(self, name: str, handler: AsyncBatchHandler, window: Window, *, batch_wait_seconds: float) -> None:
+        super().__init__(name, handler, window, batch_wait_seconds=batch_wait_seconds)
+        self.acknowledging: asyncio.Task[None] | None = None  # The task that acknowledges messages by themselves.
         self.returning: set[asyncio.Task[None]] = set()  # Tasks that return buffered messages.
         self.is_receiving = False  # A receive is in flight that acknowledges messages, and does not wait for others.
         self.is_waiting = False  # No receive will soon acknowledge messages: one waits for messages, or has failed.
         self.is_starting = False
+        self.starting: asyncio.TimerHandle | None = None
         self.watching: asyncio.TimerHandle | None = None
         self.changed = asyncio.Event()
-
-    def room(self, done: int = 0) -> int:
-        """How many messages may be received, if this many handled ones are not acknowledged with that."""
-        return self.window.room(self.running + len(self.buffered) + self.acking + done)
+        self.is_held = asyncio.Event()  # Set while messages are buffered or running, and a little longer.
 
     async def wait_for_room(self) -> None:
         """Wait until messages may be received, and few are buffered: they are handled while others are received."""
-        while not self.room() or len(self.buffered) > self.window.prefetch // 4:
+        while not self.room() or (not self.window.has_batches and len(self.buffered) > self.window.prefetch // 4):
             await self.wait_for_change()
 
     async def wait_for_change(self) -> None:
         """Wait until a handler has finished, or messages are acknowledged."""
         self.changed.clear()
         await self.changed.wait()
-
-    def add_done(self, message: AsyncMessage, now: float) -> None:
-        if not self.done:
-            self.done_at = now
-        self.done.append(message)
-
-    def take_done(self) -> list[AsyncMessage]:
-        done, self.done = self.done[: limits.MESSAGES_MAX], self.done[limits.MESSAGES_MAX :]
-        return done
-
-    def take_buffered(self) -> list[AsyncMessage]:
-        messages = list(self.buffered)
-        self.buffered.clear()
-        return messages
 
 
 async def _wait(tasks: "Collection[asyncio.Task[None]]", timeout: float | None = None) -> None:

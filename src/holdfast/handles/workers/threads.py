@@ -3,27 +3,59 @@
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import FrameType
-from typing import Unpack
+from typing import Unpack, overload
 
 from holdfast import limits
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
-from holdfast.handles.workers.consumers import WAIT_SECONDS, Consumers, Window, WorkerOptions, batches
-from holdfast.wire.queues import lease_mismatch
+from holdfast.handles.workers.consumers import (
+    WAIT_SECONDS,
+    CancelQuestions,
+    Consumers,
+    Handling,
+    HeldMessages,
+    Window,
+    WorkerOptions,
+    batches,
+)
 
 ThreadHandler = Callable[[Message], object]
+ThreadBatchHandler = Callable[[list[Message]], object]
 
 
-class Worker(Consumers[ThreadHandler]):
+class Worker(Consumers[Message]):
     """Runs handlers on threads. One free thread receives for all of them, and acknowledges what they have handled."""
 
-    def __init__(self, plane: Plane, handlers: Mapping[str, ThreadHandler], **options: Unpack[WorkerOptions]) -> None:
-        super().__init__(handlers, **options)
+    @overload
+    def __init__(
+        self, plane: Plane, handlers: Mapping[str, ThreadHandler], **options: Unpack[WorkerOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        plane: Plane,
+        handlers: Mapping[str, ThreadBatchHandler],
+        *,
+        batch: int,
+        batch_wait_seconds: float = 0.0,
+        **options: Unpack[WorkerOptions],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        plane: Plane,
+        handlers: Mapping[str, ThreadHandler] | Mapping[str, ThreadBatchHandler],
+        *,
+        batch: int | None = None,
+        batch_wait_seconds: float = 0.0,
+        **options: Unpack[WorkerOptions],
+    ) -> None:
+        super().__init__(handlers, batch=batch, batch_wait_seconds=batch_wait_seconds, **options)
         self._plane = plane
         self._stopping = threading.Event()
         self._queues: list[_HeldMessages] = []
@@ -33,13 +65,24 @@ class Worker(Consumers[ThreadHandler]):
     def start(self) -> None:
         """Start handling messages, on threads of its own."""
         for name, handler in self._handlers.items():
-            window = Window(self._concurrency, self._prefetch)
-            queue = _HeldMessages(name, handler, window, self._stopping, self._monotonic)
+            window = Window(self._concurrency, self._prefetch, self._batch)
+            queue = _HeldMessages(
+                name,
+                handler,
+                window,
+                batch_wait_seconds=self._batch_wait_seconds,
+                stopping=self._stopping,
+                monotonic=self._monotonic,
+            )
             self._queues.append(queue)
             for number in range(self._concurrency):
                 self._start_thread(self._consume, queue, f"holdfast-worker-{name}-{number}")
             if window.is_used:
                 self._start_thread(self._settle_late, queue, f"holdfast-worker-{name}-settling")
+            # It ends by itself, at most a second after the last handler.
+            threading.Thread(
+                target=self._watch_cancels, args=(queue,), name=f"holdfast-worker-{name}-cancels", daemon=True
+            ).start()
 
     def run(self) -> None:
         """Handle messages until `stop`, SIGTERM or SIGINT (in the main thread); then drain.
@@ -63,14 +106,18 @@ class Worker(Consumers[ThreadHandler]):
             raise self.error
 
     def stop(self) -> None:
-        """Receive no more messages, wait `drain_seconds` for handlers, and return the rest uncounted."""
+        """Receive no more messages, wait `drain_seconds` for handlers, and return the rest uncounted.
+
+        A handler that calls it does not wait, and its own message is acknowledged as usual.
+        """
         self._stopping.set()
         deadline = time.monotonic() + self._drain_seconds
         for queue in self._queues:
             queue.wake_all()
+        if threading.current_thread() in self._threads:
+            return  # Every thread settles what it has when it ends.
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(deadline - time.monotonic(), 0))
+            thread.join(max(deadline - time.monotonic(), 0))
         for queue in self._queues:
             self._settle_rest(queue)
             self._defer(queue.name, queue.take_running())
@@ -84,17 +131,17 @@ class Worker(Consumers[ThreadHandler]):
         """Handle messages until the worker stops, or a retry cannot succeed."""
         failures = 0
         while not self._stopping.is_set():
-            message = None
+            handling = None
             try:
-                message = queue.take()
-                if message is not None:
-                    self._handle(queue, message)
+                handling = queue.take()
+                if handling is not None:
+                    self._handle(queue, handling)
                 elif not self._stopping.is_set():
                     self._receive(queue)
                 failures = 0
             except Exception as error:
                 self._report(error, queue.name)
-                if message is None and self._is_final(error):  # An error of one message does not end the worker.
+                if handling is None and self._is_final(error):  # An error of one message does not end the worker.
                     self._end(error)
                     break
                 failures += 1
@@ -116,6 +163,10 @@ class Worker(Consumers[ThreadHandler]):
             messages = self._ack_and_receive(queue)
             if not messages and not self._stopping.is_set():
                 messages = self._wait_and_receive(queue)
+            unwanted = queue.select_unwanted(messages)
+            if unwanted:  # Before the handler of another one starts, which may end the process.
+                self._defer(queue.name, unwanted)
+                messages = [message for message in messages if message not in set(unwanted)]
         finally:
             queue.received(messages)
 
@@ -136,31 +187,41 @@ class Worker(Consumers[ThreadHandler]):
         """The next messages. Those that are handled meanwhile are acknowledged by their threads."""
         queue.begin_wait()
         self._ack_done(queue)
-        count = queue.room_beside_done()
+        count, wait_seconds = queue.next_wait()
         if not count:
             return []
-        return self._plane.queue(queue.name).receive_many(count, wait_seconds=WAIT_SECONDS, **self._receive_options)
+        return self._plane.queue(queue.name).receive_many(count, wait_seconds=wait_seconds, **self._receive_options)
 
-    def _handle(self, queue: "_HeldMessages", message: Message) -> None:
-        """Run the handler. Its message is acknowledged later, unless the handler has settled it."""
-        if message.lost:  # While it was buffered.
-            queue.drop(message)
-            self._report_unsettled(lease_mismatch(message.lease), queue.name)
+    def _handle(self, queue: "_HeldMessages", handling: Handling[Message]) -> None:
+        """Run the handler. Its messages are acknowledged later, unless the handler has settled them."""
+        messages = self._without_lost(handling.messages, queue.name)
+        if not messages:
+            queue.drop(handling)
             return
-        is_done, started = False, self._monotonic()
+        done: list[Message] = []
         try:
-            queue.handler(message)
+            queue.handler(messages)
         except Exception as error:
-            self._report_failure(error, queue.name, message_id=message.id, attempt=message.attempts)
-            if queue.is_running(message) and not message.settled:
-                self._nack(message, error)
+            failed = self._count_failed(error, queue.name, messages)
+            if failed and queue.is_running(handling):
+                self._nack(queue.name, failed, error)
         else:
-            is_done = not message.settled
-            self.stats.handled += not is_done
+            done = self._count_handled(messages)
         finally:
-            must_ack = queue.finish(message, self._monotonic() - started, is_done=is_done)
+            must_ack = queue.finish(handling, done)
         if must_ack:
             self._ack_done(queue)
+
+    def _watch_cancels(self, queue: "_HeldMessages") -> None:
+        """Mark messages that are cancelled while they are held for long."""
+        questions = CancelQuestions()
+        while self._asks_for_cancels and (held := queue.wait_for_long()):
+            messages, wait_seconds = questions.next(held)
+            try:
+                self._plane.queue(queue.name).wait_for_cancel(messages, wait_seconds=wait_seconds)
+            except Exception as error:
+                self._note_unanswered(error, queue.name)
+                queue.pause_questions(wait_seconds)
 
     def _ack_done(self, queue: "_HeldMessages") -> None:
         """Acknowledge what is handled by itself, unless another thread does; what finishes meanwhile goes next."""
@@ -193,130 +254,136 @@ class Worker(Consumers[ThreadHandler]):
         self._ack_done(queue)
         self._defer(queue.name, queue.take_buffered())
 
-    def _nack(self, message: Message, error: Exception) -> None:
-        with suppress(Fenced):  # Its lease has ended.
-            message.nack(delay_seconds=self._delay(message.failure_attempts + 1), error=error)
+    def _nack(self, queue: str, messages: list[Message], error: Exception) -> None:
+        delay_seconds = self._delay(messages[0].failure_attempts + 1)  # Messages that have failed before are alone.
+        with suppress(Fenced):  # Leases have ended.
+            self._plane.queue(queue).nack_many(messages, delay_seconds=delay_seconds, error=error)
 
     def _defer(self, queue: str, messages: list[Message]) -> None:
         """Return messages without counting a failure."""
         for some in batches(messages):
-            unsettled = [message for message in some if not message.settled]
+            unsettled = [message for message in some if not message.settled and not message.lost]
             with suppress(HoldfastError):  # Their leases expire.
                 if unsettled:
                     self._plane.queue(queue).nack_many(unsettled, intent="defer")
             self.stats.deferred += sum(message.settled for message in unsettled)
 
 
-class _HeldMessages:
-    """The messages of a queue that a worker holds, shared by its threads.
-
-    received ──► buffered ──► running ──► done ──► acknowledged, with the next receive or by themselves
-    """
+class _HeldMessages(HeldMessages[Message, Handling[Message]]):
+    """The messages of a queue that a worker holds, shared by its threads."""
 
     def __init__(
         self,
         name: str,
-        handler: ThreadHandler,
+        handler: ThreadBatchHandler,
         window: Window,
+        *,
+        batch_wait_seconds: float,
         stopping: threading.Event,
         monotonic: Callable[[], float],
     ) -> None:
-        self.name = name
-        self.handler = handler
-        self._window = window
+        super().__init__(name, handler, window, batch_wait_seconds=batch_wait_seconds)
         self._stopping = stopping
         self._monotonic = monotonic
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # Wakes free threads.
         self._pending = threading.Condition(lock)  # Wakes the thread that settles what is late.
-        self._is_watched = False  # Whether that thread knows that messages are buffered or done.
-        self._buffered: deque[Message] = deque()
-        self._buffered_at = 0.0  # The time of the last receive.
-        self._running: set[Message] = set()
-        self._done: list[Message] = []
-        self._done_at = 0.0  # When the first of them was handled.
-        self._acking = 0  # Messages that are being acknowledged by themselves.
+        self._is_watched = False  # Whether that thread knows that there may be any.
+        self._held = threading.Condition(lock)  # Wakes the thread that asks for cancels.
+        self._is_held = False  # Whether that thread knows that messages are buffered or running.
         self._is_receiving = False
         self._is_waiting = False  # Whether that may take long, because nothing was ready.
 
-    def take(self) -> Message | None:
-        """A buffered message; None if the calling thread is to receive, or the worker is stopping."""
+    def take(self) -> Handling[Message] | None:
+        """Buffered messages to handle; None if the calling thread is to receive, or the worker is stopping."""
         with self._changed:
             while not self._stopping.is_set():
-                if self._buffered:
-                    message = self._buffered.popleft()
-                    self._running.add(message)
-                    return message
-                if not self._is_receiving and self._room():
+                now = self._monotonic()
+                messages = self.buffered.take(now)
+                if messages:
+                    handling = Handling(messages, now)
+                    self.running[handling] = None
+                    return handling
+                if not self._is_receiving and self.room():
                     self._is_receiving = True
                     return None
-                self._changed.wait()
+                self._changed.wait(self.buffered.ready_in(now))
             return None
 
-    def room_beside_done(self) -> int:
-        """How many messages may be received by a call that acknowledges none."""
+    def next_wait(self) -> tuple[int, float]:
+        """How many messages may be received by a call that acknowledges none, and how long it may wait for them."""
         with self._changed:
-            return self._room(len(self._done))
+            return self.room(len(self.done)), self.wait_seconds(self._monotonic())
 
     def begin_receive(self) -> tuple[int, list[Message]]:
         """How many messages to receive, and those to acknowledge with that."""
         with self._changed:
-            done = self._take_done()
-            return self._room(), done
+            done = self.take_done()
+            return self.room(), done
 
     def begin_wait(self) -> None:
         """Let threads acknowledge what they handle from now on: the receive may wait for messages."""
         with self._changed:
             self._is_waiting = True
 
+    def select_unwanted(self, messages: list[Message]) -> list[Message]:
+        """Those of received messages that are to be returned."""
+        with self._changed:
+            if not messages:
+                return []
+            self.window.received(message.attempts for message in messages)
+            return self.unwanted(messages)
+
     def received(self, messages: list[Message]) -> None:
         """Buffer what was received, and let another thread receive."""
         with self._changed:
             self._is_receiving = self._is_waiting = False
             if messages:
-                self._window.received(message.attempts for message in messages)
-                self._buffered.extend(messages)
-                self._buffered_at = self._monotonic()
+                self.add_buffered(messages, self._monotonic())
                 self._watch()
+                if not self._is_held:
+                    self._is_held = True
+                    self._held.notify()
             self._changed.notify(max(len(messages), 1))  # One thread for each message, and one to receive next.
 
-    def drop(self, message: Message) -> None:
-        """Forget a message that is not to be handled."""
+    def drop(self, handling: Handling[Message]) -> None:
+        """Forget messages that are not to be handled."""
         with self._changed:
-            self._running.discard(message)
+            self.running.pop(handling, None)
 
-    def is_running(self, message: Message) -> bool:
+    def is_running(self, handling: Handling[Message]) -> bool:
         """Whether its thread may settle it. A worker that stops returns what its handlers have not finished."""
         with self._changed:
-            return message in self._running
+            return handling in self.running
 
-    def finish(self, message: Message, seconds: float, *, is_done: bool) -> bool:
-        """Note that a handler took this long, and whether its message is to be acknowledged.
+    def finish(self, handling: Handling[Message], done: list[Message]) -> bool:
+        """Note that a handler has ended, and which of its messages are to be acknowledged.
 
         Returns whether the calling thread has to do that, because no receive will soon.
         """
         with self._changed:
-            self._window.record(seconds)
-            if not is_done or message not in self._running:
-                self._running.discard(message)
+            now = self._monotonic()
+            self.window.record(now - handling.started)
+            was_running = handling in self.running
+            self.running.pop(handling, None)
+            if self._stopping.is_set():
+                self._held.notify()
+            if not done or not was_running:
                 return False
-            self._running.discard(message)
-            if not self._done:
-                self._done_at = self._monotonic()
-            self._done.append(message)
+            self.add_done(done, now)
             self._watch()
             return self._is_waiting or self._stopping.is_set()
 
     def begin_ack(self) -> list[Message]:
         """What is to be acknowledged by itself. Nothing if another thread does that."""
         with self._changed:
-            done = [] if self._acking else self._take_done()
-            self._acking = self._acking or len(done)
+            done = [] if self.acking else self.take_done()
+            self.acking = self.acking or len(done)
             return done
 
     def end_ack(self) -> None:
         with self._changed:
-            self._acking = 0
+            self.acking = 0
             self._changed.notify()
 
     def wait_for_late(self) -> tuple[bool, list[Message]]:
@@ -325,7 +392,7 @@ class _HeldMessages:
         Returns after `WORKER_WINDOW_SECONDS`; while nothing is held, it waits for messages.
         """
         with self._pending:
-            while not (self._buffered or self._done or self._stopping.is_set()):
+            while not (self.may_be_late or self._stopping.is_set()):
                 self._is_watched = False
                 self._pending.wait()
             if not self._stopping.is_set():
@@ -333,40 +400,47 @@ class _HeldMessages:
             now = self._monotonic()
             # A receive that need not wait for messages takes them along when it is repeated.
             is_late = (self._is_waiting or not self._is_receiving) and bool(
-                self._done and now - self._done_at >= limits.WORKER_WINDOW_SECONDS
+                self.done and now - self.done_at >= limits.WORKER_WINDOW_SECONDS
             )
-            is_stuck = self._window.is_automatic and now - self._buffered_at >= limits.WORKER_BUFFERED_SECONDS_MAX
-            return is_late, self._take_buffered() if is_stuck else []
+            is_stuck = self.window.is_automatic and now - self.buffered_at >= limits.WORKER_BUFFERED_SECONDS_MAX
+            return is_late, self.buffered.clear() if is_stuck else []
+
+    def wait_for_long(self) -> list[Message]:
+        """The messages that are held for long, as soon as there are any; none when the worker has stopped."""
+        with self._held:
+            while not (held := self.held_for_long(self._monotonic())):
+                pause = self.held_for_long_in(self._monotonic())
+                if pause is None:
+                    if self._stopping.is_set():
+                        return []
+                    self._is_held = False
+                self._held.wait(pause)
+            return held
+
+    def pause_questions(self, seconds: float) -> None:
+        """Wait before the next question, unless the worker is stopped."""
+        with self._held:
+            self._held.wait(seconds)
 
     def wake_all(self) -> None:
         with self._changed:
             self._changed.notify_all()
             self._pending.notify_all()
+            self._held.notify_all()
 
     def take_buffered(self) -> list[Message]:
         with self._changed:
-            return self._take_buffered()
+            return self.buffered.clear()
 
     def take_running(self) -> list[Message]:
         """The messages whose handlers are running; from now on their threads leave them alone."""
         with self._changed:
-            running = list(self._running)
-            self._running.clear()
+            running = [message for handling in self.running for message in handling.messages]
+            self.running.clear()
+            self._held.notify_all()
             return running
 
-    def _room(self, done: int = 0) -> int:
-        return self._window.room(len(self._running) + len(self._buffered) + self._acking + done)
-
-    def _take_buffered(self) -> list[Message]:
-        messages = list(self._buffered)
-        self._buffered.clear()
-        return messages
-
-    def _take_done(self) -> list[Message]:
-        done, self._done = self._done[: limits.MESSAGES_MAX], self._done[limits.MESSAGES_MAX :]
-        return done
-
     def _watch(self) -> None:
-        if not self._is_watched and (self._buffered or self._done):
+        if not self._is_watched and self.may_be_late:
             self._is_watched = True
             self._pending.notify()

@@ -16,40 +16,58 @@ from holdfast.layers.queues.admin import (
     stats,
     survey,
 )
+from holdfast.layers.queues.by_id import FoundLease, SearchOn, cancel, get, result, search, update
 from holdfast.layers.queues.counters import DUE, NEVER_MS
 from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
 from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
 from holdfast.layers.queues.failures import failures_of
 from holdfast.layers.queues.history import read_history
+from holdfast.layers.queues.key_flow import info as key_info
+from holdfast.layers.queues.key_flow import pause as pause_key
+from holdfast.layers.queues.keyed_receives import (
+    abandon_receive,
+    ack_keyed,
+    lease_keyed,
+    release_undelivered,
+    stored_lease,
+)
 from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.queues.leasing import (
     Leased,
     Prefetched,
-    abandon_receive,
     ack,
-    ack_keyed,
     ack_many,
     ack_packed,
     check,
     defer_all,
     deliveries_of,
+    ended,
     extend,
     extend_many,
     lease,
-    lease_keyed,
     lease_or_wait,
     nack,
     packed_of,
     reject,
-    release_undelivered,
-    stored_lease,
 )
+from holdfast.layers.queues.outcomes import failed
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
 from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.stored_messages import StoredMessage, format_id
 
 __all__ = [
+    "FoundLease",
+    "SearchOn",
+    "cancel",
+    "get",
+    "key_info",
+    "pause_key",
+    "result",
+    "search",
+    "update",
+    "ended",
+    "failed",
     "DeleteProgress",
     "PurgeProgress",
     "delete_step",

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.errors import InvalidArgument, QueueInUse
 from holdfast.kv import Transaction, pages
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import dead_letters, history, message_leases, policies
+from holdfast.layers.queues import dead_letters, history, key_flow, locations, message_leases, policies
 from holdfast.layers.queues.counters import QueueTransaction, decode_counters, total_counters
 from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
@@ -138,15 +138,19 @@ def survey(tx: Transaction, universe: str, *, after: str, limit: int) -> list[Qu
 
 
 def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePolicy:
-    """Replace a queue's policy. It applies to puts, deliveries and the history from now on.
+    """Replace a queue's policy. It applies to puts, deliveries and the history from now on, and to keys that wait.
 
     Raises:
         InvalidArgument: a value is out of range.
     """
-    before = history_ms(policy_of(tx, queue))
+    earlier = policy_of(tx, queue)
     policy = policies.set_policy(tx, queue, policy)
     kept_ms = history_ms(policy)
-    if kept_ms != before:
+    if _key_limits(policy) != _key_limits(earlier):
+        queue_tx = QueueTransaction(tx, queue)
+        key_flow.limits_changed(queue_tx)
+        queue_tx.save()
+    if kept_ms != history_ms(earlier):
         keys = keys_of(queue)
         for key, value in [pair for page in pages(tx, *keys.all_counters.range()) for pair in page]:
             counters = decode_counters(value)
@@ -155,6 +159,10 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
         if not kept_ms:
             history.delete_all(tx, keys)
     return policy
+
+
+def _key_limits(policy: QueuePolicy) -> tuple[float | None, ...]:
+    return policy.concurrency_per_key, policy.rate_per_key, policy.burst_per_key
 
 
 def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tuple[int, bytes | None]:
@@ -167,15 +175,18 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
     if after == b"":
         blocked = tx.scan(*queue_tx.keys.waiting.range(), limit=limit)
         for key, value in blocked:
-            tx.delete(key)
-            queue_tx.counters.blocked -= 1
-            dead_letters.purge_message(queue_tx, decode(value))
+            message = decode(value)
+            if message.key is None or not key_flow.remove_waiting(queue_tx, message, message.key):
+                tx.delete(key)
+                queue_tx.counters.blocked -= 1
+            locations.clear(queue_tx, message.id)
+            dead_letters.purge_message(queue_tx, message)
         if blocked:
             queue_tx.save()
             return len(blocked), after
         found = _ready(queue_tx, limit)
         for message in found:
-            queue_tx.remove_ready(message)
+            key_flow.remove_ready(queue_tx, message)
             dead_letters.purge_message(queue_tx, message)
         queue_tx.save()
         return len(found), after if found else b"\x00"
@@ -278,6 +289,7 @@ def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) ->
     for key, value in entries:
         held = message_leases.held_at(tx, keys, key, value)
         for message in [] if held is None else held.take_all(queue_tx):
+            key_flow.release(queue_tx, message)
             dead_letters.purge_message(queue_tx, message)
             count += 1
         tx.delete(key)

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.kv import Transaction
 from holdfast.layers.queues.history import history_key, history_value
+from holdfast.layers.queues.key_states import KeyState, decode_state
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.layers.queues.policies import history_ms, policy_at
 from holdfast.limits import CLOCK_SET_BACK_MS_MIN
@@ -46,6 +47,7 @@ class QueueCounters(msgspec.Struct, array_like=True):
     clock_ms: int = 0  # When a lease or delay last began. The clock is before it only if it was set back.
     shortened: bytes = b""  # While leases and delays are shortened after that: the due entry of the last one.
     history_ms: int = 0  # How long changes of messages are recorded, from the policy; 0: they are not.
+    expiry_minute: int = 0  # The latest minute that has a due entry for records that expire then.
 
     def is_clock_set_back(self, now_ms: int) -> bool:
         """Whether the clock was set back since a lease or delay began."""
@@ -91,7 +93,7 @@ def add_counters(summed: QueueCounters, counters: QueueCounters) -> None:
 class QueueTransaction:
     """A queue inside one transaction: its keys, and its counters, which `save` writes once."""
 
-    __slots__ = ("_due_ms", "counters", "keys", "queue", "tx")
+    __slots__ = ("_due_ms", "_key_states", "counters", "keys", "queue", "tx")
 
     def __init__(self, tx: Transaction, queue: QueueKey) -> None:
         self.tx = tx
@@ -99,11 +101,31 @@ class QueueTransaction:
         self.keys = keys_of(queue)
         self.counters = load_counters(tx, self.keys)
         self._due_ms = self.counters.next_due_ms
+        self._key_states: dict[str, KeyState] | None = None
 
     def save(self) -> None:
+        if self._key_states is not None:
+            self._save_key_states(self._key_states)
         self.tx.put(self.keys.counters_key(self.tx.writer), encode(self.counters))
         if self.counters.next_due_ms < self._due_ms:
             self.tx.emit(DUE, self.queue, self.counters.next_due_ms - self.tx.now_ms)
+
+    def key_state(self, key: str) -> KeyState:
+        """The state of a key of messages. `save` writes it."""
+        if self._key_states is None:
+            self._key_states = {}
+        state = self._key_states.get(key)
+        if state is None:
+            stored = self.tx.get(self.keys.key_states.key(key))
+            state = self._key_states[key] = KeyState() if stored is None else decode_state(stored)
+        return state
+
+    def _save_key_states(self, states: dict[str, KeyState]) -> None:
+        for key, state in states.items():
+            if state.is_needed:
+                self.tx.put(self.keys.key_states.key(key), encode(state))
+            else:
+                self.tx.delete(self.keys.key_states.key(key))
 
     def new_id(self) -> bytes:
         """An id that sorts after all earlier ones, even if the clock was set back."""
@@ -121,23 +143,34 @@ class QueueTransaction:
 
     def make_ready(self, message: StoredMessage, *, newest: bool) -> None:
         """Add a message to the ready ones. `newest` says that its id is the largest of all."""
-        counters, priority = self.counters, message.priority
+        self.add_ready(message.priority, message.id, encode(message), newest=newest)
+
+    def add_ready(self, priority: int, position: bytes, stored: bytes, *, newest: bool) -> None:
+        """Add an encoded message to the ready ones of a priority. `newest` says that its position is the last of all.
+
+        The position is the message's id, or its turn.
+        """
+        counters = self.counters
         ready = counters.ready
-        self.tx.put(self.keys.ready_key(message), encode(message))
+        self.tx.put(self.keys.ready_key_at(priority, position), stored)
         self.tx.expose()
         ready[priority] = ready.get(priority, 0) + 1
-        if message.id < counters.fronts.get(priority, b""):
-            counters.fronts[priority] = message.id
+        if position < counters.fronts.get(priority, b""):
+            counters.fronts[priority] = position
         if not newest:  # It may be a dead letter that returns to a queue that was deleted meanwhile.
-            counters.last_id = max(counters.last_id, message.id)
+            counters.last_id = max(counters.last_id, position)
         if not newest or (len(ready) > 1 and any(ready.get(lower) for lower in range(priority))):
             counters.order_version += 1
 
     def remove_ready(self, message: StoredMessage) -> None:
+        """Remove a message without a key from the ready ones, out of order."""
+        self.remove_ready_at(message.priority, message.id)
+
+    def remove_ready_at(self, priority: int, position: bytes) -> None:
         """Remove a message from the ready ones, out of order."""
-        self.tx.delete(self.keys.ready_key(message))
+        self.tx.delete(self.keys.ready_key_at(priority, position))
         self.counters.order_version += 1
-        self.counters.ready[message.priority] = self.counters.ready.get(message.priority, 0) - 1
+        self.counters.ready[priority] = self.counters.ready.get(priority, 0) - 1
 
     def delay(self, message: StoredMessage) -> None:
         """Store a delayed message, with a due entry at its `due_ms`."""

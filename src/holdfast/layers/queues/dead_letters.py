@@ -12,26 +12,21 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers import blobs
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import failures, sidecars
+from holdfast.layers.queues import failures, locations, outcomes, sidecars, unique_keys
 from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.enqueue import TTL_EXPIRED, advance_group, insert, set_ttl
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from holdfast.layers.queues.enqueue import advance_group, clear_ttl, insert, remove_parts, set_ttl
+from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.queues.policies import SUFFIX, dead_letter_queue, policy_of
 from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
-from holdfast.wire.stored_messages import StoredMessage, decode, parse_id
+from holdfast.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Delete what belongs to a message that was taken out, and advance its group."""
-    if message.has_body:
-        queue_tx.tx.delete(queue_tx.keys.body_key(message.id))
-    if message.blob is not None:
-        blobs.release(queue_tx.tx, queue_tx.queue.universe, message.blob)
+    remove_parts(queue_tx, message)
     if message.has_failures:
         failures.remove(queue_tx, message)
-    _clear_ttl(queue_tx.tx, queue_tx.keys, message)
     sidecars.remove(queue_tx.tx, queue_tx.queue, message)
     advance_group(queue_tx, message)
 
@@ -48,6 +43,13 @@ def purge_message(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     remove(queue_tx, message)
 
 
+def cancel_message(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    """`remove` a message that was cancelled, keep that, and emit the event."""
+    queue_tx.emit("cancelled", message)
+    outcomes.record(queue_tx, message, "cancelled")
+    remove(queue_tx, message)
+
+
 def requeue(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int) -> None:
     """Insert a message that was taken out again, or remove it if its TTL has expired."""
     if message.ttl_at_ms and message.ttl_at_ms <= queue_tx.tx.now_ms:
@@ -61,10 +63,13 @@ def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Move a message that was taken out, with everything that belongs to it, to the dead letter queue."""
     policy = policy_of(queue_tx.tx, queue_tx.queue)
     dead = QueueTransaction(queue_tx.tx, dead_letter_queue(queue_tx.queue, policy))
+    if message.job is not None:
+        _end_job(queue_tx, message, message.job)
     _move(queue_tx, dead, message)
     advance_group(queue_tx, message)
     queue_tx.counters.dead_lettered += 1
     message.origin, message.died_ms = queue_tx.queue.name, queue_tx.tx.now_ms
+    message.origin_job, message.job = message.job, None
     message.owner, message.txn_id, message.lease_ref = None, None, b""
     set_ttl(dead, message, policy.dead_letter_retention_seconds)
     dead.make_ready(message, newest=False)
@@ -73,8 +78,20 @@ def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     queue_tx.emit("dead-lettered", message, message.last_error)
 
 
+def _end_job(queue_tx: QueueTransaction, message: StoredMessage, job: JobOptions) -> None:
+    """Free the keys of a message that is dead, and keep why, if that was asked for."""
+    if job.keep_result:
+        dead = dead_letter_queue(queue_tx.queue, policy_of(queue_tx.tx, queue_tx.queue))
+        known = failures.failures_of(queue_tx.tx, dead, [message]).get(message.id)  # They are there already.
+        outcomes.record(queue_tx, message, "dead", failure=known[-1] if known else None)
+    locations.clear(queue_tx, message.id)
+    unique_keys.release(queue_tx, message)
+
+
 def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = None, limit: int = MESSAGES_MAX) -> int:
     """Move dead letters back to their original queue with no failures counted; returns how many.
+
+    A dead letter whose unique key another message has stays where it is.
 
     Raises:
         InvalidArgument: `limit` or the number of `ids` is out of range.
@@ -83,21 +100,29 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
         raise InvalidArgument(f"One transaction redrives 1 to {MESSAGES_MAX} dead letters; split it")
     policy = policy_of(tx, queue)
     dead, queue_tx = QueueTransaction(tx, dead_letter_queue(queue, policy)), QueueTransaction(tx, queue)
-    letters = _letters(dead, queue.name, limit) if ids is None else _letters_by_id(dead, queue.name, ids)
+    letters = _letters(dead, queue_tx, limit) if ids is None else _letters_by_id(dead, queue.name, ids)
     if not letters:
         return 0
+    count = 0
     for message in sorted(letters, key=lambda letter: letter.id):  # Keeps the order within a group.
+        if _is_key_taken(queue_tx, message.origin_job):  # By another letter of this batch.
+            continue
+        count += 1
         dead.remove_ready(message)
         dead.record("returned", message)
         _move(dead, queue_tx, message)
         message.origin, message.died_ms, message.failures = None, 0, 0
+        if message.origin_job is not None:
+            message.job, message.origin_job = message.origin_job, None
+            outcomes.forget(queue_tx, message.id)
+            unique_keys.claim(queue_tx, message, message.job)
         if policy.retention_seconds is not None:
             set_ttl(queue_tx, message, policy.retention_seconds)
         insert(queue_tx, message, delay_ms=0, newest=False)
         queue_tx.emit("redriven", message)
     dead.save()
     queue_tx.save()
-    return len(letters)
+    return count
 
 
 class RedriveProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -188,7 +213,7 @@ def queues_of(tx: Transaction, universe: str, names: Iterable[str]) -> set[str]:
 def _move(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
     """Move the body, the failures and the state of a message to another queue, and clear its TTL."""
     tx = source.tx
-    _clear_ttl(tx, source.keys, message)
+    clear_ttl(tx, source.keys, message)
     if message.has_body:
         body = tx.get(source.keys.body_key(message.id))
         tx.delete(source.keys.body_key(message.id))
@@ -197,21 +222,25 @@ def _move(source: QueueTransaction, target: QueueTransaction, message: StoredMes
     sidecars.move(tx, source.queue, target.queue, message)
 
 
-def _clear_ttl(tx: Transaction, keys: QueueKeys, message: StoredMessage) -> None:
-    if message.ttl_at_ms:
-        tx.delete(keys.due_key(message.ttl_at_ms, message.id + TTL_EXPIRED))
-        message.ttl_at_ms = 0
-
-
-def _letters(dead: QueueTransaction, origin: str, limit: int) -> list[StoredMessage]:
-    """At most `limit` dead letters of the queue `origin`. Several queues may share one dead letter queue."""
+def _letters(dead: QueueTransaction, queue_tx: QueueTransaction, limit: int) -> list[StoredMessage]:
+    """At most `limit` dead letters that can return to a queue. Several queues may share one dead letter queue."""
     begin, end = dead.keys.ready_range()
     found: list[StoredMessage] = []
     while len(found) < limit and (pairs := dead.tx.scan(begin, end, limit=MESSAGES_MAX)):
         letters = [decode(value) for _, value in pairs]
-        found += [letter for letter in letters if letter.origin == origin]
+        found += [
+            letter
+            for letter in letters
+            if letter.origin == queue_tx.queue.name and not _is_key_taken(queue_tx, letter.origin_job)
+        ]
         begin = pairs[-1][0] + b"\x00"
     return found[:limit]
+
+
+def _is_key_taken(queue_tx: QueueTransaction, job: JobOptions | None) -> bool:
+    """Whether another message has the unique key that a dead letter had."""
+    unique_key = None if job is None else job.unique_key
+    return unique_key is not None and unique_keys.holder_of(queue_tx.tx, queue_tx.keys, unique_key) is not None
 
 
 def _letters_by_id(dead: QueueTransaction, origin: str, ids: Sequence[str]) -> list[StoredMessage]:

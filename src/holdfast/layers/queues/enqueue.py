@@ -11,6 +11,7 @@ from cronsim import CronSim, CronSimError
 from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge
 from holdfast.kv import Transaction
 from holdfast.layers import blobs
+from holdfast.layers.queues import key_flow, locations, unique_keys
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
 from holdfast.layers.queues.history import delete_older
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
@@ -80,9 +81,18 @@ def insert(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int,
     message.lease_ref, message.due_ms = b"", queue_tx.tx.now_ms + delay_ms
     if message.group is not None and message.origin is None and not _claim_group_head(queue_tx, message, message.group):
         queue_tx.tx.put(queue_tx.keys.waiting_key(message), encode(message))
+        locations.set_group(queue_tx, message.id, message.group)
         queue_tx.counters.blocked += 1
-    elif delay_ms > 0:
+    else:
+        _place(queue_tx, message, newest=newest)
+
+
+def _place(queue_tx: QueueTransaction, message: StoredMessage, *, newest: bool) -> None:
+    """Store a message that is not blocked by its group as delayed, as waiting for its key, or as ready."""
+    if message.due_ms > queue_tx.tx.now_ms:
         queue_tx.delay(message)
+    elif message.key is not None:
+        key_flow.enter(queue_tx, message, message.key, newest=newest)
     else:
         queue_tx.make_ready(message, newest=newest)
 
@@ -104,11 +114,9 @@ def advance_group(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     tx.delete(key)
     queue_tx.counters.blocked -= 1
     successor = decode(value)
+    locations.clear(queue_tx, successor.id)
     tx.put(head_key, successor.id + successor.id + b"\x00")  # The scan for its successor starts after it.
-    if successor.due_ms > tx.now_ms:
-        queue_tx.delay(successor)
-    else:
-        queue_tx.make_ready(successor, newest=False)
+    _place(queue_tx, successor, newest=False)
 
 
 def _delete_expired_keys(queue_tx: QueueTransaction) -> None:
@@ -149,6 +157,20 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         first = _duplicate_of(tx, keys, new.idempotency_key)
         if first is not None:
             return Receipt(format_id(first[:16]), tier, True, first[24:].decode())
+    has_job = new.key is not None or new.unique_key is not None or new.debounce_key is not None or new.keep_result
+    job = unique_keys.job_of(new) if has_job else None
+    first_ms, replaces = tx.now_ms, False
+    if job is not None:
+        if job.unique_key is not None:
+            holder = unique_keys.holder_of(tx, keys, job.unique_key)
+            if holder is not None:
+                return Receipt(format_id(holder[0]), tier, True, holder[1])
+        if job.debounce_key is not None and (held := unique_keys.debounced(tx, keys, job.debounce_key)) is not None:
+            before, first_ms = held
+            id, replaces = before.id, True
+            queue_tx.remove_delayed(before)
+            queue_tx.emit("replaced", before)
+            remove_parts(queue_tx, before)
     text = format_id(id)
     correlation_id = new.correlation_id or text
     if new.idempotency_key is not None:
@@ -158,49 +180,98 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
     inline = len(payload) <= PAYLOAD_CARRIED_BYTES_MAX
     ttl_seconds = policy.retention_seconds if new.ttl_seconds is None else new.ttl_seconds
     visibility = policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds
-    message = StoredMessage(
-        id=id,
-        fence=0,
-        attempts=0,
-        ttl_at_ms=0,
-        visibility_ms=round(visibility * 1_000),
-        group=None if new.group is None else checked_name("group", new.group),
-        blob=blob,
-        size=len(payload) if blob is None else new.blob_size,
-        has_failures=False,
-        stateful=False,
-        is_special=not inline
+    is_special = (
+        not inline
         or blob is not None
         or ttl_seconds is not None
         or new.group is not None
-        or correlation_id != text,
-        correlation_id=correlation_id,
-        payload=payload if inline and blob is None else None,
-        content_type=new.content_type,
-        attributes=new.attributes,
-        priority=new.priority,
-        created_ms=now_ms,
-        max_attempts=policy.max_attempts if new.max_attempts is None else new.max_attempts,
-        retry_delay_ms=None if new.retry_delay_seconds is None else round(new.retry_delay_seconds * 1_000),
+        or correlation_id != text
+        or job is not None
     )
+    message = StoredMessage(  # By position: a struct of this size takes several times as long by keyword.
+        id,
+        0,  # fence
+        0,  # attempts
+        0,  # ttl_at_ms
+        round(visibility * 1_000),
+        None if new.group is None else checked_name("group", new.group),
+        blob,
+        len(payload) if blob is None else new.blob_size,
+        False,  # has_failures
+        False,  # stateful
+        is_special,
+        correlation_id,
+        job,
+        payload if inline and blob is None else None,
+        new.content_type,
+        new.attributes,
+        new.priority,
+        now_ms,
+        policy.max_attempts if new.max_attempts is None else new.max_attempts,
+    )
+    if new.retry_delay_seconds is not None:
+        message.retry_delay_ms = round(new.retry_delay_seconds * 1_000)
     if not inline:
         tx.put(keys.body_key(id), new.payload)
     if ttl_seconds is not None:
         set_ttl(queue_tx, message, ttl_seconds)
-    if message.group is None and not new.delay_seconds:
-        queue_tx.make_ready(message, newest=True)  # The common case of `insert`.
+    delay_seconds = new.delay_seconds
+    if job is not None:
+        unique_keys.claim(queue_tx, message, job)
+        if job.debounce_key is not None:
+            delay_seconds = _debounce_seconds(new, tx.now_ms - first_ms)
+            unique_keys.debounce(queue_tx, job.debounce_key, id, first_ms)
+    if message.group is None and not delay_seconds and job is None:
+        queue_tx.add_ready(message.priority, id, encode(message), newest=True)  # The common case of `insert`.
     else:
-        insert(queue_tx, message, delay_ms=round(new.delay_seconds * 1_000), newest=True)
+        insert(queue_tx, message, delay_ms=round(delay_seconds * 1_000), newest=not replaces)
     queue_tx.counters.put += 1
     queue_tx.emit("put", message)
-    return Receipt(text, tier, False, correlation_id)
+    return Receipt(text, tier, replaces, correlation_id)
+
+
+def _debounce_seconds(new: NewMessage, since_first_ms: int) -> float:
+    """How long to hold back a debounced message from now on; at least a millisecond."""
+    seconds = new.debounce_seconds
+    if new.debounce_max_seconds is not None:
+        seconds = min(seconds, new.debounce_max_seconds - since_first_ms / 1_000)
+    return max(seconds, 0.001)
+
+
+def remove_parts(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    """Delete what is stored beside a message: its payload, its TTL, and the keys that it has."""
+    tx, keys = queue_tx.tx, queue_tx.keys
+    if message.has_body:
+        tx.delete(keys.body_key(message.id))
+    if message.blob is not None:
+        blobs.release(tx, queue_tx.queue.universe, message.blob)
+    clear_ttl(tx, keys, message)
+    if message.job is not None:
+        locations.clear(queue_tx, message.id)
+        unique_keys.release(queue_tx, message)
+        unique_keys.end_debounce(queue_tx, message)
+
+
+def clear_ttl(tx: Transaction, keys: QueueKeys, message: StoredMessage) -> None:
+    """Remove the TTL of a message, and its due entry."""
+    if message.ttl_at_ms:
+        tx.delete(keys.due_key(message.ttl_at_ms, message.id + TTL_EXPIRED))
+        message.ttl_at_ms = 0
 
 
 def set_ttl(queue_tx: QueueTransaction, message: StoredMessage, seconds: float) -> None:
     """Set a message's TTL, and add its due entry."""
-    at_ms = message.ttl_at_ms = queue_tx.tx.now_ms + round(seconds * 1_000)
+    message.ttl_at_ms = queue_tx.tx.now_ms + round(seconds * 1_000)
     message.is_special = True
-    # Priority and group locate the message, which may be ready or blocked by then.
+    move_ttl(queue_tx, message)
+
+
+def move_ttl(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    """Write the due entry of a message's TTL, which says where the message is."""
+    at_ms = message.ttl_at_ms
+    if not at_ms:
+        return
+    # Priority and group locate the message, which may be ready or blocked by then. With a key, its location does.
     location = TTL_EXPIRED + bytes((message.priority,)) + (message.group or "").encode()
     queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_EXPIRED), location)
     queue_tx.counters.add_due(at_ms)
@@ -309,6 +380,57 @@ def check(new: NewMessage) -> None:
         raise InvalidArgument(f"An idempotency key has 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes; hash a longer one")
     if new.correlation_id is not None:
         check_correlation_id(new.correlation_id)
+    if (
+        new.key is not None
+        or new.unique_key is not None
+        or new.debounce_key is not None
+        or new.keep_result is not False
+        or new.unique_until != "done"
+        or new.debounce_seconds
+    ):
+        _check_job(new)
+
+
+def _check_job(new: NewMessage) -> None:
+    if new.key is not None:
+        key_flow.checked_key(new.key)
+    if new.keep_result.__class__ is not bool:
+        raise InvalidArgument(f"keep_result is {new.keep_result!r}; give True or False")
+    for name, key in (("unique_key", new.unique_key), ("debounce_key", new.debounce_key)):
+        if key is not None and (key.__class__ is not str or not _is_short_text(key)):
+            raise InvalidArgument(
+                f"{name} is {key!r:.80}; give a text of 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes; hash a longer one"
+            )
+    until = new.unique_until
+    if until not in ("done", "leased") and (
+        until.__class__ not in _NUMBERS or not 0.001 <= float(until) <= TTL_SECONDS_MAX
+    ):
+        raise InvalidArgument(
+            f"unique_until is {until!r:.80}; give 'done', 'leased', or 0.001 to {TTL_SECONDS_MAX:.0f} seconds"
+        )
+    if new.unique_key is None and until != "done":
+        raise InvalidArgument("unique_until is given without a unique_key; give both, or leave it out")
+    if new.debounce_key is None:
+        if new.debounce_seconds:
+            raise InvalidArgument("debounce_seconds is given without a debounce_key; give both, or leave it out")
+        return
+    for name, seconds in (
+        ("debounce_seconds", new.debounce_seconds),
+        ("debounce_max_seconds", new.debounce_max_seconds),
+    ):
+        if seconds is not None and (seconds.__class__ not in _NUMBERS or not 0.001 <= seconds <= DELAY_SECONDS_MAX):
+            raise InvalidArgument(f"{name} is {seconds}; choose 0.001 to {DELAY_SECONDS_MAX:.0f}")
+    if new.group is not None or new.unique_key is not None or new.delay_seconds:
+        raise InvalidArgument(
+            "A debounced message has no group, unique_key or delay_seconds; leave them out, or the debounce_key"
+        )
+
+
+def _is_short_text(text: str) -> bool:
+    try:
+        return 0 < len(text.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX
+    except UnicodeEncodeError:
+        return False
 
 
 # Schedules: messages that a queue enqueues by itself, at the times of a cron expression.

@@ -7,7 +7,16 @@ time, so correctness does not depend on a background process. The sweeper only m
 from typing import Any
 
 from holdfast.kv import Transaction
-from holdfast.layers.queues import dead_letters, enqueue, failures, message_leases
+from holdfast.layers.queues import (
+    by_id,
+    dead_letters,
+    enqueue,
+    failures,
+    key_flow,
+    message_leases,
+    outcomes,
+    unique_keys,
+)
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
 from holdfast.layers.queues.enqueue import SCHEDULE_DUE, TTL_EXPIRED
 from holdfast.layers.queues.keys import QueueKey, keys_of
@@ -84,6 +93,12 @@ def _process_entry(queue_tx: QueueTransaction, key: bytes, value: bytes) -> int:
     subject = key[len(keys.due) + 8 :]
     if value[:1] == SCHEDULE_DUE:
         enqueue.fire_schedule(queue_tx, subject[1:].decode())
+    elif value[:1] == key_flow.KEY_DUE:
+        key_flow.wake(queue_tx, subject[1:].decode(), keys.due_at(key))
+    elif value[:1] == key_flow.LIMITS_DUE:
+        key_flow.apply_limits(queue_tx, subject[1:])
+    elif value[:1] == outcomes.EXPIRY_DUE:
+        outcomes.delete_expired(queue_tx, subject)
     elif value[:1] == TTL_EXPIRED:
         _expire(queue_tx, subject[:ID_BYTES], value)
     else:
@@ -106,6 +121,8 @@ def _shorten(queue_tx: QueueTransaction) -> None:
                 held.move(queue_tx, tx.now_ms + held.record.lasts_ms)
         elif not value:
             _shorten_delay(queue_tx, key[-ID_BYTES:])
+        elif value[:1] == key_flow.KEY_DUE:
+            key_flow.restart_clock(queue_tx, key[len(keys.due) + 9 :].decode())
     if len(pairs) == DUE_BATCH_MAX:
         counters.shortened = pairs[-1][0]
     else:
@@ -126,6 +143,7 @@ def _end_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
     policy = policy_of(queue_tx.tx, queue_tx.queue)
     messages = held.take_all(queue_tx)
     for message in messages:
+        key_flow.release(queue_tx, message)
         failures.record(
             queue_tx,
             policy,
@@ -149,27 +167,14 @@ def _end_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
     message = None if stored is None else decode(stored)
     if message is not None and message.due_ms == at_ms:
         queue_tx.remove_delayed(message)
+        unique_keys.end_debounce(queue_tx, message)
         dead_letters.requeue(queue_tx, message, delay_ms=0)
 
 
 def _expire(queue_tx: QueueTransaction, id: bytes, location: bytes) -> None:
     """Remove a message whose TTL has expired. A leased one is removed when its lease ends."""
-    tx, keys = queue_tx.tx, queue_tx.keys
-    delayed = tx.get(keys.delayed_key(id))
-    if delayed is not None:
-        message = decode(delayed)
-        queue_tx.remove_delayed(message)
-        dead_letters.expire_message(queue_tx, message)
-        return
-    ready = tx.get(keys.ready_key_at(location[1], id))
-    if ready is not None:
-        message = decode(ready)
-        queue_tx.remove_ready(message)
-        dead_letters.expire_message(queue_tx, message)
-        return
-    waiting_key = keys.waiting.key(location[2:].decode()) + id
-    waiting = tx.get(waiting_key)
-    if waiting is not None:
-        tx.delete(waiting_key)
-        queue_tx.counters.blocked -= 1
-        dead_letters.expire_message(queue_tx, decode(waiting))
+    found = by_id.find_waiting(queue_tx, id, priorities=(location[1],))
+    if found is None and (group := location[2:].decode()):  # It was put before blocked messages had locations.
+        found = by_id.find_in_group(queue_tx, id, group)
+    if found is not None:
+        dead_letters.expire_message(queue_tx, by_id.take(queue_tx, found))

@@ -99,6 +99,7 @@ def _message(old: _OldMessage) -> StoredMessage:
         or old.group is not None
         or old.correlation_id != format_id(old.id),
         correlation_id=old.correlation_id,
+        job=None,
         payload=old.payload,
         content_type=old.content_type,
         attributes=old.attributes,

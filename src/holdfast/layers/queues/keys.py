@@ -13,15 +13,23 @@
       "b" | id                   payloads that are too large to be rewritten with every delivery
       "f" | id                   the failed attempts of a message
       "w", group | id            blocked messages, waiting behind another message of their group
+      "w", 0, key | 9 - priority | id    messages with a key, waiting for their turn
+      "k", key                   the state of a key: its leases, its message that is ready, its rate and its pause
+      "l" | id                   where a message is that has job options, or waits behind its group
       "h", group                 the group's head (ready, delayed or leased), and where the scan for the next one starts
       "i", period, key           idempotency keys
+      "u", key                   the message that has a unique key
+      "n", key                   the delayed message that has a debounce key
+      "o" | id                   what became of a message: its result, or why it has none
+      "c" | lease | position     a leased message that was cancelled
+      "e" | minute | key         keys of "o", "c" and "u" that are deleted after that minute
       "a", minute | lease        the messages of a lease that were acknowledged, by the minute of the last one
       "s", name                  schedules
       "y" | at_ms | id | n       the history: changes of messages, if the queue's policy asks for it
 
 The parts after `|` are plain bytes. They sort like the values they encode and cost less than packed tuples. A message
 is in exactly one of "r", "p", "w" and a lease. Ids are UUIDv7, so within one priority the order of ids is the order of
-puts.
+puts. A message with a key is ready under its turn instead of its id if the keys take turns.
 """
 
 from functools import lru_cache
@@ -47,20 +55,28 @@ class QueueKeys:
         "acks",
         "all_counters",
         "body",
+        "cancelled",
         "contents",
+        "debounced",
         "delayed",
         "due",
+        "expiries",
         "failures",
         "head",
         "history",
         "ids",
+        "key_states",
+        "lanes",
+        "locations",
         "moved",
+        "outcomes",
         "own_counters",
         "policy",
         "prefix",
         "ready",
         "schedules",
         "settled",
+        "unique",
         "waiting",
     )
 
@@ -79,12 +95,20 @@ class QueueKeys:
         self.body = keys.key("b")
         self.failures = keys.key("f")
         self.waiting = keys.at("w")
+        self.lanes = self.waiting.at(0)
+        self.key_states = keys.at("k")
+        self.locations = keys.key("l")
         self.head = keys.at("h")
         self.ids = keys.at("i")
         self.acks = keys.at("a")
         self._acks_of_minute = (-1, b"")
         self.schedules = keys.at("s")
         self.history = keys.key("y")
+        self.unique = keys.at("u")
+        self.debounced = keys.at("n")
+        self.outcomes = keys.key("o")
+        self.cancelled = keys.key("c")
+        self.expiries = keys.key("e")
 
     def counters_key(self, writer: str) -> bytes:
         return self.own_counters if not writer else self.all_counters.key(writer)
@@ -94,6 +118,15 @@ class QueueKeys:
 
     def ready_key_at(self, priority: int, id: bytes) -> bytes:
         return self.ready + _URGENCY[priority] + id
+
+    def lane_key(self, key: str, place: bytes) -> bytes:
+        """Where a message waits for the turn of its key. `place` is that of `place_of`."""
+        return self.lanes.key(key) + place
+
+    def lane_range(self, key: str, front: bytes) -> tuple[bytes, bytes]:
+        """The key range of the messages that wait for the turn of a key, from the place `front` on."""
+        prefix = self.lanes.key(key)
+        return prefix + front, prefix + b"\xff" * (ID_BYTES + 2)
 
     def priority_range(self, priority: int, front: bytes) -> tuple[bytes, bytes]:
         """The key range of a priority's ready messages, from `front` on."""
@@ -144,6 +177,16 @@ class QueueKeys:
 
 
 _URGENCY = [bytes((PRIORITY_MAX - priority,)) for priority in range(PRIORITY_MAX + 1)]  # The most urgent sorts first.
+
+
+def place_of(priority: int, id: bytes) -> bytes:
+    """The order of messages: the most urgent first, then the oldest."""
+    return _URGENCY[priority] + id
+
+
+def priority_at(place: bytes) -> int:
+    """The priority of a place."""
+    return PRIORITY_MAX - place[0]
 
 
 @lru_cache(maxsize=4_096)

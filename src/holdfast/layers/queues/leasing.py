@@ -2,7 +2,7 @@
 
                  ┌────────── nack, or the lease ends ──────────┐
                  ▼                                             │
-    put ──► ready ──► leased (fence + 1) ── ack ──► gone       │
+    put ──► ready ──► leased (fence + 1) ── ack ──► gone       │        cancel, in any state ──► gone
       │       ▲          │  └─ extend ─┘                        │
       └─ delayed         ├──── failures < max_attempts ─────────┘
               ▲          └──── failures = max_attempts, reject ──► dead letters ── redrive ──► ready
@@ -19,15 +19,22 @@ entries, or leased workflow states, is kept.
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
-import msgspec
-
-from holdfast.errors import HoldfastError, InvalidArgument, QueueMessageLeaseMismatch
+from holdfast.errors import HoldfastError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
 from holdfast.kv import Pair, Transaction
-from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
 from holdfast.layers.leases import check_owner
-from holdfast.layers.queues import dead_letters, failures, message_leases, sidecars
+from holdfast.layers.queues import (
+    dead_letters,
+    failures,
+    key_flow,
+    locations,
+    message_leases,
+    outcomes,
+    sidecars,
+    unique_keys,
+)
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
 from holdfast.layers.queues.expiry import process_due
 from holdfast.layers.queues.failures import (
@@ -38,7 +45,7 @@ from holdfast.layers.queues.failures import (
     makes_dead_letter,
     retry_delay_ms,
 )
-from holdfast.layers.queues.keys import QueueKey
+from holdfast.layers.queues.keys import QueueKey, priority_at
 from holdfast.layers.queues.message_leases import HeldLease, HeldLeases
 from holdfast.layers.queues.policies import policy_of
 from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
@@ -47,12 +54,14 @@ from holdfast.wire.queues import (
     LEASE_BYTES,
     Delivery,
     MessageLease,
+    NewResult,
     PackedAck,
     PackedLease,
     QueuePolicy,
     RefusedAck,
     SidecarState,
     lease_mismatch,
+    message_cancelled,
     positions_in,
 )
 from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, format_id
@@ -193,34 +202,26 @@ def lease_or_wait(
         tx.keep()
     heads: list[StoredHead] = []
     taken: list[bytes] = []
+    has_jobs = False
     allowed = 0 if policy.paused else _allowed_by_rate(queue_tx, policy, limit)
-    while len(heads) < allowed:
-        found = _take_ready(queue_tx, allowed - len(heads), prefetched)
-        if not found:
-            break
+    while len(heads) < allowed and (found := _next_ready(queue_tx, allowed - len(heads), prefetched)):
         changed = True
-        for stored in found:
-            head = decode_head(stored)
-            if head.ttl_at_ms and head.ttl_at_ms <= tx.now_ms:
-                dead_letters.expire_message(queue_tx, decode(stored))
-                tx.keep()
-            else:
-                heads.append(head)
-                taken.append(stored)
+        has_jobs = _take_ready(queue_tx, policy, found, prefetched, heads=heads, taken=taken) or has_jobs
     leases: list[HeldLease] = []
     for run, lasts_ms in _runs(heads, taken, visibility_ms):
-        leases.append(
-            message_leases.grant(
-                queue_tx,
-                heads[run],
-                taken[run],
-                owner=owner,
-                txn_id=txn_id,
-                lasts_ms=lasts_ms,
-                with_state=with_state,
-                fence_floor=tx.fence_floor,
-            )
+        held = message_leases.grant(
+            queue_tx,
+            heads[run],
+            taken[run],
+            owner=owner,
+            txn_id=txn_id,
+            lasts_ms=lasts_ms,
+            with_state=with_state,
+            fence_floor=tx.fence_floor,
         )
+        leases.append(held)
+        if has_jobs:
+            _begin_jobs(queue_tx, held, heads[run])
     for head in heads:
         queue_tx.emit("leased", head)
     if policy.rate_per_second is not None:
@@ -231,6 +232,52 @@ def lease_or_wait(
     leased.refused = refused
     leased.read_rest(queue_tx, heads, with_state=with_state)
     return leased
+
+
+def _take_ready(
+    queue_tx: QueueTransaction,
+    policy: QueuePolicy,
+    found: Sequence[Pair],
+    prefetched: Prefetched | None,
+    *,
+    heads: list[StoredHead],
+    taken: list[bytes],
+) -> bool:
+    """Remove ready messages, and append them to `heads` and `taken`; whether one of them has job options.
+
+    Leaves the rest of them if a message of a key became ready that goes first.
+    """
+    tx, ready, first = queue_tx.tx, queue_tx.counters.ready, len(queue_tx.keys.ready)
+    has_jobs, earliest = False, b""  # The first of the places of messages that became ready.
+    for index, (key, stored) in enumerate(found):
+        if earliest and earliest < key[first:]:
+            _return_ready(queue_tx, found[index:], prefetched)
+            break
+        tx.delete(key)
+        priority = PRIORITY_MAX - key[first]
+        ready[priority] = ready.get(priority, 0) - 1
+        head = decode_head(stored)
+        is_over = 0 < head.ttl_at_ms <= tx.now_ms
+        if is_over:
+            dead_letters.expire_message(queue_tx, decode(stored))
+            tx.keep()
+        else:
+            heads.append(head)
+            taken.append(stored)
+        if head.job is not None:
+            has_jobs = True
+            if head.job.key is not None:
+                place = key_flow.deliver(queue_tx, policy, head.job.key, is_over=is_over)
+                earliest = min(earliest or place, place or earliest)
+    return has_jobs
+
+
+def _begin_jobs(queue_tx: QueueTransaction, held: HeldLease, heads: Sequence[StoredHead]) -> None:
+    """Note where leased messages with job options are, and free the keys that they have until they are leased."""
+    for position, head in enumerate(heads):
+        if head.job is not None:
+            locations.set_lease(queue_tx, head.id, held.ref(position))
+            unique_keys.release_leased(queue_tx, head, head.job)
 
 
 def _runs(heads: list[StoredHead], taken: list[bytes], visibility_ms: int | None) -> Iterator[tuple[slice, int]]:
@@ -275,33 +322,49 @@ def packed_of(leased: Leased) -> list[PackedLease]:
     return packed
 
 
-def ack(tx: Transaction, queue: QueueKey, proof: MessageLease) -> str:
+def ack(tx: Transaction, queue: QueueKey, proof: MessageLease, result: NewResult | None = None) -> str:
     """Remove a leased message for good, unless this lease acknowledged it before; returns its correlation id.
+
+    A result is kept for `result_ttl_seconds` of the policy.
 
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
+        MessageCancelled: it was cancelled.
     """
+    if result is not None:
+        outcomes.check_result(result)
     queue_tx = QueueTransaction(tx, queue)
     held_leases = HeldLeases(queue_tx)
-    correlation_id = _ack(queue_tx, held_leases, proof)
+    correlation_id = _ack(queue_tx, held_leases, proof, result)
     if held_leases.save():
         queue_tx.save()
     return correlation_id
 
 
-def ack_many(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -> list[str | HoldfastError]:
-    """`ack` several messages; returns the correlation id of each, or why it was refused."""
+def ack_many(
+    tx: Transaction,
+    queue: QueueKey,
+    proofs: Sequence[MessageLease],
+    results: Sequence[NewResult | None] = (),
+) -> list[str | HoldfastError]:
+    """`ack` several messages; returns the correlation id of each, or why it was refused.
+
+    `results` are those of the first messages.
+    """
+    for result in results:
+        if result is not None:
+            outcomes.check_result(result)
     queue_tx = QueueTransaction(tx, queue)
     held_leases = HeldLeases(queue_tx)
-    outcomes: list[str | HoldfastError] = []
-    for proof in proofs:
+    answers: list[str | HoldfastError] = []
+    for proof, result in zip_longest(proofs, results):
         try:
-            outcomes.append(_ack(queue_tx, held_leases, proof))
+            answers.append(_ack(queue_tx, held_leases, proof, result))
         except (InvalidArgument, QueueMessageLeaseMismatch) as error:
-            outcomes.append(error)
+            answers.append(error)
     if held_leases.save():
         queue_tx.save()
-    return outcomes
+    return answers
 
 
 def ack_packed(tx: Transaction, queue: QueueKey, acks: Sequence[PackedAck]) -> list[RefusedAck]:
@@ -350,22 +413,38 @@ def _ack_elsewhere(
                 continue
             if message_leases.acked_positions(tx, keys, own, [fence]):
                 continue
-        yield RefusedAck(ack.lease, position, QueueMessageLeaseMismatch.code)
+        is_cancelled = outcomes.is_cancelled(tx, keys, own or ack.lease)
+        yield RefusedAck(ack.lease, position, MessageCancelled.code if is_cancelled else QueueMessageLeaseMismatch.code)
 
 
-def _ack(queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease) -> str:
+def _ack(
+    queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease, result: NewResult | None = None
+) -> str:
     found = held_leases.find(proof)
     if found is None:
         before = message_leases.acked_before(queue_tx.tx, queue_tx.keys, proof)
         if before is None:
-            raise lease_mismatch(proof)
+            raise _refusal(queue_tx, proof)
         return before
     held, position = found
-    _ack_here(queue_tx, held_leases, held, 1 << position & ~held.acked)
+    _ack_here(queue_tx, held_leases, held, 1 << position & ~held.acked, result)
     return held.correlation_id(position)
 
 
-def _ack_here(queue_tx: QueueTransaction, held_leases: HeldLeases, held: HeldLease, mask: int) -> None:
+def _refusal(queue_tx: QueueTransaction, proof: MessageLease) -> QueueMessageLeaseMismatch:
+    """Why a message cannot be settled by `proof`."""
+    _, ref = message_leases.ref_of(proof)
+    is_cancelled = outcomes.is_cancelled(queue_tx.tx, queue_tx.keys, ref)
+    return message_cancelled(proof.id) if is_cancelled else lease_mismatch(proof)
+
+
+def _ack_here(
+    queue_tx: QueueTransaction,
+    held_leases: HeldLeases,
+    held: HeldLease,
+    mask: int,
+    result: NewResult | None = None,
+) -> None:
     """Acknowledge messages of a lease that are still in it; `mask` has their bits."""
     if not mask:
         return
@@ -375,12 +454,15 @@ def _ack_here(queue_tx: QueueTransaction, held_leases: HeldLeases, held: HeldLea
     queue_tx.counters.leased -= len(positions)
     queue_tx.counters.acked += len(positions)
     for position in positions:
-        if record.is_plain:
+        if record.is_plain and result is None:
             id = record.id_at(position)
             correlation_id = format_id(id)
         else:
             message = held.message(position)
             id, correlation_id = message.id, message.correlation_id
+            key_flow.release(queue_tx, message)
+            if result is not None or (message.job is not None and message.job.keep_result):
+                outcomes.record(queue_tx, message, "done", result=result)
             dead_letters.remove(queue_tx, message)
         queue_tx.emit_of("acked", id, correlation_id, record.attempt_at(position))
 
@@ -391,11 +473,12 @@ def _take(queue_tx: QueueTransaction, proof: MessageLease) -> StoredMessage:
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
-    held, position = _unsettled(HeldLeases(queue_tx).find(proof), proof)
+    held, position = _unsettled(queue_tx, HeldLeases(queue_tx).find(proof), proof)
     message = held.message(position)
     held.left |= 1 << position
     held.save(queue_tx)
     queue_tx.counters.leased -= 1
+    key_flow.release(queue_tx, message)
     return message
 
 
@@ -498,7 +581,7 @@ def extend_many(
     found: list[tuple[HeldLease, int] | HoldfastError] = []
     for proof in proofs:
         try:
-            found.append(_unsettled(held_leases.find(proof), proof))
+            found.append(_unsettled(queue_tx, held_leases.find(proof), proof))
         except (InvalidArgument, QueueMessageLeaseMismatch) as error:
             found.append(error)
     extended: dict[bytes, tuple[HeldLease, set[int]]] = {}
@@ -530,26 +613,31 @@ def _extend(queue_tx: QueueTransaction, held: HeldLease, positions: set[int], du
 
 def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:
     """Raise QueueMessageLeaseMismatch unless the message is leased by `proof` and the lease has not expired."""
-    held, _ = _unsettled(HeldLeases(QueueTransaction(tx, queue)).find(proof), proof)
+    queue_tx = QueueTransaction(tx, queue)
+    held, _ = _unsettled(queue_tx, HeldLeases(queue_tx).find(proof), proof)
     if tx.now_ms >= held.record.due_ms:
         raise lease_mismatch(proof)
 
 
-def _unsettled(found: tuple[HeldLease, int] | None, proof: MessageLease) -> tuple[HeldLease, int]:
+def ended(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -> list[HoldfastError | None]:
+    """Why each of these leases does not hold any more; None for those that do."""
+    answers: list[HoldfastError | None] = []
+    for proof in proofs:
+        try:
+            check(tx, queue, proof)
+        except (InvalidArgument, QueueMessageLeaseMismatch) as error:
+            answers.append(error)
+        else:
+            answers.append(None)
+    return answers
+
+
+def _unsettled(
+    queue_tx: QueueTransaction, found: tuple[HeldLease, int] | None, proof: MessageLease
+) -> tuple[HeldLease, int]:
     if found is None or found[0].acked >> found[1] & 1:
-        raise lease_mismatch(proof)
+        raise _refusal(queue_tx, proof)
     return found
-
-
-def _take_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> list[bytes]:
-    """Remove at most `limit` ready messages in delivery order, and move the front behind them; their records."""
-    delete, ready, first = queue_tx.tx.delete, queue_tx.counters.ready, len(queue_tx.keys.ready)
-    pairs = _next_ready(queue_tx, limit, prefetched)
-    for key, _ in pairs:
-        delete(key)
-        priority = PRIORITY_MAX - key[first]
-        ready[priority] = ready.get(priority, 0) - 1
-    return [stored for _, stored in pairs]
 
 
 def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> Sequence[Pair]:
@@ -578,6 +666,19 @@ def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched |
         if prefetched is not None:
             prefetched.front = counters.fronts[priority]
     return pairs
+
+
+def _return_ready(queue_tx: QueueTransaction, pairs: Sequence[Pair], prefetched: Prefetched | None) -> None:
+    """Leave the rest of what `_next_ready` found ready: a message that became ready may go first."""
+    counters = queue_tx.counters
+    if queue_tx.tx.writer:
+        return
+    place = pairs[0][0][len(queue_tx.keys.ready) :]
+    priority = priority_at(place)
+    counters.fronts[priority] = min(counters.fronts.get(priority, b""), place[1:])
+    counters.order_version += 1
+    if prefetched is not None:
+        prefetched.messages.clear()
 
 
 def _most_urgent(ready: dict[int, int]) -> int:
@@ -649,135 +750,3 @@ def _record_failure(
         traceback=traceback,
     )
     return policy
-
-
-# Receives with an idempotency key: the leases are stored under the key.
-#
-# A consumer that lost the response repeats the call and gets the messages it still leases, with the same fences.
-# Messages whose lease expired or that were settled are left out, and no others are leased instead.
-
-
-class _KeyedLease(msgspec.Struct, frozen=True, array_like=True):
-    """The leases that were granted under a key."""
-
-    leases: list[bytes]
-    retried: bool = False  # The call was repeated, so its consumer has the messages.
-    # Once the acks that came with the call are committed: those that were refused. None: it came with none.
-    refused: list[RefusedAck] | None = None
-
-    @property
-    def has_only_acked(self) -> bool:
-        """Whether the acks of the call are committed, and no message was leased."""
-        return self.refused is not None and not self.leases
-
-
-_decode = msgspec.msgpack.Decoder(_KeyedLease).decode
-
-
-def lease_keyed(
-    tx: Transaction,
-    queue: QueueKey,
-    *,
-    call: KeyedCall,
-    owner: str,
-    limit: int = 1,
-    visibility_ms: int | None = None,
-    txn_id: str | None = None,
-    with_state: bool = False,
-    prefetched: Prefetched | None = None,
-    acks: Sequence[PackedAck] = (),
-    refused: list[RefusedAck] | None = None,
-) -> Leased:
-    """`lease_or_wait`, or the messages that an earlier attempt still leases. An empty result is not stored.
-
-    `refused` is the result of `ack_keyed`, if the call has done that.
-    """
-    keyed = _stored_keyed(tx, call)
-    if keyed is not None and not keyed.has_only_acked:
-        return _still_leased(tx, queue, call, keyed, with_state=with_state)
-    if keyed is not None:
-        refused = keyed.refused
-    leased = lease_or_wait(
-        tx,
-        queue,
-        owner=owner,
-        limit=limit,
-        visibility_ms=visibility_ms,
-        txn_id=txn_id,
-        with_state=with_state,
-        prefetched=prefetched,
-        acks=acks if refused is None else (),
-    )
-    if refused is not None:
-        leased.refused = refused
-    has_acked = bool(acks) and refused is None
-    if leased.leases or has_acked:
-        kept = leased.refused if has_acked or refused is not None else None
-        store_result(tx, call, _KeyedLease([held.id for held in leased.leases], refused=kept))
-    return leased
-
-
-def ack_keyed(
-    tx: Transaction, queue: QueueKey, *, call: KeyedCall | None, acks: Sequence[PackedAck]
-) -> tuple[list[RefusedAck], list[tuple[Any, ...]]]:
-    """`ack_packed` for a call that has to wait for its messages, once per `call`; and the events to publish."""
-    keyed = None if call is None else _stored_keyed(tx, call)
-    if keyed is not None and keyed.refused is not None:
-        return keyed.refused, tx.events
-    refused = ack_packed(tx, queue, acks)
-    if call is not None:
-        store_result(tx, call, _KeyedLease([], refused=refused))
-    return refused, tx.events
-
-
-def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_state: bool) -> Leased | None:
-    """The messages that an earlier attempt of the call still leases; None if there was none."""
-    keyed = _stored_keyed(tx, call)
-    if keyed is None or keyed.has_only_acked:
-        return None
-    return _still_leased(tx, queue, call, keyed, with_state=with_state)
-
-
-def _stored_keyed(tx: Transaction, call: KeyedCall) -> _KeyedLease | None:
-    before = stored_result(tx, call)
-    if before is None:
-        return None
-    try:
-        return _decode(before)
-    except msgspec.ValidationError:  # It is from a plane in format 1, whose leases were not migrated.
-        return _KeyedLease([])
-
-
-def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _KeyedLease, *, with_state: bool) -> Leased:
-    if not keyed.retried:
-        store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
-    queue_tx = QueueTransaction(tx, queue)
-    found = [held for id in keyed.leases for held in message_leases.load_all(tx, queue_tx.keys, id)]
-    leased = Leased([held for held in found if tx.now_ms < held.record.due_ms], NEVER_MS, tx.events, repeated=True)
-    leased.refused = keyed.refused or []
-    leased.read_rest(queue_tx, leased.messages, with_state=with_state)
-    return leased
-
-
-def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[tuple[Any, ...]]:
-    """`defer_all` messages whose consumer disconnected, and forget its call; returns the events to publish.
-
-    Does nothing if the consumer repeated the call on another connection, because it has the messages then.
-    """
-    return [] if leased.repeated or not abandon_receive(tx, call) else defer_all(tx, queue, leased.messages)
-
-
-def abandon_receive(tx: Transaction, call: KeyedCall) -> bool:
-    """Forget the leases of a receive whose consumer disconnected; False if the call was repeated since.
-
-    Its acks stay remembered: they are not undone.
-    """
-    before = read_result(tx, call)
-    keyed = None if before is None else _decode(before)
-    if keyed is None or keyed.retried:
-        return False
-    if keyed.refused is None:
-        delete_result(tx, call)
-    else:
-        store_result(tx, call, msgspec.structs.replace(keyed, leases=[]))
-    return True

@@ -10,6 +10,7 @@ from holdfast.limits import (
     FAILURES_KEPT_MAX,
     MAX_ATTEMPTS_MAX,
     QUEUE_NAME_CHARACTERS_MAX,
+    RATE_MAX,
     RETRY_FACTOR_MAX,
     TTL_SECONDS_MAX,
     VISIBILITY_SECONDS_MAX,
@@ -55,11 +56,18 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
         ("retention_seconds", policy.retention_seconds),
         ("dead_letter_retention_seconds", policy.dead_letter_retention_seconds),
         ("history_seconds", policy.history_seconds),
+        ("result_ttl_seconds", policy.result_ttl_seconds),
     ):
         if seconds is not None and not 0.001 <= seconds <= TTL_SECONDS_MAX:
             raise InvalidArgument(f"{name} is {seconds}; choose 0.001 to {TTL_SECONDS_MAX:.0f}, or none")
-    if policy.rate_per_second is not None and not 0.001 <= policy.rate_per_second <= 1_000_000:
-        raise InvalidArgument(f"rate_per_second is {policy.rate_per_second}; choose 0.001 to 1,000,000, or none")
+    for name, rate, least in (
+        ("rate_per_second", policy.rate_per_second, 0.001),
+        ("rate_per_key", policy.rate_per_key, 0.001),
+        ("concurrency_per_key", policy.concurrency_per_key, 1),
+        ("burst_per_key", policy.burst_per_key, 1),
+    ):
+        if rate is not None and not least <= rate <= RATE_MAX:
+            raise InvalidArgument(f"{name} is {rate}; choose {least} to {RATE_MAX:,}, or none")
     for name, value, least, most in (
         ("failures_kept", policy.failures_kept, 0, FAILURES_KEPT_MAX),
         ("retry_delay_seconds", policy.retry_delay_seconds, 0, DELAY_SECONDS_MAX),

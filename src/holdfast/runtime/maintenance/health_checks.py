@@ -17,19 +17,22 @@ import msgspec
 
 from holdfast.backends.objects import ObjectStore
 from holdfast.errors import Corrupt, HoldfastError, ObjectNotFound
-from holdfast.kv import Database, Subspace, prefix_range
+from holdfast.kv import Database, Subspace, Transaction, prefix_range, unpack
 from holdfast.layers import blobs, inboxes, journal_records, journals, segments, snapshots, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues import message_leases
 from holdfast.layers.queues.counters import QueueCounters, total_counters
 from holdfast.layers.queues.failures import failures_of
-from holdfast.layers.queues.keys import QueueKey
+from holdfast.layers.queues.key_flow import KEY_DUE
+from holdfast.layers.queues.key_states import KeyState, decode_state
+from holdfast.layers.queues.keys import QueueKey, QueueKeys
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import PRIORITY_MAX
 from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
+from holdfast.runtime.maintenance.key_counts import count_keys, counts_of
 from holdfast.runtime.maintenance.scan import names, scan_range, universes
 from holdfast.wire import stored_messages
 from holdfast.wire.health_checks import Finding
@@ -289,11 +292,13 @@ def _queue_faults(database: Database, queue: QueueKey) -> Iterator[int | str]:
     for key, value in scan_range(database, *keys.ready_range()):
         yield 1
         message = stored_messages.decode(value)
-        counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
+        place = key[len(keys.ready) :]
+        priority = queue_keys.priority_at(place)
+        counted.ready[priority] = counted.ready.get(priority, 0) + 1
         yield from _message_faults(database, queue, message)
-        if key != keys.ready_key(message):
+        if message.key is None and key != keys.ready_key(message):
             yield f"message {format_id(message.id)} is stored under the wrong priority"
-        if message.id < counters.fronts.get(message.priority, b""):
+        if place[1:] < counters.fronts.get(priority, b""):
             yield f"message {format_id(message.id)} is before the front of the queue and is never delivered"
     for _, value in scan_range(database, *keys.delayed_range()):
         yield 1
@@ -317,6 +322,29 @@ def _queue_faults(database: Database, queue: QueueKey) -> Iterator[int | str]:
         counted.blocked += 1
         yield from _message_faults(database, queue, stored_messages.decode(value))
     yield from _counter_faults(counters, counted)
+    yield from _key_faults(database, keys)
+
+
+def _key_faults(database: Database, keys: QueueKeys) -> Iterator[str]:
+    """The states of keys match the messages, and every key with waiting messages goes on."""
+    counted = count_keys(database, keys)
+    stored = {
+        str(unpack(key[len(keys.key_states.prefix) :])[0]): decode_state(value)
+        for key, value in scan_range(database, *keys.key_states.range())
+    }
+    for name in sorted({*counted, *stored}):
+        state, expected = stored.get(name, KeyState()), counted.get(name, KeyState())
+        if counts_of(state) != counts_of(expected):
+            yield f"the state of key {name!r} does not match its messages"
+        elif state.waiting and not state.ready_place and not state.leased and not state.due_ms:
+            yield f"messages of key {name!r} wait, and nothing lets it go on"
+        due_key = keys.due_key(state.due_ms, KEY_DUE + name.encode())
+        if state.due_ms and database.read(_get, due_key) is None:
+            yield f"key {name!r} has no due entry, so it does not go on in time"
+
+
+def _get(tx: Transaction, key: bytes) -> bytes | None:
+    return tx.get(key)
 
 
 def _message_faults(database: Database, queue: QueueKey, message: StoredMessage) -> Iterator[str]:

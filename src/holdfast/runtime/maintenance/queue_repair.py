@@ -7,12 +7,14 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.kv import Database, Subspace, Transaction
+from holdfast.kv import Database, Subspace, Transaction, unpack
+from holdfast.layers.queues import key_flow, message_leases
 from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues import message_leases
 from holdfast.layers.queues.counters import QueueCounters, QueueTransaction
+from holdfast.layers.queues.key_states import KeyState
 from holdfast.layers.queues.keys import QueueKey
 from holdfast.limits import PAGE_ITEMS
+from holdfast.runtime.maintenance.key_counts import count_keys, counts_of
 from holdfast.runtime.maintenance.scan import names, scan_range, universes
 from holdfast.wire import stored_messages
 from holdfast.wire.stored_messages import StoredMessage
@@ -38,9 +40,9 @@ def _repair(database: Database, queue: QueueKey) -> bool:
 def _recount(database: Database, queue: QueueKey) -> bool:
     keys = queue_keys.keys_of(queue)
     counted = QueueCounters()
-    for _, value in scan_range(database, *keys.ready_range()):
-        message = stored_messages.decode(value)
-        counted.ready[message.priority] = counted.ready.get(message.priority, 0) + 1
+    for key, _ in scan_range(database, *keys.ready_range()):
+        priority = queue_keys.priority_at(key[len(keys.ready) :])
+        counted.ready[priority] = counted.ready.get(priority, 0) + 1
     counted.blocked = sum(1 for _ in scan_range(database, *keys.waiting.range()))
     delayed = (stored_messages.decode(value) for _, value in scan_range(database, *keys.delayed_range()))
     added = 0
@@ -49,7 +51,32 @@ def _recount(database: Database, queue: QueueKey) -> bool:
         added += database.transact(_add_due_entries, queue, page)
     for key, value in scan_range(database, *keys.due_range(0)):
         counted.leased += len(database.read(message_leases.messages_at, keys, key, value))
-    return database.transact(_set_counters, queue, counted) or added > 0
+    is_changed = database.transact(_set_counters, queue, counted) or added > 0
+    return _repair_keys(database, queue) or is_changed
+
+
+def _repair_keys(database: Database, queue: QueueKey) -> bool:
+    """Correct the states of keys; whether one was wrong."""
+    keys, is_changed = queue_keys.keys_of(queue), False
+    counted = count_keys(database, keys)
+    stored = [
+        str(unpack(key[len(keys.key_states.prefix) :])[0]) for key, _ in scan_range(database, *keys.key_states.range())
+    ]
+    for name in sorted({*counted, *stored}):
+        is_changed = database.transact(_set_key, queue, name, counted.get(name, KeyState())) or is_changed
+    return is_changed
+
+
+def _set_key(tx: Transaction, queue: QueueKey, name: str, counted: KeyState) -> bool:
+    """Replace what follows from the messages in the state of a key, and let it go on; whether that was wrong."""
+    queue_tx = QueueTransaction(tx, queue)
+    state = queue_tx.key_state(name)
+    is_wrong = counts_of(state) != counts_of(counted)
+    state.leased, state.waiting, state.front = counted.leased, counted.waiting, counted.front
+    state.ready_place, state.ready_at = counted.ready_place, counted.ready_at
+    key_flow.restart_clock(queue_tx, name)
+    queue_tx.save()
+    return is_wrong
 
 
 def _add_due_entries(tx: Transaction, queue: QueueKey, messages: list[StoredMessage]) -> int:

@@ -1,0 +1,351 @@
+"""Messages by their ids: what state one is in, cancelling it, and changing it while it waits.
+
+A message that is delayed or ready is found by its id. One with job options, or behind its group, has a location. A
+plain message that is leased is searched for in the leases, a bounded number of entries of the due index at a time:
+`SearchOn` says where another transaction has to continue. Every read is checked again by the transaction that writes.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from holdfast.errors import InvalidArgument, MessageFinished, MessageLeased, MessageNotFound
+from holdfast.kv import Transaction
+from holdfast.layers.queues import dead_letters, failures, key_flow, locations, message_leases, outcomes, unique_keys
+from holdfast.layers.queues.counters import QueueTransaction, total_counters
+from holdfast.layers.queues.enqueue import insert, move_ttl
+from holdfast.layers.queues.keys import QueueKey, place_of
+from holdfast.layers.queues.message_leases import HeldLease
+from holdfast.layers.queues.outcomes import OutcomeRecord
+from holdfast.layers.queues.policies import dead_letter_queue, policy_of
+from holdfast.limits import DELAY_SECONDS_MAX, FIND_ENTRIES, PRIORITY_MAX
+from holdfast.wire.queues import LEASE_BYTES, MessageInfo, MessageResult, MessageState
+from holdfast.wire.stored_messages import ID_BYTES, StoredMessage, decode, format_id, parse_id
+
+_PRIORITIES: Final = range(PRIORITY_MAX + 1)
+
+
+class SearchOn(NamedTuple):
+    """The message may be in a lease after this key of the due index."""
+
+    after: bytes
+
+
+class FoundLease(NamedTuple):
+    """The key of a lease in the due index that has the message."""
+
+    key: bytes
+
+
+class _Waiting(NamedTuple):
+    """A message that is not leased, and where it is."""
+
+    message: StoredMessage
+    state: MessageState
+    key: bytes
+
+
+def find_waiting(queue_tx: QueueTransaction, id: bytes, priorities: Iterable[int] = _PRIORITIES) -> _Waiting | None:
+    """A message that is delayed, ready, or behind its group or key."""
+    tx, keys = queue_tx.tx, queue_tx.keys
+    key = keys.delayed_key(id)
+    if (stored := tx.get(key)) is not None:
+        return _Waiting(decode(stored), "delayed", key)
+    location = locations.find(queue_tx, id)
+    if location is None:
+        for priority in priorities:
+            key = keys.ready_key_at(priority, id)
+            if (stored := tx.get(key)) is not None and (
+                message := decode(stored)
+            ).id == id:  # It may be another's turn.
+                return _Waiting(message, "ready", key)
+        return None
+    kind, text = location
+    if kind == locations.IN_GROUP:
+        return find_in_group(queue_tx, id, text.decode())
+    return _find_with_key(queue_tx, id, text.decode()) if kind == locations.WITH_KEY else None
+
+
+def find_in_group(queue_tx: QueueTransaction, id: bytes, group: str) -> _Waiting | None:
+    """A message that is blocked behind its group."""
+    key = queue_tx.keys.waiting.key(group) + id
+    stored = queue_tx.tx.get(key)
+    return None if stored is None else _Waiting(decode(stored), "waiting", key)
+
+
+def _find_with_key(queue_tx: QueueTransaction, id: bytes, name: str) -> _Waiting | None:
+    tx, keys = queue_tx.tx, queue_tx.keys
+    state = queue_tx.key_state(name)
+    if state.ready_place[1:] == id:
+        key = keys.ready + state.ready_at
+        stored = tx.get(key)
+        return None if stored is None else _Waiting(decode(stored), "ready", key)
+    for priority in _PRIORITIES:
+        key = keys.lane_key(name, place_of(priority, id))
+        if (stored := tx.get(key)) is not None:
+            return _Waiting(decode(stored), "waiting", key)
+    return None
+
+
+def take(queue_tx: QueueTransaction, found: _Waiting) -> StoredMessage:
+    """Take a message out that is not leased."""
+    message = found.message
+    if found.state == "delayed":
+        queue_tx.remove_delayed(message)
+    elif found.state == "ready":
+        key_flow.remove_ready(queue_tx, message)
+    elif message.key is None or not key_flow.remove_waiting(queue_tx, message, message.key):
+        queue_tx.tx.delete(found.key)
+        queue_tx.counters.blocked -= 1
+    locations.clear(queue_tx, message.id)
+    return message
+
+
+def get(tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None = None) -> MessageInfo | SearchOn:
+    """What is known about a message; or where to search for it. `lease` is the result of a search.
+
+    Raises:
+        InvalidArgument: `id` is not a message id.
+        MessageNotFound: there is no such message, and nothing is kept about it.
+    """
+    queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
+    found = find_waiting(queue_tx, number)
+    if found is not None:
+        return _info(queue_tx, found.message, found.state)
+    held = _find_leased(queue_tx, number, lease)
+    if isinstance(held, SearchOn):
+        return held
+    if held is not None:
+        return _info(queue_tx, held[0].message(held[1]), "leased")
+    return _finished(queue_tx, number)
+
+
+def _finished(queue_tx: QueueTransaction, id: bytes) -> MessageInfo:
+    """What is known about a message that is not in the queue any more."""
+    tx, keys = queue_tx.tx, queue_tx.keys
+    letter = _dead_letter(queue_tx, id)
+    if letter is not None:
+        return letter
+    outcome = outcomes.find(tx, keys, id)
+    if outcome is not None:
+        return _outcome_info(id, outcome)
+    raise MessageNotFound(
+        f"Queue {queue_tx.queue.name} has no message {format_id(id)}, and nothing is kept about it; "
+        "put messages with keep_result=True to find them after they are done"
+    )
+
+
+def _dead_letter(queue_tx: QueueTransaction, id: bytes) -> MessageInfo | None:
+    queue = queue_tx.queue
+    dead = QueueTransaction(queue_tx.tx, dead_letter_queue(queue, policy_of(queue_tx.tx, queue)))
+    found = find_waiting(dead, id)
+    message = None if found is None else found.message
+    if found is None:
+        held = _find_leased(dead, id, None)  # A consumer of the dead letters may have it.
+        message = None if held is None or isinstance(held, SearchOn) else held[0].message(held[1])
+    return None if message is None or message.origin != queue.name else _info(dead, message, "dead")
+
+
+def result(tx: Transaction, queue: QueueKey, id: str) -> MessageResult | None:
+    """The result of a message that was kept; None if there is none, or not yet.
+
+    Raises:
+        InvalidArgument: `id` is not a message id.
+        MessageFailed: it is a dead letter. MessageCancelled: it was cancelled.
+    """
+    number = parse_id(id)
+    outcome = outcomes.find(tx, QueueTransaction(tx, queue).keys, number)
+    return None if outcome is None else outcomes.result_of(number, outcome)
+
+
+def cancel(
+    tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None = None
+) -> tuple[MessageInfo | SearchOn, list[tuple[object, ...]]]:
+    """Cancel a message that is in the queue; what it is then, or where to search for it, and the events to publish.
+
+    Raises:
+        InvalidArgument: `id` is not a message id.
+        MessageNotFound: there is no such message, and nothing is kept about it.
+    """
+    queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
+    found = find_waiting(queue_tx, number)
+    if found is not None:
+        message = take(queue_tx, found)
+    else:
+        held = _find_leased(queue_tx, number, lease)
+        if isinstance(held, SearchOn):
+            return held, []
+        if held is None:
+            return _finished(queue_tx, number), []
+        message = _revoke(queue_tx, *held)
+    dead_letters.cancel_message(queue_tx, message)
+    queue_tx.save()
+    outcome = outcomes.find(tx, queue_tx.keys, number)
+    assert outcome is not None
+    return _outcome_info(number, outcome), tx.events
+
+
+def update(
+    tx: Transaction, queue: QueueKey, id: str, *, priority: int | None, delay_seconds: float | None
+) -> MessageInfo:
+    """Change the priority or the delay of a message that is not leased; what it is then.
+
+    Raises:
+        InvalidArgument: `id` is not a message id, or a value is out of range, or none is given.
+        MessageLeased: a consumer has it.
+        MessageFinished: it is done, dead or cancelled.
+        MessageNotFound: there is no such message.
+    """
+    if priority is None and delay_seconds is None:
+        raise InvalidArgument("Nothing would change; give a priority or delay_seconds")
+    if priority is not None and not 0 <= priority <= PRIORITY_MAX:
+        raise InvalidArgument(f"priority is {priority}; choose 0 to {PRIORITY_MAX} ({PRIORITY_MAX} is the most urgent)")
+    if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
+        raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+    queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
+    found = find_waiting(queue_tx, number)
+    if found is None:
+        held = _find_leased(queue_tx, number, None)
+        if held is None:
+            raise finished(_finished(queue_tx, number))
+        owner = "a consumer" if isinstance(held, SearchOn) else held[0].record.owner
+        raise MessageLeased(f"Message {id} is leased by {owner}; wait until it is settled, or cancel it")
+    message = take(queue_tx, found)
+    delay_ms = max(message.due_ms - tx.now_ms, 0) if delay_seconds is None else round(delay_seconds * 1_000)
+    message.priority = message.priority if priority is None else priority
+    move_ttl(queue_tx, message)
+    if not delay_ms:
+        unique_keys.end_debounce(queue_tx, message)
+    insert(queue_tx, message, delay_ms=delay_ms, newest=False)
+    queue_tx.emit("updated", message)
+    queue_tx.save()
+    changed = find_waiting(queue_tx, number)
+    assert changed is not None
+    return _info(queue_tx, changed.message, changed.state)
+
+
+def finished(known: MessageInfo) -> MessageFinished:
+    """The error of changing a message that is done, dead or cancelled."""
+    return MessageFinished(
+        f"Message {known.id} is {known.state} and cannot change; redrive it if it is dead, or put it again"
+    )
+
+
+def search(tx: Transaction, queue: QueueKey, id: str, *, after: bytes) -> FoundLease | SearchOn | None:
+    """Search a bounded number of entries of the due index for a lease of a message; None at its end."""
+    return _search(QueueTransaction(tx, queue), parse_id(id), after)
+
+
+def _search(queue_tx: QueueTransaction, id: bytes, after: bytes) -> FoundLease | SearchOn | None:
+    tx, keys = queue_tx.tx, queue_tx.keys
+    begin, end = keys.due_range(0 if tx.writer else queue_tx.counters.due_front_ms)
+    pairs = tx.scan(after + b"\x00" if after else begin, end, limit=FIND_ENTRIES)
+    for key, value in pairs:
+        if id in value and message_leases.is_lease(value):
+            held = message_leases.held_at(tx, keys, key, value)
+            if held is not None and _position(held, id) is not None:
+                return FoundLease(key)
+    return SearchOn(pairs[-1][0]) if len(pairs) == FIND_ENTRIES else None
+
+
+def _find_leased(
+    queue_tx: QueueTransaction, id: bytes, known: FoundLease | None
+) -> tuple[HeldLease, int] | SearchOn | None:
+    """A leased message: its lease and its position there."""
+    tx, keys = queue_tx.tx, queue_tx.keys
+    location = locations.find(queue_tx, id)
+    if location is not None:
+        kind, ref = location
+        if kind != locations.LEASED:
+            return None
+        for lease in (ref[:LEASE_BYTES], ref):
+            held = message_leases.load(tx, keys, lease)
+            position = None if held is None else _position(held, id)
+            if held is not None and position is not None:
+                return held, position
+        return None
+    if known is None:
+        if total_counters(tx, keys).leased <= 0:
+            return None
+        found = _search(queue_tx, id, b"")
+        if found is None or isinstance(found, SearchOn):
+            return found
+        known = found
+    stored = tx.get(known.key)
+    held = None if stored is None else message_leases.held_at(tx, keys, known.key, stored)
+    position = None if held is None else _position(held, id)
+    return None if held is None or position is None else (held, position)
+
+
+def _position(held: HeldLease, id: bytes) -> int | None:
+    """The position of a message that is still in a lease."""
+    ids = held.record.ids
+    for position in held.remaining():
+        if ids[position * ID_BYTES : (position + 1) * ID_BYTES] == id:
+            return position
+    return None
+
+
+def _revoke(queue_tx: QueueTransaction, held: HeldLease, position: int) -> StoredMessage:
+    """Take a message out of its lease, and let its consumer know."""
+    message = held.message(position)
+    held.left |= 1 << position
+    held.save(queue_tx)
+    queue_tx.counters.leased -= 1
+    outcomes.cancel_lease(queue_tx, held.ref(position), message.id)
+    key_flow.release(queue_tx, message)
+    return message
+
+
+def _info(queue_tx: QueueTransaction, message: StoredMessage, state: MessageState) -> MessageInfo:
+    tx, job = queue_tx.tx, message.job or message.origin_job
+    payload = tx.get(queue_tx.keys.body_key(message.id)) if message.has_body else message.payload
+    is_leased = state == "leased"
+    return MessageInfo(
+        id=format_id(message.id),
+        state=state,
+        priority=message.priority,
+        created_ms=message.created_ms,
+        attempts=message.attempts,
+        failure_attempts=message.failures,
+        max_attempts=message.max_attempts,
+        correlation_id=message.correlation_id,
+        payload=payload,
+        blob=message.blob,
+        size=message.size,
+        content_type=message.content_type,
+        attributes=message.attributes,
+        group=message.group,
+        key=None if job is None else job.key,
+        unique_key=None if job is None else job.unique_key,
+        last_error=message.last_error,
+        failures=failures.failures_of(tx, queue_tx.queue, [message]).get(message.id, []),
+        due_ms=message.due_ms if state == "delayed" else 0,
+        ttl_at_ms=message.ttl_at_ms,
+        owner=message.owner if is_leased else None,
+        lease_id=message.lease_id if is_leased else None,
+        fence=message.fence,
+        leased_ms=message.leased_ms,
+        expires_ms=message.due_ms if is_leased else 0,
+        died_ms=message.died_ms,
+        keep_result=job is not None and job.keep_result,
+    )
+
+
+def _outcome_info(id: bytes, outcome: OutcomeRecord) -> MessageInfo:
+    failure = outcome.failure
+    return MessageInfo(
+        id=format_id(id),
+        state=outcome.state,
+        priority=outcome.priority,
+        created_ms=outcome.created_ms,
+        attempts=outcome.attempts,
+        failure_attempts=outcome.failures,
+        max_attempts=outcome.max_attempts,
+        correlation_id=outcome.correlation_id,
+        group=outcome.group,
+        key=outcome.key,
+        owner=outcome.owner,
+        failures=[] if failure is None else [failure],
+        finished_ms=outcome.finished_ms,
+        has_result=outcome.result is not None,
+    )

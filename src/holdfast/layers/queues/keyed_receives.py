@@ -1,0 +1,144 @@
+"""Receives with an idempotency key: the leases are stored under the key.
+
+A consumer that lost the response repeats the call and gets the messages it still leases, with the same fences.
+Messages whose lease expired or that were settled are left out, and no others are leased instead.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.kv import Transaction
+from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
+from holdfast.layers.queues import message_leases
+from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
+from holdfast.layers.queues.keys import QueueKey
+from holdfast.layers.queues.leasing import Leased, Prefetched, ack_packed, defer_all, lease_or_wait
+from holdfast.wire.queues import PackedAck, RefusedAck
+
+
+class _KeyedLease(msgspec.Struct, frozen=True, array_like=True):
+    """The leases that were granted under a key."""
+
+    leases: list[bytes]
+    retried: bool = False  # The call was repeated, so its consumer has the messages.
+    # Once the acks that came with the call are committed: those that were refused. None: it came with none.
+    refused: list[RefusedAck] | None = None
+
+    @property
+    def has_only_acked(self) -> bool:
+        """Whether the acks of the call are committed, and no message was leased."""
+        return self.refused is not None and not self.leases
+
+
+_decode = msgspec.msgpack.Decoder(_KeyedLease).decode
+
+
+def lease_keyed(
+    tx: Transaction,
+    queue: QueueKey,
+    *,
+    call: KeyedCall,
+    owner: str,
+    limit: int = 1,
+    visibility_ms: int | None = None,
+    txn_id: str | None = None,
+    with_state: bool = False,
+    prefetched: Prefetched | None = None,
+    acks: Sequence[PackedAck] = (),
+    refused: list[RefusedAck] | None = None,
+) -> Leased:
+    """`lease_or_wait`, or the messages that an earlier attempt still leases. An empty result is not stored.
+
+    `refused` is the result of `ack_keyed`, if the call has done that.
+    """
+    keyed = _stored_keyed(tx, call)
+    if keyed is not None and not keyed.has_only_acked:
+        return _still_leased(tx, queue, call, keyed, with_state=with_state)
+    if keyed is not None:
+        refused = keyed.refused
+    leased = lease_or_wait(
+        tx,
+        queue,
+        owner=owner,
+        limit=limit,
+        visibility_ms=visibility_ms,
+        txn_id=txn_id,
+        with_state=with_state,
+        prefetched=prefetched,
+        acks=acks if refused is None else (),
+    )
+    if refused is not None:
+        leased.refused = refused
+    has_acked = bool(acks) and refused is None
+    if leased.leases or has_acked:
+        kept = leased.refused if has_acked or refused is not None else None
+        store_result(tx, call, _KeyedLease([held.id for held in leased.leases], refused=kept))
+    return leased
+
+
+def ack_keyed(
+    tx: Transaction, queue: QueueKey, *, call: KeyedCall | None, acks: Sequence[PackedAck]
+) -> tuple[list[RefusedAck], list[tuple[Any, ...]]]:
+    """`ack_packed` for a call that has to wait for its messages, once per `call`; and the events to publish."""
+    keyed = None if call is None else _stored_keyed(tx, call)
+    if keyed is not None and keyed.refused is not None:
+        return keyed.refused, tx.events
+    refused = ack_packed(tx, queue, acks)
+    if call is not None:
+        store_result(tx, call, _KeyedLease([], refused=refused))
+    return refused, tx.events
+
+
+def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_state: bool) -> Leased | None:
+    """The messages that an earlier attempt of the call still leases; None if there was none."""
+    keyed = _stored_keyed(tx, call)
+    if keyed is None or keyed.has_only_acked:
+        return None
+    return _still_leased(tx, queue, call, keyed, with_state=with_state)
+
+
+def _stored_keyed(tx: Transaction, call: KeyedCall) -> _KeyedLease | None:
+    before = stored_result(tx, call)
+    if before is None:
+        return None
+    try:
+        return _decode(before)
+    except msgspec.ValidationError:  # It is from a plane in format 1, whose leases were not migrated.
+        return _KeyedLease([])
+
+
+def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _KeyedLease, *, with_state: bool) -> Leased:
+    if not keyed.retried:
+        store_result(tx, call, msgspec.structs.replace(keyed, retried=True))
+    queue_tx = QueueTransaction(tx, queue)
+    found = [held for id in keyed.leases for held in message_leases.load_all(tx, queue_tx.keys, id)]
+    leased = Leased([held for held in found if tx.now_ms < held.record.due_ms], NEVER_MS, tx.events, repeated=True)
+    leased.refused = keyed.refused or []
+    leased.read_rest(queue_tx, leased.messages, with_state=with_state)
+    return leased
+
+
+def release_undelivered(tx: Transaction, queue: QueueKey, leased: Leased, call: KeyedCall) -> list[tuple[Any, ...]]:
+    """`defer_all` messages whose consumer disconnected, and forget its call; returns the events to publish.
+
+    Does nothing if the consumer repeated the call on another connection, because it has the messages then.
+    """
+    return [] if leased.repeated or not abandon_receive(tx, call) else defer_all(tx, queue, leased.messages)
+
+
+def abandon_receive(tx: Transaction, call: KeyedCall) -> bool:
+    """Forget the leases of a receive whose consumer disconnected; False if the call was repeated since.
+
+    Its acks stay remembered: they are not undone.
+    """
+    before = read_result(tx, call)
+    keyed = None if before is None else _decode(before)
+    if keyed is None or keyed.retried:
+        return False
+    if keyed.refused is None:
+        delete_result(tx, call)
+    else:
+        store_result(tx, call, msgspec.structs.replace(keyed, leases=[]))
+    return True

@@ -1,0 +1,129 @@
+"""The planes of a task app: one for threads, and one for each event loop."""
+
+import asyncio
+import os
+import threading
+from weakref import WeakKeyDictionary
+
+import holdfast
+from holdfast.errors import InvalidArgument, InvalidUrl
+from holdfast.handles.plane import AsyncPlane
+from holdfast.handles.sync.plane import Plane
+from holdfast.names import UNIVERSE
+
+
+class AppPlanes:
+    """Opens the plane of an app when it is first used."""
+
+    def __init__(self, target: str | Plane | None, *, token: str | None, universe: str | None) -> None:
+        if not isinstance(target, str | Plane | None):
+            raise InvalidUrl(f"A task app takes a URL or an open plane, not {type(target).__name__}")
+        self._url = target if isinstance(target, str) else None
+        self._token = token
+        self._universe = universe
+        self._plane = target if isinstance(target, Plane) else None
+        self._owns_plane = False
+        self._async_planes: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncPlane] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    @property
+    def has_target(self) -> bool:
+        """Whether a URL or a plane was given."""
+        return self._url is not None or self._plane is not None
+
+    def use(self, plane: Plane) -> None:
+        """Use an open plane from now on, which its owner closes."""
+        self.close()
+        self._async_planes.clear()
+        self._plane = plane
+
+    def get(self) -> Plane:
+        """The plane for threads.
+
+        Raises:
+            InvalidUrl: neither the app nor HOLDFAST_URL says where the plane is.
+        """
+        with self._lock:
+            if self._plane is None:
+                self._plane, self._owns_plane = self._open(), True
+            return self._plane
+
+    async def get_async(self) -> AsyncPlane:
+        """The plane for the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._async_planes.get(loop)
+        if found is None:
+            found = self._async_planes.setdefault(loop, await self.new_async())
+        return found
+
+    async def new_async(self) -> AsyncPlane:
+        """Another handle of the plane, for an event loop."""
+        return _async_plane(await asyncio.to_thread(self.get))  # A data directory takes time to open.
+
+    def set_async(self, plane: AsyncPlane) -> None:
+        """Use a plane on the running event loop."""
+        self._async_planes[asyncio.get_running_loop()] = plane
+
+    def close(self) -> None:
+        """Close the plane, unless it was given open."""
+        with self._lock:
+            if self._owns_plane and self._plane is not None:
+                self._plane.close()
+                self._plane, self._owns_plane = None, False
+
+    async def close_async(self) -> None:
+        """Close what the running event loop uses, then the plane."""
+        found = self._async_planes.pop(asyncio.get_running_loop(), None)
+        if found is not None:
+            await close_handle(found)
+        await asyncio.to_thread(self.close)
+
+    def _open(self) -> Plane:
+        url, token, universe = self._url, self._token, self._universe
+        if url is None:
+            url = os.environ.get("HOLDFAST_URL")
+            token = token or os.environ.get("HOLDFAST_TOKEN")
+            universe = universe or os.environ.get("HOLDFAST_UNIVERSE")
+        if not url:
+            raise InvalidUrl(
+                "No plane is known for these tasks; set HOLDFAST_URL, as in http://127.0.0.1:9440, or use a TaskApp"
+            )
+        if url.startswith(("http://", "https://")):
+            return holdfast.connect(url, token=token, universe=universe or UNIVERSE)
+        return holdfast.open(url, universe=universe or UNIVERSE)
+
+
+def check_no_loop(call: str) -> None:
+    """Refuse a call that would block an event loop.
+
+    Raises:
+        InvalidArgument: an event loop is running in this thread.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise InvalidArgument(f"`{call}` would block the running event loop; write `await {call}_async(…)`")
+
+
+async def close_handle(plane: AsyncPlane) -> None:
+    """Close a handle for an event loop; an embedded plane stays open, which its handle for threads closes."""
+    from holdfast.client.transport import AsyncRemoteTransport
+
+    if isinstance(plane._transport, AsyncRemoteTransport):
+        await plane.close()
+
+
+def _async_plane(plane: Plane) -> AsyncPlane:
+    from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
+
+    transport = plane._transport
+    if isinstance(transport, RemoteTransport):
+        remote = AsyncRemoteTransport(
+            transport.url, token=transport.token, tls=transport.tls, patience_seconds=transport.patience_seconds
+        )
+        return AsyncPlane(remote, plane.universe)
+    from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+
+    assert isinstance(transport, EmbeddedTransport)
+    return AsyncPlane(AsyncEmbeddedTransport(transport.services), plane.universe)

@@ -1,0 +1,164 @@
+"""Workers of tasks: functions run on threads, coroutines on an event loop.
+
+A queue that has both is consumed on the event loop, which runs its functions on threads of their own.
+"""
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+from holdfast.handles import task_runs
+from holdfast.handles.messages import AsyncMessage
+from holdfast.handles.plane import AsyncPlane
+from holdfast.handles.sync import task_runs as sync_runs
+from holdfast.handles.task_flow import FindTask
+from holdfast.handles.workers import AsyncWorker, Worker, WorkerStats
+from holdfast.tasks.planes import AppPlanes, close_handle
+
+_log = logging.getLogger("holdfast.tasks")
+_CHECK_SECONDS: Final = 0.5  # How often a running worker looks whether it has ended by an error.
+_SETTLE_SECONDS: Final = 10.0  # How long the event loop may take to return messages, after the drain.
+
+
+class TaskWorker:
+    """Runs the calls of tasks until it is stopped."""
+
+    def __init__(
+        self,
+        planes: AppPlanes,
+        thread_queues: Sequence[str],
+        loop_queues: Sequence[str],
+        find_task: FindTask,
+        *,
+        concurrency: int,
+        drain_seconds: float,
+        on_error: Callable[[Exception, str], None] | None,
+    ) -> None:
+        self.stopped_by: int | None = None  # The signal that has stopped it.
+        self._planes = planes
+        self._find_task = find_task
+        self._drain_seconds = drain_seconds
+        self._stopping = threading.Event()
+        self._options: dict[str, Any] = {
+            "concurrency": concurrency,
+            "drain_seconds": drain_seconds,
+            "on_error": on_error,
+        }
+        self._thread_queues = list(thread_queues)
+        self._loop_queues = list(loop_queues)
+        self._threads: Worker | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_worker: AsyncWorker | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._loop_ready = threading.Event()
+        self._loop_error: Exception | None = None
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues whose calls it runs."""
+        return sorted((*self._thread_queues, *self._loop_queues))
+
+    @property
+    def stats(self) -> WorkerStats:
+        """Counts since it was started."""
+        total = WorkerStats()
+        for worker in (self._threads, self._loop_worker):
+            for name in WorkerStats.__struct_fields__ if worker is not None else ():
+                setattr(total, name, getattr(total, name) + getattr(worker.stats, name))  # type: ignore[union-attr]
+        return total
+
+    @property
+    def error(self) -> Exception | None:
+        """What has ended it, if a retry cannot succeed."""
+        of_threads = None if self._threads is None else self._threads.error
+        return of_threads or self._loop_error
+
+    def start(self) -> None:
+        """Start to run calls, on threads of its own.
+
+        Raises:
+            InvalidUrl: neither the app nor HOLDFAST_URL says where the plane is.
+        """
+        plane = self._planes.get()
+        if self._thread_queues:
+            handler = partial(sync_runs.run_message, plane, find_task=self._find_task)
+            self._threads = Worker(plane, dict.fromkeys(self._thread_queues, handler), **self._options)
+            self._threads.start()
+        if self._loop_queues:
+            self._loop_thread = threading.Thread(target=self._run_loop, name="holdfast-tasks", daemon=True)
+            self._loop_thread.start()
+            self._loop_ready.wait()
+
+    def run(self) -> None:
+        """Run calls until `request_stop`, SIGTERM or SIGINT (in the main thread); then drain. A second signal ends it.
+
+        Raises:
+            HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
+        """
+        before: dict[signal.Signals, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                before[number] = signal.signal(number, self._stop_on_signal)
+        try:
+            self.start()
+            while not self._stopping.wait(_CHECK_SECONDS) and self.error is None:
+                pass
+            _log.info("stopping: waiting up to %g s for running calls", self._drain_seconds)
+            self.stop()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self.error is not None:
+            raise self.error
+
+    def request_stop(self) -> None:
+        """Make `run` drain and return. Signal handlers may call it."""
+        self._stopping.set()
+
+    def stop(self) -> None:
+        """Receive no more calls, wait `drain_seconds` for running ones, and return the rest uncounted."""
+        self._stopping.set()
+        if self._loop is not None and self._loop_worker is not None:
+            with suppress(RuntimeError):  # It has ended meanwhile.
+                self._loop.call_soon_threadsafe(self._loop_worker.stop)
+        if self._threads is not None:
+            self._threads.stop()
+        if self._loop_thread is not None:
+            self._loop_thread.join(self._drain_seconds + _SETTLE_SECONDS)
+
+    def _stop_on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.stopped_by = number
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, signal.SIG_DFL)
+        self._stopping.set()
+
+    def _run_loop(self) -> None:
+        try:
+            asyncio.run(self._consume())
+        except Exception as error:
+            self._loop_error = error
+        finally:
+            self._loop_ready.set()
+
+    async def _consume(self) -> None:
+        plane = await self._planes.new_async()
+        self._planes.set_async(plane)
+        try:
+            handler = partial(_run_message, plane, self._find_task)
+            self._loop_worker = AsyncWorker(plane, dict.fromkeys(self._loop_queues, handler), **self._options)
+            self._loop = asyncio.get_running_loop()
+            self._loop_ready.set()
+            await self._loop_worker.run()
+        finally:
+            await close_handle(plane)
+
+
+async def _run_message(plane: AsyncPlane, find_task: FindTask, message: AsyncMessage) -> None:
+    await task_runs.run_message(plane, message, find_task)
