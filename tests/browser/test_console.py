@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import holdfast
 from holdfast import Plane
+from holdfast.errors import MessageCancelled
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
 
@@ -50,6 +51,7 @@ PAGES = [
 ]
 NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 REPORT = "<!doctype html><title>Report</title><style>h1{color:rgb(1, 2, 3)}</style><h1 id=h>All is well</h1>"
+UNKNOWN_ID = "01980000-0000-7000-8000-000000000000"
 PHONE = {"width": 390, "height": 844}
 MARKUP = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 MARKUP_NAME = "<img src=x onerror=document.title='owned'>#?.html"
@@ -289,6 +291,86 @@ def test_a_queue_is_paused_and_resumed(page: Page, server: Any) -> None:
         page.get_by_role("button", name="Resume").click()
         expect(page.get_by_role("button", name="Pause")).to_be_visible()
         assert not plane.queue("pausing").stats().paused
+
+
+# One message.
+
+
+def test_a_message_is_found_by_its_id_and_followed_to_its_result(untimed: Page, server: Any) -> None:
+    page = untimed
+    with server.plane() as plane:
+        queue = plane.queue("jobs")
+        id = queue.put({"n": 1}, key="tenant/7", keep_result=True, attributes={MARKUP: MARKUP}).id
+        open_page(page, server, "queues/jobs")
+        page.keyboard.press("/")
+        page.keyboard.type(f" {id} ")
+        page.keyboard.press("Enter")
+        expect(page).to_have_title(f"{id} · messages · jobs · Queues · Holdfast")
+        assert page.url.endswith(f"#/queues/jobs/messages/{id}")
+        expect(page.get_by_label("Payload")).to_contain_text('"n": 1')
+        facts = page.locator("main .facts")
+        for text in ("ready", "tenant/7", "onerror="):
+            expect(facts).to_contain_text(text)
+        expect(page.get_by_text("No attempt has failed.")).to_be_visible()
+        expect(page.get_by_role("heading", name="Result")).to_be_hidden()
+        message = queue.receive(owner="ada-7", visibility_seconds=600)
+        expect(facts).to_contain_text("Leased byada-7")
+        expect(facts).to_contain_text("Lease endsin 9 min")
+        message.ack(result={"total": 3, "note": MARKUP})
+        expect(page.get_by_label("Result")).to_contain_text('"total": 3')
+        expect(page.get_by_label("Result")).to_contain_text("onerror=")
+        expect(page.get_by_role("button", name="Cancel message")).to_be_hidden()
+        expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
+
+
+def test_a_leased_message_is_cancelled_after_a_question(untimed: Page, server: Any) -> None:
+    page = untimed
+    with server.plane() as plane:
+        queue = plane.queue("cancels")
+        queue.put(b"x")
+        message = queue.receive(visibility_seconds=600)
+        open_page(page, server, "queues/cancels")
+        page.get_by_role("region", name="Leased messages").get_by_role("link", name=message.id).click()
+        page.get_by_role("button", name="Cancel message").click()
+        page.get_by_role("button", name="Keep it").click()
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        assert queue.get(message.id).state == "leased"
+        page.get_by_role("button", name="Cancel message").click()
+        page.get_by_role("button", name="Cancel the message").click()
+        expect(page.locator("h1 .pill")).to_have_text("cancelled")
+        expect(page.get_by_role("button", name="Cancel message")).to_be_hidden()
+        with pytest.raises(MessageCancelled):
+            message.ack()
+
+
+def test_a_dead_message_shows_every_attempt_and_is_redriven(untimed: Page, server: Any) -> None:
+    page = untimed
+    with server.plane() as plane:
+        queue = plane.queue("died")
+        id = queue.put({"n": 1}, max_attempts=2, retry_delay_seconds=0).id
+        for error in (ValueError("first"), LookupError(MARKUP)):
+            with pytest.raises(type(error)), queue.receive(owner="ada", wait_seconds=30):
+                raise error
+        open_page(page, server, f"queues/died/messages/{id}")
+        attempts = page.get_by_role("region", name="Failed attempts")
+        expect(attempts.locator("pre")).to_contain_text("raise error")
+        expect(attempts.locator("pre")).to_contain_text("onerror=")
+        attempts.locator(".opener").nth(1).click()
+        expect(attempts.locator("pre").nth(1)).to_contain_text("ValueError: first")
+        queue.put(b"x")  # The page is refreshed, and what is expanded stays so.
+        page.keyboard.press("r")
+        expect(attempts.locator("pre")).to_have_count(2)
+        page.get_by_role("button", name="Redrive").click()
+        expect(page.locator("h1 .pill")).to_have_text("ready")
+        expect(page.get_by_role("button", name="Redrive")).to_be_hidden()
+        expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
+
+
+def test_an_unknown_message_is_reported(noisy: Page, server: Any) -> None:
+    for id, words in (("nothing", "is not a message id"), (UNKNOWN_ID, "has no message")):
+        noisy.goto(f"{server.url}/console#/queues/invoices/messages/{id}")
+        expect(noisy.locator(".problem")).to_contain_text(words)
+        expect(noisy.get_by_role("button", name="Cancel message")).to_be_hidden()
 
 
 def test_stored_values_are_rendered_as_text_only(page: Page, server: Any, reports: Path) -> None:
@@ -687,9 +769,42 @@ def test_the_documented_verbs_are_sufficient_for_all_pages(page: Page, tmp_path:
         for name in PAGES[1:-1]:
             open_page(page, running, name)
             expect(page.locator(".problem")).to_be_hidden()
+        page.get_by_role("link", name="Queues", exact=True).first.click()
+        page.get_by_role("link", name="invoices").click()
+        page.get_by_role("region", name="Dead letters").locator(".opener").click()
+        page.get_by_role("region", name="Dead letters").get_by_role("link").click()
+        expect(page.get_by_label("Payload")).to_contain_text('"dies": true')
+        expect(page.locator(".problem")).to_be_hidden()
         open_page(page, running, "worlds/ledger")
         page.get_by_role("button", name="Verify").click()
         expect(page.locator(".verdict")).to_contain_text("No damage found")
+    finally:
+        running.kill()
+
+
+def test_actions_are_shown_where_the_token_allows_them(page: Page, tmp_path: Path) -> None:
+    reads = "queue:survey,queue:stats,queue:peek,queue:policy.get,queue:leased"
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        letter = dead_letter(plane, "jobs", "ValueError: no")
+        ready = plane.queue("jobs").put({"n": 1}).id
+        tokens = [
+            plane.tokens.create("viewer", universes="main", verbs=verbs).token
+            for verbs in (reads, f"{reads},queue:get", f"{reads},queue:get,queue:cancel,queue:redrive")
+        ]
+    running = Server(tmp_path, tokens=True)
+    try:
+        for number, token in enumerate(tokens):
+            page.goto(f"{running.url}/console#/queues/jobs")
+            sign_in(page, token)
+            expect(page.get_by_role("region", name="Next messages")).to_contain_text('{"n":1}')
+            expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+            expect(page.get_by_label("Find a message")).to_have_count(min(number, 1))
+            expect(page.get_by_role("button", name=f"Redrive {letter}")).to_have_count(number // 2)
+            for id, name in ((ready, "Cancel message"), (letter, "Redrive")) if number else ():
+                page.goto(f"{running.url}/console#/queues/jobs/messages/{id}")
+                expect(page.get_by_label("Payload")).to_be_visible()
+                expect(page.get_by_role("button", name=name, exact=True)).to_have_count(number // 2)
+            page.get_by_role("button", name="Sign out viewer").click()
     finally:
         running.kill()
 
@@ -766,7 +881,22 @@ def test_all_pages_fit_a_phone_screen(browser: Browser, server: Any) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
     page.get_by_role("link", name="Queues", exact=True).first.tap()
     expect(page.get_by_role("link", name="invoices")).to_be_visible()
+    with server.plane() as plane:
+        for id in messages_to_show(plane):
+            page.goto(f"{server.url}/console#/queues/shown/messages/{id}")
+            expect(page.get_by_label("Payload")).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], id
     context.close()
+
+
+def messages_to_show(plane: Plane) -> list[str]:
+    """A leased message, one that is done, and one that is dead, with long words."""
+    queue = plane.queue("shown")
+    letter = dead_letter(plane, "shown", "x" * 500)
+    done = queue.put({"n": 1}, keep_result=True)
+    queue.receive().ack(result="y" * 500)
+    queue.put({"n": "z" * 500}, key="k" * 200, attributes={"a" * 100: "b" * 100})
+    return [queue.receive(owner="o" * 100, extend_for_seconds=0).id, done.id, letter]
 
 
 @pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
@@ -781,6 +911,21 @@ def test_axe_finds_no_violations(page: Page, server: Any, name: str, theme: str)
         page.keyboard.press("?")
         check_by_axe(page)
         page.keyboard.press("Escape")
+    check_by_axe(page)
+
+
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
+def test_axe_finds_no_violations_on_the_pages_of_messages(page: Page, server: Any, theme: str) -> None:
+    page.emulate_media(color_scheme=theme)
+    with server.plane() as plane:
+        leased, *others = messages_to_show(plane)
+    for id in (*others, leased):
+        page.goto(f"{server.url}/console#/queues/shown/messages/{id}")
+        expect(page.get_by_label("Payload")).to_be_visible()
+        assert page.evaluate("document.documentElement.dataset.theme") == theme
+        check_by_axe(page)
+    page.get_by_role("button", name="Cancel message").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
     check_by_axe(page)
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,24 @@ def test_get_waits_for_a_put_of_another_process(
     assert (found["id"], found["payload"]) == (id, "hello")
     # The lease of a process that has ended is not renewed.
     hf("queue", "nack", "jobs", "--id", id, "--lease-id", found["lease_id"], "--fence", "1")
+
+
+@pytest.mark.parametrize("is_served", [False, True], ids=["directory", "server"])
+def test_a_command_waits_for_a_result_of_another_process(
+    hf: Hf,
+    start: Callable[..., "subprocess.Popen[str]"],
+    environment: dict[str, str],
+    tmp_path: Path,
+    is_served: bool,
+) -> None:
+    with running_server(tmp_path, tokens=False) if is_served else nullcontext() as server:
+        environment["HOLDFAST_URL"] = server.url if server is not None else environment["HOLDFAST_URL"]
+        id = hf("queue", "put", "jobs", "1", "--keep-result").stdout.strip()
+        waiting = start("message", "result", "jobs", id, "--wait", "forever")
+        found = json.loads(hf("queue", "get", "jobs", "--json").stdout)
+        hf("queue", "ack", "jobs", found["lease_id"], "--result", "[1, 2]")
+        output, errors = waiting.communicate(timeout=SECONDS_MAX)
+        assert (waiting.returncode, output) == (0, "[1,2]\n"), errors
 
 
 def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> None:

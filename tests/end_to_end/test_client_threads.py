@@ -29,7 +29,7 @@ from holdfast.client.blocking_connection import BlockingConnection
 from holdfast.client.session import Session
 from holdfast.errors import Busy, Closed, CommitUnknown, Unsupported
 from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
-from holdfast.wire.queues import AckMessages, Deliveries, PackedAck, ReceiveMessages
+from holdfast.wire.queues import AckMessages, Deliveries, MessageLease, PackedAck, ReceiveMessages, WaitForCancel
 from holdfast.wire.states import FoundState
 
 HERE = Path(__file__).parent
@@ -607,6 +607,8 @@ def test_an_older_server_gets_no_packed_calls() -> None:
         for _ in range(2):
             with pytest.raises(Unsupported, match="older version"):
                 connection.call(AckMessages("a", [], packed=[PackedAck(bytes(16), 1, [], b"\1")]))
+            with pytest.raises(Unsupported, match="older version"):
+                connection.call(WaitForCancel("a", [MessageLease("id", "lease", 1)], 1.0))
             assert plane.queue("a").receive_many(2) == []
         assert not connection._session.pending
         assert not any(connection._in_flight.values())

@@ -134,6 +134,8 @@ def free_port() -> int:
     [
         "tutorial.md",
         "how-to/write-a-worker.md",
+        "how-to/find-a-job.md",
+        "how-to/tasks.md",
         pytest.param("pipeline.md", marks=pytest.mark.nightly),  # It starts Spark for every command.
     ],
 )

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.util
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ receive, lease, multipart, parts_of, EventLines = (
 )
 
 MEGABYTE = 1_048_576
+LEASE = f"{'0' * 32}-1-{'0' * 34}"
 _names = count()
 
 
@@ -177,6 +179,19 @@ class TestMessages:
             ("enqueue", {"queue": "q", "payload": 1, "universe": "a", "namespace": "b"}, "invalid_body"),
             ("ack", {"queue": "q"}, "missing_fields"),
             ("ack", {"queue": "q", "message_id": "1", "lease_id": "1"}, "invalid_argument"),
+            ("ack", {"queue": "q", "message_id": "1", "lease_id": LEASE, "result_blob": "0" * 64}, "blob_not_found"),
+            (
+                "ack",
+                {"queue": "q", "message_id": "1", "lease_id": LEASE, "result": 1, "result_base64": ""},
+                "invalid_argument",
+            ),
+            (
+                "ack",
+                {"queue": "q", "message_id": "1", "lease_id": LEASE, "result_content_type": "a/b"},
+                "invalid_argument",
+            ),
+            ("enqueue", {"queue": "q", "unique_key": "u", "unique_until": "never"}, "invalid_body"),
+            ("enqueue", {"queue": "q", "debounce_key": "d"}, "invalid_argument"),
             ("nack", {"queue": "q", "message_id": "1", "lease_id": "1", "intent": "shrug"}, "invalid_nack_intent"),
             ("stats", {}, "missing_queue"),
             ("subscribe", {"queue": "q"}, "missing_owner"),
@@ -297,6 +312,153 @@ class TestPayloads:
         assert server.post("/v1/queue/enqueue", body, content_type=kind).code == "body_too_large"
 
 
+class TestJobs:
+    def test_a_message_is_found_in_every_state(self, server: Any, name: str) -> None:
+        put = {"queue": name, "payload": {"n": 1}, "key": "tenant/7", "unique_key": "n-1", "keep_result": True}
+        receipt = server.post("/v1/queue/enqueue", {**put, "attributes": {"kind": "test"}}).json()
+        duplicate = server.post("/v1/queue/enqueue", {**put, "payload": {"n": 2}}).json()
+        assert (duplicate["duplicate"], duplicate["message_id"]) == (True, receipt["message_id"])
+        path = f"/v1/queues/{name}/messages/{receipt['message_id']}"
+        found = server.get(path).json()
+        assert (found["state"], found["payload"], found["attributes"]) == ("ready", {"n": 1}, {"kind": "test"})
+        assert (found["key"], found["unique_key"], found["keep_result"]) == ("tenant/7", "n-1", True)
+        delayed = server.ask("PATCH", path, {"priority": 9, "delay_seconds": 600}).json()
+        assert (delayed["state"], delayed["priority"]) == ("delayed", 9)
+        assert 590 < delayed["due_at_unix"] - time.time() < 601
+        server.ask("PATCH", path, {"delay_seconds": 0})
+        message = receive(server, name)
+        found = server.get(path).json()
+        assert (found["state"], found["owner"], found["lease_id"]) == ("leased", "ada", message["lease_id"])
+        assert found["lease_expires_at_unix"] == message["lease_expires_at_unix"]
+        refused = server.ask("PATCH", path, {"priority": 1})
+        assert (refused.status, refused.code) == (409, "message_leased")
+        error = {"last_error": "boom", "error_type": "ValueError", "traceback": "Traceback …"}
+        server.post("/v1/queue/reject", {**lease(message), **error})
+        found = server.get(path).json()
+        assert (found["state"], found["failures"][0]["traceback"]) == ("dead", "Traceback …")
+        assert found["died_at_unix"] > 0
+        refused = server.get(f"{path}/result")
+        assert (refused.status, refused.code) == (409, "message_failed")
+        assert "ValueError: boom" in refused.json()["detail"]
+        server.post(f"/v1/queues/{name}/redrive", {"ids": [receipt["message_id"]]})
+        server.post("/v1/queue/ack", {**lease(receive(server, name)), "result": {"total": 3}})
+        found = server.get(path).json()
+        assert (found["state"], found["has_result"]) == ("done", True)
+        assert "payload" not in found
+        result = server.get(f"{path}/result").json()
+        assert (result["result"], result["result_content_type"]) == ({"total": 3}, "application/json")
+        assert result["finished_at_unix"] == found["finished_at_unix"]
+
+    def test_an_awaited_result_arrives_with_its_ack(self, server: Any, name: str) -> None:
+        receipt = server.post("/v1/queue/enqueue", {"queue": name, "payload": 1, "keep_result": True}).json()
+        path = f"/v1/queues/{name}/messages/{receipt['message_id']}/result"
+        early = server.get(path)
+        assert (early.status, early.code) == (429, "result_not_ready")
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(server.get, f"{path}?wait_seconds=20")
+            message = receive(server, name)
+            assert server.post("/v1/queue/ack", {**lease(message), "result": None}).json()["settled"] is True
+            assert waiting.result(18).json()["result"] is None
+        assert server.get(path).json()["result_content_type"] == "application/json"
+
+    def test_results_of_a_batch_are_bytes_blobs_or_missing(self, server: Any, name: str) -> None:
+        put = {"queue": name, "messages": [{"payload": n, "keep_result": True} for n in range(4)]}
+        ids = [each["message_id"] for each in server.post("/v1/queue/enqueue", put).json()["messages"]]
+        body = {"queue": name, "owner": "ada", "page_size": 64, "wait_seconds": -1}
+        messages = server.post("/v1/queue/dequeue", body).json()["messages"]
+        shown = [{"message_id": each["message_id"], "lease_id": each["lease_id"]} for each in messages]
+        blob = server.ask("POST", "/v1/blobs", b"x" * 100, content_type="text/plain").json()["hash"]
+        results: list[dict[str, Any]] = [
+            {"result_base64": base64.b64encode(b"\x00\xff").decode(), "result_content_type": "image/png"},
+            {"result": "y" * 20_000},
+            {"result_blob": blob, "result_content_type": "text/plain"},
+            {},
+        ]
+        acks = [{**lease, **result} for lease, result in zip(shown, results, strict=True)]
+        refused = server.post("/v1/queue/ack", {"queue": name, "messages": acks, "result": 1})
+        assert refused.code == "invalid_body"
+        settled = server.post("/v1/queue/ack", {"queue": name, "messages": acks}).json()["messages"]
+        assert [each["settled"] for each in settled] == [True] * 4
+        found = [server.get(f"/v1/queues/{name}/messages/{id}/result").json() for id in ids]
+        assert base64.b64decode(found[0]["result_base64"]) == b"\x00\xff"
+        assert found[0]["result_content_type"] == "image/png"
+        assert found[1]["result_bytes"] == 20_002
+        assert server.get(f"/v1/blobs/{found[1]['result_blob']}").body == b'"' + b"y" * 20_000 + b'"'
+        assert (found[2]["result_blob"], found[2]["result_bytes"]) == (blob, 100)
+        assert (found[3]["result"], found[3]["result_content_type"]) == (None, "")
+
+    def test_a_cancelled_message_cannot_be_acknowledged(self, server: Any, name: str) -> None:
+        receipt = server.post("/v1/queue/enqueue", {"queue": name, "payload": 1}).json()
+        message = receive(server, name)
+        path = f"/v1/queues/{name}/messages/{receipt['message_id']}"
+        for _ in range(2):
+            assert server.post(f"{path}/cancel").json()["state"] == "cancelled"
+        answer = server.post("/v1/queue/ack", lease(message))
+        assert (answer.status, answer.code, answer.json()["retry"]) == (409, "message_cancelled", "never")
+        shown = {"message_id": message["message_id"], "lease_id": message["lease_id"]}
+        [settled] = server.post("/v1/queue/ack", {"queue": name, "messages": [shown]}).json()["messages"]
+        assert (settled["settled"], settled["code"]) == (False, "message_cancelled")
+        assert server.get(f"{path}/result").code == "message_cancelled"
+
+    def test_a_debounced_message_is_replaced(self, server: Any, name: str) -> None:
+        put = {"queue": name, "debounce_key": "doc-1", "debounce_seconds": 600, "debounce_max_seconds": 900}
+        ids = {server.post("/v1/queue/enqueue", {**put, "payload": n}).json()["message_id"] for n in range(3)}
+        [id] = ids
+        found = server.get(f"/v1/queues/{name}/messages/{id}").json()
+        assert (found["state"], found["payload"]) == ("delayed", 2)
+        assert server.get(f"/v1/queues/{name}").json()["delayed"] == 1
+
+    def test_a_key_with_slashes_is_paused_and_resumed(self, server: Any, name: str) -> None:
+        put = {"queue": name, "messages": [{"payload": n, "key": "eu/tenant 7"} for n in range(2)]}
+        server.post("/v1/queue/enqueue", put)
+        path = f"/v1/queues/{name}/keys/eu%2Ftenant%207"
+        assert server.get(path).json() == {
+            "key": "eu/tenant 7",
+            "ready": 1,
+            "waiting": 1,
+            "leased": 0,
+            "paused_until_ms": None,
+        }
+        paused = server.post(f"{path}/pause", {"seconds": 600}).json()
+        assert 590 < paused["paused_until_ms"] / 1_000 - time.time() < 601
+        body = {"queue": name, "owner": "ada", "wait_seconds": -1}
+        assert server.post("/v1/queue/dequeue", body).json()["messages"] == []
+        assert server.post(f"{path}/resume").json()["paused_until_ms"] is None
+        assert receive(server, name)["payload"] == 0
+
+    @pytest.mark.parametrize(
+        ("call", "body", "status", "code"),
+        [
+            ("GET messages/no-id", None, 400, "invalid_argument"),
+            ("GET messages/{id}", None, 404, "message_not_found"),
+            ("POST messages/{id}/cancel", {}, 404, "message_not_found"),
+            ("PATCH messages/{id}", {"priority": 1}, 404, "message_not_found"),
+            ("PATCH messages/{id}", {}, 400, "invalid_argument"),
+            ("GET messages/{id}/result", None, 404, "result_not_kept"),
+            ("GET messages/{id}/result?wait_seconds=-1", None, 400, "invalid_argument"),
+            ("POST keys/k/pause", {"seconds": 1, "until_ms": 1}, 400, "invalid_argument"),
+            (f"GET keys/{'k' * 257}", None, 400, "invalid_argument"),
+        ],
+    )
+    def test_unknown_jobs_are_refused(
+        self, server: Any, name: str, *, call: str, body: Any, status: int, code: str
+    ) -> None:
+        method, _, path = call.format(id="01980000-0000-7000-8000-000000000000").partition(" ")
+        answer = server.ask(method, f"/v1/queues/{name}/{path}", body)
+        assert (answer.status, answer.code) == (status, code)
+        assert re.search(r"[;:] |\. ", answer.json()["detail"]), "it says what to do"
+
+    def test_any_request_carries_results_as_json(self, server: Any, name: str) -> None:
+        receipt = server.post("/v1/queue/enqueue", {"queue": name, "payload": 1}).json()
+        message = receive(server, name)
+        leases = [{"message_id": message["message_id"], "lease_id": message["lease_id"]}]
+        ack = {"op": "queues.ack", "queue": name, "leases": leases}
+        assert server.post("/v1/call", {**ack, "results": [{}]}).code == "missing_fields"
+        assert server.post("/v1/call", {**ack, "results": [{"result": [1, 2]}]}).status == 200
+        asked = {"op": "queues.result", "queue": name, "id": receipt["message_id"]}
+        assert server.post("/v1/call", asked).json()["result"] == [1, 2]
+
+
 class TestSubscriptions:
     def test_a_subscription_delivers_within_its_credit(self, server: Any, name: str) -> None:
         for n in range(3):
@@ -348,8 +510,19 @@ class TestSubscriptions:
         assert server.get("/v1/queue/watch?queue=%2e%2e%2fx").code == "invalid_name"
 
 
+def test_a_wait_for_a_result_is_bounded_by_the_server() -> None:
+    with serving(wait_seconds_max=0.05) as server:
+        receipt = server.post("/v1/queue/enqueue", {"queue": "q", "payload": 1, "keep_result": True}).json()
+        answer = server.get(f"/v1/queues/q/messages/{receipt['message_id']}/result?wait_seconds=3600")
+        assert (answer.status, answer.code, answer.headers["retry-after"]) == (429, "result_not_ready", "1")
+
+
 def test_draining_ends_waiting_requests_and_streams() -> None:
-    with serving(heartbeat_seconds=0.2, watch_seconds=0.05) as server, ThreadPoolExecutor(2) as pool:
+    with serving(heartbeat_seconds=0.2, watch_seconds=0.05) as server, ThreadPoolExecutor(3) as pool:
+        receipt = server.post("/v1/queue/enqueue", {"queue": "jobs", "payload": 1, "keep_result": True}).json()
+        path = f"/v1/queues/jobs/messages/{receipt['message_id']}/result?wait_seconds=20"
+        awaited = pool.submit(server.get, path)
+        mail = pool.submit(server.get, "/v1/mailboxes/ada/receipts?wait_seconds=20")
         lines = EventLines(server, "POST", "/v1/queue/subscribe", {"queue": "q", "owner": "ada"})
         watch = EventLines(server, "GET", "/v1/queue/watch?queue=q", accept="application/x-ndjson")
         polled = pool.submit(server.post, "/v1/queue/dequeue", {"queue": "p", "owner": "ada"})
@@ -358,6 +531,7 @@ def test_draining_ends_waiting_requests_and_streams() -> None:
         server.drain()
         answer = polled.result(60)
         assert (answer.status, answer.code) == (503, "shutdown_draining")
+        assert [awaited.result(60).code, mail.result(60).code] == ["shutdown_draining"] * 2
         assert lines.next("end") == {"reason": "shutdown_draining"}
         assert watch.next("end") == {"reason": "shutdown_draining"}
         assert server.post("/v1/queue/enqueue", {"queue": "q", "payload": 1}).code == "shutdown_draining"

@@ -53,6 +53,7 @@ KNOWN = "known"  # An object of every kind exists with this name.
 SETTLE_PATHS = [f"/v1/queue/{verb}" for verb in ("ack", "nack", "reject", "extend")]
 NAMES = ("world", "queue", "key", "kind", "id", "name", "session")
 LEASES: list[dict[str, str]] = []  # Leases of messages, to settle.
+IDS: list[str] = []  # Of messages that are done, ready and leased, in turn.
 UNIVERSES = ("universe", "namespace", "X-Holdfast-Universe")
 
 
@@ -74,7 +75,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     server = Server(tmp_path_factory.mktemp("server"), limits=BRIEF)
     try:
         with server.plane() as plane:
-            plane.queue(KNOWN).put_many([{"n": number} for number in range(200)])
+            receipts = plane.queue(KNOWN).put_many([{"n": number} for number in range(200)])
+            done = plane.queue(KNOWN).put({"n": 1}, priority=9, key=KNOWN)
+            plane.queue(KNOWN).receive(extend_for_seconds=0).ack(result={"n": 1})
+            for leased, ready in zip(receipts[:50], receipts[150:], strict=True):
+                IDS.extend([done.id, ready.id, leased.id])
             plane.queue(KNOWN).schedule(KNOWN, "0 3 * * *", {"n": 1})
             world = plane.world(KNOWN)
             world.create()
@@ -120,6 +125,9 @@ def use_existing_names(case: Case) -> None:
             for name in UNIVERSES:
                 mapping.pop(name, None)
             mapping.update({name: KNOWN for name in NAMES if isinstance(mapping.get(name), str)})
+    if case.path_parameters and "/messages/{id}" in case.path:
+        IDS.append(IDS.pop(0))
+        case.path_parameters["id"] = IDS[-1]
     if case.path in SETTLE_PATHS and isinstance(case.body, dict) and LEASES:
         for name in ("messages", "meta_etag", "fencing_token"):
             case.body.pop(name, None)

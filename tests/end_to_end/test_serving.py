@@ -237,6 +237,24 @@ def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., 
     assert set(acknowledged) <= found
 
 
+def test_a_wait_for_a_result_ends_when_its_caller_disconnects(start: Callable[..., Any]) -> None:
+    server = start(limits={"wait_seconds_max": 600.0})
+    with server.plane() as plane:
+        id = plane.queue("jobs").put(b"x", keep_result=True).id
+
+    def wait_for(waiting: int) -> None:
+        deadline = time.monotonic() + SECONDS_MAX
+        while f"holdfast_calls_waiting {waiting}.0\n".encode() not in server.get("/metrics")[2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    with socket.create_connection(server.address) as caller:
+        path = f"/v1/queues/jobs/messages/{id}/result?wait_seconds=600"
+        caller.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        wait_for(1)
+    wait_for(0)
+
+
 # Tokens.
 
 
@@ -303,6 +321,48 @@ def test_token_is_limited_in_verbs_universes_rate_and_size(start: Callable[..., 
             plane.queue("jobs").put(b"1" * 500)
     with server.plane(tokens["admin"], "beta") as plane:
         assert plane.queue("jobs").stats().put_total == 0
+
+
+def test_the_documented_verbs_of_a_program_are_sufficient_and_no_more(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "production.md").read_text()
+    producer, worker, viewer, operator = re.findall(r"^\| .* \| `((?:queue:[a-z._]+,?)+)` \|$", page, re.MULTILINE)
+    verbs = {"producer": producer, "worker": worker, "viewer": viewer, "operator": f"{viewer},{operator}"}
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        tokens = {name: plane.tokens.create(name, universes="main", verbs=each).token for name, each in verbs.items()}
+    server = start(tokens=True)
+
+    def ask(program: str, path: str, body: Any = None) -> Any:
+        status, _, answer = server.get(path, token=tokens[program], body=body and json.dumps(body).encode())
+        return json.loads(answer) if status == 200 else (status, json.loads(answer)["code"])
+
+    def put() -> str:
+        sent = {"queue": "jobs", "payload": 1, "key": "k", "keep_result": True}
+        return str(ask("producer", "/v1/queue/enqueue", sent)["message_id"])
+
+    done, cancelled = put(), put()
+    receive = {"queue": "jobs", "owner": "ada", "wait_seconds": -1}
+    (message,) = ask("worker", "/v1/queue/dequeue", receive)["messages"]
+    lease = {"message_id": message["message_id"], "lease_id": message["lease_id"]}
+    waits = {"op": "queues.wait_for_cancel", "queue": "jobs", "leases": [lease], "wait_seconds": 0}
+    assert ask("worker", "/v1/call", waits)["outcomes"][0]["code"] is None
+    assert ask("worker", "/v1/queue/ack", {"queue": "jobs", **lease, "result": 2})["settled"] is True
+    assert ask("operator", f"/v1/queues/jobs/messages/{cancelled}/cancel", {})["state"] == "cancelled"
+    for program in ("producer", "viewer", "operator"):
+        assert ask(program, f"/v1/queues/jobs/messages/{done}")["state"] == "done"
+        assert ask(program, f"/v1/queues/jobs/messages/{done}/result")["result"] == 2
+    assert ask("viewer", "/v1/queues/jobs/keys/k")["leased"] == 0
+    assert ask("operator", "/v1/queues/jobs/keys/k/pause", {"seconds": 1})["key"] == "k"
+    waiting, refused = put(), (403, "not_allowed")
+    for program in ("producer", "worker", "viewer"):
+        assert ask(program, f"/v1/queues/jobs/messages/{waiting}/cancel", {}) == refused
+        assert ask(program, "/v1/queues/jobs/keys/k/pause", {"seconds": 1}) == refused
+        update = {"op": "queues.update", "queue": "jobs", "id": waiting, "priority": 9}
+        assert ask(program, "/v1/call", update) == refused
+    assert ask("operator", "/v1/call", update)["priority"] == 9
+    assert ask("worker", f"/v1/queues/jobs/messages/{waiting}") == refused
+    assert ask("viewer", "/v1/call", waits) == refused
 
 
 def test_token_that_is_created_over_the_network_is_limited_by_its_maker(

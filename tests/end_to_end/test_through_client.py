@@ -43,6 +43,7 @@ MODULES = (
     "test_lifecycle",
     "test_blobs",
     "test_workers",
+    "test_tasks",
     "test_handles",
 )
 
@@ -92,6 +93,7 @@ SKIPPED = {
         RAW,
     ),
     "test_a_holder_that_loses_its_lease_while_renewing_waits": INTERNALS,
+    "test_a_worker_that_cannot_receive_raises_why": "the event loop of a worker has a connection of its own",
 }
 
 

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import click
 
-from holdfast.cli import connect, exports, payload_files, printing
+from holdfast.cli import connect, exports, payload_files, printing, values
 from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.durations import SECONDS, WAIT
 from holdfast.cli.exit_codes import NOTHING_RECEIVED
-from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.errors import InvalidArgument, InvalidValue, PathUnusable
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.queues import Queue
@@ -126,16 +126,46 @@ class Delivered(TypedDict):
         "holdfast queue ack",
         "holdfast queue ack jobs --id … --lease-id … --fence 1",
         "holdfast queue ack jobs 0198f…-1 0198f…-3",
+        "holdfast queue ack --result '{\"total\": 3}'",
     ],
 )
 @_delivery_options
-def ack(**delivered: Unpack[Delivered]) -> None:
-    """Acknowledge a message as done, or several by their lease ids, in one commit. Repeating this is safe."""
+@click.option("--result", metavar="JSON", help="The result of the message, which `message result` prints.")
+@click.option("--result-file", metavar="PATH", help="Read the result from a file, JSON or bytes; - is standard input.")
+def ack(*, result: str | None, result_file: str | None, **delivered: Unpack[Delivered]) -> None:
+    """Acknowledge a message as done, or several by their lease ids, in one commit. Repeating this is safe.
+
+    Results are kept for the --result-ttl of the queue's policy.
+    """
+    has_result = result is not None or result_file is not None
+    value = _read_result(result, result_file) if has_result else None
     with connect.open_plane() as plane:
         queue, messages = _held_messages(plane, delivered)
         with _files_removed(messages):
-            queue.ack_many(messages)
+            if not has_result:
+                queue.ack_many(messages)
+            elif len(messages) > 1:
+                raise InvalidArgument("A result belongs to one message; acknowledge the messages one by one")
+            else:
+                messages[0].ack(result=value)
     _print_outcome("Acknowledged {}", messages, "acked")
+
+
+def _read_result(text: str | None, file: str | None) -> Any:
+    """The result of `queue ack`: JSON, or the bytes of a file that is not JSON."""
+    with values.open_input(text, file) as stream:
+        data = stream.read()
+    value = values.parse_json(data) if file is None else _json_or_bytes(data)
+    if value is None:
+        raise InvalidArgument("null is the same as no result; leave the result out")
+    return value
+
+
+def _json_or_bytes(data: bytes) -> Any:
+    try:
+        return values.parse_json(data)
+    except InvalidValue:
+        return data
 
 
 @click.command(

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.cli.messages import guess_content_type
+from holdfast.cli.message_options import guess_content_type
 from holdfast.encryption import AgentKey
 from holdfast.errors import SealBroken
 from holdfast.handles.sync.plane import Plane

@@ -16,7 +16,9 @@ from holdfast.version import __version__
 _COMMANDS: Final = {
     "demo": "demo:demo",
     "serve": "serving:serve",
+    "worker": "worker:worker",
     "queue": "queues:queue",
+    "message": "messages:message",
     "mail": "mail:mail",
     "agent": "agents:agent",
     "lock": "leases:lock",

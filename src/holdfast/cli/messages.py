@@ -1,112 +1,174 @@
-"""The message options of `queue put` and `queue schedule add`."""
+"""`holdfast message`: find, cancel and change a message by its id, and read its result."""
 
-import itertools
-from collections.abc import Iterator
-from typing import IO, Any, TypedDict
+import base64
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
-import msgspec
 
-from holdfast.cli import values
-from holdfast.cli.durations import SECONDS
+from holdfast.cli import completion, connect, printing
+from holdfast.cli.commands import CommandGroup, wants_json
+from holdfast.cli.consume import failure_fields
+from holdfast.cli.durations import SECONDS, WAIT
+from holdfast.errors import MessageNotFound, ResultNotReady
 from holdfast.handles.sync.plane import Plane
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
-from holdfast.wire.queues import NewMessage
+from holdfast.wire.queues import Failure, MessageInfo
+
+_CANCEL_COLUMNS: Final = ("id", "state", "attempts", "finished_at")
 
 
-class MessageOptions(TypedDict, total=False):
-    """The message options that were given, as keyword arguments of `NewMessage`."""
-
-    content_type: str
-    attributes: dict[str, str]
-    correlation_id: str
-    priority: int
-    group: str
-    idempotency_key: str
-    delay_seconds: float
-    ttl_seconds: float
-    max_attempts: int
-    visibility_seconds: float
-    retry_delay_seconds: float
+@click.group(cls=CommandGroup, completions={"name": completion.queues})
+def message() -> None:
+    """Find, cancel and change a message by its id, and read its result."""
 
 
-def message_options(command: Any) -> Any:
-    """Add the message options to a command, which receives those given as keyword arguments of `NewMessage`."""
+@message.command(examples=["holdfast message show jobs 0198f…", "holdfast message show jobs 0198f… --json | jq .state"])
+@click.argument("name", metavar="QUEUE")
+@click.argument("id")
+def show(name: str, id: str) -> None:
+    """Show the state of a message, its times, its payload, and every failed attempt with its traceback.
 
-    def with_given(**arguments: Any) -> Any:
-        names = set(NewMessage.__struct_fields__)
-        attributes = dict(map(values.parse_attribute, arguments.pop("attributes")))
-        if attributes:
-            arguments["attributes"] = attributes
-        return command(**{name: value for name, value in arguments.items() if value is not None or name not in names})
-
-    with_given.__name__, with_given.__doc__ = command.__name__, command.__doc__
-    with_given.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    wrapped: Any = with_given
-    for option in (
-        click.option("--content-type", help="The content type of the body.  [default: detected]"),
-        click.option(
-            "--retry-delay", "retry_delay_seconds", type=SECONDS, help="The back-off after the first failed attempt."
-        ),
-        click.option("--visibility", "visibility_seconds", type=SECONDS, help="The lease time of a delivery."),
-        click.option(
-            "--max-attempts", type=int, help="After this many failed attempts, a message becomes a dead letter."
-        ),
-        click.option("--correlation-id", help="An id that links related messages and requests."),
-        click.option(
-            "--attribute",
-            "attributes",
-            multiple=True,
-            metavar="NAME=TEXT",
-            help="An attribute of the message. Repeatable.",
-        ),
-        click.option(
-            "--idempotency-key", help="A put with the same key within 5 minutes is a duplicate and stores nothing."
-        ),
-        click.option("--group", help="The message group. Messages of a group are delivered one at a time, in order."),
-        click.option("--priority", type=int, help="The priority, 0 to 9; 9 is delivered first.  [default: 5]"),
-        click.option(
-            "--ttl", "ttl_seconds", type=SECONDS, help="Remove the message after this time, delivered or not."
-        ),
-        click.option("--delay", "delay_seconds", type=SECONDS, help="Deliver the message after this time."),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    A message that is done is found only if it was put with --keep-result or acknowledged with a result.
+    """
+    with connect.open_plane() as plane:
+        found = plane.queue(name).get(id)
+    fields = {"queue": name, **message_fields(found)}
+    if wants_json():
+        printing.record(fields)
+        return
+    if found.payload is not None:
+        fields["payload"] = printing.excerpt(found.payload, found.size, characters=1_000)
+    del fields["failures"]
+    printing.record({field: value for field, value in fields.items() if value not in (None, "", {}, False)})
+    print_failures(found.id, found.failures)
 
 
-def read_message(plane: Plane, stream: IO[bytes], options: MessageOptions) -> NewMessage:
-    """A message with the stream's contents. A large payload is stored as a blob, in bounded memory."""
-    first = stream.read(PAYLOAD_INLINE_BYTES_MAX + 1)
-    if len(first) <= PAYLOAD_INLINE_BYTES_MAX:
-        return inline_message(first, options)
-    size = 0
+@message.command(examples=["holdfast message cancel jobs 0198f… 0198f…"])
+@click.argument("name", metavar="QUEUE")
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+def cancel(name: str, ids: tuple[str, ...]) -> None:
+    """Cancel messages, so that they are not delivered any more. Repeating this is safe.
 
-    def count_bytes() -> Iterator[bytes]:
-        nonlocal size
-        for chunk in itertools.chain((first,), values.read_chunks(stream)):
-            size += len(chunk)
-            yield chunk
+    If a message is leased, its consumer is told to stop and cannot acknowledge it. A message that is done or dead stays
+    as it is; the output shows its state. Exit code 4 means that one of them was not found; the others are cancelled.
+    """
+    found: list[MessageInfo] = []
+    missing: list[MessageNotFound] = []
+    with connect.open_plane() as plane:
+        for id in ids:
+            try:
+                found.append(plane.queue(name).cancel(id))
+            except MessageNotFound as error:
+                missing.append(error)
+    if found:
+        printing.rows([{"queue": name, **message_fields(each)} for each in found], _CANCEL_COLUMNS)
+    if missing:
+        raise missing[0]
 
-    hash = plane.blobs.write(count_bytes(), pinned=False)  # The message names it.
-    return NewMessage(blob=hash, blob_size=size, **options)
+
+@message.command(
+    examples=["holdfast message update jobs 0198f… --priority 9", "holdfast message update jobs 0198f… --delay 0"]
+)
+@click.argument("name", metavar="QUEUE")
+@click.argument("id")
+@click.option("--priority", type=int, help="The new priority, 0 to 9; 9 is delivered first.")
+@click.option("--delay", type=SECONDS, help="Deliver the message after this time from now; 0 is at once.")
+def update(name: str, id: str, priority: int | None, delay: float | None) -> None:
+    """Change the priority or the delay of a message that is not leased."""
+    with connect.open_plane() as plane:
+        found = plane.queue(name).update(id, priority=priority, delay_seconds=delay)
+    due_at = printing.timestamp(found.due_ms)
+    state = f"{found.state} until {due_at}" if due_at else found.state
+    printing.result(f"Changed {found.id}: {state}, priority {found.priority}", {"queue": name, **message_fields(found)})
 
 
-def inline_message(body: bytes, options: MessageOptions) -> NewMessage:
-    """A message with this body, whose content type is guessed if it is not given."""
-    with_content_type: MessageOptions = {"content_type": guess_content_type(body), **options}
-    return NewMessage(payload=body, **with_content_type)
+@message.command(
+    examples=[
+        "holdfast message result jobs 0198f… --wait 30",
+        'id=$(holdfast queue put jobs --keep-result 1) && holdfast message result jobs "$id" --wait forever',
+    ]
+)
+@click.argument("name", metavar="QUEUE")
+@click.argument("id")
+@click.option("--wait", type=WAIT, default=0.0, help="How long to wait for the result, or `forever`.  [default: 0]")
+def result(name: str, id: str, wait: float) -> None:
+    """Print the result that a message was acknowledged with: JSON, or bytes as they are.
+
+    Exit code 7 means that the message is not done yet, 5 that it is a dead letter, 6 that it was cancelled, and 4 that
+    no result was kept.
+    """
+    pending: ResultNotReady | None = None
+
+    def read(plane: Plane, seconds: float) -> tuple[Any] | None:
+        nonlocal pending
+        try:
+            return (plane.queue(name).result(id, wait_seconds=seconds),)
+        except ResultNotReady as error:
+            pending = error
+            return None
+
+    with connect.PlaneCaller(connect.current_target()) as caller:
+        found = caller.poll(read, wait)
+    if found is None:
+        assert pending is not None
+        raise pending
+    _print_result(name, id, found[0])
 
 
-def guess_content_type(body: bytes) -> str:
-    """The content type of a body: JSON, text or bytes."""
-    try:
-        msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        pass
+def _print_result(name: str, id: str, value: Any) -> None:
+    is_bytes = isinstance(value, bytes)
+    if wants_json():
+        shown = {"result_base64": base64.b64encode(value).decode()} if is_bytes else {"result": value}
+        printing.record({"queue": name, "id": id, **shown})
+    elif is_bytes:
+        sys.stdout.buffer.write(value)
+        sys.stdout.buffer.flush()
     else:
-        return "application/json"
-    try:
-        body.decode()
-    except UnicodeDecodeError:
-        return "application/octet-stream"
-    return "text/plain; charset=utf-8" if body else "application/octet-stream"
+        click.echo(printing.escape_control(printing.compact(value)))
+
+
+def message_fields(found: MessageInfo) -> dict[str, Any]:
+    """The fields of what is known about a message, as the command line prints them."""
+    return {
+        "id": found.id,
+        "state": found.state,
+        "priority": found.priority,
+        "group": found.group,
+        "key": found.key,
+        "unique_key": found.unique_key,
+        "correlation_id": found.correlation_id,
+        "attempts": found.attempts,
+        "failure_attempts": found.failure_attempts,
+        "max_attempts": found.max_attempts,
+        "created_at": printing.timestamp(found.created_ms),
+        "due_at": printing.timestamp(found.due_ms),
+        "ttl_at": printing.timestamp(found.ttl_at_ms),
+        "owner": found.owner,
+        "leased_at": printing.timestamp(found.leased_ms),
+        "expires_at": printing.timestamp(found.expires_ms),
+        "lease_id": found.lease_id,
+        "died_at": printing.timestamp(found.died_ms),
+        "finished_at": printing.timestamp(found.finished_ms),
+        "keep_result": found.keep_result,
+        "has_result": found.has_result,
+        "last_error": found.last_error,
+        "failures": [failure_fields(failure) for failure in found.failures],
+        "attributes": found.attributes,
+        "content_type": found.content_type,
+        "size": found.size,
+        "blob": found.blob,
+        **printing.payload(found.payload, found.content_type),
+    }
+
+
+def print_failures(id: str, failures: Sequence[Failure]) -> None:
+    """Print the failed attempts of a message, each with its traceback."""
+    for failure in failures:
+        leased_at = printing.timestamp(failure.leased_ms) or "an unknown time"
+        click.echo(
+            f"\n{id}, attempt {failure.attempt}: leased by {printing.escape_control(failure.owner)} "
+            f"at {leased_at}, {failure.outcome} at {printing.timestamp(failure.failed_ms)}"
+        )
+        error = ": ".join(part for part in (failure.error_type, failure.message) if part)
+        click.echo(printing.escape_control((failure.traceback or error or "no error was given").rstrip()))

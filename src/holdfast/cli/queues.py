@@ -13,11 +13,12 @@ from holdfast.cli import completion, connect, consume, printing, schedules, valu
 from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.consume import delivery_fields
 from holdfast.cli.durations import NONE, SECONDS, OrNone
-from holdfast.cli.messages import MessageOptions, inline_message, message_options, read_message
+from holdfast.cli.message_options import MessageOptions, inline_message, message_options, read_message
+from holdfast.cli.messages import print_failures
 from holdfast.handles.sync.plane import Plane
 from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX
 from holdfast.tiers import Tier
-from holdfast.wire.queues import Delivery, LeasedMessage, QueuePolicy, QueueStats
+from holdfast.wire.queues import Delivery, KeyInfo, LeasedMessage, QueuePolicy, QueueStats, Receipt
 
 _STATS_COLUMNS: Final = (
     "queue",
@@ -55,6 +56,11 @@ class PolicyChanges(TypedDict):
     retry_jitter: float | None
     history: str | None
     history_seconds: float | None
+    result_ttl_seconds: float | None
+    concurrency_per_key: int | UnsetType | None
+    rate_per_key: float | UnsetType | None
+    burst_per_key: int | UnsetType | None
+    fair: bool | None
 
 
 @click.group(
@@ -75,6 +81,7 @@ queue.add_command(schedules.schedule)
     examples=[
         "holdfast queue put jobs '{\"n\": 1}' --priority 7 --idempotency-key order-17",
         "holdfast queue put jobs --file report.pdf --delay 5m",
+        'holdfast queue put jobs \'{"url": "…"}\' --key example.org --unique-key page-7 --keep-result',
         "generate | holdfast queue put jobs -",
         "cat jobs.jsonl | holdfast queue put jobs - --lines",
     ],
@@ -97,7 +104,7 @@ def put(
         receipt = plane.queue(name).put_many([message], tier=Tier(tier))[0]
     if receipt.duplicate:
         click.echo("Duplicate: already enqueued.", err=True)
-    printing.result(receipt.id, msgspec.to_builtins(receipt))
+    printing.result(receipt.id, {field: getattr(receipt, field) for field in Receipt.__struct_fields__})
 
 
 def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: MessageOptions) -> None:
@@ -228,11 +235,44 @@ def resume(name: str) -> None:
     printing.result(f"{name} is resumed", {"queue": name, "paused": False})
 
 
+@queue.command(examples=["holdfast queue key jobs example.org"])
+@click.argument("name", metavar="QUEUE")
+@click.argument("key")
+def key(name: str, key: str) -> None:
+    """Show how many messages of KEY are in each state, and until when it is paused."""
+    with connect.open_plane() as plane:
+        found = plane.queue(name).key(key)
+    printing.record(_key_fields(name, found))
+
+
+@queue.command("pause-key", examples=["holdfast queue pause-key jobs example.org 5m"])
+@click.argument("name", metavar="QUEUE")
+@click.argument("key")
+@click.argument("seconds", type=SECONDS)
+def pause_key(name: str, key: str, seconds: float) -> None:
+    """Stop deliveries of the messages of KEY for this time. Other keys are not affected."""
+    with connect.open_plane(create=True) as plane:
+        found = plane.queue(name).pause_key(key, seconds)
+    until = printing.timestamp(found.paused_until_ms)
+    printing.result(f"{key} of {name} is paused until {until}", _key_fields(name, found))
+
+
+@queue.command("resume-key")
+@click.argument("name", metavar="QUEUE")
+@click.argument("key")
+def resume_key(name: str, key: str) -> None:
+    """Resume deliveries of the messages of KEY."""
+    with connect.open_plane() as plane:
+        found = plane.queue(name).resume_key(key)
+    printing.result(f"{key} of {name} is resumed", _key_fields(name, found))
+
+
 @queue.command(
     examples=[
         "holdfast queue policy jobs",
         "holdfast queue policy jobs --max-attempts 3 --visibility 5m",
         "holdfast queue policy jobs --rate none",
+        "holdfast queue policy jobs --concurrency-per-key 2 --rate-per-key 10 --fair",
     ]
 )
 @click.argument("name", metavar="QUEUE")
@@ -268,6 +308,25 @@ def resume(name: str) -> None:
     "--history", type=click.Choice(["none", "durable"]), help="Whether every change of a message is recorded."
 )
 @click.option("--history-keep", "history_seconds", type=SECONDS, help="How long recorded changes are kept.")
+@click.option(
+    "--result-ttl", "result_ttl_seconds", type=SECONDS, help="How long results of messages and cancellations are kept."
+)
+@click.option(
+    "--concurrency-per-key",
+    type=OrNone(click.INT),
+    help="How many messages of one key can be leased at a time; none is no limit.",
+)
+@click.option(
+    "--rate-per-key",
+    type=OrNone(click.FLOAT),
+    help="The maximum number of deliveries per second of one key; none is no limit.",
+)
+@click.option(
+    "--burst-per-key",
+    type=OrNone(click.INT),
+    help="How many deliveries an idle key accumulates; none is those of a second.",
+)
+@click.option("--fair/--no-fair", default=None, help="Whether messages of different keys take turns.")
 def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
     changed = {field: None if value is NONE else value for field, value in changes.items() if value is not None}
@@ -314,7 +373,7 @@ def _print_messages(found: list[Delivery], columns: tuple[str, ...], empty: str,
     printing.rows(fields, columns, empty=empty)
     if failures and not wants_json():
         for delivery in found:
-            _print_failures(delivery)
+            print_failures(delivery.id, delivery.failures)
 
 
 def _last_failure(delivery: Delivery) -> str | None:
@@ -326,15 +385,15 @@ def _last_failure(delivery: Delivery) -> str | None:
     return f"{newest.outcome} by {newest.owner}" + (f": {error}" if error else "")
 
 
-def _print_failures(delivery: Delivery) -> None:
-    for failure in delivery.failures:
-        leased_at = printing.timestamp(failure.leased_ms) or "an unknown time"
-        click.echo(
-            f"\n{delivery.id}, attempt {failure.attempt}: leased by {printing.escape_control(failure.owner)} "
-            f"at {leased_at}, {failure.outcome} at {printing.timestamp(failure.failed_ms)}"
-        )
-        error = ": ".join(part for part in (failure.error_type, failure.message) if part)
-        click.echo(printing.escape_control((failure.traceback or error or "no error was given").rstrip()))
+def _key_fields(name: str, found: KeyInfo) -> dict[str, Any]:
+    return {
+        "queue": name,
+        "key": found.key,
+        "ready": found.ready,
+        "waiting": found.waiting,
+        "leased": found.leased,
+        "paused_until": printing.timestamp(found.paused_until_ms),
+    }
 
 
 def _leased_fields(message: LeasedMessage) -> dict[str, Any]:

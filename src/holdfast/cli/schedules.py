@@ -6,7 +6,7 @@ import click
 
 from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup
-from holdfast.cli.messages import MessageOptions, message_options, read_message
+from holdfast.cli.message_options import MessageOptions, message_options, read_message
 from holdfast.errors import NotFound
 from holdfast.wire.queues import NewMessage, Schedule
 

@@ -14,15 +14,25 @@ from starlette.routing import Route
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from holdfast.server.http.events import SSE
-from holdfast.server.http.message_schemas import LeasedMessageView, MessageView
+from holdfast.server.http.message_schemas import (
+    LeasedMessageView,
+    MessageInfoView,
+    MessageResultView,
+    MessageView,
+)
 from holdfast.server.openapi_bounds import with_bounds
 from holdfast.server.problems import JSON, MSGPACK, PROBLEM
 from holdfast.wire.problems import Problem
-from holdfast.wire.queues import Delivery, LeasedMessage
+from holdfast.wire.queues import Delivery, LeasedMessage, MessageInfo, MessageResult
 
 _REFS: Final = "#/components/schemas/{name}"
 _PATH_TYPE: Final = re.compile(r"{(\w+):\w+}")
-_VIEWS: Final[dict[type, type]] = {Delivery: MessageView, LeasedMessage: LeasedMessageView}
+_VIEWS: Final[dict[type, type]] = {
+    Delivery: MessageView,
+    LeasedMessage: LeasedMessageView,
+    MessageInfo: MessageInfoView,
+    MessageResult: MessageResultView,
+}
 _ANY_JSON: Final = {"description": "Any JSON value."}
 _TAGS: Final = {
     "calls": "Any request, and atomic lists of operations.",
@@ -303,7 +313,8 @@ def _shape_schema(shape: json_codec.Shape, value: dict[str, str]) -> dict[str, A
 
 
 def _parameter(parameter: Parameter, names: dict[int, Any]) -> dict[str, Any]:
-    schema = with_bounds(names.get(id(parameter.type)) or {"type": "string"}, parameter.location, parameter.name)
+    schema = names.get(id(parameter.type)) or {"type": "string"}
+    schema = with_bounds(schema, parameter.location, parameter.name, of=parameter.request)
     described: dict[str, Any] = {"name": parameter.name, "in": parameter.location, "schema": schema}
     if parameter.required:
         described["required"] = True

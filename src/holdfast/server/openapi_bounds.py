@@ -23,6 +23,8 @@ _KEY: Final = {
     "pattern": "^(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+(/(?!\\.{1,2}(/|$))[A-Za-z0-9._@:+=-]+)*$",
     "maxLength": limits.NAME_BYTES_MAX,
 }
+_MESSAGE_KEY: Final = _text(limits.KEY_CHARACTERS_MAX)
+_CONTENT_TYPE: Final = {"pattern": "^[!-~][ -~]{0,254}$"}
 _HASH: Final = {"pattern": "^[0-9a-f]{64}$"}
 _COUNT: Final = {"minimum": 0}
 _VISIBILITY: Final = _between(0.001, limits.VISIBILITY_SECONDS_MAX)
@@ -41,14 +43,18 @@ _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "group": _NAME,
     "session": _NAME,
     "key": _KEY,
+    "unique_key": _text(limits.IDEMPOTENCY_KEY_BYTES_MAX),
+    "debounce_key": _text(limits.IDEMPOTENCY_KEY_BYTES_MAX),
     "hash": _HASH,
     "secret_sha256": _HASH,
     "payload_blob": _HASH,
+    "result_blob": _HASH,
     "owner": _text(limits.OWNER_BYTES_MAX),
     "txn_id": _text(limits.OWNER_BYTES_MAX),
     "correlation_id": {"pattern": f"^[ -~]{{1,{limits.CORRELATION_ID_CHARACTERS_MAX}}}$"},
     "idempotency_key": _text(limits.IDEMPOTENCY_KEY_BYTES_MAX),
-    "payload_content_type": {"pattern": "^[!-~][ -~]{0,254}$"},
+    "payload_content_type": _CONTENT_TYPE,
+    "result_content_type": _CONTENT_TYPE,
     "intent": {"enum": ["failure", "defer"]},
     "priority": _between(0, limits.PRIORITY_MAX),
     "max_attempts": _between(1, limits.MAX_ATTEMPTS_MAX),
@@ -82,6 +88,13 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     },
     ("AcquireLease", "wait_seconds"): _between(0, limits.LEASE_WAIT_SECONDS_MAX),
     ("ReceiveMessages", "wait_seconds"): _between(0, limits.RECEIVE_WAIT_SECONDS_MAX),
+    ("WaitForCancel", "wait_seconds"): _between(0, limits.RECEIVE_WAIT_SECONDS_MAX),
+    ("GetResult", "wait_seconds"): _COUNT,  # An HTTP response waits for `wait_seconds_max` of the server at most.
+    **{(kind, "key"): _MESSAGE_KEY for kind in ("EnqueueBody", "EnqueueMeta", "MessageBody", "GetKey", "PauseKey")},
+    ("PauseKey", "seconds"): _between(0, limits.DELAY_SECONDS_MAX),
+    **{("QueuePolicy", name): {"minimum": 1} for name in ("concurrency_per_key", "burst_per_key")},
+    ("QueuePolicy", "rate_per_key"): {"minimum": 0.001},
+    ("QueuePolicy", "result_ttl_seconds"): _RETENTION,
     ("ExtendMessages", "seconds"): _VISIBILITY,
     ("QueuePolicy", "rate_per_second"): _between(0.001, 1_000_000),
     ("AppendEntries", "entries"): {"minItems": 1, "maxItems": limits.BATCH_ENTRIES_MAX},
@@ -130,9 +143,15 @@ _KEYWORDS: Final = {
 }
 
 
-def with_bounds(schema: dict[str, Any], kind: str, name: str) -> dict[str, Any]:
-    """The schema of a field with its bounds. `kind` is the name of its struct, or path, query or header."""
-    return _merged(schema, _STRUCT_FIELDS.get((kind, name), _FIELDS.get(name, {})))
+def with_bounds(schema: dict[str, Any], kind: str, name: str, *, of: str = "") -> dict[str, Any]:
+    """The schema of a field with its bounds.
+
+    `kind` is the name of its struct, or path, query or header; `of` is the request that such a parameter belongs to.
+    """
+    for each in (of, kind):
+        if (each, name) in _STRUCT_FIELDS:
+            return _merged(schema, _STRUCT_FIELDS[each, name])
+    return _merged(schema, _FIELDS.get(name, {}))
 
 
 def _merged(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:

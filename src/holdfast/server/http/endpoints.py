@@ -36,6 +36,7 @@ class Parameter(msgspec.Struct, frozen=True):
     type: Any = str
     required: bool = False
     description: str = ""
+    request: str = ""  # The name of the plane's request whose field it is.
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +109,7 @@ def operation(
     wrapper = wrapper or body_field
     if body_field:
         body_type = fields[body_field].type
+    waits = method == "GET" and "wait_seconds" in fields
     in_query = ["tier", "universe"] if has_body else [name for name in fields if name not in not_in_body]
 
     async def handle(context: RequestContext) -> Response:
@@ -124,7 +126,8 @@ def operation(
         _add_path(context, fields, given)
         if prepare is not None:
             prepare(context, given)
-        answer = await context.call(json_codec.decode(request, given, universe=context.universe))
+        decoded = json_codec.decode(request, given, universe=context.universe)
+        answer = await (context.call_while_connected(decoded) if waits else context.call(decoded))
         return (render or (lambda _, each: json_response(each, status)))(context, answer)
 
     optional_in_body = frozenset({*defaults, *optional})
@@ -136,9 +139,18 @@ def operation(
         summary=summary,
         handle=handle,
         parameters=(
-            *(Parameter(name, "path", _path_type(fields, name), required=True) for name in from_path),
             *(
-                Parameter(name, "query", fields[name].type, fields[name].required and name not in optional_in_body)
+                Parameter(name, "path", _path_type(fields, name), required=True, request=request.__name__)
+                for name in from_path
+            ),
+            *(
+                Parameter(
+                    name,
+                    "query",
+                    fields[name].type,
+                    fields[name].required and name not in optional_in_body,
+                    request=request.__name__,
+                )
                 for name in in_query
                 if name in fields
             ),

@@ -22,18 +22,31 @@ from holdfast.errors import InvalidValue
 from holdfast.server.http.message_schemas import (
     MessageBody,
     MessageLeaseBody,
+    ResultBody,
     lease_of,
     leased_message_view,
     message_body,
+    message_info_view,
+    message_result_view,
     message_view,
     new_message,
+    new_result,
 )
 from holdfast.server.http.values import from_cbor
 from holdfast.server.problems import HttpError
 from holdfast.wire.activity import LoggedRecord, LogRecords
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import Change, EntityRecord, EntityWrite, PutEntity
-from holdfast.wire.queues import Delivery, LeasedMessage, MessageLease, NewMessage, SidecarState
+from holdfast.wire.queues import (
+    Delivery,
+    LeasedMessage,
+    MessageInfo,
+    MessageLease,
+    MessageResult,
+    NewMessage,
+    NewResult,
+    SidecarState,
+)
 from holdfast.wire.states import StateDocument, UpdateState
 from holdfast.wire.worlds import AppendEntries, CommitSnapshot, Record
 
@@ -65,7 +78,11 @@ JSON_FIELDS: Final[dict[tuple[type, str], Shape]] = {
     (LoggedRecord, "record"): Shape.ONE,
 }
 # Wire structs that have another schema in the HTTP API.
-BODY_TYPES: Final[dict[type, type]] = {NewMessage: MessageBody, MessageLease: MessageLeaseBody}
+BODY_TYPES: Final[dict[type, type]] = {
+    NewMessage: MessageBody,
+    MessageLease: MessageLeaseBody,
+    NewResult: ResultBody,
+}
 
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
 
@@ -117,6 +134,10 @@ def to_json(value: Any) -> Any:
         return message_view(value)
     if isinstance(value, LeasedMessage):
         return leased_message_view(value)
+    if isinstance(value, MessageInfo):
+        return message_info_view(value)
+    if isinstance(value, MessageResult):
+        return message_result_view(value)
     if isinstance(value, NewMessage):
         return message_body(value)
     if isinstance(value, msgspec.Struct):
@@ -158,6 +179,11 @@ def _object(kind: type[msgspec.Struct], value: dict[str, Any], universe: str, pa
         return _builtins(new_message(convert(value, MessageBody)))
     if kind is MessageLease:
         return _builtins(lease_of(convert(value, MessageLeaseBody)))
+    if kind is NewResult:
+        result = new_result(convert(value, ResultBody))
+        if result is None:
+            raise HttpError(400, "missing_fields", f"{path} has no result; send result, result_base64 or result_blob")
+        return _builtins(result)
     fields = _fields(kind)
     built: dict[str, Any] = {}
     for name, each in value.items():

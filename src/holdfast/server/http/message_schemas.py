@@ -2,21 +2,25 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from holdfast.errors import InvalidArgument
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
+from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RESULT_BYTES_MAX
 from holdfast.server.http.values import from_cbor
 from holdfast.tiers import Tier
 from holdfast.wire.queues import (
     Delivery,
     Failure,
     LeasedMessage,
+    MessageInfo,
     MessageLease,
+    MessageResult,
+    MessageState,
     NewMessage,
+    NewResult,
     ReceiveMessages,
     SidecarState,
 )
@@ -45,6 +49,13 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     max_attempts: int | None = None
     visibility_timeout_seconds: float | None = None
     retry_delay_seconds: float | None = None
+    key: str | None = None
+    keep_result: bool = False
+    unique_key: str | None = None
+    unique_until: Literal["done", "leased"] | float = "done"
+    debounce_key: str | None = None
+    debounce_seconds: float = 0.0
+    debounce_max_seconds: float | None = None
 
 
 class MessageLeaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -54,6 +65,16 @@ class MessageLeaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     lease_id: str
     fencing_token: int | None = None
     meta_etag: str | None = None
+
+
+class ResultBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The result of a message. It is any JSON, bytes in base64, or the hash of a stored blob."""
+
+    result: Any = UNSET
+    result_base64: bytes | UnsetType = UNSET
+    result_blob: str | None = None
+    result_bytes: int = 0
+    result_content_type: str | None = None
 
 
 class FailureView(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,6 +128,57 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     state_lease_expires_at_unix: float | UnsetType = UNSET
     state_fencing_token: int | UnsetType = UNSET
     state_txn_id: str | UnsetType | None = UNSET
+
+
+class MessageInfoView(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about a message. Times are seconds since 1970; those that do not apply are left out.
+
+    A message that is done or cancelled has no payload and no attributes any more, and of its failures only the last.
+    """
+
+    message_id: str
+    state: MessageState
+    attempts: int
+    failure_attempts: int
+    max_attempts: int
+    priority: int
+    correlation_id: str
+    created_at_unix: float
+    attributes: dict[str, str]
+    payload_content_type: str
+    payload_bytes: int
+    group: str | None
+    key: str | None
+    unique_key: str | None
+    owner: str | None  # Who has it leased, or had it leased at its end.
+    last_error: str | None
+    failures: list[FailureView]  # The oldest first, with tracebacks.
+    keep_result: bool
+    has_result: bool
+    due_at_unix: float | UnsetType = UNSET  # When its delay ends.
+    ttl_at_unix: float | UnsetType = UNSET  # When it is removed.
+    leased_at_unix: float | UnsetType = UNSET  # When it was last delivered.
+    lease_id: str | UnsetType = UNSET
+    lease_expires_at_unix: float | UnsetType = UNSET
+    fencing_token: int | UnsetType = UNSET
+    died_at_unix: float | UnsetType = UNSET
+    finished_at_unix: float | UnsetType = UNSET
+    payload: Any = UNSET  # Set if the payload is JSON.
+    payload_base64: bytes | UnsetType = UNSET  # Set if the payload is not JSON.
+    payload_blob: str | UnsetType = UNSET  # Set if the payload is too large to embed; get it from /v1/blobs.
+
+
+class MessageResultView(msgspec.Struct, frozen=True, kw_only=True):
+    """The result that a message was acknowledged with; null, without a content type, if it was acknowledged without."""
+
+    message_id: str
+    attempts: int
+    finished_at_unix: float
+    result_content_type: str
+    result_bytes: int
+    result: Any = UNSET  # Set if the result is JSON.
+    result_base64: bytes | UnsetType = UNSET  # Set if the result is not JSON.
+    result_blob: str | UnsetType = UNSET  # Set if the result is too large to embed; get it from /v1/blobs.
 
 
 class LeasedMessageView(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +245,44 @@ def new_message(body: MessageBody, *, inline: bool = True) -> NewMessage:
         max_attempts=body.max_attempts,
         visibility_seconds=body.visibility_timeout_seconds,
         retry_delay_seconds=body.retry_delay_seconds,
+        key=body.key,
+        keep_result=body.keep_result,
+        unique_key=body.unique_key,
+        unique_until=body.unique_until,
+        debounce_key=body.debounce_key,
+        debounce_seconds=body.debounce_seconds,
+        debounce_max_seconds=body.debounce_max_seconds,
+    )
+
+
+def new_result(body: ResultBody, *, inline: bool = True) -> NewResult | None:
+    """The wire result for a body; None if it has none.
+
+    Raises:
+        InvalidArgument: the body has two results, a content type that is not valid in a header or has no result, or, if
+            `inline`, a result that is too large to embed.
+    """
+    given = [body.result is not UNSET, body.result_base64 is not UNSET, body.result_blob is not None]
+    if sum(given) > 1:
+        raise InvalidArgument("A message has only one of result, result_base64 and result_blob; remove the others")
+    if not any(given):
+        if body.result_content_type is not None:
+            raise InvalidArgument("result_content_type has no result; send one, or remove it")
+        return None
+    value, kind = b"", _BYTES
+    if isinstance(body.result_base64, bytes):
+        value = body.result_base64
+    elif body.result is not UNSET:
+        value, kind = msgspec.json.encode(body.result), _JSON
+    if inline and len(value) > RESULT_BYTES_MAX:
+        raise InvalidArgument(
+            f"The result of {len(value)} bytes is too large to embed; post it to /v1/blobs and send result_blob"
+        )
+    return NewResult(
+        value=value,
+        content_type=checked_content_type(body.result_content_type or kind),
+        blob=body.result_blob,
+        blob_size=body.result_bytes if body.result_blob is not None else 0,
     )
 
 
@@ -193,6 +303,13 @@ def message_body(message: NewMessage) -> MessageBody:
         max_attempts=message.max_attempts,
         visibility_timeout_seconds=message.visibility_seconds,
         retry_delay_seconds=message.retry_delay_seconds,
+        key=message.key,
+        keep_result=message.keep_result,
+        unique_key=message.unique_key,
+        unique_until=message.unique_until,
+        debounce_key=message.debounce_key,
+        debounce_seconds=message.debounce_seconds,
+        debounce_max_seconds=message.debounce_max_seconds,
         **payload,
     )
 
@@ -254,6 +371,65 @@ def _failure_view(failure: Failure) -> FailureView:
         error_type=failure.error_type,
         message=failure.message,
         traceback=failure.traceback,
+    )
+
+
+def message_info_view(info: MessageInfo) -> MessageInfoView:
+    """The JSON view of what is known about a message."""
+    times = {
+        "due_at_unix": info.due_ms,
+        "ttl_at_unix": info.ttl_at_ms,
+        "leased_at_unix": info.leased_ms,
+        "lease_expires_at_unix": info.expires_ms,
+        "died_at_unix": info.died_ms,
+        "finished_at_unix": info.finished_ms,
+    }
+    fields: dict[str, Any] = {name: ms / 1_000 for name, ms in times.items() if ms}
+    if info.lease_id is not None:
+        fields.update(lease_id=info.lease_id, fencing_token=info.fence)
+    if info.blob is not None:
+        fields["payload_blob"] = info.blob
+    elif info.payload is not None:
+        fields.update(payload_fields(info.payload, info.content_type))
+    return MessageInfoView(
+        message_id=info.id,
+        state=info.state,
+        attempts=info.attempts,
+        failure_attempts=info.failure_attempts,
+        max_attempts=info.max_attempts,
+        priority=info.priority,
+        correlation_id=info.correlation_id,
+        created_at_unix=info.created_ms / 1_000,
+        attributes=info.attributes,
+        payload_content_type=info.content_type,
+        payload_bytes=info.size,
+        group=info.group,
+        key=info.key,
+        unique_key=info.unique_key,
+        owner=info.owner,
+        last_error=info.last_error,
+        failures=[_failure_view(failure) for failure in info.failures],
+        keep_result=info.keep_result,
+        has_result=info.has_result,
+        **fields,
+    )
+
+
+def message_result_view(result: MessageResult) -> MessageResultView:
+    """The JSON view of a result."""
+    fields: dict[str, Any] = {"result": None}
+    if result.blob is not None:
+        fields = {"result_blob": result.blob}
+    elif result.content_type:
+        found = payload_fields(result.value or b"", result.content_type)
+        fields = {name.replace("payload", "result"): value for name, value in found.items()}
+    return MessageResultView(
+        message_id=result.id,
+        attempts=result.attempts,
+        finished_at_unix=result.finished_ms / 1_000,
+        result_content_type=result.content_type,
+        result_bytes=result.size,
+        **fields,
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from holdfast.names import UNIVERSE, checked_name
@@ -16,7 +17,7 @@ from holdfast.server.authorization import Authorizer
 from holdfast.server.http.context import HttpContext
 from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
 from holdfast.server.http.media import is_json, media_type_of
-from holdfast.server.problems import HttpError
+from holdfast.server.problems import HttpError, draining_error
 from holdfast.wire.requests import Answer, Request
 
 _TARGETS = ("queue", "world", "key", "name", "kind", "id", "universe")
@@ -60,6 +61,31 @@ class RequestContext:
         answer: Answer = await transport.call(request, keyed_call_of(transport, request, key, again=True, like=as_sent))
         self.http_context.flow_control.observe(request, answer)
         return answer
+
+    async def call_while_connected(self, request: Request[Answer]) -> Answer:
+        """`call` a request that waits and can be repeated; for `wait_seconds_max` of the server at most.
+
+        The wait ends early if the caller disconnects or the server shuts down. Call this only after the body was read.
+
+        Raises:
+            ClientDisconnect: the caller has disconnected.
+            HttpError: the server is shutting down.
+        """
+        asked = getattr(request, "wait_seconds", 0.0)
+        if asked <= 0:
+            return await self.call(request)
+        wait_seconds = min(asked, self.http_context.limits.wait_seconds_max)
+        calling = asyncio.create_task(self.call(msgspec.structs.replace(request, wait_seconds=wait_seconds)))
+        disconnected = asyncio.create_task(self.wait_for_disconnect())
+        draining = asyncio.create_task(self.http_context.wait_for_drain())
+        try:
+            await asyncio.wait([calling, disconnected, draining], return_when=asyncio.FIRST_COMPLETED)
+            if calling.done():
+                return calling.result()
+            raise ClientDisconnect if disconnected.done() else draining_error()
+        finally:
+            for task in (calling, disconnected, draining):
+                task.cancel()
 
     @property
     def given_correlation_id(self) -> str | None:

@@ -5,20 +5,31 @@ for each message, so that one lease that has ended does not hide the others.
 """
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from holdfast.errors import HoldfastError, rebuild
+from holdfast.errors import BlobNotFound, HoldfastError, rebuild
+from holdfast.limits import RESULT_BYTES_MAX
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import Endpoint, Handler, json_response
-from holdfast.server.http.message_schemas import MessageLeaseBody, lease_of
+from holdfast.server.http.message_schemas import MessageLeaseBody, ResultBody, lease_of, new_result
 from holdfast.server.http.messages import check_queue, universe_of
 from holdfast.server.http.request_context import RequestContext
 from holdfast.server.problems import JSON, HttpError
 from holdfast.tiers import Tier
-from holdfast.wire.queues import AckMessages, ExtendMessages, MessageLease, NackMessages, Outcome, RejectMessages
+from holdfast.wire.blobs import FindBlob, PutBlob
+from holdfast.wire.queues import (
+    AckMessages,
+    ExtendMessages,
+    MessageLease,
+    NackMessages,
+    NewResult,
+    Outcome,
+    RejectMessages,
+)
 
 
 class SettleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -33,6 +44,33 @@ class SettleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     namespace: str | None = None
     universe: str | None = None
     tier: Tier = Tier.CRITICAL
+
+
+# The fields of `ResultBody` are repeated below: a struct has one base.
+
+
+class AckedMessageBody(MessageLeaseBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The lease of a message that is done, and its result."""
+
+    result: Any = UNSET
+    result_base64: bytes | UnsetType = UNSET
+    result_blob: str | None = None
+    result_bytes: int = 0
+    result_content_type: str | None = None
+
+
+class AckBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The lease of one message and its result, or those of up to 256 as `messages`.
+
+    Results are kept for `result_ttl_seconds` of the queue's policy; a large one is stored as a blob.
+    """
+
+    messages: list[AckedMessageBody] | None = None  # type: ignore[assignment]  # They also have results.
+    result: Any = UNSET
+    result_base64: bytes | UnsetType = UNSET
+    result_blob: str | None = None
+    result_bytes: int = 0
+    result_content_type: str | None = None
 
 
 class NackBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -91,21 +129,55 @@ def _settle(kind: type[_Body], make_request: Callable[[_Body, str], _SettleReque
     async def handle(context: RequestContext) -> Response:
         body: _Body = json_codec.convert(await context.json(), kind)
         check_queue(body.queue)
-        request = make_request(body, universe_of(context, body))
-        outcomes = (await context.call(request)).outcomes
-        results = [_settle_result(lease, outcome) for lease, outcome in zip(request.leases, outcomes, strict=True)]
-        if body.messages is not None:
-            return json_response(SettleResults(results))
-        if results[0].code is not None:
-            raise _error_of(outcomes[0])
-        headers = {"X-Correlation-Id": results[0].correlation_id} if results[0].correlation_id else None
-        return json_response(results[0], headers=headers)
+        return await _settled(context, body, make_request(body, universe_of(context, body)))
 
     return handle
 
 
-def _ack_request(body: SettleBody, universe: str) -> AckMessages:
-    return AckMessages(body.queue, _leases_of(body), universe, tier=body.tier)
+async def _ack(context: RequestContext) -> Response:
+    body: AckBody = json_codec.convert(await context.json(), AckBody)
+    check_queue(body.queue)
+    universe = universe_of(context, body)
+    request = AckMessages(body.queue, _leases_of(body), universe, tier=body.tier)
+    context.authorizer.authorize(request)  # Before any blob is stored.
+    if body.messages is not None and _result_body(body) != ResultBody():
+        raise HttpError(400, "invalid_body", "A batch has its results inside `messages`; move them there")
+    acked = [body] if body.messages is None else body.messages
+    results = [await _stored_result(context, universe, _result_body(each)) for each in acked]
+    if any(result is not None for result in results):
+        request = msgspec.structs.replace(request, results=results)
+    return await _settled(context, body, request)
+
+
+def _result_body(body: AckBody | AckedMessageBody) -> ResultBody:
+    return ResultBody(**{name: getattr(body, name) for name in ResultBody.__struct_fields__})
+
+
+async def _stored_result(context: RequestContext, universe: str, body: ResultBody) -> NewResult | None:
+    """The result of a body; None if it has none. A result that is too large to inline is stored as a blob."""
+    result = new_result(body, inline=False)
+    if result is None:
+        return None
+    if result.blob is not None:
+        size = (await context.call(FindBlob(result.blob, universe))).size
+        if size is None:
+            raise BlobNotFound(f"No blob {result.blob} is stored in {universe}; put it first")
+        return msgspec.structs.replace(result, blob_size=size)
+    if len(result.value) > RESULT_BYTES_MAX:
+        stored = await context.http_context.transport.call(PutBlob(result.value, universe, pinned=False))
+        return msgspec.structs.replace(result, value=b"", blob=stored.hash, blob_size=stored.size)
+    return result
+
+
+async def _settled(context: RequestContext, body: SettleBody, request: _SettleRequest) -> Response:
+    outcomes = (await context.call(request)).outcomes
+    results = [_settle_result(lease, outcome) for lease, outcome in zip(request.leases, outcomes, strict=True)]
+    if body.messages is not None:
+        return json_response(SettleResults(results))
+    if results[0].code is not None:
+        raise _error_of(outcomes[0])
+    headers = {"X-Correlation-Id": results[0].correlation_id} if results[0].correlation_id else None
+    return json_response(results[0], headers=headers)
 
 
 def _nack_request(body: NackBody, universe: str) -> NackMessages:
@@ -204,9 +276,9 @@ def _settle_endpoint(path: str, summary: str, kind: type[SettleBody], handle: Ha
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     _settle_endpoint(
         "/v1/queue/ack",
-        "Acknowledge messages as done. Repeating this is safe.",
-        SettleBody,
-        _settle(SettleBody, _ack_request),
+        "Acknowledge messages as done, with or without results. Repeating this is safe.",
+        AckBody,
+        _ack,
     ),
     _settle_endpoint(
         "/v1/queue/nack",

@@ -222,6 +222,7 @@ class App {
         series: this.series,
         session: this.session,
         act: (work, words) => this.act(work, words),
+        allows: (verb) => allows(this.session.verbs, verb),
         pages: (load) => new Pages(load, () => this.refresh()),
         filter: filter(),
       },
@@ -340,6 +341,11 @@ class Pages {
     this.following.disabled = !this.next;
     return found;
   }
+}
+
+// Whether verbs of a token, or patterns of verbs, cover a verb.
+function allows(verbs, verb) {
+  return ["*", verb, `${verb.split(":")[0]}:*`].some((each) => verbs.includes(each));
 }
 
 function unescaped(part) {

@@ -154,6 +154,22 @@ export function button(words, onclick, props = {}) {
   return h("button", { type: "button", ...props, onclick }, words);
 }
 
+// A dialog that asks before an action; `showModal()` opens it.
+export function ask(title, words, yes, no, action) {
+  const close = (work) => () => {
+    dialog.close();
+    work();
+  };
+  const dialog = h(
+    "dialog",
+    { "aria-label": title },
+    h("h2", { text: title }),
+    h("p", { text: words }),
+    h("div", { class: "inline" }, button(no, close(() => {}), { class: "plain", autofocus: true }), button(yes, close(action), { class: "danger" })),
+  );
+  return dialog;
+}
+
 export function card(title, note, ...children) {
   const heading = title instanceof Element ? title : h("h2", { text: title });
   return h("section", { class: "card" }, h("header", {}, heading, h("div", { class: "aside" }, note)), children);

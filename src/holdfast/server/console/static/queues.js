@@ -1,6 +1,7 @@
 // Queues: depth, next messages, leased messages and dead letters.
 
-import { Table, ago, brief, button, bytes, card, clock, count, countHeading, fold, h, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
+import { Table, ago, brief, button, bytes, card, clock, count, countHeading, fold, h, link, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
+import * as messagePage from "./messages.js";
 
 const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
 const TILES = { ready: "ready", leased: "leased", delayed: "delayed", blocked: "blocked", dead: "dead", oldest: "oldest", consumers: "consumers" };
@@ -11,7 +12,8 @@ const LEASED = 100;
 export const title = "Queues";
 export const sections = ["queues"];
 
-export function open(context, name) {
+export function open(context, name, section, id) {
+  if (section === "messages" && id) return messagePage.open(context, name, id);
   return name ? openOne(context, name) : openAll(context);
 }
 
@@ -55,29 +57,28 @@ function openAll({ api, pages, filter }) {
   };
 }
 
-function openOne({ api, act }, name) {
+function openOne({ api, act, allows }, name) {
   const path = `v1/queues/${encodeURIComponent(name)}`;
   const totals = tiles(TILES);
   const state = h("span", {});
-  const pause = button("Pause", () => setPaused(!paused), { class: "plain" });
-  const redriveAll = button("Redrive all", () => act(async () => api.post(`${path}/redrive`, {}), (moved) => `${moved.count} redriven`), { class: "plain" });
+  const pause = button("Pause", () => setPaused(!paused), { class: "plain", hidden: !allows("queue:pause") });
+  const redriveAll = button("Redrive all", () => act(async () => api.post(`${path}/redrive`, {}), (moved) => `${moved.count} redriven`), { class: "plain", hidden: !allows("queue:redrive") });
   let paused = false;
   const setPaused = (off) => act(() => api.post(`${path}/${off ? "pause" : "resume"}`), () => (off ? "Paused" : "Resumed"));
-  const ready = messages("Next messages", "No messages are ready.");
+  const ready = messages(name, "Next messages", "No messages are ready.");
   const error = { name: "Last error", class: "error", cell: (cell) => (row) => setText(cell, row.last_error ?? "–") };
-  const dead = messages("Dead letters", "No dead letters.", [error], [
-    text("Dead-lettered", (row) => ago(row.died_at_unix * 1000)),
-    {
-      name: "",
-      label: "Redrive",
-      class: "number",
-      cell: (cell, row) => {
-        cell.append(button("Redrive", () => act(() => api.post(`${path}/redrive`, { ids: [row.message_id] }), () => "Redriven"), { class: "small", "aria-label": `Redrive ${row.message_id}` }));
-      },
+  const redriveOne = {
+    name: "",
+    label: "Redrive",
+    class: "number",
+    cell: (cell, row) => {
+      cell.append(button("Redrive", () => act(() => api.post(`${path}/redrive`, { ids: [row.message_id] }), () => "Redriven"), { class: "small", "aria-label": `Redrive ${row.message_id}` }));
     },
-  ]);
+  };
+  const died = text("Dead-lettered", (row) => ago(row.died_at_unix * 1000));
+  const dead = messages(name, "Dead letters", "No dead letters.", [error], allows("queue:redrive") ? [died, redriveOne] : [died]);
   const policy = h("div", {});
-  const leased = leasedMessages();
+  const leased = leasedMessages(name);
   const leasedCard = card("Leased messages", `the first ${LEASED}, by age`, leased.element);
   let held = null;
   return {
@@ -87,6 +88,7 @@ function openOne({ api, act }, name) {
       "div",
       {},
       totals.element,
+      allows("queue:get") && messagePage.finder(name),
       card("Dead letters", redriveAll, dead.element),
       h("div", { class: "columns wide-first" }, card("Next messages", `the first ${PEEK}; peeking leases nothing`, ready.element), card("Policy and totals", "", policy)),
       leasedCard,
@@ -117,7 +119,7 @@ function openOne({ api, act }, name) {
   };
 }
 
-function messages(caption, empty, before = [], after = []) {
+function messages(queue, caption, empty, before = [], after = []) {
   return new Table(
     caption,
     [
@@ -128,7 +130,7 @@ function messages(caption, empty, before = [], after = []) {
       text("Put", (row) => ago(row.created_at_unix * 1000)),
       ...after,
     ],
-    { empty, key: (row) => row.message_id, inside },
+    { empty, key: (row) => row.message_id, inside: (row) => inside(queue, row) },
   );
 }
 
@@ -138,12 +140,12 @@ function orNullIfRefused(problem) {
   throw problem;
 }
 
-function leasedMessages() {
+function leasedMessages(queue) {
   const left = (row) => row.lease_expires_at_unix - Date.now() / 1000;
   return new Table(
     "Leased messages",
     [
-      text("Message", (row) => row.message_id, { head: true, class: "mono" }),
+      link("Message", (row) => row.message_id, (row) => messagePage.address(queue, row.message_id), { class: "mono" }),
       text("Owner", (row) => row.owner),
       text("Attempt", (row) => `${row.attempts} (${row.failure_attempts} of ${row.max_attempts} failed)`, { class: "number" }),
       text("Expires in", (row) => (left(row) > 0 ? seconds(left(row)) : "expired"), { class: "number" }),
@@ -154,9 +156,9 @@ function leasedMessages() {
   );
 }
 
-function inside(row) {
+function inside(queue, row) {
   const facts = [
-    ["id", row.message_id],
+    ["id", h("a", { href: messagePage.address(queue, row.message_id), text: row.message_id })],
     ["put", clock(row.created_at_unix * 1000)],
     ["priority", row.priority],
     ["group", row.group ?? "–"],
@@ -168,7 +170,7 @@ function inside(row) {
     "div",
     { class: "columns" },
     h("div", {}, failuresOf(row), h("pre", { tabindex: "0", text: pretty(payload(row)) })),
-    h("dl", { class: "facts small" }, facts.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { class: "mono", text: String(value) })))),
+    h("dl", { class: "facts small" }, facts.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { class: "mono" }, value instanceof Element ? value : String(value))))),
   );
 }
 
@@ -194,6 +196,10 @@ function policyOf(rules, stats) {
     ["Dead letters are kept for", seconds(rules.dead_letter_retention_seconds)],
     ["Messages are kept for", rules.retention_seconds ? seconds(rules.retention_seconds) : "no limit"],
     ["Deliveries per second", rules.rate_per_second ? rate(rules.rate_per_second) : "no limit"],
+    ["Rate of a key", rules.rate_per_key ? `${rate(rules.rate_per_key)} per second` : "no limit"],
+    ["Leases of a key at a time", rules.concurrency_per_key ? count(rules.concurrency_per_key) : "no limit"],
+    ["Keys take turns", rules.fair ? "yes" : "no"],
+    ["Results are kept for", seconds(rules.result_ttl_seconds)],
     ["Messages put", count(stats.put_total)],
     ["Messages acked", count(stats.acked_total)],
     ["Failed attempts", count(stats.failed_total)],

@@ -1,0 +1,135 @@
+"""`holdfast worker`: runs the tasks of a Python module."""
+
+import importlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Final
+
+import click
+import msgspec
+
+from holdfast.cli import connect
+from holdfast.cli.commands import LeafCommand, given_options
+from holdfast.cli.completion import Names, queues
+from holdfast.cli.durations import SECONDS
+from holdfast.errors import InvalidArgument
+from holdfast.tasks.app import TaskApp
+from holdfast.tasks.default_app import DEFAULT_APP
+
+_PATIENCE_SECONDS: Final = 30.0  # A worker outlives a restart of its server.
+
+
+@click.command(
+    cls=LeafCommand,
+    examples=[
+        "holdfast worker shop.tasks:app --concurrency 8",
+        "holdfast worker shop.tasks --queue emails --queue reports",
+        "kill -HUP PID     # finish the running calls, then start again with the changed code",
+    ],
+)
+@click.argument("module", metavar="MODULE[:APP]")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 1_000),
+    default=8,
+    show_default=True,
+    help="How many calls of each queue run at a time.",
+)
+@click.option(
+    "--queue", "names", type=Names(queues), multiple=True, help="Run the tasks of this queue only. Repeatable."
+)
+@click.option(
+    "--drain-seconds",
+    type=SECONDS,
+    default=10.0,
+    help="How long a worker that stops waits for running calls.  [default: 10]",
+)
+def worker(*, module: str, concurrency: int, names: tuple[str, ...], drain_seconds: float) -> None:
+    """Run the tasks of MODULE: those of its TaskApp APP, or of the default app if APP is left out.
+
+    MODULE is imported from the current folder or PYTHONPATH. The plane is the one of --url; otherwise the one that the
+    app names.
+
+    SIGTERM and SIGINT finish the running calls and exit with code 0; a second one ends the worker at once. SIGHUP
+    finishes them and starts the worker again, with the changed code.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    reload = False
+
+    with _loaded(module) as app:
+        tasks = app.worker(concurrency=concurrency, queues=names or None, drain_seconds=drain_seconds)
+
+        def stop_to_reload(*_: object) -> None:
+            nonlocal reload
+            reload = True
+            tasks.request_stop()
+
+        signal.signal(signal.SIGHUP, stop_to_reload)
+        click.echo(f"Running the tasks of {', '.join(tasks.queues)} with concurrency {concurrency}")
+        tasks.run()
+    if reload and tasks.stopped_by is None:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+@contextmanager
+def _loaded(name: str) -> Iterator[TaskApp]:
+    """The app to run, with its plane."""
+    if "url" in given_options():  # Checked before the module runs: a mistyped URL has no other effect.
+        with connect.open_plane(_target()) as plane:
+            app = _find_app(name)
+            app.use(plane)
+            yield app
+        return
+    app = _find_app(name)
+    if not app.has_target:
+        with connect.open_plane(_target()) as plane:
+            app.use(plane)
+            yield app
+        return
+    with app:
+        yield app
+
+
+def _target() -> connect.Target:
+    target = connect.current_target()
+    if "patience" in given_options():
+        return target
+    return msgspec.structs.replace(target, patience_seconds=_PATIENCE_SECONDS)
+
+
+def _find_app(name: str) -> TaskApp:
+    """The app of `module:name`, or of a module whose tasks belong to the default app.
+
+    Raises:
+        InvalidArgument: the module cannot be imported, or has no such app.
+    """
+    module_name, _, attribute = name.partition(":")
+    module = _import(module_name)
+    apps = [key for key, value in vars(module).items() if isinstance(value, TaskApp)]
+    found = getattr(module, attribute, None) if attribute else DEFAULT_APP
+    if not isinstance(found, TaskApp):
+        known = f"it has {', '.join(apps)}" if apps else "leave it out for tasks of holdfast.task"
+        raise InvalidArgument(f"{attribute} of module {module_name} is not a TaskApp; {known}")
+    if not attribute and not DEFAULT_APP.tasks and apps:
+        raise InvalidArgument(f"The tasks of module {module_name} belong to an app; write {module_name}:{apps[0]}")
+    return found
+
+
+def _import(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise InvalidArgument(
+                f"There is no module {name}; run the command in its folder, or set PYTHONPATH"
+            ) from error
+        logging.getLogger("holdfast.worker").error("module %s cannot be imported", name, exc_info=error)
+        raise InvalidArgument(f"Module {name} cannot be imported: {type(error).__name__}: {error}") from error
