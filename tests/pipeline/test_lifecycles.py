@@ -31,8 +31,8 @@ class MessageModel:
 
     def choices(self) -> list[str]:
         return {
-            "waiting": ["leased", "outlived", "purged"],
-            "leased": ["acked", "nacked", "deferred", "expired", "dead-lettered"],
+            "waiting": ["leased", "outlived", "purged", "cancelled"],
+            "leased": ["acked", "nacked", "deferred", "expired", "dead-lettered", "cancelled"],
             "dead": ["redriven"],
         }.get(self.state, [])
 
@@ -46,7 +46,13 @@ class MessageModel:
         if event_name in self.counts:
             self.counts[event_name] += 1
         self.events.append(Event(event_name, self.now_ms, self.attempt or None, error))
-        ends = {"acked": "acked", "dead-lettered": "dead", "outlived": "outlived", "purged": "purged"}
+        ends = {
+            "acked": "acked",
+            "dead-lettered": "dead",
+            "outlived": "outlived",
+            "purged": "purged",
+            "cancelled": "purged",
+        }
         self.state = ends.get(event_name, "leased" if event_name == "leased" else "waiting")
         self.ended_at = self.now_ms if event_name in ends else None
         self.error = error

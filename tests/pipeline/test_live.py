@@ -197,15 +197,22 @@ def minutes(tmp_path: Path) -> LiveMinutes:
     return LiveMinutes(Lake(str(tmp_path / "lake")), "live/x/0", late_ms=600_000)
 
 
-def aggregates(*events: tuple[str, str, int]) -> pa.Table:
-    """Aggregates of puts: universe, queue and time."""
+def aggregates(*events: tuple[str, str, int], kind: str = "put") -> pa.Table:
+    """Aggregates of puts, or of another kind of event: universe, queue and time."""
     rows = [
-        {"universe": universe, "session": "s", "record": event("put", at_ms, queue=queue).decode(), "logged_at": at_ms}
+        {"universe": universe, "session": "s", "record": event(kind, at_ms, queue=queue).decode(), "logged_at": at_ms}
         for universe, queue, at_ms in events
     ]
     texts = [(name, pa.string()) for name in ("universe", "session", "record")]
     schema = pa.schema([*texts, ("logged_at", pa.timestamp("ms", "UTC"))])
     return pa.Table.from_batches([live_minutes.aggregate([pa.RecordBatch.from_pylist(rows, schema)], Hidden())])
+
+
+def test_cancelled_messages_count_as_purged(minutes: LiveMinutes) -> None:
+    rows = aggregates(("main", "jobs", 0), ("main", "jobs", 1), kind="cancelled")
+    assert minutes.add(0, (None, 1), rows, {"main"}) == Added(1, 2, 0)
+    [row] = minutes._table().rows().to_pylist()
+    assert (row["purged"], row["put"]) == (2, 0)
 
 
 def test_days_are_written_to_their_own_files_and_open_minutes_become_final(minutes: LiveMinutes) -> None:

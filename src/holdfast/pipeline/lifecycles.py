@@ -305,10 +305,11 @@ _EVENT_ORDER: Final = {
     "acked": 5,
     "outlived": 5,
     "purged": 5,
+    "cancelled": 5,
 }
 MESSAGE_EVENTS: Final = tuple(_EVENT_ORDER)  # The events that a fold knows.
 _DELIVERY_EVENTS: Final = frozenset(("leased", "deferred", "nacked", "expired", "dead-lettered", "acked"))
-_FINAL: Final = frozenset(("acked", "outlived", "purged"))  # These are final; a dead letter may be redriven.
+_FINAL: Final = frozenset(("acked", "outlived", "purged", "cancelled"))  # A dead letter may be redriven.
 _OUTCOMES: Final = {
     **dict.fromkeys(("put", "deferred", "nacked", "expired", "redriven"), "waiting"),
     "leased": "leased",
@@ -316,6 +317,7 @@ _OUTCOMES: Final = {
     "dead-lettered": "dead",
     "outlived": "outlived",
     "purged": "purged",
+    "cancelled": "purged",
 }
 _OPEN: Final = frozenset(("waiting", "leased"))
 _FINAL_OUTCOMES: Final = frozenset(("acked", "outlived", "purged"))

@@ -29,8 +29,10 @@ from holdfast.pipeline.tombstones import Hidden
 _MINUTE_MS: Final = 60_000
 _MINUTE: Final = timedelta(minutes=1)
 _DAY: Final = timedelta(days=1)
-_EVENT_COLUMNS: Final = {event: event.replace("-", "_") for event in MESSAGE_EVENTS}
-_SUMS: Final = (*_EVENT_COLUMNS.values(), "retries", "waits", "wait_sum_ms")
+# As in the other tables, cancelled messages count as purged.
+_EVENT_COLUMNS: Final = {event: event.replace("-", "_") for event in MESSAGE_EVENTS} | {"cancelled": "purged"}
+_COUNTS: Final = tuple(dict.fromkeys(_EVENT_COLUMNS.values()))
+_SUMS: Final = (*_COUNTS, "retries", "waits", "wait_sum_ms")
 _ID_CHARACTERS: Final = 36
 
 AGGREGATES: Final = pa.schema(
@@ -141,7 +143,7 @@ class LiveMinutes:
             f"{self._name}/logged_ms": Move(before_ms, newest_ms),
         }
         table.replace(old, self._write(table, merged, new), moves)
-        counted = sum(pc.sum(rows.column(name)).as_py() or 0 for name in _EVENT_COLUMNS.values())
+        counted = sum(pc.sum(rows.column(name)).as_py() or 0 for name in _COUNTS)
         changed = new.group_by(["universe", "queue", "minute"]).aggregate([]).num_rows
         return Added(changed, counted, pc.sum(new.column("late")).as_py() or 0)
 
@@ -200,8 +202,8 @@ def _put_ms(id: str) -> int | None:
 def _with_late(rows: pa.Table, final_before: datetime) -> pa.Table:
     """Rows of the table, with the number of late events; those of several tasks are not merged yet."""
     minutes = pc.cast(rows.column("minute_ms"), pa.timestamp("ms", tz="UTC"))
-    counted = rows.column(_SUMS[0])
-    for name in list(_EVENT_COLUMNS.values())[1:]:
+    counted = rows.column(_COUNTS[0])
+    for name in _COUNTS[1:]:
         counted = pc.add(counted, rows.column(name))
     is_late = pc.less_equal(minutes, pa.scalar(final_before - _MINUTE, minutes.type))
     columns = {
