@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.backends.postgres import PostgresDatabase, committer
 from holdfast.backends.postgres.committer import Job
-from holdfast.backends.postgres.sessions import CHANNEL
+from holdfast.backends.postgres.notifications import CHANNEL
 from holdfast.errors import (
     Busy,
     CommitUnknown,

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from holdfast import limits
-from holdfast.backends.postgres.sessions import Conflicted, Disconnected, Session, retry_transaction
+from holdfast.backends.postgres.retries import Conflicted, Disconnected, retry_transaction
+from holdfast.backends.postgres.sessions import Session
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed, CommitUnknown
 from holdfast.kv import Transaction, Watches, Work

@@ -17,7 +17,9 @@ from typing import Any
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer, Job
 from holdfast.backends.postgres.listener import Listener
-from holdfast.backends.postgres.sessions import Session, prepare_schema, retry_transaction
+from holdfast.backends.postgres.retries import retry_transaction
+from holdfast.backends.postgres.schema import prepare_schema
+from holdfast.backends.postgres.sessions import Session
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
 from holdfast.kv import Database, OnCommit, Result, Transaction, Watch, Watches, Work

@@ -13,7 +13,8 @@ from typing import Final
 import psycopg
 
 from holdfast import limits
-from holdfast.backends.postgres.sessions import CHANNEL, connect, notified_ranges
+from holdfast.backends.postgres.connections import connect
+from holdfast.backends.postgres.notifications import CHANNEL, notified_ranges
 from holdfast.errors import HoldfastError, Unreachable
 from holdfast.kv import Watches
 

@@ -9,8 +9,8 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from holdfast.backends.postgres.connections import APPLICATION, connect, invalid_url_error
 from holdfast.backends.postgres.database import PostgresDatabase
-from holdfast.backends.postgres.sessions import APPLICATION, connect, invalid_url_error
 from holdfast.errors import DatabaseFailed, PlaneInUse
 
 _EXCLUSIVE_APPLICATION: Final = "holdfast-migrate"  # Distinguishes an exclusive user from ordinary connections.

@@ -13,42 +13,17 @@ libpq's blocking calls (`psycopg.pq`), which release the GIL and take half of a 
 import select
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
-import psycopg
 from psycopg import pq
 
 from holdfast import limits
-from holdfast.errors import (
-    Busy,
-    CommitUnknown,
-    DatabaseFailed,
-    DiskFull,
-    HoldfastError,
-    InvalidUrl,
-    NotFound,
-    SchemaMismatch,
-    TransactionConflict,
-    Unreachable,
-)
-from holdfast.kv import Pair, Result, Transaction, fence_floor
-from holdfast.kv.execution import Jitter, retry_pauses_seconds
-from holdfast.kv.keys import prefix_range
-
-SCHEMA_VERSION: Final = 1
-CHANNEL: Final = "holdfast_kv"
-APPLICATION: Final = "holdfast"  # The application name of connections, which shows whether a plane is in use.
-
-_SCHEMA: Final = f"""
-    BEGIN ISOLATION LEVEL READ COMMITTED;
-    SELECT pg_advisory_xact_lock(5209160457213571);
-    CREATE TABLE IF NOT EXISTS holdfast_meta (name text PRIMARY KEY, value text NOT NULL);
-    CREATE TABLE IF NOT EXISTS holdfast_kv (key bytea PRIMARY KEY, value bytea NOT NULL);
-    ALTER TABLE holdfast_kv ALTER COLUMN value SET STORAGE EXTERNAL;
-    INSERT INTO holdfast_meta VALUES ('schema_version', '{SCHEMA_VERSION}') ON CONFLICT DO NOTHING;
-    COMMIT;
-"""
+from holdfast.backends.postgres.connections import connect
+from holdfast.backends.postgres.notifications import CHANNEL, notification
+from holdfast.backends.postgres.retries import Conflicted, Disconnected, Idled, Overloaded
+from holdfast.errors import CommitUnknown, DatabaseFailed, DiskFull
+from holdfast.kv import Pair, Transaction
 
 # Sequential scans would take a predicate lock on the whole table, and conflict with every writer.
 _SETTINGS: Final = """
@@ -86,62 +61,6 @@ _CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a 
 # Out of memory, of predicate locks or of another resource; a lock or a statement took too long. PostgreSQL has aborted
 # the transaction. An open transaction of a paused process causes most of these, and ends in seconds.
 _OVERLOADS: Final = frozenset({"53000", "53200", "53300", "53400", "55P03", "57014"})
-
-
-class Conflicted(Exception):
-    """PostgreSQL aborted this transaction because of a conflict; run it again."""
-
-
-class Overloaded(Conflicted):
-    """PostgreSQL aborted this transaction because it lacks a resource; run it again after a pause."""
-
-
-class Disconnected(Exception):
-    """The connection broke and nothing was committed; run the transaction again on a new one."""
-
-
-class Idled(Disconnected):
-    """PostgreSQL ended the session because its transaction paused for too long; nothing was committed."""
-
-
-def retry_transaction(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
-    """The result of `attempt`, which is retried after conflicts, overload and lost connections, within bounds.
-
-    Raises:
-        TransactionConflict, Unreachable, Busy: every attempt failed; nothing was written.
-    """
-    pauses = retry_pauses_seconds(jitter)
-    deadline = time.monotonic() + limits.OVERLOAD_SECONDS_MAX
-    idled = 0
-    while True:
-        try:
-            return attempt()
-        except Overloaded as error:
-            if time.monotonic() >= deadline:
-                raise Busy(f"PostgreSQL is overloaded ({error}); nothing was written, try again later") from None
-            time.sleep(jitter.random() * limits.OVERLOAD_PAUSE_SECONDS_MAX)
-        except Idled:
-            idled += 1
-            if idled >= limits.IDLE_TRANSACTIONS_MAX:
-                raise Busy(
-                    f"The transaction paused for {limits.IDLE_TRANSACTION_SECONDS_MAX} s between statements, {idled} "
-                    "times; nothing was written. Do slow work before the transaction, then try again"
-                ) from None
-        except (Conflicted, Disconnected) as error:
-            pause = next(pauses, None)
-            if pause is None:
-                raise _exhausted(error) from None
-            if isinstance(error, Conflicted):
-                time.sleep(pause)
-
-
-def _exhausted(reason: Conflicted | Disconnected) -> HoldfastError:
-    """The error after the last retry."""
-    if isinstance(reason, Disconnected):
-        return Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written, try again later")
-    return TransactionConflict(
-        f"Conflicted with other processes {limits.CONFLICT_RETRIES_MAX} times; nothing was written, try again later"
-    )
 
 
 class Session:
@@ -251,7 +170,7 @@ class Session:
     def _write(self, tx: Transaction) -> None:
         puts = {key: value for key, value in tx.writes.items() if value is not None}
         deleted = [key for key, value in tx.writes.items() if value is None]
-        parameters = [_array(puts), _array(puts.values()), _notification(tx)]
+        parameters = [_array(puts), _array(puts.values()), notification(tx)]
         uncertain = not self._open  # Without BEGIN, the statement commits by itself.
         if deleted:
             self._run(b"write", [*parameters, _array(deleted)], uncertain=uncertain)
@@ -316,69 +235,6 @@ def _settings() -> bytes:
     ).encode()
 
 
-def prepare_schema(url: str, *, create: bool = True) -> int:
-    """Create missing tables if `create`, and check their version; returns the fence floor.
-
-    Raises:
-        Unreachable: the server does not answer.
-        NotFound: the tables are missing, and `create` is False.
-        SchemaMismatch: a newer version of Holdfast created them.
-    """
-    connection = connect(url)
-    try:
-        connection.execute("SET client_min_messages = 'error'")
-        if create:
-            connection.execute(_SCHEMA)
-        elif connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,):
-            raise NotFound(
-                "The database has no Holdfast tables; check the URL and the user's search_path. "
-                "The first command that writes to it creates them"
-            )
-        row = connection.execute("SELECT value FROM holdfast_meta WHERE name = 'schema_version'").fetchone()
-        floor = connection.execute("SELECT value FROM holdfast_kv WHERE key = %s", [fence_floor.KEY]).fetchone()
-    except psycopg.Error as error:
-        raise DatabaseFailed(
-            f"The tables could not be created ({error}); this user needs CREATE on the schema"
-        ) from error
-    finally:
-        connection.close()
-    found = "none" if row is None else str(row[0])
-    if found != str(SCHEMA_VERSION):
-        raise SchemaMismatch(
-            f"The tables have schema version {found}, this version supports {SCHEMA_VERSION}; upgrade Holdfast"
-        )
-    return fence_floor.decode(floor[0] if floor is not None and isinstance(floor[0], bytes) else None)
-
-
-def notified_ranges(payload: str) -> list[tuple[bytes, bytes]] | None:
-    """The key ranges that a notification names, or None for all of them."""
-    if payload == "*":
-        return None
-    try:
-        return [prefix_range(bytes.fromhex(part)) for part in payload.split(",") if part]
-    except ValueError:  # Any client can send notifications, with any payload.
-        return None
-
-
-def _notification(tx: Transaction) -> bytes:
-    """The notification payload for other processes' watches: the written keys, truncated to fit."""
-    for length in (limits.KEY_BYTES_MAX, 64, 48, 32, 24, 16):
-        # A deleted range is represented by the common prefix of its bounds.
-        prefixes = {key[:length] for key in tx.writes} | {_common_prefix(*bounds)[:length] for bounds in tx.cleared}
-        if b"" in prefixes:
-            break
-        if sum(2 * len(prefix) + 1 for prefix in prefixes) <= limits.NOTIFY_BYTES_MAX:
-            return ",".join(prefix.hex() for prefix in prefixes).encode()
-    return b"*"
-
-
-def _common_prefix(begin: bytes, end: bytes) -> bytes:
-    length = 0
-    while length < min(len(begin), len(end)) and begin[length] == end[length]:
-        length += 1
-    return begin[:length]
-
-
 def _array(items: Iterable[bytes]) -> bytes:
     """A bytea[] in PostgreSQL's binary format."""
     parts = [struct.pack("!i", len(item)) + item for item in items]
@@ -388,39 +244,3 @@ def _array(items: Iterable[bytes]) -> bytes:
 
 
 _BYTEA: Final = 17  # The type's OID.
-
-# The server refuses the connection, so a retry cannot help. libpq has no error codes for these.
-_FINAL_ANSWERS: Final = ("does not exist", "authentication failed", "no pg_hba.conf entry", "permission denied")
-
-
-def connect(url: str) -> psycopg.Connection[tuple[object, ...]]:
-    """A connection, after a few attempts with doubling pauses.
-
-    Raises:
-        Unreachable: the server did not answer any of them.
-    """
-    failure: psycopg.Error | None = None
-    for attempt in range(limits.CONNECT_ATTEMPTS_MAX):
-        if attempt:
-            time.sleep(min(100 << attempt - 1, limits.CONNECT_PAUSE_MS_MAX) / 1_000)
-        try:
-            return psycopg.connect(
-                url,
-                autocommit=True,
-                connect_timeout=5,
-                tcp_user_timeout=10_000,
-                fallback_application_name=APPLICATION,
-            )
-        except psycopg.ProgrammingError as error:
-            raise invalid_url_error(error) from None
-        except psycopg.OperationalError as error:
-            failure = error
-            if any(answer in str(error) for answer in _FINAL_ANSWERS):
-                break
-    raise Unreachable(f"PostgreSQL does not answer ({failure}); start it, or correct the URL") from failure
-
-
-def invalid_url_error(error: psycopg.ProgrammingError) -> InvalidUrl:
-    """The error for an invalid URL, without the part that may be a password."""
-    reason = "a % in it is written %25" if "percent-encoded" in str(error) else error
-    return InvalidUrl(f"The PostgreSQL URL is invalid ({reason}); write postgresql://user@host/database")
