@@ -131,3 +131,11 @@ class View(Protocol):
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[tuple[bytes, bytes]]:
         """At most `limit` pairs with begin <= key < end, in key order, or in reverse order."""
         ...
+
+
+class LockingView(View, Protocol):
+    """A view of a key space that several processes write to."""
+
+    def share(self, prefix: bytes) -> None:
+        """See `Transaction.share`."""
+        ...

@@ -10,7 +10,7 @@ A backend commits by first deleting the cleared ranges, then applying the writes
 """
 
 import uuid
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import (
@@ -26,7 +26,7 @@ from holdfast.errors import (
 from holdfast.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 if TYPE_CHECKING:
-    from holdfast.kv.contract import View
+    from holdfast.kv.contract import LockingView, View
 
 Pair = tuple[bytes, bytes]
 
@@ -147,6 +147,15 @@ class Transaction:
     def expose(self) -> None:
         """Let later transactions with `may_lose` wait until these writes are durable, because they may show them."""
         self.is_exposed = True
+
+    def share(self, prefix: bytes) -> None:
+        """Let other transactions that call this change the part of the key space at `prefix` at the same time.
+
+        Call it before the first read or write there. The transaction must write only keys that no other one writes: new
+        ones, or those of its `writer`. What it reads there must not depend on the keys that others write meanwhile.
+        """
+        if self.writer:
+            cast("LockingView", self.view).share(prefix)
 
     def emit(self, *event: Any) -> None:
         """Record an event to publish after the commit, where the caller of the transaction publishes events."""
@@ -274,11 +283,12 @@ class Transaction:
 class _NestedView:
     """The view and clock of a nested transaction: its parent's."""
 
-    __slots__ = ("_tx", "get", "scan")
+    __slots__ = ("_tx", "get", "scan", "share")
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         self.get = tx.get
+        self.share = tx.share
         self.scan = tx.visible_pairs
 
     def now_ms(self) -> int:

@@ -115,6 +115,9 @@ class Session:
         found = self._run(b"back" if reverse else b"scan", [begin, end, struct.pack("!q", limit)])
         return [(found.get_value(row, 0) or b"", found.get_value(row, 1) or b"") for row in range(found.ntuples)]
 
+    def share(self, prefix: bytes) -> None:
+        """Every transaction is SERIALIZABLE, so there is no lock to share."""
+
     def commit(self, tx: Transaction) -> None:
         """Write the changes of `tx` and commit.
 
