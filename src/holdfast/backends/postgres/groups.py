@@ -11,7 +11,6 @@ from threading import get_ident
 from typing import Final, Literal, NamedTuple
 
 from holdfast import limits
-from holdfast.backends.postgres.contention import Contention
 from holdfast.backends.postgres.jobs import Job, finish
 from holdfast.backends.postgres.locked_view import (
     IsAwaited,
@@ -27,6 +26,7 @@ from holdfast.backends.postgres.sessions import Session
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import CommitUnknown
 from holdfast.kv import Transaction, Watches
+from holdfast.kv.contention import Contention
 from holdfast.kv.execution import run
 
 _log = logging.getLogger("holdfast.committer")
