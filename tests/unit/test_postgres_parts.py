@@ -83,7 +83,7 @@ def test_what_is_hardly_ever_written_is_read_by_many() -> None:
     ],
 )
 def test_a_range_over_several_parts_is_everything(bounds: tuple[bytes, bytes]) -> None:
-    assert part_of_range(*sorted(bounds)) == EVERYTHING  # type: ignore[arg-type]
+    assert part_of_range(*sorted(bounds)) == EVERYTHING
 
 
 def test_numbers_of_locks_are_the_same_in_every_process() -> None:
