@@ -118,7 +118,7 @@ def test_upgraded_tables_keep_their_data_and_equal_new_ones(hf: Hf, postgres_url
 def test_an_upgraded_plane_works_as_before(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
     with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         plane.queue("jobs").put_many([{"n": number} for number in range(10)])
-        leased = plane.queue("jobs").receive(visibility_seconds=3_600)
+        leased = plane.queue("jobs").receive_many(1, visibility_seconds=3_600)
     execute(
         postgres_url,
         "DELETE FROM holdfast_meta WHERE name = 'schema_compatible'",
@@ -128,7 +128,7 @@ def test_an_upgraded_plane_works_as_before(hf: Hf, postgres_url: str, tmp_path: 
         holdfast.open(postgres_url, activity=str(tmp_path / "logs"))
     hf("migrate", postgres_url)
     with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
-        plane.queue("jobs").ack_many([leased])
+        plane.queue("jobs").ack_many(leased)
         assert [message.json()["n"] for message in plane.queue("jobs").receive_many(20)] == list(range(1, 10))
 
 
@@ -289,7 +289,9 @@ def test_printed_sql_run_by_the_owner_gives_another_role_a_working_plane(
         execute(as_role(postgres_url, owner), *(grant.format(role=user) for grant in PRIVILEGES[1:]))
         with holdfast.open(as_role(postgres_url, user), activity=str(tmp_path / "logs")) as plane:
             plane.queue("jobs").put({"n": 1})
-            assert plane.queue("jobs").receive().json() == {"n": 1}
+            message = plane.queue("jobs").receive()
+            assert message is not None
+            assert message.json() == {"n": 1}
         repeated = psql(as_role(postgres_url, owner), script)
         assert repeated.returncode != 0, "the tables have another version now"
         assert ("already exists" in repeated.stderr) or ("schema version 1 any more" in repeated.stderr)
