@@ -1,13 +1,16 @@
 """The tables in PostgreSQL: created, upgraded and refused by their version; used by roles with few privileges."""
 
 import json
+import re
 import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -21,11 +24,8 @@ from holdfast.kv import Transaction
 from holdfast.tiers import Tier
 
 Hf = Callable[..., Result]
-PRIVILEGES = (
-    "GRANT USAGE ON SCHEMA public TO {role}",
-    "GRANT SELECT ON holdfast_meta TO {role}",
-    "GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast_kv TO {role}",
-)
+GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "operate-postgresql.md").read_text()
+FOR_ADMINISTRATOR, FOR_OWNER, *LOOKS = re.findall(r"^```sql\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
 
 def execute(url: str, *statements: str) -> None:
@@ -66,14 +66,38 @@ def get(tx: Transaction, key: bytes = b"k") -> bytes | None:
 
 
 @contextmanager
-def new_role(url: str, options: str = "LOGIN") -> Iterator[str]:
-    """A new role, and the URL with which it connects."""
+def new_role(url: str) -> Iterator[str]:
+    """A new role without privileges."""
     name = f"role_{uuid.uuid4().hex}"
-    execute(url, f"CREATE ROLE {name} {options}")
+    execute(url, f"CREATE ROLE {name} LOGIN")
     try:
         yield name
     finally:
         execute(url, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+class Roles:
+    """The owner of the tables and the servers' role, as the guide creates them."""
+
+    def __init__(self, url: str) -> None:
+        name = uuid.uuid4().hex
+        self.names = {"holdfast_owner": f"owner_{name}", "holdfast_server": f"server_{name}"}
+        self.url, self.owner, self.server = url, *(as_role(url, role) for role in self.names.values())
+
+    def run(self, block: str, url: str) -> None:
+        """Run a block of the guide."""
+        for documented, role in self.names.items():
+            block = block.replace(documented, role)
+        execute(url, block.replace("DATABASE plane", f"DATABASE {urlsplit(url).path[1:]}"))
+
+
+@pytest.fixture
+def roles(postgres_url: str) -> Iterator[Roles]:
+    roles = Roles(postgres_url)
+    roles.run(FOR_ADMINISTRATOR, postgres_url)
+    yield roles
+    for name in roles.names.values():
+        execute(postgres_url, f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")
 
 
 def as_role(url: str, role: str) -> str:
@@ -275,26 +299,22 @@ def psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["new", "upgrade"])
-def test_printed_sql_run_by_the_owner_gives_another_role_a_working_plane(
-    hf: Hf, postgres_url: str, tmp_path: Path, older: bool
+def test_printed_sql_run_by_the_owner_gives_the_servers_role_a_working_plane(
+    hf: Hf, roles: Roles, tmp_path: Path, older: bool
 ) -> None:
-    with new_role(postgres_url) as owner, new_role(postgres_url) as user:
-        execute(postgres_url, f"GRANT USAGE, CREATE ON SCHEMA public TO {owner}")
-        if older:
-            make_version_1(as_role(postgres_url, owner))
-        script = hf("migrate", "--sql", postgres_url).stdout
-        done = psql(as_role(postgres_url, owner), script)
-        assert done.returncode == 0, done.stderr
-        execute(postgres_url, PRIVILEGES[0].format(role=user))
-        execute(as_role(postgres_url, owner), *(grant.format(role=user) for grant in PRIVILEGES[1:]))
-        with holdfast.open(as_role(postgres_url, user), activity=str(tmp_path / "logs")) as plane:
-            plane.queue("jobs").put({"n": 1})
-            message = plane.queue("jobs").receive()
-            assert message is not None
-            assert message.json() == {"n": 1}
-        repeated = psql(as_role(postgres_url, owner), script)
-        assert repeated.returncode != 0, "the tables have another version now"
-        assert ("already exists" in repeated.stderr) or ("schema version 1 any more" in repeated.stderr)
+    if older:
+        make_version_1(roles.owner)
+        roles.run(FOR_OWNER, roles.owner)
+    script = hf("migrate", "--sql", roles.server).stdout  # Its role need not own the tables.
+    done = psql(roles.owner, script)
+    assert done.returncode == 0, done.stderr
+    roles.run(FOR_OWNER, roles.owner)
+    with holdfast.open(roles.server, activity=str(tmp_path / "logs")) as plane:
+        plane.queue("jobs").put({"n": 1})
+        assert [message.json() for message in plane.queue("jobs").receive_many(2)] == [{"n": 1}]
+    repeated = psql(roles.owner, script)
+    assert repeated.returncode != 0, "the tables have another version now"
+    assert ("already exists" in repeated.stderr) or ("schema version 1 any more" in repeated.stderr)
 
 
 def test_printed_sql_is_refused_while_an_older_process_is_connected(postgres_url: str) -> None:
@@ -320,16 +340,39 @@ def test_arguments_of_an_upgrade_are_checked(hf: Hf, words: tuple[str, ...], say
     assert says in hf("migrate", *words, code=2).stderr
 
 
+@contextmanager
+def serving(*words: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "holdfast.cli", "serve", "--port", "0", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.usefixtures("hf")
+def test_a_server_upgrades_tables_only_if_it_is_told_to(postgres_url: str, tmp_path: Path) -> None:
+    make_version_1(postgres_url)
+    place = ("--data", postgres_url, "--activity", str(tmp_path / "logs"))
+    with serving(*place) as process:
+        assert "run `holdfast migrate URL`" in process.communicate(timeout=60)[1]
+        assert process.returncode == 9
+    assert versions(postgres_url) == {"schema_version": "1"}
+    with serving("--init", *place) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Holdfast is ready at")
+    assert versions(postgres_url)["schema_version"] == str(SCHEMA_VERSION)
+
+
 # Privileges.
 
 
 @pytest.fixture
-def user_url(postgres_url: str) -> Iterator[str]:
+def user_url(roles: Roles) -> str:
     """The URL of a role that has the documented privileges, and no others."""
-    PostgresDatabase(postgres_url).close()
-    with new_role(postgres_url) as role:
-        execute(postgres_url, *(grant.format(role=role) for grant in PRIVILEGES))
-        yield as_role(postgres_url, role)
+    PostgresDatabase(roles.owner).close()
+    roles.run(FOR_OWNER, roles.owner)
+    return roles.server
 
 
 def test_a_role_without_ownership_can_do_everything_that_a_plane_does(user_url: str, tmp_path: Path) -> None:
@@ -358,6 +401,11 @@ def test_a_role_without_ownership_can_do_everything_that_a_plane_does(user_url: 
         plane.mailbox("ada").send("bob", "hello")
         with plane.lease("deploy").acquire(ttl_seconds=30):
             assert plane.queue("jobs").stats().ready == 2
+
+
+@pytest.mark.parametrize("query", LOOKS)
+def test_the_queries_of_the_guide_run(user_url: str, query: str) -> None:
+    execute(user_url, query)
 
 
 @pytest.mark.parametrize("revoked", ["INSERT", "UPDATE", "DELETE", "SELECT"])
