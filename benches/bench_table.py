@@ -1,7 +1,8 @@
 """The table of a plane in PostgreSQL as a queue: what it weighs after many messages, by its storage settings.
 
 Every message is put, received and acknowledged, a hundredth of them with a payload that PostgreSQL stores apart, beside
-keys that nothing touches. The second part compares plain SQL on one table with tables that are split into partitions.
+keys that nothing touches. The second part drains a backlog, and measures calls while vacuum shortens the table or does
+not. The third compares plain SQL on one table with tables that are split into partitions.
 
     python -m benches.bench_table --messages 200000 --beside 500000
 """
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from benches.comparison import compare
+from benches.comparison import compare, echo
 from holdfast import Plane
 
 BATCH = 100
@@ -37,12 +38,13 @@ RESET = """ALTER TABLE holdfast_kv RESET (fillfactor, vacuum_truncate,
 OFTEN = "{0}autovacuum_vacuum_scale_factor = 0.01, {0}autovacuum_vacuum_threshold = 5000"
 AT_ONCE = "{0}autovacuum_vacuum_cost_delay = 0"
 KEEP = "{0}vacuum_truncate = off"
+STORED, NOT_SHORTENED = "vacuum at 5,000 dead rows + 1 %", "the same, and never shortened"
 SETTINGS: dict[str, tuple[str, ...]] = {
     "PostgreSQL's defaults": (),
-    "vacuum at 5,000 dead rows + 1 %": (OFTEN,),
-    "the same, without pauses": (OFTEN, AT_ONCE),
-    "the same, and no truncation": (OFTEN, AT_ONCE, KEEP),
-    "the same, and fillfactor 80": (OFTEN, AT_ONCE, KEEP, "fillfactor = 80"),
+    STORED: (OFTEN,),
+    "the same, and vacuum without pauses": (OFTEN, AT_ONCE),
+    NOT_SHORTENED: (OFTEN, KEEP),
+    "the same, and fillfactor 80": (OFTEN, "fillfactor = 80"),
 }
 
 
@@ -103,6 +105,9 @@ def main(arguments: list[str] | None = None) -> None:
         runs = {name: run(url, f"t{number}", name, options) for number, name in enumerate(found)}
         if runs:
             show(options, runs)
+        if options.only in "backlog":
+            for number, name in enumerate((STORED, NOT_SHORTENED)):
+                drain_backlog(url, f"b{number}", name, options)
         if options.only in "partitions":
             compare_partitions(url)
 
@@ -122,7 +127,9 @@ def server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(server_url: str, database: str, name: str, options: argparse.Namespace) -> Run:
+@contextmanager
+def opened(server_url: str, database: str, name: str) -> Iterator[tuple[str, Plane]]:
+    """A new plane with the settings of that name."""
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {database}".encode())
     url = server_url.replace("/postgres?", f"/{database}?")
@@ -133,6 +140,14 @@ def run(server_url: str, database: str, name: str, options: argparse.Namespace) 
             for setting in SETTINGS[name]:
                 text = ", ".join(dict.fromkeys([setting.format(prefix) for prefix in ("", "toast.")]))
                 connection.execute(f"ALTER TABLE holdfast_kv SET ({text})".encode())
+        yield url, plane
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {database} WITH (FORCE)".encode())
+
+
+def run(server_url: str, database: str, name: str, options: argparse.Namespace) -> Run:
+    with opened(server_url, database, name) as (url, plane):
+        with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(
                 """INSERT INTO holdfast_kv
                     SELECT decode('ff' || lpad(to_hex(n), 40, '0'), 'hex'), repeat('x', 100)::bytea
@@ -142,11 +157,33 @@ def run(server_url: str, database: str, name: str, options: argparse.Namespace) 
             connection.execute("VACUUM (ANALYZE) holdfast_kv")
         before = measure(url)
         result = process(plane, options.messages)
-    after = measure(url)  # Closed connections have reported what they did.
+        plane.close()  # Closed connections have reported what they did.
+        after = measure(url)
     grown = (getattr(after, field) - getattr(before, field) for field in Size.__struct_fields__)
-    with psycopg.connect(server_url, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {database} WITH (FORCE)".encode())
     return msgspec.structs.replace(result, size=Size(*grown))
+
+
+def drain_backlog(server_url: str, database: str, name: str, options: argparse.Namespace, seconds: float = 20) -> None:
+    with opened(server_url, database, name) as (url, plane):
+        jobs = plane.queue("jobs")
+        for _ in range(options.messages // BATCH):
+            jobs.put_many([SMALL] * BATCH)
+        full = measure(url)
+        while found := jobs.receive_many(BATCH, extend_for_seconds=0):
+            jobs.ack_many(found)
+        waits, until = [], time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            started = time.perf_counter()
+            jobs.put(SMALL)
+            waits.append(time.perf_counter() - started)
+            jobs.ack_many(jobs.receive_many(1, extend_for_seconds=0))
+        waits.sort()
+        tail = ", ".join(f"{share:.1%}: {waits[int(share * len(waits))] * 1e3:.1f} ms" for share in (0.5, 0.99, 0.999))
+        echo(
+            f"{name}: {full.total / 1e6:,.0f} MB with {options.messages:,} messages, "
+            f"{measure(url).total / 1e6:,.0f} MB {seconds:.0f} s after they were drained; "
+            f"{len(waits):,} puts, {tail}, slowest {waits[-1] * 1e3:.0f} ms"
+        )
 
 
 def show(options: argparse.Namespace, runs: dict[str, Run]) -> None:

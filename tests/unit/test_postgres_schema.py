@@ -112,6 +112,17 @@ def test_an_empty_database_gets_all_steps(postgres_url: str) -> None:
     assert versions(postgres_url) == {"schema_version": str(SCHEMA_VERSION), "schema_compatible": "2"}
 
 
+def test_the_table_and_its_large_values_are_vacuumed_often(postgres_url: str) -> None:
+    PostgresDatabase(postgres_url).close()
+    with psycopg.connect(postgres_url) as connection:
+        rows = connection.execute(
+            "SELECT unnest(ARRAY[oid, reltoastrelid]) FROM pg_class WHERE relname = 'holdfast_kv'"
+        ).fetchall()
+        for (table,) in rows:
+            found = connection.execute("SELECT reloptions FROM pg_class WHERE oid = %s", [table]).fetchone()
+            assert found == (["autovacuum_vacuum_scale_factor=0.01", "autovacuum_vacuum_threshold=5000"],)
+
+
 def test_steps_are_numbered_from_one() -> None:
     assert [step.version for step in STEPS] == list(range(1, SCHEMA_VERSION + 1))
 
@@ -175,7 +186,7 @@ def test_an_upgrade_is_refused_while_an_older_process_is_connected(
 def test_an_upgrade_is_refused_while_a_transaction_uses_the_table(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schema, "_LOCK_WAIT", "SET LOCAL lock_timeout = '50ms'")
+    monkeypatch.setattr(schema, "_LOCK_WAIT", "SET lock_timeout = '50ms'")
     make_version_1(postgres_url)
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT * FROM holdfast_kv")

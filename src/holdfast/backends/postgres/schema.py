@@ -43,11 +43,24 @@ STEPS: Final = (
     ),
     # Processes of version 1 take no advisory locks: beside one of them, the locks of the others protect nothing.
     Step(2, "advisory locks instead of SERIALIZABLE", (), exclusive=True),
+    # A queue deletes what it inserts: by default, dead rows may be a fifth of all keys before vacuum removes them. Not
+    # only a fixed number, because each vacuum reads the whole index. See benches/bench_table.py for others.
+    Step(
+        3,
+        "storage settings of a queue",
+        (
+            "ALTER TABLE holdfast_kv SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000)",
+            """ALTER TABLE holdfast_kv
+    SET (toast.autovacuum_vacuum_scale_factor = 0.01, toast.autovacuum_vacuum_threshold = 5000)""",
+        ),
+        exclusive=False,
+    ),
 )
 SCHEMA_VERSION: Final = STEPS[-1].version
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(5209160457213571)"  # One process at a time creates or upgrades tables.
-_LOCK_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
+_SESSION_LOCK: Final = "SELECT pg_advisory_lock(5209160457213571)"
+_LOCK_WAIT: Final = "SET lock_timeout = '5s'"
 _VERSIONS: Final = """
     SELECT name, value FROM holdfast_meta WHERE name IN ('schema_version', 'schema_compatible')
 """
@@ -132,7 +145,7 @@ def upgrade_script(url: str) -> str:
     if found >= SCHEMA_VERSION:
         _check_version(found, compatible)
         return ""
-    statements: list[str] = ["BEGIN ISOLATION LEVEL READ COMMITTED", _LOCK_WAIT, _LOCK]
+    statements: list[str] = ["BEGIN ISOLATION LEVEL READ COMMITTED", _LOCK_WAIT.replace("SET", "SET LOCAL"), _LOCK]
     if found:
         statements.append(_expect_version(found))
     statements += [*_missing_steps(found), "COMMIT"]
@@ -141,11 +154,12 @@ def upgrade_script(url: str) -> str:
 
 def _upgrade(connection: psycopg.Connection[tuple[object, ...]]) -> tuple[int, int]:
     try:
+        # Locked before the transaction: a transaction that waited for the lock may still miss tables that were created
+        # meanwhile, because it looks them up in a cache. The lock ends with the connection.
+        connection.execute(_LOCK_WAIT)
+        connection.execute(_SESSION_LOCK)
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            connection.execute(_LOCK_WAIT)
-            connection.execute(_LOCK)
-            # Looked for again: another process may have created or upgraded them before this one had the lock.
             found, compatible = _versions(connection) if _tables_exist(connection, needed=()) else (0, 0)
             if found >= SCHEMA_VERSION:
                 _check_version(found, compatible)
