@@ -32,6 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=18, help="how often the crash tests kill their child process")
     parser.addoption("--flips", type=int, default=1, help="how many times as many bits the bit flip tests flip")
     parser.addoption("--flip-seed", type=int, help="the seed of the bit flip tests")
+    parser.addoption(
+        "--table-messages", type=int, default=10_000_000, help="how many messages go through one table of PostgreSQL"
+    )
     parser.addoption("--image-seed", type=int, help="the seed of the only image that the storage tests build")
 
 

@@ -22,7 +22,6 @@ from holdfast.errors import (
     CommitUnknown,
     DatabaseFailed,
     InvalidUrl,
-    SchemaMismatch,
     TransactionConflict,
     Unreachable,
 )
@@ -157,14 +156,6 @@ def test_a_missing_database_is_reported_without_retries(postgres_server: str, mo
 def test_a_malformed_url_is_refused() -> None:
     with pytest.raises(InvalidUrl, match="is invalid"):
         PostgresDatabase("postgresql://host/database?no_such_option=1")
-
-
-def test_tables_of_a_newer_version_are_refused(postgres_url: str) -> None:
-    PostgresDatabase(postgres_url).close()
-    with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("UPDATE holdfast_meta SET value = '999' WHERE name = 'schema_version'")
-    with pytest.raises(SchemaMismatch, match="999"):
-        PostgresDatabase(postgres_url)
 
 
 def test_tables_may_be_created_concurrently(postgres_url: str) -> None:

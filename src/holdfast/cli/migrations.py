@@ -1,4 +1,4 @@
-"""`holdfast migrate`: copies a plane between a data directory and PostgreSQL with S3, and compares the copies."""
+"""`holdfast migrate`: copies a plane between a directory and PostgreSQL with S3, or upgrades its tables in place."""
 
 import os
 from contextlib import ExitStack
@@ -12,7 +12,15 @@ from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
 from holdfast.names import folder_at
 from holdfast.plane.formats import check_marker
-from holdfast.plane.migrations import check_unused, folder_of, opened_source, opened_target, without_password
+from holdfast.plane.migrations import (
+    check_unused,
+    folder_of,
+    opened_source,
+    opened_target,
+    upgrade_sql,
+    upgrade_tables,
+    without_password,
+)
 from holdfast.runtime.maintenance.migrations import Migrator
 
 
@@ -22,24 +30,28 @@ from holdfast.runtime.maintenance.migrations import Migrator
         "holdfast migrate dir:./data postgresql://me@db/plane --objects s3://bucket/plane",
         "holdfast migrate postgresql://me@db/plane dir:./data --objects s3://bucket/plane",
         "holdfast migrate dir:./data dir:/mnt/new/data",
+        "holdfast migrate postgresql://owner@db/plane",
+        "holdfast migrate --sql postgresql://owner@db/plane > upgrade.sql",
     ],
 )
 @click.argument("source")
-@click.argument("target")
+@click.argument("target", required=False)
 @click.option("--from-objects", metavar="URL", help="The object store of SOURCE, if not the default.")
 @click.option("--to-objects", metavar="URL", help="The object store of TARGET, if not the default.")
 @click.option(
     "--activity", metavar="DIR", help="The folder of SOURCE's session logs that are not in its object store yet."
 )
 @click.option("--leave-activity", is_flag=True, help="Do not copy session logs.")
+@click.option("--sql", "as_sql", is_flag=True, help="Without TARGET: print the SQL of the upgrade, and change nothing.")
 def migrate(
     *,
     source: str,
-    target: str,
+    target: str | None,
     from_objects: str | None,
     to_objects: str | None,
     activity: str | None,
     leave_activity: bool,
+    as_sql: bool,
 ) -> None:
     """Copy all data of the plane SOURCE to TARGET, and compare the two.
 
@@ -47,7 +59,15 @@ def migrate(
     process may use SOURCE during the migration, and nothing is written to it. TARGET must be empty, and cannot be
     opened before the migration is complete. Run the command again to resume an interrupted migration. At the end, every
     key range has been compared by its digest, and every object has been read back and hashed.
+
+    Without TARGET, the command creates the tables of the PostgreSQL plane SOURCE, or upgrades those of an older version
+    in place, as their owner. Stop all servers and workers first: some upgrades are refused while one is connected.
     """
+    if target is None:
+        _upgrade(source, as_sql=as_sql)
+        return
+    if as_sql:
+        raise InvalidArgument("--sql prints the SQL that upgrades the tables of SOURCE; leave TARGET out")
     source, target = (url if ":" in url else f"dir:{url}" for url in (source, target))
     _check_paths(source, target)
     from_objects = from_objects or _shared_objects(source)
@@ -73,6 +93,26 @@ def migrate(
     else:
         text = f"{from_text} was already migrated to {to_text}, and compared at {fields['ended_at']}; nothing to do"
     printing.result(text, fields)
+
+
+def _upgrade(url: str, *, as_sql: bool) -> None:
+    if ":" not in url or url.startswith("dir:"):
+        raise InvalidArgument("TARGET is missing; only the tables of a postgresql:// plane are upgraded in place")
+    name = without_password(url)
+    if as_sql:
+        statements = upgrade_sql(url)
+        advice = "Run this as their owner, with all servers stopped." if statements else "They are up to date."
+        text = f"-- The tables of {name}. {advice}\n{statements}"
+        printing.result(text.rstrip(), {"target": name, "sql": statements})
+        return
+    before, after = upgrade_tables(url)
+    if before == after:
+        text = f"The tables of {name} have schema version {after}; nothing to do"
+    elif before:
+        text = f"Upgraded the tables of {name} from schema version {before} to {after}"
+    else:
+        text = f"Created the tables of {name} with schema version {after}"
+    printing.result(text, {"target": name, "schema_before": before, "schema": after})
 
 
 def _migrate(migrator: Migrator, target: str, keys: int) -> bool:

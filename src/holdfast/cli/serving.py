@@ -25,6 +25,11 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 @click.option(
     "--data", metavar="URL", help="The plane to serve: dir:PATH, postgresql://… or memory:.  [default: dir:./data]"
 )
+@click.option(
+    "--init",
+    is_flag=True,
+    help="First create the tables of PostgreSQL, or upgrade those of an older version. Needs their owner.",
+)
 @click.option("--objects", metavar="URL", help="The object store: dir:, s3://, az:// or gs://.")
 @click.option("--activity", metavar="PATH", help="The folder that session logs are written to first.")
 @click.option("--tiers", metavar="PATH", help="A TOML file with the durability tier of each entity field.")
@@ -135,9 +140,10 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The minimum level of log lines."
 )
-def serve(config: str | None, **flags: object) -> None:
+def serve(config: str | None, *, init: bool, **flags: object) -> None:
     """Serve a plane over HTTP and WebSocket until SIGTERM."""
     # Imported here: no other command needs the server, and its import is slow.
+    from holdfast.plane.migrations import upgrade_tables
     from holdfast.server.serving import run
     from holdfast.server.settings import Settings
 
@@ -146,6 +152,8 @@ def serve(config: str | None, **flags: object) -> None:
         settings["objects"] = given_options()["objects"]
     environment = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
     loaded = Settings.load(settings, file=config, environment=environment)
+    if init and loaded.data.startswith(("postgresql:", "postgres:")):
+        upgrade_tables(loaded.data)  # A directory is created when it is opened.
     before = os.umask(0o077)  # The files of RocksDB get their mode from it.
     try:
         code = run(loaded)

@@ -1,4 +1,4 @@
-"""Opens the source and the target of a migration by their URLs."""
+"""Opens the source and the target of a migration by their URLs, and upgrades the tables of a PostgreSQL."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -102,6 +102,28 @@ def check_unused(url: str) -> None:
         from holdfast.backends.postgres import check_unused
 
         check_unused(url)
+
+
+def upgrade_tables(url: str) -> tuple[int, int]:
+    """Create the tables of the PostgreSQL plane at `url`, or upgrade older ones. Returns the versions before and after.
+
+    Raises:
+        InvalidUrl, Unsupported: it is not PostgreSQL, or its driver is missing.
+        PlaneInUse: a process uses the tables, and the upgrade needs exclusive use.
+        SchemaMismatch: a newer version of Holdfast created them.
+    """
+    _check_postgres(url)
+    from holdfast.backends.postgres import exclusive_url, upgrade_schema
+
+    return upgrade_schema(exclusive_url(url))
+
+
+def upgrade_sql(url: str) -> str:
+    """The SQL that `upgrade_tables` would run; empty if there is nothing to do."""
+    _check_postgres(url)
+    from holdfast.backends.postgres import exclusive_url, upgrade_script
+
+    return upgrade_script(exclusive_url(url))
 
 
 def folder_of(url: str) -> Path:

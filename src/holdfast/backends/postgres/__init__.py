@@ -2,5 +2,6 @@
 
 from holdfast.backends.postgres.database import PostgresDatabase
 from holdfast.backends.postgres.readers import PostgresReader, check_unused, exclusive_url
+from holdfast.backends.postgres.schema import upgrade_schema, upgrade_script
 
-__all__ = ["PostgresDatabase", "PostgresReader", "exclusive_url", "check_unused"]
+__all__ = ["PostgresDatabase", "PostgresReader", "exclusive_url", "check_unused", "upgrade_schema", "upgrade_script"]

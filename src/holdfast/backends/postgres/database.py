@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer
@@ -21,7 +21,7 @@ from holdfast.backends.postgres.jobs import Job
 from holdfast.backends.postgres.listener import Listener
 from holdfast.backends.postgres.locked_view import SnapshotView
 from holdfast.backends.postgres.retries import retry_transaction
-from holdfast.backends.postgres.schema import prepare_schema
+from holdfast.backends.postgres.schema import SCHEMA_VERSION, prepare_schema
 from holdfast.backends.postgres.sessions import Session
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
@@ -34,6 +34,8 @@ from holdfast.tiers import Tier
 
 class PostgresDatabase(Database):
     """A key space in the PostgreSQL database that `url` names."""
+
+    _oldest_schema: ClassVar[int] = SCHEMA_VERSION
 
     def __init__(
         self,
@@ -52,11 +54,11 @@ class PostgresDatabase(Database):
         Raises:
             Unreachable: the server does not answer.
             NotFound: the tables are missing, and `create` is False.
-            SchemaMismatch: a newer version of Holdfast created the tables.
+            SchemaMismatch: another version of Holdfast created the tables.
         """
         # It changes only where no process has the key space open, or until each is restarted: after a migration, and
         # when the data is declared to be a copy. Commits are synced here, or their callers do not wait.
-        self._fence_floor = prepare_schema(url, create=create)
+        self._fence_floor = prepare_schema(url, create=create, oldest=self._oldest_schema)
         self._url = url
         self._clock = clock
         self._ids = ids or IdSource()

@@ -1,55 +1,275 @@
-"""The tables of a plane in PostgreSQL, and their version."""
+"""The tables of a plane in PostgreSQL, and the numbered steps that create and upgrade them.
 
-from typing import Final
+    holdfast_meta    schema_version       the last step that was run
+                     schema_compatible    the last step that needed exclusive use: a process that knows fewer steps than
+                                          this must not use the tables, and one that knows as many can
+    holdfast_kv      the key space
+
+A step that needs exclusive use changes how processes share the tables, so it is refused while one of them is connected.
+The others can run beside processes of the version before, which keep using the tables.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, LiteralString, NamedTuple
 
 import psycopg
 
-from holdfast.backends.postgres.connections import connect
-from holdfast.errors import DatabaseFailed, NotFound, SchemaMismatch
+from holdfast.backends.postgres.connections import APPLICATION, connect
+from holdfast.backends.postgres.poolers import check_no_transaction_pooler
+from holdfast.errors import DatabaseFailed, HoldfastError, NotFound, PlaneInUse, SchemaMismatch
 from holdfast.kv import fence_floor
 
-SCHEMA_VERSION: Final = 1
 
-_SCHEMA: Final = f"""
-    BEGIN ISOLATION LEVEL READ COMMITTED;
-    SELECT pg_advisory_xact_lock(5209160457213571);
-    CREATE TABLE IF NOT EXISTS holdfast_meta (name text PRIMARY KEY, value text NOT NULL);
-    CREATE TABLE IF NOT EXISTS holdfast_kv (key bytea PRIMARY KEY, value bytea NOT NULL);
-    ALTER TABLE holdfast_kv ALTER COLUMN value SET STORAGE EXTERNAL;
-    INSERT INTO holdfast_meta VALUES ('schema_version', '{SCHEMA_VERSION}') ON CONFLICT DO NOTHING;
-    COMMIT;
+class Step(NamedTuple):
+    """A change of the tables."""
+
+    version: int
+    summary: str
+    statements: tuple[LiteralString, ...]
+    exclusive: bool  # Whether no process may use the tables meanwhile, and older versions cannot use them afterwards.
+
+
+STEPS: Final = (
+    Step(
+        1,
+        "create the tables",
+        (
+            "CREATE TABLE holdfast_meta (name text PRIMARY KEY, value text NOT NULL)",
+            "CREATE TABLE holdfast_kv (key bytea PRIMARY KEY, value bytea NOT NULL)",
+            "ALTER TABLE holdfast_kv ALTER COLUMN value SET STORAGE EXTERNAL",
+        ),
+        exclusive=True,
+    ),
+    # Processes of version 1 take no advisory locks: beside one of them, the locks of the others protect nothing.
+    Step(2, "advisory locks instead of SERIALIZABLE", (), exclusive=True),
+    # A queue deletes what it inserts: by default, dead rows may be a fifth of all keys before vacuum removes them. Not
+    # only a fixed number, because each vacuum reads the whole index. See benches/bench_table.py for others.
+    Step(
+        3,
+        "storage settings of a queue",
+        (
+            "ALTER TABLE holdfast_kv SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000)",
+            """ALTER TABLE holdfast_kv
+    SET (toast.autovacuum_vacuum_scale_factor = 0.01, toast.autovacuum_vacuum_threshold = 5000)""",
+        ),
+        exclusive=False,
+    ),
+)
+SCHEMA_VERSION: Final = STEPS[-1].version
+
+_LOCK: Final = "SELECT pg_advisory_xact_lock(5209160457213571)"  # One process at a time creates or upgrades tables.
+_SESSION_LOCK: Final = "SELECT pg_advisory_lock(5209160457213571)"
+_LOCK_WAIT: Final = "SET lock_timeout = '5s'"
+_VERSIONS: Final = """
+    SELECT name, value FROM holdfast_meta WHERE name IN ('schema_version', 'schema_compatible')
+"""
+_NEEDED: Final = """
+    SELECT to_regclass('holdfast_kv') IS NOT NULL, current_user,
+        ARRAY(SELECT needed FROM unnest(%s::text[]) AS needed
+            WHERE NOT has_table_privilege(to_regclass('holdfast_kv'), needed)),
+        has_table_privilege(to_regclass('holdfast_meta'), 'SELECT')
 """
 
+# A process of an older version that is opening the plane has read the version, and may not be connected for a moment.
+# The locks stop it at its next statement, and the second look finds it. The view is cached in a transaction.
+_CHECK_UNUSED: Final = f"""DO $$
+DECLARE
+    others bigint;
+BEGIN
+    FOR look IN 1..2 LOOP
+        SELECT count(*) INTO others FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid()
+            AND (application_name = '{APPLICATION}' OR query LIKE 'LISTEN holdfast%');
+        IF others > 0 THEN
+            RAISE object_in_use USING MESSAGE = others || ' Holdfast connections are open on this database; '
+                'stop the servers and workers, then run this again';
+        END IF;
+        IF look = 1 THEN
+            PERFORM pg_sleep(1), pg_stat_clear_snapshot();
+        END IF;
+    END LOOP;
+END $$"""
 
-def prepare_schema(url: str, *, create: bool = True) -> int:
+
+def prepare_schema(url: str, *, create: bool = True, oldest: int = SCHEMA_VERSION) -> int:
     """Create missing tables if `create`, and check their version; returns the fence floor.
+
+    `oldest` is the oldest version that is accepted.
 
     Raises:
         Unreachable: the server does not answer.
         NotFound: the tables are missing, and `create` is False.
-        SchemaMismatch: a newer version of Holdfast created them.
+        SchemaMismatch: another version of Holdfast created them.
+        DatabaseFailed: the user lacks a privilege.
+        Unsupported: a connection pooler that shares sessions is in between.
     """
+    with _connection(url) as connection:
+        check_no_transaction_pooler(url, connection)
+        if not _tables_exist(connection, needed=("SELECT", "INSERT", "UPDATE", "DELETE") if create else ("SELECT",)):
+            if not create:
+                raise NotFound(
+                    "The database has no Holdfast tables; check the URL and the user's search_path. "
+                    "The first command that writes to it creates them"
+                )
+            _upgrade(connection)
+        _check_version(*_versions(connection), oldest=oldest)
+        row = connection.execute("SELECT value FROM holdfast_kv WHERE key = %s", [fence_floor.KEY]).fetchone()
+    return fence_floor.decode(row[0] if row is not None and isinstance(row[0], bytes) else None)
+
+
+def upgrade_schema(url: str) -> tuple[int, int]:
+    """Create the tables, or run the steps that they lack. Returns the versions before and after; 0: no tables.
+
+    Raises:
+        Unreachable: the server does not answer.
+        PlaneInUse: a process uses the tables, and a step needs exclusive use.
+        SchemaMismatch: a newer version of Holdfast created them.
+        DatabaseFailed: the user is not the tables' owner, or may not create any.
+    """
+    with _connection(url) as connection:
+        check_no_transaction_pooler(url, connection)
+        _tables_exist(connection, needed=())
+        return _upgrade(connection)
+
+
+def upgrade_script(url: str) -> str:
+    """The SQL that `upgrade_schema` would run, as one transaction for `psql -f`; empty if there is nothing to do.
+
+    Raises:
+        Unreachable: the server does not answer.
+        SchemaMismatch: a newer version of Holdfast created the tables.
+    """
+    with _connection(url) as connection:
+        found, compatible = _versions(connection) if _tables_exist(connection, needed=()) else (0, 0)
+    if found >= SCHEMA_VERSION:
+        _check_version(found, compatible)
+        return ""
+    statements: list[str] = ["BEGIN ISOLATION LEVEL READ COMMITTED", _LOCK_WAIT.replace("SET", "SET LOCAL"), _LOCK]
+    if found:
+        statements.append(_expect_version(found))
+    statements += [*_missing_steps(found), "COMMIT"]
+    return "".join(f"{statement};\n" for statement in statements)
+
+
+def _upgrade(connection: psycopg.Connection[tuple[object, ...]]) -> tuple[int, int]:
+    try:
+        # Locked before the transaction: a transaction that waited for the lock may still miss tables that were created
+        # meanwhile, because it looks them up in a cache. The lock ends with the connection.
+        connection.execute(_LOCK_WAIT)
+        connection.execute(_SESSION_LOCK)
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            found, compatible = _versions(connection) if _tables_exist(connection, needed=()) else (0, 0)
+            if found >= SCHEMA_VERSION:
+                _check_version(found, compatible)
+                return found, found
+            for statement in _missing_steps(found):
+                connection.execute(statement.encode())
+            return found, SCHEMA_VERSION
+    except psycopg.errors.ObjectInUse as error:
+        raise PlaneInUse(error.diag.message_primary or str(error)) from None
+    except psycopg.errors.LockNotAvailable as error:
+        raise PlaneInUse(
+            "Another process uses the tables holdfast_kv and holdfast_meta; stop it, then run this again"
+        ) from error
+
+
+def _missing_steps(found: int) -> Iterator[str]:
+    """The statements that upgrade tables of version `found`; 0: there are none. Run in one transaction."""
+    missing = [step for step in STEPS if step.version > found]
+    if found and any(step.exclusive for step in missing):
+        yield "LOCK TABLE holdfast_meta, holdfast_kv IN ACCESS EXCLUSIVE MODE"
+        yield _CHECK_UNUSED
+    comments = ""
+    for step in missing:
+        comments += f"-- Step {step.version}: {step.summary}.\n"
+        for statement in step.statements:
+            yield comments + statement
+            comments = ""
+    compatible = max(step.version for step in STEPS if step.exclusive)
+    yield (
+        f"{comments}INSERT INTO holdfast_meta VALUES ('schema_version', '{SCHEMA_VERSION}'), "
+        f"('schema_compatible', '{compatible}')\n    ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+    )
+
+
+def _expect_version(found: int) -> str:
+    return f"""DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM holdfast_meta WHERE name = 'schema_version' AND value = '{found}') THEN
+        RAISE 'The tables do not have schema version {found} any more; print these statements again';
+    END IF;
+END $$"""
+
+
+def _tables_exist(connection: psycopg.Connection[tuple[object, ...]], *, needed: tuple[str, ...]) -> bool:
+    """Whether there are tables.
+
+    Raises:
+        DatabaseFailed: the user lacks one of the privileges `needed` on them.
+    """
+    found, user, missing, reads_versions = connection.execute(_NEEDED, [list(needed)]).fetchone() or (False, "", [], 0)
+    if not found:
+        return False
+    assert isinstance(missing, list)
+    if missing or not reads_versions:
+        grants = [f"{', '.join(missing)} ON holdfast_kv"] if missing else []
+        grants += [] if reads_versions else ["SELECT ON holdfast_meta"]
+        raise DatabaseFailed(
+            f"The user {user} lacks privileges on the tables; as their owner, run: "
+            + "; ".join(f'GRANT {grant} TO "{user}"' for grant in grants)
+        )
+    return True
+
+
+def _versions(connection: psycopg.Connection[tuple[object, ...]]) -> tuple[int, int]:
+    """The version of the tables, and the oldest version of a process that can use them."""
+    rows = {str(row[0]): row[1] for row in connection.execute(_VERSIONS)}
+    try:
+        version = int(str(rows["schema_version"]))
+        return version, int(str(rows.get("schema_compatible", version)))
+    except (KeyError, ValueError):
+        raise SchemaMismatch(
+            f"The table holdfast_meta has no schema version ({rows}); check that it is Holdfast's"
+        ) from None
+
+
+def _check_version(found: int, compatible: int, *, oldest: int = SCHEMA_VERSION) -> None:
+    if found < oldest:
+        raise SchemaMismatch(
+            f"The tables have schema version {found}, this version of Holdfast needs {SCHEMA_VERSION}; stop all "
+            "servers and workers, then run `holdfast migrate URL` as the tables' owner (`holdfast migrate --sql URL` "
+            "prints the SQL)"
+        )
+    if compatible > SCHEMA_VERSION:
+        raise SchemaMismatch(
+            f"The tables have schema version {found}, this version of Holdfast supports {SCHEMA_VERSION}; "
+            "upgrade Holdfast"
+        )
+
+
+@contextmanager
+def _connection(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
+    """A connection whose errors are Holdfast's."""
     connection = connect(url)
     try:
         connection.execute("SET client_min_messages = 'error'")
-        if create:
-            connection.execute(_SCHEMA)
-        elif connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,):
-            raise NotFound(
-                "The database has no Holdfast tables; check the URL and the user's search_path. "
-                "The first command that writes to it creates them"
-            )
-        row = connection.execute("SELECT value FROM holdfast_meta WHERE name = 'schema_version'").fetchone()
-        floor = connection.execute("SELECT value FROM holdfast_kv WHERE key = %s", [fence_floor.KEY]).fetchone()
-    except psycopg.Error as error:
+        yield connection
+    except HoldfastError:
+        raise
+    except psycopg.errors.InvalidSchemaName as error:
         raise DatabaseFailed(
-            f"The tables could not be created ({error}); this user needs CREATE on the schema"
+            f"The tables are not found, and cannot be created ({error.diag.message_primary}); check the user's "
+            "search_path, or as an administrator run: GRANT USAGE ON SCHEMA … TO …"
         ) from error
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise DatabaseFailed(
+            f"The tables cannot be created or changed ({error.diag.message_primary}); run `holdfast migrate URL` as "
+            "their owner with CREATE on the schema, or give an administrator the SQL that `holdfast migrate --sql URL` "
+            "prints"
+        ) from error
+    except psycopg.Error as error:
+        raise DatabaseFailed(f"The tables cannot be created or read ({error})") from error
     finally:
         connection.close()
-    found = "none" if row is None else str(row[0])
-    if found != str(SCHEMA_VERSION):
-        raise SchemaMismatch(
-            f"The tables have schema version {found}, this version supports {SCHEMA_VERSION}; upgrade Holdfast"
-        )
-    return fence_floor.decode(floor[0] if floor is not None and isinstance(floor[0], bytes) else None)

@@ -1,0 +1,67 @@
+"""PostgreSQL reuses the space of acknowledged messages: the table of a plane does not grow with what went through it.
+
+`make nightly` sends ten million messages; `--table-messages N` sends others.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast import Plane
+
+BATCH = 200
+PAYLOADS = [b"s" * 200] * (BATCH - 2) + [b"l" * 4_000] * 2  # PostgreSQL stores the large ones apart.
+
+
+@pytest.fixture
+def frequent_autovacuum(postgres_server: str) -> Iterator[None]:
+    """Autovacuum looks at the tables every second, as the messages of an hour are sent in minutes."""
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET autovacuum_naptime = 1")
+        connection.execute("SELECT pg_reload_conf()")
+        yield
+        connection.execute("ALTER SYSTEM RESET autovacuum_naptime")
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def process(plane: Plane, messages: int) -> None:
+    """Put, receive and acknowledge so many messages."""
+    jobs = plane.queue("jobs")
+    for _ in range(messages // BATCH):
+        jobs.put_many(PAYLOADS)
+        received = jobs.receive_many(BATCH, extend_for_seconds=0)
+        assert len(received) == BATCH
+        jobs.ack_many(received)
+
+
+def measure(url: str) -> dict[str, int]:
+    """The bytes of the table, of its index, and of its large values."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            """SELECT pg_relation_size('holdfast_kv'), pg_indexes_size('holdfast_kv'),
+                pg_table_size('holdfast_kv') - pg_relation_size('holdfast_kv')"""
+        ).fetchone()
+    assert row is not None
+    return dict(zip(("table", "index", "large"), row, strict=True))
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("frequent_autovacuum")
+def test_ten_million_messages_leave_no_bloat(
+    postgres_url: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages = request.config.getoption("--table-messages")
+    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+        process(plane, messages // 10)
+        tenth = measure(postgres_url)
+        process(plane, messages - messages // 10)
+        whole = measure(postgres_url)
+        assert plane.queue("jobs").stats().ready == 0
+    with capsys.disabled():
+        print(f"\n{messages // 10:,} messages: {tenth}; {messages:,} messages: {whole}")
+    # Without vacuum each of them would be ten times as large. A vacuum may be a few thousand messages late.
+    for part, size in whole.items():
+        assert size < 2 * tenth[part] + 4_000_000, part
