@@ -53,6 +53,7 @@ from holdfast.layers.queues.leasing import (
 )
 from holdfast.layers.queues.outcomes import failed
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
+from holdfast.layers.queues.upkeep import fold, needs_upkeep, run_upkeep
 from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.stored_messages import StoredMessage, format_id
 
@@ -83,6 +84,9 @@ __all__ = [
     "RedriveProgress",
     "redrive",
     "redrive_step",
+    "fold",
+    "needs_upkeep",
+    "run_upkeep",
     "only_adds",
     "put",
     "remove_schedule",

@@ -720,9 +720,7 @@ def _allowed_by_rate(queue_tx: QueueTransaction, policy: QueuePolicy, limit: int
     rate, counters = policy.rate_per_second, queue_tx.counters
     if rate is None:
         return limit
-    passed_ms = max(queue_tx.tx.now_ms - counters.budget_ms, 0)
-    # An idle queue accumulates the budget of one second, and at least one message.
-    counters.budget = min(counters.budget + passed_ms * rate / 1_000, max(rate, 1.0))
+    counters.budget = counters.budget_at(queue_tx.tx.now_ms, rate)
     counters.budget_ms = queue_tx.tx.now_ms
     return min(limit, int(counters.budget))
 
