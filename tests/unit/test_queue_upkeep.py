@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.clock import IdSource
@@ -133,22 +134,22 @@ def test_leases_are_shortened_after_a_fold_if_the_clock_was_set_back(open_node: 
     assert [message.payload for message in lease(two)] == [b"a"]
 
 
-def test_a_fold_does_not_raise_the_rate(open_node: OpenNode, clock: ManualClock) -> None:
+def test_the_rate_is_that_of_all_processes_together_also_after_a_fold(open_node: OpenNode, clock: ManualClock) -> None:
     one, two = open_node(), open_node()
     set_policy(one, rate_per_second=2.0)
     put(one, *[b"x"] * 20)
-    assert len(lease(one, 10)) == 2
-    clock.advance_ms(100)
-    assert len(lease(two, 1)) == 1  # Each process has the rate for itself, and this one has some left.
+    assert (len(lease(one, 1)), len(lease(two, 10)), len(lease(one, 10))) == (1, 1, 0)
+    before = stats(one)
+    clock.advance_ms(250)
     fold(two)
-    assert lease(one, 10) == []
-    assert lease(two, 10) == []
-    clock.advance_ms(500)
-    assert len(lease(one, 10)) == 1
+    assert stats(one) == replace(before, head_age_seconds=0.25)
+    assert (len(lease(one, 10)), len(lease(two, 10))) == (0, 0)
+    clock.advance_ms(250)
+    assert (len(lease(two, 10)), len(lease(one, 10))) == (1, 0)
     fold(one)
     clock.advance_ms(3_600_000)
     fold(one)
-    assert len(lease(one, 10)) == 2
+    assert (len(lease(one, 10)), len(lease(two, 10))) == (2, 0)
 
 
 def test_the_history_goes_on_after_a_fold(open_node: OpenNode) -> None:

@@ -840,6 +840,11 @@ def test_the_rate_limits_deliveries(database: Database, clock: ManualClock) -> N
     assert len(lease_or_wait(database, limit=256).messages) == 13
 
 
+def test_an_empty_queue_with_a_rate_is_not_polled(database: Database, clock: ManualClock) -> None:
+    set_policy(database, rate_per_second=2)
+    assert lease_or_wait(database).retry_in_ms == queues.NEVER_MS - clock.now_ms()
+
+
 def test_a_rate_below_one_per_second_delivers_single_messages(database: Database, clock: ManualClock) -> None:
     set_policy(database, rate_per_second=0.1)
     put(database, *[b""] * 3)

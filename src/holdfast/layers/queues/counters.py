@@ -61,13 +61,6 @@ class QueueCounters(msgspec.Struct, array_like=True):
         self.next_due_ms = min(self.next_due_ms, at_ms)
         self.due_front_ms = min(self.due_front_ms, at_ms)
 
-    def budget_at(self, now_ms: int, rate: float) -> float:
-        """How many deliveries a rate per second allows at a time.
-
-        An idle queue accumulates the budget of one second, and at least one message.
-        """
-        return min(self.budget + max(now_ms - self.budget_ms, 0) * rate / 1_000, max(rate, 1.0))
-
     def ready_total(self) -> int:
         return sum(self.ready.values())
 
@@ -80,7 +73,7 @@ def load_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     """The counters of the process that runs this transaction.
 
     If it has none, because they were folded or because it is new, it takes over what is no sum from the folded ones:
-    which ids were issued, whether the clock was set back, and which deliveries the rate allows.
+    which ids were issued, and whether the clock was set back.
     """
     stored = tx.get(keys.counters_key(tx.writer))
     if stored is not None:
@@ -90,7 +83,6 @@ def load_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     if folded is not None:
         earlier = decode_counters(folded)
         counters.last_id, counters.clock_ms = earlier.last_id, earlier.clock_ms
-        counters.budget, counters.budget_ms = earlier.budget, earlier.budget_ms
     return counters
 
 

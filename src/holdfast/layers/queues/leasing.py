@@ -16,7 +16,6 @@ again, and its next fence is above the fence floor. It undoes nothing else: a tr
 entries, or leased workflow states, is kept.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -48,6 +47,7 @@ from holdfast.layers.queues.failures import (
 from holdfast.layers.queues.keys import QueueKey, priority_at
 from holdfast.layers.queues.message_leases import HeldLease, HeldLeases
 from holdfast.layers.queues.policies import policy_of
+from holdfast.layers.queues.rate_budgets import RateBudget
 from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
 from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.queues import (
@@ -203,7 +203,8 @@ def lease_or_wait(
     heads: list[StoredHead] = []
     taken: list[bytes] = []
     has_jobs = False
-    allowed = 0 if policy.paused else _allowed_by_rate(queue_tx, policy, limit)
+    rate = None if policy.rate_per_second is None else RateBudget(queue_tx, policy.rate_per_second)
+    allowed = 0 if policy.paused else limit if rate is None else rate.allowed(limit)
     while len(heads) < allowed and (found := _next_ready(queue_tx, allowed - len(heads), prefetched)):
         changed = True
         has_jobs = _take_ready(queue_tx, policy, found, prefetched, heads=heads, taken=taken) or has_jobs
@@ -224,11 +225,13 @@ def lease_or_wait(
             _begin_jobs(queue_tx, held, heads[run])
     for head in heads:
         queue_tx.emit("leased", head)
-    if policy.rate_per_second is not None:
-        queue_tx.counters.budget -= len(heads)  # A refilled budget alone is not committed: it follows from the time.
+    if rate is not None:
+        rate.spend(len(heads))
     if changed:
         queue_tx.save()
-    leased = Leased(leases, _retry_in_ms(queue_tx, policy), tx.events, more=_most_urgent(queue_tx.counters.ready) >= 0)
+    rate_wait_ms = NEVER_MS if rate is None or policy.paused else rate.wait_ms()
+    retry_in_ms = min(queue_tx.counters.next_due_ms - tx.now_ms, rate_wait_ms)
+    leased = Leased(leases, retry_in_ms, tx.events, more=_most_urgent(queue_tx.counters.ready) >= 0)
     leased.refused = refused
     leased.read_rest(queue_tx, heads, with_state=with_state)
     return leased
@@ -704,25 +707,6 @@ def _take_prefetched(counters: QueueCounters, priority: int, limit: int, prefetc
     if found:
         counters.fronts[priority] = prefetched.front = found[-1][0][-16:] + b"\x00"
     return found
-
-
-def _retry_in_ms(queue_tx: QueueTransaction, policy: QueuePolicy) -> int:
-    """In how many milliseconds a message may become available."""
-    retry_in_ms = queue_tx.counters.next_due_ms - queue_tx.tx.now_ms
-    if policy.rate_per_second is not None and not policy.paused and queue_tx.counters.budget < 1:
-        wait_ms = (1 - queue_tx.counters.budget) / policy.rate_per_second * 1_000
-        retry_in_ms = min(retry_in_ms, math.ceil(wait_ms))
-    return retry_in_ms
-
-
-def _allowed_by_rate(queue_tx: QueueTransaction, policy: QueuePolicy, limit: int) -> int:
-    """How many messages the queue's rate allows now, at most `limit`."""
-    rate, counters = policy.rate_per_second, queue_tx.counters
-    if rate is None:
-        return limit
-    counters.budget = counters.budget_at(queue_tx.tx.now_ms, rate)
-    counters.budget_ms = queue_tx.tx.now_ms
-    return min(limit, int(counters.budget))
 
 
 def _record_failure(

@@ -60,18 +60,8 @@ def fold(tx: Transaction, queue: QueueKey) -> int:
     others = [key for key, _ in pairs if key != keys.own_counters]
     if not others:
         return 0
-    policy = policy_of(tx, queue)
-    counters = [decode_counters(value) for _, value in pairs]
-    merged = merged_counters(tx, keys, counters)
-    merged.history_ms = history_ms(policy)
-    merged.budget, merged.budget_ms = 0.0, 0
-    budgets = [
-        each.budget_at(tx.now_ms, policy.rate_per_second)
-        for each in counters
-        if each.budget_ms and policy.rate_per_second is not None
-    ]
-    if budgets:  # The lowest: no process may deliver more because its counters were folded.
-        merged.budget, merged.budget_ms = min(budgets), tx.now_ms
+    merged = merged_counters(tx, keys, [decode_counters(value) for _, value in pairs])
+    merged.history_ms = history_ms(policy_of(tx, queue))
     tx.put(keys.own_counters, encode(merged))
     for key in others:
         tx.delete(key)
