@@ -205,9 +205,13 @@ def lease_or_wait(
     has_jobs = False
     rate = None if policy.rate_per_second is None else RateBudget(queue_tx, policy.rate_per_second)
     allowed = 0 if policy.paused else limit if rate is None else rate.allowed(limit)
-    while len(heads) < allowed and (found := _next_ready(queue_tx, allowed - len(heads), prefetched)):
-        changed = True
-        has_jobs = _take_ready(queue_tx, policy, found, prefetched, heads=heads, taken=taken) or has_jobs
+    more = True  # Whether more messages may be ready.
+    while more and len(heads) < allowed:
+        found, more = _next_ready(queue_tx, allowed - len(heads), prefetched)
+        if found:
+            changed = True
+            has_jobs = _take_ready(queue_tx, policy, found, prefetched, heads=heads, taken=taken) or has_jobs
+            more = more or has_jobs  # One with a key may have made another one ready.
     leases: list[HeldLease] = []
     for run, lasts_ms in _runs(heads, taken, visibility_ms):
         held = message_leases.grant(
@@ -231,7 +235,9 @@ def lease_or_wait(
         queue_tx.save()
     rate_wait_ms = NEVER_MS if rate is None or policy.paused else rate.wait_ms()
     retry_in_ms = min(queue_tx.counters.next_due_ms - tx.now_ms, rate_wait_ms)
-    leased = Leased(leases, retry_in_ms, tx.events, more=_most_urgent(queue_tx.counters.ready) >= 0)
+    leased = Leased(
+        leases, retry_in_ms, tx.events, more=more if tx.writer else _most_urgent(queue_tx.counters.ready) >= 0
+    )
     leased.refused = refused
     leased.read_rest(queue_tx, heads, with_state=with_state)
     return leased
@@ -643,21 +649,22 @@ def _unsettled(
     return found
 
 
-def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> Sequence[Pair]:
-    """At most `limit` ready messages, in delivery order. Moves the front behind them."""
+def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> tuple[Sequence[Pair], bool]:
+    """At most `limit` ready messages, in delivery order, and whether there may be more. Moves the front behind them."""
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     if tx.writer:
-        return tx.scan(*keys.ready_range(), limit=limit)
+        pairs = tx.scan(*keys.ready_range(), limit=limit + 1)
+        return pairs[:limit], len(pairs) > limit
     priority = _most_urgent(counters.ready)
     if priority < 0:
-        return ()
+        return (), False
     if prefetched is not None:
         if prefetched.fence_floor != tx.fence_floor:
             prefetched.messages.clear()
             prefetched.fence_floor = tx.fence_floor
         found = _take_prefetched(counters, priority, limit, prefetched)
         if found:
-            return found
+            return found, True
     begin, end = keys.priority_range(priority, counters.fronts.get(priority, b""))
     pairs = tx.scan(begin, end, limit=limit if prefetched is None else max(limit, PREFETCH_MAX))
     if prefetched is not None:
@@ -668,7 +675,7 @@ def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched |
         counters.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
         if prefetched is not None:
             prefetched.front = counters.fronts[priority]
-    return pairs
+    return pairs, bool(pairs)
 
 
 def _return_ready(queue_tx: QueueTransaction, pairs: Sequence[Pair], prefetched: Prefetched | None) -> None:
