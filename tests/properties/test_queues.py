@@ -32,6 +32,7 @@ from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import queues
 from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
 from holdfast.layers.queues.counters import load_counters
+from holdfast.plane.sharing import share_queues
 from holdfast.testing.clock import ManualClock
 from holdfast.wire import stored_messages
 from holdfast.wire.deliveries import delivery_at
@@ -42,6 +43,7 @@ from holdfast.wire.queues import (
     NewMessage,
     PackedAck,
     PackedLease,
+    PutMessages,
     QueuePolicy,
     Receipt,
     RefusedAck,
@@ -370,6 +372,7 @@ class Queues(RuleBasedStateMachine):
         self.opener = next(self.openers)
         self.seeds = count()
         self.database = self.open()
+        self.other = self.open() if self.shared else None  # Another process.
         name = f"jobs-{next(self.names)}"
         self.queue, self.dlq = QueueKey("main", name), QueueKey("main", f"{name}.dlq")
         self.model = Model(name, self.clock)
@@ -404,7 +407,7 @@ class Queues(RuleBasedStateMachine):
         self.put(some)
 
     def put(self, some: list[NewMessage]) -> None:
-        receipts = self.database.transact(queues.put, self.queue, some)
+        receipts = self.database.transact(put_alone, self.queue, some)
         assert len(receipts) == len(some)
         new_ids = [receipt.id for receipt in receipts if not receipt.duplicate]
         assert self.shared or (new_ids == sorted(new_ids) and all(id > max(self.ids, default="") for id in new_ids))
@@ -698,6 +701,26 @@ class Queues(RuleBasedStateMachine):
         self.database = self.open(seed)
         self.prefetched = {self.queue: Prefetched(), self.dlq: Prefetched()}
 
+    @precondition(lambda self: self.shared)
+    @rule()
+    def another_process_goes_on(self) -> None:
+        """It has counters of its own."""
+        assert self.other is not None
+        self.database, self.other = self.other, self.database
+
+    @precondition(lambda self: self.shared)
+    @rule(dead=rarely)
+    def the_counters_of_all_processes_are_folded(self, dead: bool) -> None:
+        queue = self.dlq if dead else self.queue
+        self.database.transact(queues.fold, queue)
+        stored = self.database.read(lambda tx: tx.scan(*queues.keys_of(queue).all_counters.range(), limit=10))
+        assert {key for key, _ in stored} <= {queues.keys_of(queue).own_counters}
+
+    @precondition(lambda self: self.shared)
+    @rule(dead=rarely)
+    def upkeep_changes_no_message(self, dead: bool) -> None:
+        self.database.transact(queues.run_upkeep, self.dlq if dead else self.queue)
+
     # Invariants.
 
     @invariant()
@@ -793,6 +816,14 @@ class Queues(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.database.close()
+        if self.other is not None:
+            self.other.close()
+
+
+def put_alone(tx: Transaction, queue: QueueKey, messages: list[NewMessage]) -> list[Receipt]:
+    """A put that is a transaction of its own, and shares its queue if it can."""
+    share_queues(tx, [PutMessages(queue.name, messages, queue.universe)])
+    return queues.put(tx, queue, messages)
 
 
 def read_all(tx: Transaction, queue: QueueKey) -> list[MessageEvent]:

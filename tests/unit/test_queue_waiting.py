@@ -439,7 +439,7 @@ def without_notifications(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Plane, Plane]]:
     """Two nodes that lose each other's notifications, and poll often."""
-    monkeypatch.setattr("holdfast.backends.postgres.listener.notified_ranges", lambda payload: [])
+    monkeypatch.setattr("holdfast.backends.postgres.listener.notified_ranges", lambda payload: ([], []))
     consumers = ConsumerOptions(poll_seconds=0.02, poll_jitter_seconds=0.01)
     options = Options(consumers=consumers, activity=str(tmp_path / "activity"))
     with Plane(open_plane(postgres_url, options)) as one, Plane(open_plane(postgres_url, options)) as other:

@@ -393,6 +393,7 @@ def test_an_acknowledged_message_is_never_delivered_again(database: Database, cl
 
 
 def test_a_repeated_ack_succeeds_for_five_minutes(database: Database, clock: ManualClock) -> None:
+    # Embedded, a put deletes expired ack records, and the upkeep finds none.
     put(database, b"a")
     message = lease_one(database)
     clock.advance_ms(
@@ -401,7 +402,8 @@ def test_a_repeated_ack_succeeds_for_five_minutes(database: Database, clock: Man
     ack(database, message)
     for _ in range(5):
         clock.advance_ms(60_000)
-        put(database, b"other")  # A put deletes expired ack records.
+        put(database, b"other")
+        database.transact(queues.run_upkeep, JOBS)
         assert ack(database, message) == queues.format_id(message.id)
     clock.advance_ms(60_000)
     with pytest.raises(QueueMessageLeaseMismatch):
@@ -409,6 +411,7 @@ def test_a_repeated_ack_succeeds_for_five_minutes(database: Database, clock: Man
     assert stats(database).acked_total == 1
     clock.advance_ms(600_000)
     put(database, b"other")
+    database.transact(queues.run_upkeep, JOBS)
     acks = queues.keys_of(JOBS).acks.prefix
     assert [key for key, _ in everything(database) if key.startswith(acks)] == []
 
@@ -835,6 +838,11 @@ def test_the_rate_limits_deliveries(database: Database, clock: ManualClock) -> N
     assert len(lease_or_wait(database, limit=10).messages) == 2
     set_policy(database)
     assert len(lease_or_wait(database, limit=256).messages) == 13
+
+
+def test_an_empty_queue_with_a_rate_is_not_polled(database: Database, clock: ManualClock) -> None:
+    set_policy(database, rate_per_second=2)
+    assert lease_or_wait(database).retry_in_ms == queues.NEVER_MS - clock.now_ms()
 
 
 def test_a_rate_below_one_per_second_delivers_single_messages(database: Database, clock: ManualClock) -> None:

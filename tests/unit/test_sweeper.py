@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -13,10 +14,12 @@ import pytest
 
 import holdfast
 from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.postgres import PostgresDatabase
 from holdfast.clock import SystemClock
 from holdfast.errors import Closed, Unreachable
 from holdfast.layers import queues
 from holdfast.layers.queues import NEVER_MS, QueueKey
+from holdfast.limits import COUNTERS_UNFOLDED_MAX
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance import sweeper as sweeper_module
 from holdfast.runtime.maintenance.sweeper import Sweeper
@@ -182,6 +185,25 @@ def test_an_earlier_due_time_wakes_the_sweeper_and_a_later_one_does_not(day: Day
     assert day.advance(18) == 10
     assert day.advance(10) is not None
     assert day.database.processed == [JOBS, JOBS, MAIL]
+
+
+def test_the_counters_of_many_processes_are_folded_once_a_minute(day: Day, postgres_url: str) -> None:
+    nodes = [PostgresDatabase(postgres_url, clock=day.clock) for _ in range(COUNTERS_UNFOLDED_MAX + 1)]
+    try:
+        start_sweeper = partial(Sweeper, nodes[0], ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0))
+        day.sweeper = start_sweeper(day.published.extend, shared=True)
+        day.until_asleep()
+        for _ in range(2):
+            for node in nodes:
+                node.transact(queues.put, JOBS, [NewMessage()])
+            assert nodes[0].read(queues.needs_upkeep, JOBS)
+            day.advance(60)
+            assert not nodes[0].read(queues.needs_upkeep, JOBS)
+        assert nodes[0].read(queues.stats, JOBS).ready == 2 * len(nodes)
+        day.sweeper.stop()
+    finally:
+        for node in nodes:
+            node.close()
 
 
 def test_a_due_time_scheduled_twice_is_processed_once(day: Day) -> None:

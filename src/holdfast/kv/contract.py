@@ -84,8 +84,11 @@ class Database(ABC):
         """`read` for an event loop. Run a long `work` with `read` in a thread instead."""
 
     @abstractmethod
-    def watch(self, prefix: bytes) -> Watch:
-        """A watch that wakes when a key that starts with `prefix` may have changed. Close it after use."""
+    def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
+        """A watch that wakes when a key that starts with one of the prefixes may have changed. Close it after use.
+
+        With `additions` it may sleep when such a key is deleted.
+        """
 
     @abstractmethod
     def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:

@@ -141,10 +141,10 @@ class SerialDatabase(Database):
             await durable
         return result
 
-    def watch(self, prefix: bytes) -> Watch:
+    def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
         if self._closed:
             raise _closed_error()
-        return self._watches.open(prefix)
+        return self._watches.open(prefix, *others, additions=additions)
 
     def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
         if self._closed:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
@@ -27,10 +27,11 @@ _EVERYTHING: Final = (b"", b"\xff" * (limits.KEY_BYTES_MAX + 1))
 
 
 class Watch:
-    """A watch on one prefix. Wait on it from a thread or from an event loop."""
+    """A watch on one or more prefixes. Wait on it from a thread or from an event loop."""
 
-    def __init__(self, watches: "Watches", prefix: bytes) -> None:
-        self.prefix = prefix
+    def __init__(self, watches: "Watches", prefixes: tuple[bytes, ...], *, additions: bool = False) -> None:
+        self.prefixes = prefixes
+        self.additions = additions  # Whether it ignores deletions.
         self._watches = watches
         self._fired = threading.Event()
         self._lock = threading.Lock()
@@ -119,30 +120,33 @@ class Watches:
         self._listeners: tuple[OnCommit, ...] = ()
         self.count = 0  # Open watches and subscriptions. While it is 0, `notify` need not be called.
 
-    def open(self, prefix: bytes) -> Watch:
-        if prefix.__class__ is not bytes:
-            raise InvalidKey(f"A watched prefix must be bytes, not {type(prefix).__name__}; encode it with kv.pack")
-        watch = Watch(self, prefix)
+    def open(self, *prefixes: bytes, additions: bool = False) -> Watch:
+        for prefix in prefixes:
+            if prefix.__class__ is not bytes:
+                raise InvalidKey(f"A watched prefix must be bytes, not {type(prefix).__name__}; encode it with kv.pack")
+        watch = Watch(self, prefixes, additions=additions)
         with self._lock:
             if self.count >= limits.WATCHES_MAX:
                 raise Busy(f"{limits.WATCHES_MAX} watches are open; close those that are no longer used")
             self.count += 1
-            self._by_prefix.setdefault(prefix, set()).add(watch)
-            self._lengths[len(prefix)] += 1
+            for prefix in prefixes:
+                self._by_prefix.setdefault(prefix, set()).add(watch)
+                self._lengths[len(prefix)] += 1
         return watch
 
     def remove(self, watch: Watch) -> None:
         with self._lock:
-            watches = self._by_prefix.get(watch.prefix)
-            if watches is None or watch not in watches:
+            if watch not in self._by_prefix.get(watch.prefixes[0], ()):
                 return
-            watches.discard(watch)
-            if not watches:
-                del self._by_prefix[watch.prefix]
             self.count -= 1
-            self._lengths[len(watch.prefix)] -= 1
-            if not self._lengths[len(watch.prefix)]:
-                del self._lengths[len(watch.prefix)]
+            for prefix in watch.prefixes:
+                watches = self._by_prefix[prefix]
+                watches.discard(watch)
+                if not watches:
+                    del self._by_prefix[prefix]
+                self._lengths[len(prefix)] -= 1
+                if not self._lengths[len(prefix)]:
+                    del self._lengths[len(prefix)]
 
     def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
         """Call `on_commit` with what each commit may have changed. Returns a function that ends the subscription."""
@@ -158,23 +162,30 @@ class Watches:
 
         return stop
 
-    def notify(self, keys: Collection[bytes], cleared: Collection[Range] = ()) -> bool:
-        """Fire the watches that these written keys and deleted ranges may affect.
+    def notify(self, keys: Collection[bytes], cleared: Collection[Range] = (), changed: Collection[Range] = ()) -> bool:
+        """Fire the watches that these written keys, deleted ranges and otherwise changed ranges may affect.
+
+        Where `keys` is a mapping, as the writes of a transaction, keys without a value are deleted.
 
         Returns whether it woke a coroutine on the event loop of this thread, which will most likely commit soon.
         """
         if not self.count:
             return False
         if self._listeners:
-            self._notify_listeners(keys, cleared)
+            self._notify_listeners(keys, (*cleared, *changed))
         if not self._lengths:
             return False
         with self._lock:
             # There are few distinct prefix lengths, so each key costs a few lookups, however many watches there are.
             hit = {prefix for key in keys for length in self._lengths if (prefix := key[:length]) in self._by_prefix}
-            for begin, end in cleared:
+            for begin, end in (*cleared, *changed):
                 hit |= {prefix for prefix in self._by_prefix if _range_meets_prefix(prefix, begin, end)}
-            fired = [watch for prefix in hit for watch in self._by_prefix[prefix]]
+            fired = [
+                watch
+                for prefix in hit
+                for watch in self._by_prefix[prefix]
+                if not watch.additions or _is_added_to(watch.prefixes, keys, changed)
+            ]
         woke_on_this_loop = [watch.fire() for watch in fired]
         return True in woke_on_this_loop
 
@@ -204,6 +215,14 @@ class Watches:
 def _range_meets_prefix(prefix: bytes, begin: bytes, end: bytes) -> bool:
     """Whether begin..end can contain a key that starts with `prefix`."""
     return begin[: len(prefix)] <= prefix < end
+
+
+def _is_added_to(prefixes: tuple[bytes, ...], keys: Collection[bytes], changed: Collection[Range]) -> bool:
+    """Whether a key that starts with one of `prefixes` is or may be written, and not only deleted."""
+    values = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, b"")
+    return any(key.startswith(prefixes) and value is not None for key, value in values.items()) or any(
+        _range_meets_prefix(prefix, begin, end) for begin, end in changed for prefix in prefixes
+    )
 
 
 def _wake(future: "asyncio.Future[None]") -> None:

@@ -21,8 +21,9 @@ import msgspec
 from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
 from holdfast.kv import Pair, Subspace, Transaction, fence_floor, pages, prefix_range, unpack
 from holdfast.layers import formats, lineages
+from holdfast.layers.queues import counters
 from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, add_counters
+from holdfast.layers.queues.counters import QueueCounters
 from holdfast.layers.queues.keys import QueueKey, QueueKeys
 from holdfast.wire import stored_messages
 
@@ -148,20 +149,5 @@ def merged_counters(tx: Transaction, queue: QueueKeys) -> Pair:
     values = [value for page in pages(tx, *queue.all_counters.range()) for key, value in page]
     if len(values) == 1 and tx.get(queue.own_counters) is not None:
         return queue.own_counters, values[0]
-    merged = QueueCounters()
-    all_counters = [_decode_counters(value) for value in values]
-    for counters in all_counters:
-        add_counters(merged, counters)
-    # Without fronts, scans start at the beginning and find everything. The first due entry gives the next due time.
-    first = tx.scan(*queue.due_range(0), limit=1)
-    merged.next_due_ms = merged.due_front_ms = (
-        int.from_bytes(first[0][0][len(queue.due) :][:8], "big") if first else NEVER_MS
-    )
-    merged.clock_ms = max(counters.clock_ms for counters in all_counters)
-    merged.last_id = max(counters.last_id for counters in all_counters)
-    merged.order_version = max(counters.order_version for counters in all_counters)
-    merged.history_ms = max(counters.history_ms for counters in all_counters)
-    merged.swept_minute = min(counters.swept_minute for counters in all_counters)
-    latest = max(all_counters, key=lambda counters: counters.budget_ms)
-    merged.budget, merged.budget_ms = latest.budget, latest.budget_ms
+    merged = counters.merged_counters(tx, queue, [_decode_counters(value) for value in values])
     return queue.own_counters, stored_messages.encode(merged)

@@ -8,13 +8,17 @@
 Only the consumer at the front reads the queue; when it has received messages it leaves, and the next one reads
 immediately. On an embedded store with more ready messages, the next consumer reads as soon as the delivery is
 committed: consecutive deliveries share a sync, and do not wait for each other's. A queue without waiting consumers
-costs nothing, an embedded store is never polled, and queues do not wait for each other. Where several nodes share a
-PostgreSQL database, notifications of the other nodes' commits wake the front consumer, and a poll every few seconds
-covers lost notifications. The consumers of all queues together are bounded.
+costs nothing, an embedded store is never polled, and queues do not wait for each other. The consumers of all queues
+together are bounded.
+
+Where several nodes share a PostgreSQL database, notifications of the other nodes' commits wake the front consumer, and
+a poll every few seconds covers lost notifications. There the consumers of a line share what the last one has read: one
+that reaches the front of the line of an empty queue does not read it again until something was added (`SharedLine`).
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Required, TypedDict, Unpack
 
@@ -29,7 +33,7 @@ from holdfast.runtime.cancellation import finish_or_undo_async
 from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Publish, discard
-from holdfast.runtime.waiting_consumers import WaitingConsumers
+from holdfast.runtime.waiting_consumers import SharedLine, SharedLines, WaitingConsumers
 from holdfast.tiers import Tier
 from holdfast.wire.queues import PackedAck, RefusedAck
 
@@ -74,6 +78,7 @@ class AsyncDispatcher:
         self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
         self._waiting = waiting or WaitingConsumers(options.consumers_max)
         self._lines = LockTable(("queue",), nested=False, waiters_max=self._waiting.limit)
+        self._shared_lines = SharedLines(database)
         self._prefetched: OrderedDict[QueueKey, Prefetched] = OrderedDict()
 
     async def receive(
@@ -120,7 +125,7 @@ class AsyncDispatcher:
             if events:
                 self._publish(events)
         until_ms = self._clock.now_ms() + wait_ms
-        with self._waiting.one_more():
+        with self._waiting.one_more(), nullcontext() if self._is_serial else self._shared_lines.join(queue) as shared:
             try:
                 front = await self._lines.acquire_async(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:
@@ -128,6 +133,10 @@ class AsyncDispatcher:
                 leased.refused = refused or []
                 return leased
             with front:
+                if shared is not None:
+                    return await self._wait_at_shared_front(
+                        queue, until_ms, durability, call, options, line=shared, refused=refused
+                    )
                 return await self._wait_at_front(
                     queue, until_ms, durability, call, options, leave_line=front.release, refused=refused
                 )
@@ -151,9 +160,7 @@ class AsyncDispatcher:
             stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
-                    leased = await self._lease(
-                        queue, durability, call, options, leave_line if self._is_serial else None, refused=refused
-                    )
+                    leased = await self._lease(queue, durability, call, options, leave_line, refused=refused)
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.leases or leased.repeated or left_ms <= 0:
                         return leased
@@ -161,6 +168,33 @@ class AsyncDispatcher:
                     await watch.wait_async(pause_ms / 1_000)
             finally:
                 stop_listening()
+
+    async def _wait_at_shared_front(
+        self,
+        queue: QueueKey,
+        until_ms: int,
+        durability: Durability,
+        call: KeyedCall | None,
+        options: LeaseOptions,
+        *,
+        line: SharedLine,
+        refused: list[RefusedAck] | None,
+    ) -> Leased:
+        stop_listening = on_clock_change(self._clock, line.watch.fire)
+        try:
+            while True:
+                now_ms = self._clock.now_ms()
+                wait_ms = min(line.wait_ms(now_ms), until_ms - now_ms)
+                if wait_ms > 0:
+                    await line.watch.wait_async(self._polling.pause_ms(wait_ms) / 1_000)
+                    line.note_change()
+                leased = await self._lease(queue, durability, call, options, refused=refused)
+                now_ms = self._clock.now_ms()
+                line.note_read(leased, now_ms)
+                if leased.leases or leased.repeated or now_ms >= until_ms:
+                    return leased
+        finally:
+            stop_listening()
 
     async def _lease(
         self,

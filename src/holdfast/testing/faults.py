@@ -149,8 +149,8 @@ class FaultyDatabase(Database):
             result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
         return Committed(self, result, None, self._note_commit(_NO_WRITES, tier)).wait()
 
-    def watch(self, prefix: bytes) -> Watch:
-        return self._inner.watch(prefix)
+    def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
+        return self._inner.watch(prefix, *others, additions=additions)
 
     def subscribe(self, on_commit: OnCommit) -> Callable[[], None]:
         return self._inner.subscribe(on_commit)

@@ -123,9 +123,9 @@ class PostgresDatabase(Database):
         self._check_usable()
         return await asyncio.to_thread(self.read, work, *args, tier=tier, **kwargs)
 
-    def watch(self, prefix: bytes) -> Watch:
+    def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
         self._check_usable()
-        watch = self._watches.open(prefix)
+        watch = self._watches.open(prefix, *others, additions=additions)
         try:
             self._listener.ensure_listening()
         except BaseException:

@@ -91,4 +91,5 @@ class Listener:
                 if ranges is None:
                     self._watches.fire_all()
                 else:
-                    self._watches.notify((), ranges)
+                    changed, deleted = ranges
+                    self._watches.notify((), deleted, changed)

@@ -1,5 +1,6 @@
 """Notifications tell other processes which keys a commit may have changed."""
 
+from collections.abc import Collection
 from typing import Final
 
 from holdfast import limits
@@ -7,17 +8,26 @@ from holdfast.kv import Transaction
 from holdfast.kv.keys import prefix_range
 
 CHANNEL: Final = "holdfast_kv"
+Ranges = list[tuple[bytes, bytes]]
 
 
 def notification(tx: Transaction, writer: str) -> bytes:
-    """The payload for the watches of other processes: who wrote, and the written keys, truncated to fit."""
+    """The payload for the watches of other processes: who wrote, and the keys, truncated to fit.
+
+    Those that were deleted have a minus sign. A deleted range is represented by the common prefix of its bounds.
+    """
+    added = [key for key, value in tx.writes.items() if value is not None]
+    deleted = [key for key, value in tx.writes.items() if value is None]
+    deleted += [_common_prefix(*bounds) for bounds in tx.cleared]
     for length in (limits.KEY_BYTES_MAX, 64, 48, 32, 24, 16):
-        # A deleted range is represented by the common prefix of its bounds.
-        prefixes = {key[:length] for key in tx.writes} | {_common_prefix(*bounds)[:length] for bounds in tx.cleared}
-        if b"" in prefixes:
+        added_prefixes = {key[:length] for key in added}
+        deleted_prefixes = {key[:length] for key in deleted} - added_prefixes
+        if b"" in added_prefixes or b"" in deleted_prefixes:
             break
-        if sum(2 * len(prefix) + 1 for prefix in prefixes) <= limits.NOTIFY_BYTES_MAX:
-            return f"{writer}:{','.join(prefix.hex() for prefix in prefixes)}".encode()
+        parts = [prefix.hex() for prefix in added_prefixes]
+        parts += [f"-{prefix.hex()}" for prefix in deleted_prefixes]
+        if sum(map(len, parts)) + len(parts) <= limits.NOTIFY_BYTES_MAX:
+            return f"{writer}:{','.join(parts)}".encode()
     return f"{writer}:*".encode()
 
 
@@ -26,15 +36,21 @@ def is_own(payload: str, writer: str) -> bool:
     return payload.startswith(f"{writer}:")
 
 
-def notified_ranges(payload: str) -> list[tuple[bytes, bytes]] | None:
-    """The key ranges that a notification names, or None for all of them."""
+def notified_ranges(payload: str) -> tuple[Ranges, Ranges] | None:
+    """The key ranges that a notification names, and those in which keys were only deleted; None for all keys."""
     _, colon, keys = payload.partition(":")
     if not colon or keys == "*":
         return None
     try:
-        return [prefix_range(bytes.fromhex(part)) for part in keys.split(",") if part]
+        parts = keys.split(",")
+        changed = [part for part in parts if not part.startswith("-")]
+        return _ranges(changed), _ranges([part[1:] for part in parts if part.startswith("-")])
     except ValueError:  # Any client can send notifications, with any payload.
         return None
+
+
+def _ranges(parts: Collection[str]) -> Ranges:
+    return [prefix_range(bytes.fromhex(part)) for part in parts if part]
 
 
 def _common_prefix(begin: bytes, end: bytes) -> bytes:

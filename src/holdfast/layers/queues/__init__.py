@@ -19,7 +19,7 @@ from holdfast.layers.queues.admin import (
 from holdfast.layers.queues.by_id import FoundLease, SearchOn, cancel, get, result, search, update
 from holdfast.layers.queues.counters import DUE, NEVER_MS
 from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
-from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
+from holdfast.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
 from holdfast.layers.queues.failures import failures_of
 from holdfast.layers.queues.history import read_history
@@ -53,6 +53,7 @@ from holdfast.layers.queues.leasing import (
 )
 from holdfast.layers.queues.outcomes import failed
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
+from holdfast.layers.queues.upkeep import fold, needs_upkeep, run_upkeep
 from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.stored_messages import StoredMessage, format_id
 
@@ -83,6 +84,10 @@ __all__ = [
     "RedriveProgress",
     "redrive",
     "redrive_step",
+    "fold",
+    "needs_upkeep",
+    "run_upkeep",
+    "only_adds",
     "put",
     "remove_schedule",
     "schedules_of",

@@ -6,12 +6,14 @@ earliest time at which the due index may have an entry. They are part of the com
 after a restart.
 
 Where several processes write, each keeps its own counters to avoid conflicts. Then only the sums are meaningful: fronts
-are not used, and scans start at the beginning.
+are not used, and scans start at the beginning. Now and then the counters of all processes are folded (`upkeep`).
 """
+
+from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.kv import Transaction
+from holdfast.kv import Transaction, pages
 from holdfast.layers.queues.history import history_key, history_value
 from holdfast.layers.queues.key_states import KeyState, decode_state
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
@@ -20,6 +22,7 @@ from holdfast.limits import CLOCK_SET_BACK_MS_MIN
 from holdfast.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, encode
 
 NEVER_MS = (1 << 63) - 1
+_ID_TIME_SHIFT = 80  # A UUIDv7 begins with its milliseconds; this many bits follow.
 DUE = "due"  # The event that something will be due earlier than known so far; its value is the delay in milliseconds.
 
 
@@ -67,9 +70,20 @@ _COUNTS = ("delayed", "leased", "blocked", "put", "delivered", "acked", "failed"
 
 
 def load_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
-    """The counters of the process that runs this transaction."""
+    """The counters of the process that runs this transaction.
+
+    If it has none, because they were folded or because it is new, it takes over what is no sum from the folded ones:
+    which ids were issued, and whether the clock was set back.
+    """
     stored = tx.get(keys.counters_key(tx.writer))
-    return QueueCounters(history_ms=history_ms(policy_at(tx, keys))) if stored is None else decode_counters(stored)
+    if stored is not None:
+        return decode_counters(stored)
+    counters = QueueCounters(history_ms=history_ms(policy_at(tx, keys)))
+    folded = tx.get(keys.own_counters) if tx.writer else None
+    if folded is not None:
+        earlier = decode_counters(folded)
+        counters.last_id, counters.clock_ms = earlier.last_id, earlier.clock_ms
+    return counters
 
 
 def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
@@ -77,9 +91,28 @@ def total_counters(tx: Transaction, keys: QueueKeys) -> QueueCounters:
     if not tx.writer:
         return load_counters(tx, keys)
     summed = QueueCounters()
-    for _, value in tx.scan(*keys.all_counters.range(), limit=10_000):
-        add_counters(summed, decode_counters(value))
+    for page in pages(tx, *keys.all_counters.range()):
+        for _, value in page:
+            add_counters(summed, decode_counters(value))
     return summed
+
+
+def merged_counters(tx: Transaction, keys: QueueKeys, all_counters: Sequence[QueueCounters]) -> QueueCounters:
+    """The counters of several writers as those of one."""
+    merged = QueueCounters()
+    for counters in all_counters:
+        add_counters(merged, counters)
+    # Without fronts, scans start at the beginning and find everything. The first due entry gives the next due time.
+    first = tx.scan(*keys.due_range(0), limit=1)
+    merged.next_due_ms = merged.due_front_ms = keys.due_at(first[0][0]) if first else NEVER_MS
+    merged.clock_ms = max(counters.clock_ms for counters in all_counters)
+    merged.last_id = max(counters.last_id for counters in all_counters)
+    merged.order_version = max(counters.order_version for counters in all_counters)
+    merged.history_ms = max(counters.history_ms for counters in all_counters)
+    merged.swept_minute = min(counters.swept_minute for counters in all_counters)
+    latest = max(all_counters, key=lambda counters: counters.budget_ms)
+    merged.budget, merged.budget_ms = latest.budget, latest.budget_ms
+    return merged
 
 
 def add_counters(summed: QueueCounters, counters: QueueCounters) -> None:
@@ -107,8 +140,10 @@ class QueueTransaction:
         if self._key_states is not None:
             self._save_key_states(self._key_states)
         self.tx.put(self.keys.counters_key(self.tx.writer), encode(self.counters))
-        if self.counters.next_due_ms < self._due_ms:
-            self.tx.emit(DUE, self.queue, self.counters.next_due_ms - self.tx.now_ms)
+        next_due_ms = self.counters.next_due_ms
+        # Another process may have processed what was due, so a time that has passed says nothing about later ones.
+        if next_due_ms < self._due_ms or (self.tx.writer and self._due_ms <= self.tx.now_ms and next_due_ms < NEVER_MS):
+            self.tx.emit(DUE, self.queue, next_due_ms - self.tx.now_ms)
 
     def key_state(self, key: str) -> KeyState:
         """The state of a key of messages. `save` writes it."""
@@ -136,7 +171,7 @@ class QueueTransaction:
         numbers = self.tx.new_numbers(count)
         ids = [number.to_bytes(ID_BYTES, "big") for number in numbers]
         if ids[0] <= self.counters.last_id:
-            shift = int.from_bytes(self.counters.last_id, "big") + 1 - numbers[0]
+            shift = _shift_past(numbers[0], int.from_bytes(self.counters.last_id, "big"))
             ids = [(number + shift).to_bytes(ID_BYTES, "big") for number in numbers]
         self.counters.last_id = ids[-1]
         return ids
@@ -207,3 +242,14 @@ class QueueTransaction:
     def _record(self, kind: str, id: bytes, correlation_id: str, attempts: int, error: str | None) -> None:
         key = history_key(self.keys, self.tx.now_ms, id, attempts, kind)
         self.tx.put(key, history_value(kind, correlation_id, error))
+
+
+def _shift_past(number: int, last: int) -> int:
+    """What to add to an id to get one after `last`: milliseconds only.
+
+    The random bits stay, because other processes may issue ids after the same one at the same time.
+    """
+    shift = (last >> _ID_TIME_SHIFT) - (number >> _ID_TIME_SHIFT)
+    if number + (shift << _ID_TIME_SHIFT) <= last:
+        shift += 1
+    return shift << _ID_TIME_SHIFT

@@ -11,9 +11,8 @@ from cronsim import CronSim, CronSimError
 from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge
 from holdfast.kv import Transaction
 from holdfast.layers import blobs
-from holdfast.layers.queues import key_flow, locations, unique_keys
+from holdfast.layers.queues import key_flow, locations, unique_keys, upkeep
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
-from holdfast.layers.queues.history import delete_older
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.layers.queues.policies import max_attempts, policy_of, visibility_ms
 from holdfast.layers.states import check_correlation_id
@@ -70,9 +69,28 @@ def put(
         put_one(queue_tx, policy, message, id, tier)
         for message, id in zip(messages, queue_tx.new_ids(len(messages)), strict=True)
     ]
-    _delete_expired_keys(queue_tx)
+    if not tx.writer or not only_adds(messages):  # Where plain puts share the queue, the sweeper deletes them.
+        upkeep.delete_expired_once_a_minute(queue_tx)
     queue_tx.save()
     return receipts
+
+
+def only_adds(messages: Sequence[NewMessage]) -> bool:
+    """Whether a put of these messages can share the queue with other such puts (`Transaction.share`).
+
+    It reads only the policy and the counters of its process, and writes only these counters and keys with new ids. That
+    includes delays, TTLs, payloads and the history. Groups and keys have records that several messages use.
+    """
+    for new in messages:
+        if (
+            new.idempotency_key is not None
+            or new.group is not None
+            or new.key is not None
+            or new.unique_key is not None
+            or new.debounce_key is not None
+        ):
+            return False
+    return True
 
 
 def insert(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int, newest: bool) -> None:
@@ -119,37 +137,6 @@ def advance_group(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     _place(queue_tx, successor, newest=False)
 
 
-def _delete_expired_keys(queue_tx: QueueTransaction) -> None:
-    """Once a minute, delete expired idempotency keys and ack records."""
-    tx, keys = queue_tx.tx, queue_tx.keys
-    minute = tx.now_ms // 60_000
-    if minute <= queue_tx.counters.swept_minute:
-        return
-    queue_tx.counters.swept_minute = minute
-    for begin, end in _expired_ranges(keys, tx.now_ms):
-        tx.delete_range(begin, end)
-    if queue_tx.counters.history_ms:
-        delete_older(tx, keys, tx.now_ms - queue_tx.counters.history_ms)
-
-
-def has_expired_keys(tx: Transaction, queue: QueueKey) -> bool:
-    """Whether a queue has expired idempotency keys or ack records. Puts delete them, but it may have none."""
-    return any(tx.scan(begin, end, limit=1) for begin, end in _expired_ranges(keys_of(queue), tx.now_ms))
-
-
-def delete_expired_keys(tx: Transaction, queue: QueueKey) -> None:
-    """Delete the expired idempotency keys and ack records of a queue."""
-    for begin, end in _expired_ranges(keys_of(queue), tx.now_ms):
-        tx.delete_range(begin, end)
-
-
-def _expired_ranges(keys: QueueKeys, now_ms: int) -> tuple[tuple[bytes, bytes], ...]:
-    return (
-        (keys.ids.range()[0], keys.ids.key(_period(now_ms) - 1)),
-        (keys.acks.range()[0], keys.acks.key(now_ms // 60_000 - IDEMPOTENCY_SECONDS // 60 - 1)),
-    )
-
-
 def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id: bytes, tier: Tier) -> Receipt:
     """Enqueue one checked message under a new id. The caller saves `queue_tx`."""
     tx, keys = queue_tx.tx, queue_tx.keys
@@ -175,7 +162,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
     correlation_id = new.correlation_id or text
     if new.idempotency_key is not None:
         record = id + tx.now_ms.to_bytes(8, "big") + correlation_id.encode()
-        tx.put(keys.ids.key(_period(tx.now_ms), new.idempotency_key), record)
+        tx.put(keys.ids.key(upkeep.idempotency_period(tx.now_ms), new.idempotency_key), record)
     payload, blob, now_ms = new.payload, new.blob, tx.now_ms
     inline = len(payload) <= PAYLOAD_CARRIED_BYTES_MAX
     ttl_seconds = policy.retention_seconds if new.ttl_seconds is None else new.ttl_seconds
@@ -291,7 +278,7 @@ def _claim_group_head(queue_tx: QueueTransaction, message: StoredMessage, group:
 
 def _duplicate_of(tx: Transaction, keys: QueueKeys, key: str) -> bytes | None:
     """The record of an idempotency key that has not expired: id, time and correlation id of its message."""
-    period = _period(tx.now_ms)
+    period = upkeep.idempotency_period(tx.now_ms)
     for each in (period, period - 1):
         found = tx.get(keys.ids.key(each, key))
         if found is not None and tx.now_ms < int.from_bytes(found[16:24], "big") + IDEMPOTENCY_SECONDS * 1_000:
@@ -308,10 +295,6 @@ def _check_text(new: NewMessage) -> None:
             "".join([*new.attributes, *new.attributes.values()]).encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{error.object[:32]!r} is not valid Unicode text ({error.reason}); correct it") from None
-
-
-def _period(now_ms: int) -> int:
-    return now_ms // (IDEMPOTENCY_SECONDS * 1_000)
 
 
 def check(new: NewMessage) -> None:

@@ -86,10 +86,9 @@ def position_at(at_ms: int) -> str:
     return (at_ms.to_bytes(_TIME_BYTES, "big") + bytes(ID_BYTES + _ATTEMPT_BYTES + 1)).hex()
 
 
-def delete_older(tx: Transaction, keys: QueueKeys, before_ms: int) -> None:
-    """Delete the events before a time."""
-    if before_ms > 0:
-        tx.delete_range(keys.history, keys.history + before_ms.to_bytes(_TIME_BYTES, "big"))
+def events_before(keys: QueueKeys, before_ms: int) -> tuple[bytes, bytes]:
+    """The key range of the events before a time."""
+    return keys.history, keys.history + before_ms.to_bytes(_TIME_BYTES, "big")
 
 
 def delete_all(tx: Transaction, keys: QueueKeys) -> None:

@@ -16,7 +16,6 @@ again, and its next fence is above the fence floor. It undoes nothing else: a tr
 entries, or leased workflow states, is kept.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
@@ -48,6 +47,7 @@ from holdfast.layers.queues.failures import (
 from holdfast.layers.queues.keys import QueueKey, priority_at
 from holdfast.layers.queues.message_leases import HeldLease, HeldLeases
 from holdfast.layers.queues.policies import policy_of
+from holdfast.layers.queues.rate_budgets import RateBudget
 from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
 from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.queues import (
@@ -203,10 +203,15 @@ def lease_or_wait(
     heads: list[StoredHead] = []
     taken: list[bytes] = []
     has_jobs = False
-    allowed = 0 if policy.paused else _allowed_by_rate(queue_tx, policy, limit)
-    while len(heads) < allowed and (found := _next_ready(queue_tx, allowed - len(heads), prefetched)):
-        changed = True
-        has_jobs = _take_ready(queue_tx, policy, found, prefetched, heads=heads, taken=taken) or has_jobs
+    rate = None if policy.rate_per_second is None else RateBudget(queue_tx, policy.rate_per_second)
+    allowed = 0 if policy.paused else limit if rate is None else rate.allowed(limit)
+    more = True  # Whether more messages may be ready.
+    while more and len(heads) < allowed:
+        found, more = _next_ready(queue_tx, allowed - len(heads), prefetched)
+        if found:
+            changed = True
+            has_jobs = _take_ready(queue_tx, policy, found, prefetched, heads=heads, taken=taken) or has_jobs
+            more = more or has_jobs  # One with a key may have made another one ready.
     leases: list[HeldLease] = []
     for run, lasts_ms in _runs(heads, taken, visibility_ms):
         held = message_leases.grant(
@@ -224,11 +229,15 @@ def lease_or_wait(
             _begin_jobs(queue_tx, held, heads[run])
     for head in heads:
         queue_tx.emit("leased", head)
-    if policy.rate_per_second is not None:
-        queue_tx.counters.budget -= len(heads)  # A refilled budget alone is not committed: it follows from the time.
+    if rate is not None:
+        rate.spend(len(heads))
     if changed:
         queue_tx.save()
-    leased = Leased(leases, _retry_in_ms(queue_tx, policy), tx.events, more=_most_urgent(queue_tx.counters.ready) >= 0)
+    rate_wait_ms = NEVER_MS if rate is None or policy.paused else rate.wait_ms()
+    retry_in_ms = min(queue_tx.counters.next_due_ms - tx.now_ms, rate_wait_ms)
+    leased = Leased(
+        leases, retry_in_ms, tx.events, more=more if tx.writer else _most_urgent(queue_tx.counters.ready) >= 0
+    )
     leased.refused = refused
     leased.read_rest(queue_tx, heads, with_state=with_state)
     return leased
@@ -640,21 +649,22 @@ def _unsettled(
     return found
 
 
-def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> Sequence[Pair]:
-    """At most `limit` ready messages, in delivery order. Moves the front behind them."""
+def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> tuple[Sequence[Pair], bool]:
+    """At most `limit` ready messages, in delivery order, and whether there may be more. Moves the front behind them."""
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
     if tx.writer:
-        return tx.scan(*keys.ready_range(), limit=limit)
+        pairs = tx.scan(*keys.ready_range(), limit=limit + 1)
+        return pairs[:limit], len(pairs) > limit
     priority = _most_urgent(counters.ready)
     if priority < 0:
-        return ()
+        return (), False
     if prefetched is not None:
         if prefetched.fence_floor != tx.fence_floor:
             prefetched.messages.clear()
             prefetched.fence_floor = tx.fence_floor
         found = _take_prefetched(counters, priority, limit, prefetched)
         if found:
-            return found
+            return found, True
     begin, end = keys.priority_range(priority, counters.fronts.get(priority, b""))
     pairs = tx.scan(begin, end, limit=limit if prefetched is None else max(limit, PREFETCH_MAX))
     if prefetched is not None:
@@ -665,7 +675,7 @@ def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched |
         counters.fronts[priority] = pairs[-1][0][-16:] + b"\x00"
         if prefetched is not None:
             prefetched.front = counters.fronts[priority]
-    return pairs
+    return pairs, bool(pairs)
 
 
 def _return_ready(queue_tx: QueueTransaction, pairs: Sequence[Pair], prefetched: Prefetched | None) -> None:
@@ -704,27 +714,6 @@ def _take_prefetched(counters: QueueCounters, priority: int, limit: int, prefetc
     if found:
         counters.fronts[priority] = prefetched.front = found[-1][0][-16:] + b"\x00"
     return found
-
-
-def _retry_in_ms(queue_tx: QueueTransaction, policy: QueuePolicy) -> int:
-    """In how many milliseconds a message may become available."""
-    retry_in_ms = queue_tx.counters.next_due_ms - queue_tx.tx.now_ms
-    if policy.rate_per_second is not None and not policy.paused and queue_tx.counters.budget < 1:
-        wait_ms = (1 - queue_tx.counters.budget) / policy.rate_per_second * 1_000
-        retry_in_ms = min(retry_in_ms, math.ceil(wait_ms))
-    return retry_in_ms
-
-
-def _allowed_by_rate(queue_tx: QueueTransaction, policy: QueuePolicy, limit: int) -> int:
-    """How many messages the queue's rate allows now, at most `limit`."""
-    rate, counters = policy.rate_per_second, queue_tx.counters
-    if rate is None:
-        return limit
-    passed_ms = max(queue_tx.tx.now_ms - counters.budget_ms, 0)
-    # An idle queue accumulates the budget of one second, and at least one message.
-    counters.budget = min(counters.budget + passed_ms * rate / 1_000, max(rate, 1.0))
-    counters.budget_ms = queue_tx.tx.now_ms
-    return min(limit, int(counters.budget))
 
 
 def _record_failure(

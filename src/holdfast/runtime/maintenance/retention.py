@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from holdfast.errors import Closed, HoldfastError, WorldNotActive, WorldNotFound
 from holdfast.kv import Database, Transaction
 from holdfast.layers import idempotency, queues, segments, worlds
-from holdfast.layers.queues import QueueKey, dead_letters, enqueue
+from holdfast.layers.queues import QueueKey, dead_letters, upkeep
 from holdfast.layers.queues.dead_letters import LetterSize
 from holdfast.layers.worlds import World, WorldMeta, WorldState
 from holdfast.limits import MESSAGES_MAX, PAGE_ITEMS
@@ -168,8 +168,8 @@ def delete_results(database: Database) -> None:
         database.transact(idempotency.forget, tier=Tier.IMPORTANT)
     for universe in universes(database):
         for queue in _queues(database, universe):
-            if database.read(enqueue.has_expired_keys, queue, tier=Tier.IMPORTANT):
-                database.transact(enqueue.delete_expired_keys, queue, tier=Tier.IMPORTANT)
+            if database.read(upkeep.has_expired_keys, queue, tier=Tier.IMPORTANT):
+                database.transact(upkeep.delete_expired_keys, queue, tier=Tier.IMPORTANT)
 
 
 def _queues(database: Database, universe: str) -> Iterator[QueueKey]:

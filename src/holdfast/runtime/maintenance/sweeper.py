@@ -3,7 +3,8 @@
 Consumers process due entries when they receive, so correctness does not depend on the sweeper. But a queue without
 consumers should not hide a dead letter, keep expired messages, or miss its schedule. The sweeper knows the next due
 time of each queue and sleeps until then: it scans all queues once, when it starts, and every commit with an earlier due
-time notifies it. Where other processes write too, it also scans all queues every few seconds.
+time notifies it. Where other processes write too, it also scans all queues every few seconds, and once a minute it does
+the upkeep that puts do on an embedded store (`layers/queues/upkeep.py`).
 """
 
 import heapq
@@ -20,11 +21,14 @@ from holdfast.layers import queues, worlds
 from holdfast.layers.queues import NEVER_MS, QueueKey
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.publishing import Publish
+from holdfast.tiers import Tier
 
 _log = logging.getLogger("holdfast.sweeper")
 _PAGE = 100
 _TRANSACTIONS_MAX = 1_000  # Per queue, before the other queues are processed.
 _RETRY_SECONDS = 1.0
+_UPKEEP_SECONDS = 60.0
+_UPKEEP_TRANSACTIONS_MAX = 100  # Per queue and minute.
 
 
 class Sweeper:
@@ -62,12 +66,16 @@ class Sweeper:
 
     def _run(self) -> None:
         next_full_scan = 0.0
+        next_upkeep = time.monotonic() + self._jitter.random() * _UPKEEP_SECONDS  # Nodes that start together differ.
         while not self._stopping:
             try:
                 if time.monotonic() >= next_full_scan:
                     next_full_scan = time.monotonic() + self._full_scan_interval()
+                    is_upkeep_due = self._shared and time.monotonic() >= next_upkeep
+                    if is_upkeep_due:
+                        next_upkeep = time.monotonic() + _UPKEEP_SECONDS
                     for queue in self._queues():
-                        self._sweep_guarded(queue)
+                        self._sweep_guarded(queue, with_upkeep=is_upkeep_due)
                 queue_due = self._next(next_full_scan)
                 if queue_due is not None:
                     self._sweep_guarded(queue_due)
@@ -106,10 +114,12 @@ class Sweeper:
                 self._lock.wait(min(left, threading.TIMEOUT_MAX))
             return None
 
-    def _sweep_guarded(self, queue: QueueKey) -> None:
+    def _sweep_guarded(self, queue: QueueKey, *, with_upkeep: bool = False) -> None:
         """Sweep a queue. After an unexpected error it is retried soon, and the other queues continue."""
         try:
             self._sweep(queue)
+            if with_upkeep:
+                self._run_upkeep(queue)
         except (Backend, Busy, Closed):  # Not specific to this queue.
             raise
         except Exception:
@@ -129,6 +139,13 @@ class Sweeper:
                 return
             self._publish(self._database.transact(queues.sweep_and_collect_events, queue))
         self.schedule(queue, self._now_ms())
+
+    def _run_upkeep(self, queue: QueueKey) -> None:
+        """Fold the counters of a queue and delete what has expired, a bounded number per transaction."""
+        for _ in range(_UPKEEP_TRANSACTIONS_MAX):
+            if self._stopping or not self._database.read(queues.needs_upkeep, queue):
+                return
+            self._database.transact(queues.run_upkeep, queue, tier=Tier.IMPORTANT)
 
     def _queues(self) -> Iterator[QueueKey]:
         universe = ""

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Required, TypedDict, Unpack
 
@@ -16,7 +17,7 @@ from holdfast.runtime.cancellation import finish_or_undo
 from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Publish, discard
-from holdfast.runtime.waiting_consumers import WaitingConsumers
+from holdfast.runtime.waiting_consumers import SharedLine, SharedLines, WaitingConsumers
 from holdfast.tiers import Tier
 from holdfast.wire.queues import PackedAck, RefusedAck
 
@@ -61,6 +62,7 @@ class Dispatcher:
         self._is_serial = isinstance(database, SerialDatabase)  # Transactions run once, one at a time.
         self._waiting = waiting or WaitingConsumers(options.consumers_max)
         self._lines = LockTable(("queue",), nested=False, waiters_max=self._waiting.limit)
+        self._shared_lines = SharedLines(database)
         self._prefetched: OrderedDict[QueueKey, Prefetched] = OrderedDict()
 
     def receive(
@@ -107,7 +109,7 @@ class Dispatcher:
             if events:
                 self._publish(events)
         until_ms = self._clock.now_ms() + wait_ms
-        with self._waiting.one_more():
+        with self._waiting.one_more(), nullcontext() if self._is_serial else self._shared_lines.join(queue) as shared:
             try:
                 front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:
@@ -115,6 +117,10 @@ class Dispatcher:
                 leased.refused = refused or []
                 return leased
             with front:
+                if shared is not None:
+                    return self._wait_at_shared_front(
+                        queue, until_ms, durability, call, options, line=shared, refused=refused
+                    )
                 return self._wait_at_front(
                     queue, until_ms, durability, call, options, leave_line=front.release, refused=refused
                 )
@@ -138,9 +144,7 @@ class Dispatcher:
             stop_listening = on_clock_change(self._clock, watch.fire)
             try:
                 while True:
-                    leased = self._lease(
-                        queue, durability, call, options, leave_line if self._is_serial else None, refused=refused
-                    )
+                    leased = self._lease(queue, durability, call, options, leave_line, refused=refused)
                     left_ms = until_ms - self._clock.now_ms()
                     if leased.leases or leased.repeated or left_ms <= 0:
                         return leased
@@ -148,6 +152,33 @@ class Dispatcher:
                     watch.wait(pause_ms / 1_000)
             finally:
                 stop_listening()
+
+    def _wait_at_shared_front(
+        self,
+        queue: QueueKey,
+        until_ms: int,
+        durability: Durability,
+        call: KeyedCall | None,
+        options: LeaseOptions,
+        *,
+        line: SharedLine,
+        refused: list[RefusedAck] | None,
+    ) -> Leased:
+        stop_listening = on_clock_change(self._clock, line.watch.fire)
+        try:
+            while True:
+                now_ms = self._clock.now_ms()
+                wait_ms = min(line.wait_ms(now_ms), until_ms - now_ms)
+                if wait_ms > 0:
+                    line.watch.wait(self._polling.pause_ms(wait_ms) / 1_000)
+                    line.note_change()
+                leased = self._lease(queue, durability, call, options, refused=refused)
+                now_ms = self._clock.now_ms()
+                line.note_read(leased, now_ms)
+                if leased.leases or leased.repeated or now_ms >= until_ms:
+                    return leased
+        finally:
+            stop_listening()
 
     def _lease(
         self,
