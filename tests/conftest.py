@@ -32,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=18, help="how often the crash tests kill their child process")
     parser.addoption("--flips", type=int, default=1, help="how many times as many bits the bit flip tests flip")
     parser.addoption("--flip-seed", type=int, help="the seed of the bit flip tests")
+    parser.addoption("--histories", type=int, default=30, help="how many histories of several servers are checked")
+    parser.addoption("--history-seed", type=int, help="the seed of the only history of several servers to check")
     parser.addoption("--image-seed", type=int, help="the seed of the only image that the storage tests build")
 
 
