@@ -14,6 +14,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import asdict
 from typing import Any, Final, Protocol, Self
 
 import asyncpg
@@ -79,8 +80,7 @@ class Node:
 
     def contention(self) -> dict[str, int]:
         transport: Any = self._plane._transport
-        found = getattr(transport.services.database, "contention", None)
-        return {name: getattr(found, name, 0) for name in ("conflicts", "retries", "lock_waits")}
+        return asdict(transport.services.database.contention)
 
 
 class PlainTable:

@@ -5,15 +5,16 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from holdfast.backends.postgres import listener, sessions
+from holdfast import limits
+from holdfast.backends.postgres import groups, listener, locked_view, sessions
 from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.layers import leases
 from holdfast.layers.queues import enqueue, leasing
 
 
 def isolate_nothing() -> None:
-    """Transactions see each other's commits in the middle."""
-    sessions._SETTINGS = sessions._SETTINGS.replace("serializable", "read committed")  # type: ignore[misc]
+    """Transactions take no locks, and see each other's commits in the middle."""
+    groups.LockedView = locked_view.SnapshotView  # type: ignore[attr-defined]
 
 
 def accept_old_fences() -> None:
@@ -37,17 +38,18 @@ def grant_held_leases() -> None:
 def miss_notifications() -> None:
     """The commits of other servers wake no one."""
     listener.notified_ranges = lambda payload: []  # type: ignore[attr-defined]
+    limits.WATCH_RECHECK_SECONDS = 3_600.0  # type: ignore[misc]
 
 
 def lose_commits() -> None:
     """Some commits are acknowledged, and not made."""
     commit, numbers = sessions.Session.commit, count()
 
-    def commit_most(self: sessions.Session, tx: Any) -> None:
+    def commit_most(self: sessions.Session, tx: Any, log_position: bytes) -> None:
         if tx.has_writes and next(numbers) % 40 == 39:
             self.rollback()
         else:
-            commit(self, tx)
+            commit(self, tx, log_position)
 
     sessions.Session.commit = commit_most  # type: ignore[method-assign]
 
