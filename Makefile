@@ -41,6 +41,7 @@ test: $(READY)
 nightly: $(READY)
 	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults -k crash --kills 200
+	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults/test_server_histories.py -k behave_like_one --histories 500
 
 simulate: $(READY)
 	$(BIN)/python -m holdfast.testing.scenarios --seeds $(SEEDS)

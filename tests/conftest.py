@@ -7,6 +7,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -34,6 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--flip-seed", type=int, help="the seed of the bit flip tests")
     parser.addoption(
         "--table-messages", type=int, default=10_000_000, help="how many messages go through one table of PostgreSQL"
+    )
+    parser.addoption("--histories", type=int, default=30, help="how many histories of several servers are checked")
+    parser.addoption("--history-seed", type=int, help="the seed of the only history of several servers to check")
+    parser.addoption(
+        "--postgres-isolation",
+        choices=("locks", "serializable"),
+        default="locks",
+        help="how transactions on PostgreSQL are kept apart in the conformance suite and the property tests",
     )
     parser.addoption("--image-seed", type=int, help="the seed of the only image that the storage tests build")
 
@@ -106,6 +115,12 @@ def _emptied(url: str) -> bool:
         return True
 
 
+@pytest.fixture
+def open_postgres(postgres_url: str, request: pytest.FixtureRequest) -> Callable[..., Database]:
+    """Opens the test's PostgreSQL database, with the isolation of `--postgres-isolation`."""
+    return partial(PostgresDatabase, postgres_url, isolation=request.config.getoption("--postgres-isolation"))
+
+
 @pytest.fixture(autouse=True)
 def _signal_handlers() -> Iterator[None]:
     """A test that leaves a signal handler behind would change what an interrupt does in later tests."""
@@ -132,8 +147,8 @@ def open_database(backend: str, tmp_path: Path, request: pytest.FixtureRequest) 
         return MemoryDatabase
     if backend == "rocksdb":
         return lambda **options: RocksDatabase(tmp_path / "kv", **options)
-    url = request.getfixturevalue("postgres_url")
-    return lambda **options: PostgresDatabase(url, **options)
+    opened: Callable[..., Database] = request.getfixturevalue("open_postgres")
+    return opened
 
 
 @pytest.fixture

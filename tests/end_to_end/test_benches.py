@@ -32,3 +32,24 @@ def test_every_line_of_the_races_of_deliveries_compares_both_codes(tmp_path: Pat
         assert all(each["per_second"] > 0 and each["client_cpu_us"] > 0 for each in standings), name
     drained = {row[0]: row[-1] for row in lines["space"][0]["rows"]}
     assert drained == {"HEAD": "yes", "this code": "yes"}
+
+
+@pytest.mark.nightly
+def test_every_line_of_the_nodes_compares_all_candidates(tmp_path: Path) -> None:
+    found = tmp_path / "results.json"
+    subprocess.run(
+        [sys.executable, "-m", "benches.bench_nodes", "--scale", "0.02", "--rounds", "1", "--json", str(found)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        check=True,
+    )
+    lines = json.loads(found.read_bytes())
+    assert list(lines) == ["puts", "batches", "singles", "plain-puts", "plain-batches"]
+    for name, candidates in lines.items():
+        assert [each["candidate"] for each in candidates] == (
+            ["a plain table, asyncpg", "one node"]
+            if name.startswith("plain")
+            else ["one node", "two nodes, one queue", "two nodes, two queues"]
+        )
+        assert all(each["per_second"] > 0 for each in candidates), name
+        assert all(each[count] >= 0 for each in candidates for count in ("conflicts", "retries", "lock_waits")), name

@@ -1,4 +1,4 @@
-"""A TCP proxy that injects network faults: delays, cuts in the middle of a frame, lost data, and refusals.
+"""A TCP proxy that injects network faults: delays, cuts in the middle of a frame, lost data, silence, and refusals.
 
 Faults are drawn from a random seed. Delayed connections overtake each other.
 """
@@ -11,17 +11,19 @@ from contextlib import contextmanager, suppress
 from typing import Self
 
 _CHUNK_BYTES = 65_536
+_HOLD_SECONDS = 0.01  # How often a pump that holds data looks whether it may pass it on.
 
 
 class Proxy:
-    """Proxies a loopback port, in its own thread. Its attributes can be changed at any time."""
+    """Proxies a loopback port or a Unix socket, in its own thread. Its attributes can be changed at any time."""
 
-    def __init__(self, target: int, seed: int = 0) -> None:
+    def __init__(self, target: int | str, seed: int = 0) -> None:
         self.target = target
         self.delay_seconds = 0.0  # The longest delay of each chunk.
         self.bytes_max = 0  # A connection is cut after up to this many bytes. 0: never.
         self.swallows = False  # New connections are accepted, and their data is dropped.
         self.mutes = False  # Requests are passed on, and responses are dropped.
+        self.holds = False  # Data is kept, in both directions, and passed on afterwards.
         self.refuses = False  # New connections are closed at once.
         self.accepted = 0
         self.cuts = 0
@@ -79,7 +81,7 @@ class Proxy:
                 while await reader.read(_CHUNK_BYTES):
                     pass
                 return
-            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", self.target)
+            target_reader, target_writer = await self._connect()
             with self._registered(target_writer):
                 left = [self._rng.randrange(1, self.bytes_max) if self.bytes_max else 0]
                 pumps = (
@@ -88,12 +90,19 @@ class Proxy:
                 )
                 await asyncio.gather(*pumps)
 
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(self.target, str):
+            return await asyncio.open_unix_connection(self.target)
+        return await asyncio.open_connection("127.0.0.1", self.target)
+
     async def _pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[int], *, is_response: bool = False
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
             if self.mutes and is_response:
                 continue
+            while self.holds:
+                await asyncio.sleep(_HOLD_SECONDS)
             if self.delay_seconds:
                 await asyncio.sleep(self._rng.random() * self.delay_seconds)
             if left[0]:

@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
-from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import BlobNotFound, SnapshotExists
 from holdfast.kv import Database, Subspace
@@ -431,7 +430,7 @@ def test_collections_on_rocksdb_match_the_model(run_machine: Callable[..., None]
 
 @pytest.mark.examples(4)
 def test_collections_of_two_nodes_on_postgres_match_the_model(
-    run_machine: Callable[..., None], postgres_url: str
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
 ) -> None:
-    openers = repeat(partial(PostgresDatabase, postgres_url))
+    openers = repeat(open_postgres)
     run_machine(BlobCollection, steps=20, openers=openers, has_two_nodes=True)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import IdSource
 from holdfast.errors import (
@@ -571,10 +570,14 @@ def test_jobs_on_rocksdb_match_the_model(run_machine: Callable[..., None], tmp_p
 
 
 @pytest.mark.examples(10)
-def test_jobs_on_postgres_match_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
-    run_machine(Jobs, steps=40, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count())
+def test_jobs_on_postgres_match_the_model(
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
+) -> None:
+    run_machine(Jobs, steps=40, openers=repeat(open_postgres), names=count())
 
 
 @pytest.mark.examples(10)
-def test_jobs_of_two_nodes_match_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
-    run_machine(Jobs, steps=40, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count(), nodes=2)
+def test_jobs_of_two_nodes_match_the_model(
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
+) -> None:
+    run_machine(Jobs, steps=40, openers=repeat(open_postgres), names=count(), nodes=2)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import (
     CasMismatch,
@@ -379,5 +378,7 @@ def test_leases_and_states_on_rocksdb_match_the_model(run_machine: Callable[...,
 
 
 @pytest.mark.examples(8)
-def test_leases_and_states_on_postgres_match_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
-    run_machine(Leases, steps=40, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count(), lasting=True)
+def test_leases_and_states_on_postgres_match_the_model(
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
+) -> None:
+    run_machine(Leases, steps=40, openers=repeat(open_postgres), names=count(), lasting=True)

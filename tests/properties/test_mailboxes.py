@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 )
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import IdSource
 from holdfast.errors import HoldfastError, InvalidArgument, MailboxFull, MailboxTaken, SenderBlocked
@@ -704,7 +703,7 @@ def test_mailboxes_on_rocksdb_match_the_model(run_machine: Callable[..., None], 
 
 
 @pytest.mark.examples(12)
-def test_mailboxes_on_postgres_match_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
-    run_machine(
-        Mailboxes, steps=40, openers=repeat(partial(PostgresDatabase, postgres_url)), universes=count(), lasting=True
-    )
+def test_mailboxes_on_postgres_match_the_model(
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
+) -> None:
+    run_machine(Mailboxes, steps=40, openers=repeat(open_postgres), universes=count(), lasting=True)

@@ -24,7 +24,6 @@ from hypothesis.stateful import (
 )
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import IdSource
 from holdfast.errors import QueueInUse, QueueMessageLeaseMismatch
@@ -968,11 +967,13 @@ def test_a_queue_on_rocksdb_matches_the_model(run_machine: Callable[..., None], 
 
 
 @pytest.mark.examples(12)
-def test_a_queue_on_postgres_matches_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
+def test_a_queue_on_postgres_matches_the_model(
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
+) -> None:
     run_machine(
         Queues,
         steps=40,
-        openers=repeat(partial(PostgresDatabase, postgres_url)),
+        openers=repeat(open_postgres),
         names=count(),
         lasting=True,
         shared=True,

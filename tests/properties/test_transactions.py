@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.kv import Database, Pair, Transaction
 from holdfast.tiers import Tier
@@ -228,5 +227,7 @@ def test_rocksdb_matches_a_dictionary(run_machine: Callable[..., None], tmp_path
 
 
 @pytest.mark.examples(10)
-def test_postgres_matches_a_dictionary(run_machine: Callable[..., None], postgres_url: str) -> None:
-    run_machine(Transactions, steps=30, openers=repeat(partial(PostgresDatabase, postgres_url)), is_persistent=True)
+def test_postgres_matches_a_dictionary(
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
+) -> None:
+    run_machine(Transactions, steps=30, openers=repeat(open_postgres), is_persistent=True)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import CommitUnknown, HeadAdvanced, Unreachable
 from holdfast.kv import Database, Transaction
@@ -248,5 +247,7 @@ def test_a_world_on_rocksdb_matches_the_model(run_machine: Callable[..., None], 
 
 
 @pytest.mark.examples(8)
-def test_a_world_on_postgres_matches_the_model(run_machine: Callable[..., None], postgres_url: str) -> None:
-    run_machine(Worlds, steps=30, openers=repeat(partial(PostgresDatabase, postgres_url)), names=count(), lasting=True)
+def test_a_world_on_postgres_matches_the_model(
+    run_machine: Callable[..., None], open_postgres: Callable[..., Database]
+) -> None:
+    run_machine(Worlds, steps=30, openers=repeat(open_postgres), names=count(), lasting=True)

@@ -1,0 +1,79 @@
+"""The CLI with a deliberate flaw, to show that histories find it: `flawed_server_child.py FLAW serve …`."""
+
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from holdfast import limits
+from holdfast.backends.postgres import groups, listener, locked_view, sessions
+from holdfast.errors import QueueMessageLeaseMismatch
+from holdfast.layers import leases
+from holdfast.layers.queues import enqueue, leasing
+
+
+def isolate_nothing() -> None:
+    """Transactions take no locks, and see each other's commits in the middle."""
+    groups.LockedView = locked_view.SnapshotView  # type: ignore[attr-defined]
+
+
+def accept_old_fences() -> None:
+    """An ack is accepted although the lease of its message has ended."""
+    checked: Any = leasing._ack
+
+    def unchecked(*args: Any) -> Any:
+        try:
+            return checked(*args)
+        except QueueMessageLeaseMismatch:
+            return ""
+
+    leasing._ack = unchecked  # type: ignore[assignment]
+
+
+def grant_held_leases() -> None:
+    """A lease is granted although another owner holds it."""
+    leases.Grant.holds_at = lambda self, now_ms: False  # type: ignore[method-assign]
+
+
+def miss_notifications() -> None:
+    """The commits of other servers wake no one."""
+    listener.notified_ranges = lambda payload: []  # type: ignore[attr-defined]
+    limits.WATCH_RECHECK_SECONDS = 3_600.0  # type: ignore[misc]
+
+
+def lose_commits() -> None:
+    """Some commits are acknowledged, and not made."""
+    commit, numbers = sessions.Session.commit, count()
+
+    def commit_most(self: sessions.Session, tx: Any, log_position: bytes) -> None:
+        if tx.has_writes and next(numbers) % 40 == 39:
+            self.rollback()
+        else:
+            commit(self, tx, log_position)
+
+    sessions.Session.commit = commit_most  # type: ignore[method-assign]
+
+
+def forget_keys() -> None:
+    """A put that is repeated with its idempotency key is stored again."""
+    enqueue._duplicate_of = lambda *args: None
+
+
+FLAWS: dict[str, Callable[[], None]] = {
+    each.__name__: each
+    for each in (
+        isolate_nothing,
+        accept_old_fences,
+        grant_held_leases,
+        miss_notifications,
+        lose_commits,
+        forget_keys,
+    )
+}
+
+
+if __name__ == "__main__":
+    from holdfast.cli.main import main
+
+    FLAWS[sys.argv.pop(1)]()
+    main()

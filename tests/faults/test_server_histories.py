@@ -1,0 +1,93 @@
+"""Two and three real servers on one PostgreSQL, with kills, pauses and partitions: no client sees a contradiction."""
+
+import random
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.testing.histories import History, Outcome, Violation
+
+HERE = Path(__file__).parent
+FLEET: Any = runpy.run_path(str(HERE / "server_fleet.py"))  # Test files cannot import each other.
+HISTORIES: Any = runpy.run_path(str(HERE / "server_histories.py"))
+
+
+def run_history(fleet: Any, plan: Any, **options: Any) -> Any:
+    """Run and check one history; a violation names the seed."""
+    found = HISTORIES["ServerHistory"](fleet, plan, **options)
+    try:
+        found.run(FLEET["FAULTS"])
+        found.check()
+    except Violation as violation:
+        raise Violation(f"{plan}\n{violation.message}", violation.operations) from None
+    except BaseException as error:
+        error.add_note(str(plan))
+        raise
+    return found
+
+
+@pytest.mark.parametrize("servers", [2, 3])
+def test_servers_that_share_a_database_behave_like_one(
+    servers: int, postgres_url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Every client calls random servers. `--histories` is the number of histories, half of them for each size."""
+    given = request.config.getoption("--history-seed")
+    first = random.SystemRandom().randrange(1 << 32) if given is None else given
+    count = max(request.config.getoption("--histories") // 2, 1) if given is None else 1
+    seen: Counter[tuple[str, str]] = Counter()
+    errors: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    with FLEET["Fleet"](postgres_url, tmp_path, servers) as fleet:
+        for seed in range(first, first + count):
+            plan = HISTORIES["Plan"](seed, servers)
+            print(plan)
+            found = run_history(fleet, plan)
+            seen.update((each.kind, each.outcome.value) for each in found.history.operations)
+            errors += found.errors
+            faults.update(name for some in plan.faults for _, name, _ in some)
+    print(f"{count} histories; faults: {dict(faults)}; errors: {dict(errors)}")
+    print({f"{kind} {outcome}": number for (kind, outcome), number in sorted(seen.items())})
+    if given is None:  # One history may be too short for all of them.
+        for kind in ("read", "cas", "put", "lease", "ack", "grant", "guarded", "append", "journal", "send"):
+            assert seen[kind, Outcome.OK], f"no {kind} was answered"
+
+
+# By flaw: the faults that it needs to show, and what is found. The first and the last show in many ways.
+FLAWS: dict[str, tuple[dict[str, int], str | None]] = {
+    "isolate_nothing": ({}, None),
+    "accept_old_fences": ({}, "was accepted after fence|was delivered again after its ack|still there after its ack"),
+    "grant_held_leases": ({}, "had two holders"),
+    "miss_notifications": ({}, "a waiting consumer got nothing"),
+    "forget_keys": ({"mute clients": 1}, "was stored 2 times|messages have no put"),
+    "lose_commits": ({}, None),
+}
+
+
+SLOW = ("miss_notifications", "forget_keys", "lose_commits")
+
+
+@pytest.mark.parametrize(
+    "flaw", [pytest.param(flaw, marks=[pytest.mark.nightly] if flaw in SLOW else []) for flaw in FLAWS]
+)
+def test_a_flaw_of_the_servers_is_found(flaw: str, postgres_url: str, tmp_path: Path) -> None:
+    """Histories of servers that break one guarantee; each flaw shows in one of a few."""
+    faults, message = FLAWS[flaw]
+    command = [sys.executable, str(HERE / "flawed_server_child.py"), flaw]
+    with FLEET["Fleet"](postgres_url, tmp_path, 2, command=command) as fleet, pytest.raises(Violation, match=message):
+        for seed in range(10):
+            run_history(fleet, HISTORIES["Plan"](seed, 2, faults), stuck_seconds=5.0)
+
+
+def test_a_body_that_was_stored_twice_is_found() -> None:
+    history = History()
+    history.ok(history.invoke("ada", "put", "jobs", "body"), "a")
+    history.ok(history.invoke("bob", "lease", "jobs"), [["a", 1, 0, 100, "body"], ["c", 1, 0, 100, "other"]])
+    history.ok(history.invoke("bob", "lease", "jobs"), [["a", 2, 100, 200, "body"]])
+    HISTORIES["check_bodies"](history, "jobs")
+    history.ok(history.invoke("bob", "lease", "jobs"), [["b", 1, 0, 100, "body"]])
+    with pytest.raises(Violation, match="body was stored 2 times"):
+        HISTORIES["check_bodies"](history, "jobs")
