@@ -41,6 +41,7 @@ CONNECT_ATTEMPTS_MAX: Final = 6  # With doubling pauses from 100 ms, about three
 CONNECT_PAUSE_MS_MAX: Final = 2_000
 FAILOVER_SECONDS_MAX: Final = 30.0  # How long transactions wait for a primary once none answers; then Unreachable.
 FAILOVER_PAUSE_MS_MAX: Final = 500  # Between the attempts to connect meanwhile.
+REPEAT_PAUSE_SECONDS: Final = 0.2  # Before a call whose commit is unknown is executed again.
 ANSWER_SECONDS_MAX: Final = 40.0  # After STATEMENT_SECONDS_MAX PostgreSQL gives up by itself; later it is hung.
 READERS_MAX: Final = 4  # Connections for read snapshots, besides the one that commits.
 IDLE_TRANSACTION_SECONDS_MAX: Final = 3.0  # PostgreSQL then ends a transaction: a paused process holds locks.

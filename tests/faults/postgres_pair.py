@@ -1,8 +1,8 @@
 """Two real PostgreSQL servers: a primary, and a standby that replicates it synchronously.
 
-    pair.primary ──► pair.standby          commits wait for the standby
-    pair.fail_over()                       the primary is killed, the standby is promoted: there is no standby
-    pair.add_standby()                     the killed server becomes the standby of the new primary
+pair.primary ──► pair.standby          commits wait for the standby
+pair.fail_over()                       the primary is killed, the standby is promoted: there is no standby
+pair.add_standby()                     the killed server becomes the standby of the new primary
 """
 
 import os
@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import psutil
+import psycopg
 
 DEADLINE_SECONDS = 120.0  # A generous deadline for what the servers do.
 

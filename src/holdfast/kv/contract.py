@@ -52,6 +52,13 @@ class Database(ABC):
             DiskFull, PathUnusable, DamagedDatabase, DatabaseFailed: it cannot be opened yet; try again later.
         """
 
+    def check_reachable(self) -> None:  # noqa: B027
+        """Return if the key space can be written to now, without waiting for that.
+
+        Raises:
+            Unreachable: no server answers, or none accepts writes.
+        """
+
     @abstractmethod
     def transact(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, CommitUnknown, HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.kv.batch import BatchedCall, run_batch, run_isolated
 from holdfast.kv.execution import check_tier
@@ -27,6 +27,7 @@ from holdfast.plane.atomic import execute_all
 from holdfast.plane.handlers import Run
 from holdfast.plane.operations import OPERATIONS, handler_of
 from holdfast.plane.services import HasServices
+from holdfast.plane.unknown_commits import repeat_async
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.answers import read_answer
 from holdfast.wire.atomic import Answers, CommitAtomic
@@ -166,9 +167,15 @@ async def call_batch(
     database = stores.services.database
     events: Events = []
     outcomes: list[object]
+    run = database.transact_async if writes else database.read_async
     try:
-        run = database.transact_async if writes else database.read_async
-        outcomes, events = await run(_run_wanted, works, answers, is_wanted, tier=tier)
+        try:
+            outcomes, events = await run(_run_wanted, works, answers, is_wanted, tier=tier)
+        except CommitUnknown as error:
+            if any(call.key is None and call.request.operation.takes_key for call in calls):
+                raise
+            attempt = partial(run, _run_wanted, works, answers, is_wanted, tier=tier)
+            outcomes, events = await repeat_async(attempt, error)
     except HoldfastError as error:
         outcomes = [error] * len(calls)
     if events:  # Published after the answers are sent.

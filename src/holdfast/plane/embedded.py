@@ -6,9 +6,10 @@ request ──► handler ──► transaction: transact or read, then publish 
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
+from typing import Any
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import CommitUnknown, InvalidArgument
 from holdfast.layers.blobs import Verify
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.plane.batching import CallBatcher
@@ -17,6 +18,7 @@ from holdfast.plane.idempotency import idempotent
 from holdfast.plane.operations import execute, handler_of
 from holdfast.plane.services import Services
 from holdfast.plane.stores import AsyncStores, Stores, run_and_collect
+from holdfast.plane.unknown_commits import may_repeat, repeat, repeat_async
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
 
@@ -34,6 +36,16 @@ class EmbeddedTransport(Stores):
 
     def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Answer:
         """The answer to `request`; `call` is its idempotency key, if it has one."""
+        if not self.services.shared:
+            return self._execute(request, call)
+        try:
+            return self._execute(request, call)
+        except CommitUnknown as error:
+            if not may_repeat(request, call):
+                raise
+            return repeat(lambda: self._execute(request, call), error)
+
+    def _execute(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
         handler = handler_of(request)
         answer: Answer
         if handler.reads_only:
@@ -80,8 +92,20 @@ class AsyncEmbeddedTransport(AsyncStores):
         self._read = services.database.read_async
         self._batchers: dict[asyncio.AbstractEventLoop, CallBatcher] = {}  # There is rarely more than one event loop.
 
-    async def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Answer:
+    def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Coroutine[Any, Any, Answer]:
         """The answer to `request`; `call` is its idempotency key, if it has one."""
+        # Not a coroutine function itself: one more coroutine would cost every call of an embedded plane time.
+        return self._execute_shared(request, call) if self.services.shared else self._execute(request, call)
+
+    async def _execute_shared(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
+        try:
+            return await self._execute(request, call)
+        except CommitUnknown as error:
+            if not may_repeat(request, call):
+                raise
+            return await repeat_async(lambda: self._execute(request, call), error)
+
+    async def _execute(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
         handler = handler_of(request)
         run = handler.run if handler.run is None or call is None else idempotent(handler.run, call)
         answer: Answer

@@ -17,6 +17,7 @@ from typing import Any
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer, Job
 from holdfast.backends.postgres.listener import Listener
+from holdfast.backends.postgres.primary_check import PrimaryCheck
 from holdfast.backends.postgres.retries import retry_transaction
 from holdfast.backends.postgres.schema import prepare_schema
 from holdfast.backends.postgres.sessions import Session
@@ -53,6 +54,7 @@ class PostgresDatabase(Database):
             url, clock=clock, ids=self._ids, watches=self._watches, writer=self._writer, floor=self._fence_floor
         )
         self._listener = Listener(url, self._watches)
+        self._primary_check = PrimaryCheck(url)
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
         self._jitter = Random()
@@ -62,6 +64,10 @@ class PostgresDatabase(Database):
 
     def invalidate_after_fork(self) -> None:
         self._closed = True  # psycopg never closes a connection in a process that did not open it.
+
+    def check_reachable(self) -> None:
+        self._check_usable()
+        self._primary_check.check()
 
     def transact(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
@@ -127,6 +133,7 @@ class PostgresDatabase(Database):
         self._closed = True
         self._committer.close()
         self._listener.close()
+        self._primary_check.close()
         self._watches.close()
         for _ in range(limits.READERS_MAX):  # Holding every slot means that no reader is active.
             self._reader_slots.acquire(timeout=limits.TRANSACTION_WAIT_SECONDS_MAX)

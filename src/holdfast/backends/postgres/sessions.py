@@ -21,11 +21,10 @@ from psycopg import pq
 
 from holdfast import limits
 from holdfast.backends.postgres.connections import connect
-from holdfast.backends.postgres.failures import failure_of, is_unreplicated, unreplicated_error
+from holdfast.backends.postgres.failover import IS_DURABLE, is_demoted, is_unreplicated, unreplicated_error
 from holdfast.backends.postgres.notifications import CHANNEL, notification
-from holdfast.backends.postgres.replication import IS_DURABLE
-from holdfast.backends.postgres.retries import Disconnected, Idled
-from holdfast.backends.postgres.watchdog import StatementTimer
+from holdfast.backends.postgres.retries import Conflicted, Disconnected, Idled, Overloaded
+from holdfast.errors import CommitUnknown, DatabaseFailed, DiskFull
 from holdfast.kv import Pair, Transaction
 
 # Sequential scans would take a predicate lock on the whole table, and conflict with every writer.
@@ -60,6 +59,12 @@ _STATEMENTS: Final = {
         WHERE key >= first AND key < past""",
 }
 
+_CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a deadlock.
+
+# Out of memory, of predicate locks or of another resource; a lock or a statement took too long. PostgreSQL has aborted
+# the transaction. An open transaction of a paused process causes most of these, and ends in seconds.
+_OVERLOADS: Final = frozenset({"53000", "53200", "53300", "53400", "55P03", "57014"})
+
 
 class Session:
     """A connection with at most one open transaction; also that transaction's view. Used by one thread at a time."""
@@ -68,9 +73,8 @@ class Session:
         """`reading` is for a session that never writes: preparing a writing statement waits for the table's lock."""
         self._connection = connect(url, await_failover=True)
         self._connection.add_notice_handler(self._on_notice)
-        self._pq = self._connection.pgconn
-        self._timer = StatementTimer(self._pq.socket)
         self._unreplicated = False  # Whether a commit stopped waiting for its synchronous standby.
+        self._pq = self._connection.pgconn
         self._open = False
         self._reading = False
         self._durable = True
@@ -159,7 +163,6 @@ class Session:
         return not poller.poll(0)
 
     def close(self) -> None:
-        self._timer.close()
         self._connection.close()
 
     def _begin(self) -> None:
@@ -189,24 +192,21 @@ class Session:
             self._exec(b"COMMIT")
             self._open = False
             return
-        durable = self._exec(b"COMMIT; " + IS_DURABLE % (self._log_position, self._log_position))
+        flushed = self._exec(b"COMMIT; " + IS_DURABLE.encode().replace(b"$1", b"'%b'" % self._log_position))
         self._open = False
-        if durable.get_value(0, 0) != b"t":
+        if flushed.get_value(0, 0) != b"t":
             # An unsynced IMPORTANT commit may have been read. A synced commit syncs everything before it.
             self._exec(b"SELECT pg_logical_emit_message(true, 'holdfast', '')")
 
     def _exec(self, command: bytes, *, uncertain: bool = False) -> pq.abc.PGresult:
-        self._timer.sent_at = time.monotonic()
         return self._check(self._pq.exec_(command), uncertain)
 
     def _run(self, name: bytes, parameters: list[bytes], *, uncertain: bool = False) -> pq.abc.PGresult:
-        self._timer.sent_at = time.monotonic()
         return self._check(self._pq.exec_prepared(name, parameters, [1] * len(parameters), 1), uncertain)
 
     def _check(self, result: pq.abc.PGresult, uncertain: bool) -> pq.abc.PGresult:
-        self._timer.sent_at = None
         if self._unreplicated:
-            self._unreplicated, self.failure = False, unreplicated_error(committed=uncertain)
+            self._unreplicated, self.failure = False, unreplicated_error(wrote=uncertain)
             raise self.failure
         if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
             self._answered = time.monotonic()
@@ -217,11 +217,23 @@ class Session:
     def _failure(self, result: pq.abc.PGresult, uncertain: bool) -> Exception:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         text = result.get_error_message().strip()
-        failure = failure_of(state, text, connected=self._pq.status == pq.ConnStatus.OK, uncertain=uncertain)
-        if isinstance(failure, Disconnected):
-            failure = self._disconnected(text)
-            self._connection.close()  # A server that is not the primary any more may keep it open.
-        return failure
+        if state in _CONFLICTS:
+            return Conflicted(text)
+        if state in _OVERLOADS:
+            return Overloaded(f"{state}: {text}")
+        if is_demoted(state, text):
+            self.close()
+            return self._disconnected(text)
+        ending = state.startswith("57P")  # The server is shutting down, or an administrator ended this session.
+        if ending or self._pq.status != pq.ConnStatus.OK:
+            if uncertain:
+                return CommitUnknown(
+                    f"PostgreSQL's answer to a commit was lost ({text}); check whether the write was stored"
+                )
+            return self._disconnected(text)
+        if state == "53100":
+            return DiskFull(f"PostgreSQL's disk is full ({text}); nothing was written. Free some space and try again")
+        return DatabaseFailed(f"PostgreSQL refused a statement ({state}: {text}); nothing was written")
 
     def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
         if is_unreplicated(notice.severity_nonlocalized, notice.source_function):
