@@ -1,12 +1,17 @@
 """How a session notices that its server is not the primary any more, and that a commit was not replicated.
 
 PostgreSQL reports neither as a lost connection. A server that became read-only keeps its connections and refuses
-writes. A commit whose wait for the synchronous standby is cancelled, by `statement_timeout` or by an administrator,
-answers with success and a warning: the transaction is visible, and a failover may lose it.
+writes. A commit waits for its synchronous standby for ever: `statement_timeout` does not apply to it, and it does not
+notice that its client has gone, so the locks of its transaction stay. So a session cancels it. PostgreSQL then ends the
+wait, and answers with success and a warning: the transaction is visible, and a failover may lose it.
 """
 
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
+import psycopg
+
+from holdfast import limits
 from holdfast.errors import CommitUnknown, Unreachable
 
 _READ_ONLY: Final = "25006"  # A write on a standby, or on a server whose transactions are read-only.
@@ -21,6 +26,12 @@ IS_DURABLE: Final = r"""SELECT CASE WHEN current_setting('synchronous_standby_na
             >= coalesce(substring(current_setting('synchronous_standby_names') FROM '(\d+)\s*\(')::int, 1)
         FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum'))
     END"""
+
+
+def cancel_statement(connection: "psycopg.Connection[Any]") -> None:
+    """Ask PostgreSQL to end a statement that does not answer. If it does, the answer comes as usual."""
+    with suppress(psycopg.Error):
+        connection.cancel_safe(timeout=limits.CANCEL_SECONDS_MAX)
 
 
 def is_demoted(state: str, text: str) -> bool:
