@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -106,7 +107,8 @@ class PostgresServer:
     def query(self, sql: str) -> Any:
         """The single value that a query returns."""
         with psycopg.connect(f"{self.url}?connect_timeout=10", autocommit=True) as connection:
-            row = connection.execute(sql.encode()).fetchone()
+            answer = connection.execute(sql.encode())
+            row = None if answer.description is None else answer.fetchone()
             return None if row is None else row[0]
 
     def set(self, name: str, value: str) -> None:
@@ -141,12 +143,28 @@ class PostgresPair:
         self.primary = PostgresServer(folder, "one")
         self.standby = PostgresServer(folder, "two")
         # The order of the hosts is fixed: clients are not told about a failover.
-        self.url = f"postgresql://postgres@127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}/postgres"
+        self._hosts = f"127.0.0.1:{self.primary.port},127.0.0.1:{self.standby.port}"
+        self._database = "postgres"
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@{self._hosts}/{self._database}"
 
     def start(self) -> None:
         self.primary.initialize()
         self.primary.start()
         self.add_standby()
+
+    def renew(self) -> None:
+        """Undo what a test did: start the servers that it killed, and use an empty database."""
+        for server in (self.primary, self.standby):
+            server.resume()
+        if not self.primary.is_running or self.primary.query("SELECT pg_is_in_recovery()"):
+            self.primary, self.standby = self.standby, self.primary
+        if not self.standby.is_running:
+            self.add_standby()
+        self._database = f"test_{uuid.uuid4().hex}"
+        self.primary.query(f"CREATE DATABASE {self._database}")
 
     def add_standby(self) -> None:
         """Make the other server a synchronous standby of the primary, and return once commits wait for it."""

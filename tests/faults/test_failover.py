@@ -28,10 +28,17 @@ DEADLINE_SECONDS = 120.0  # A generous deadline for what the tests wait for.
 WRITERS = 4
 
 
-@pytest.fixture
-def pair() -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def running_pair() -> Iterator[Any]:
     with PAIR["postgres_pair"]() as pair:
         yield pair
+
+
+@pytest.fixture
+def pair(running_pair: Any) -> Any:
+    """A primary and its synchronous standby, with an empty database."""
+    running_pair.renew()
+    return running_pair
 
 
 @pytest.fixture(autouse=True)
