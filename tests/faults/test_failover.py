@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast.backends.postgres import PostgresDatabase
-from holdfast.errors import CommitUnknown, HoldfastError, Unreachable
+from holdfast.errors import CommitUnknown, HoldfastError, InvalidArgument, Unreachable
 from holdfast.kv import Transaction
 from holdfast.tiers import Tier
 
@@ -266,3 +266,88 @@ def test_a_hung_server_is_not_ready(pair: Any) -> None:
             database.check_reachable()
         pair.primary.resume()
         until(lambda: is_reachable(database), "the check to succeed")
+
+
+# Reads from a standby.
+
+
+def is_standby_current(pair: Any) -> bool:
+    """Whether the standby has replayed everything that the primary has written."""
+    position = pair.primary.query("SELECT pg_current_wal_lsn()")
+    return bool(pair.standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"))
+
+
+def test_reads_that_may_be_stale_come_from_the_standby(pair: Any) -> None:
+    with holdfast.open(pair.url, read_from="standby") as plane, holdfast.open(pair.url) as current:
+        plane.queue("jobs").put("first")
+        plane.state("counter").update({"number": 1})
+        until(lambda: is_standby_current(pair), "the standby to replay")
+        assert plane.queue("jobs").stats().ready == 1
+        pair.standby.query("SELECT pg_wal_replay_pause()")
+        until(lambda: pair.standby.query("SELECT pg_get_wal_replay_pause_state()") == "paused", "the pause")
+        plane.queue("jobs").put("second")
+        plane.state("counter").update({"number": 2})
+
+        assert (plane.queue("jobs").stats().ready, current.queue("jobs").stats().ready) == (1, 2)
+        assert [each.payload for each in plane.queue("jobs").peek()] == [b'"first"']
+        assert plane.state("counter").get().value == {"number": 1}  # type: ignore[union-attr]
+        # What is not in the list of stale reads is current: here a delivery, and its lease.
+        messages = plane.queue("jobs").receive_many(10)
+        assert [message.json() for message in messages] == ["first", "second"]
+        for message in messages:
+            message.ack()
+
+        status = until(lambda: standby_of(plane).lag_ms and standby_of(plane), "the lag")
+        assert status.answers
+        assert status.position == pair.standby.query("SELECT pg_last_wal_replay_lsn()::text")
+        assert status.lag_ms > 0
+        pair.standby.query("SELECT pg_wal_replay_resume()")
+        until(lambda: plane.queue("jobs").stats().ready == 0, "the standby to replay")
+        until(lambda: standby_of(plane).lag_ms == 0, "the lag to end")
+        assert current.storage_status().standby is None
+
+
+def standby_of(plane: holdfast.Plane) -> holdfast.StandbyStatus:
+    """Where a stale read came from."""
+    plane.queue("jobs").stats()
+    found = plane.storage_status().standby
+    assert found is not None
+    return found
+
+
+def test_stale_reads_fall_back_to_the_primary(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.STANDBY_PAUSE_SECONDS", 0.1)
+    with holdfast.open(pair.url, read_from="standby") as plane:
+        plane.queue("jobs").put("first")
+        until(lambda: plane.queue("jobs").stats().ready == 1, "the standby to replay")
+        until(lambda: standby_of(plane).answers, "the position")
+        pair.fail_over()
+        # The former standby is the primary, and there is no other server.
+        assert plane.queue("jobs").stats().ready == 1
+        plane.queue("jobs").put("second")
+        until(lambda: not standby_of(plane).answers, "the primary to serve stale reads")
+        assert plane.queue("jobs").stats().ready == 2
+        pair.add_standby()
+        until(lambda: standby_of(plane).answers, "the new standby")
+
+
+async def test_a_server_reads_from_the_standby(pair: Any, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        server = SERVER(tmp_path, data=pair.url, read_from="standby")
+        running.callback(server.kill)
+        async with holdfast.connect_async(server.url) as plane:
+            await plane.queue("jobs").put("first")
+            until(lambda: is_standby_current(pair), "the standby to replay")
+            pair.standby.query("SELECT pg_wal_replay_pause()")
+            until(lambda: pair.standby.query("SELECT pg_get_wal_replay_pause_state()") == "paused", "the pause")
+            await plane.queue("jobs").put("second")
+            assert (await plane.queue("jobs").stats()).ready == 1
+            assert len(await plane.queue("jobs").peek()) == 1
+            assert await plane.queues() == ["jobs"]
+            pair.standby.query("SELECT pg_wal_replay_resume()")
+
+
+@pytest.mark.parametrize(("url", "read_from"), [("memory:", "standby"), ("postgresql://localhost/x", "both")])
+def test_a_wrong_source_of_reads_is_refused(url: str, read_from: str) -> None:
+    with pytest.raises(InvalidArgument, match="read_from"):
+        holdfast.open(url, read_from=read_from)

@@ -18,12 +18,18 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     examples=[
         "holdfast serve --data dir:./data",
         "holdfast serve --data postgresql://holdfast@db/holdfast --objects s3://bucket/holdfast",
+        "holdfast serve --data 'postgresql://holdfast@a,b/holdfast' --read-from standby",
         "holdfast serve --host 0.0.0.0 --tokens --tls-cert server.pem --tls-key server.key",
     ],
 )
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Read settings from this TOML file.")
 @click.option(
     "--data", metavar="URL", help="The plane to serve: dir:PATH, postgresql://… or memory:.  [default: dir:./data]"
+)
+@click.option(
+    "--read-from",
+    type=click.Choice(["primary", "standby"]),
+    help="Where lists, statistics and other reads that may be stale come from, on PostgreSQL.  [default: primary]",
 )
 @click.option("--objects", metavar="URL", help="The object store: dir:, s3://, az:// or gs://.")
 @click.option("--activity", metavar="PATH", help="The folder that session logs are written to first.")

@@ -27,6 +27,7 @@ from holdfast.plane.atomic import execute_all
 from holdfast.plane.handlers import Run
 from holdfast.plane.operations import OPERATIONS, handler_of
 from holdfast.plane.services import HasServices
+from holdfast.plane.stale_reads import may_be_stale
 from holdfast.plane.unknown_commits import repeat_async
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.answers import read_answer
@@ -167,7 +168,10 @@ async def call_batch(
     database = stores.services.database
     events: Events = []
     outcomes: list[object]
-    run = database.transact_async if writes else database.read_async
+    if writes:
+        run = database.transact_async
+    else:
+        run = (database.stale if may_be_stale(call.request for call in calls) else database).read_async
     try:
         try:
             outcomes, events = await run(_run_wanted, works, answers, is_wanted, tier=tier)

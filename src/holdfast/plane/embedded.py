@@ -17,6 +17,7 @@ from holdfast.plane.handlers import Handler, Serve
 from holdfast.plane.idempotency import idempotent
 from holdfast.plane.operations import execute, handler_of
 from holdfast.plane.services import Services
+from holdfast.plane.stale_reads import STALE_READS
 from holdfast.plane.stores import AsyncStores, Stores, run_and_collect
 from holdfast.plane.unknown_commits import may_repeat, repeat, repeat_async
 from holdfast.tiers import Tier
@@ -33,6 +34,7 @@ class EmbeddedTransport(Stores):
         self.execute = execute
         self._transact = services.database.transact
         self._read = services.database.read
+        self._read_stale = services.database.stale.read
 
     def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Answer:
         """The answer to `request`; `call` is its idempotency key, if it has one."""
@@ -49,7 +51,8 @@ class EmbeddedTransport(Stores):
         handler = handler_of(request)
         answer: Answer
         if handler.reads_only:
-            answer = self._read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
+            read = self._read_stale if type(request) in STALE_READS else self._read
+            answer = read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif handler.run is not None:
             run = handler.run if call is None else idempotent(handler.run, call)
             answer, events = self._transact(run_and_collect, run, (request,), {}, tier=request.tier)
@@ -90,6 +93,7 @@ class AsyncEmbeddedTransport(AsyncStores):
         self.execute = execute
         self._transact = services.database.transact_async
         self._read = services.database.read_async
+        self._read_stale = services.database.stale.read_async
         self._batchers: dict[asyncio.AbstractEventLoop, CallBatcher] = {}  # There is rarely more than one event loop.
 
     def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Coroutine[Any, Any, Answer]:
@@ -110,7 +114,8 @@ class AsyncEmbeddedTransport(AsyncStores):
         run = handler.run if handler.run is None or call is None else idempotent(handler.run, call)
         answer: Answer
         if handler.reads_only:
-            answer = await self._read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
+            read = self._read_stale if type(request) in STALE_READS else self._read
+            answer = await read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif run is not None and request.tier is Tier.CRITICAL and not self.services.shared:
             answer = await self._batcher().call(run, request)
         elif run is not None:

@@ -62,9 +62,7 @@ class Outage:
 _outages: dict[str, Outage] = {}
 
 
-def connect(
-    url: str, *, await_failover: bool = False, connect_seconds: int | None = None
-) -> psycopg.Connection[tuple[object, ...]]:
+def connect(url: str, *, await_failover: bool = False) -> psycopg.Connection[tuple[object, ...]]:
     """A connection to the primary, after a few attempts with doubling pauses.
 
     With `await_failover`, the attempts continue until the servers have not answered for FAILOVER_SECONDS_MAX.
@@ -74,8 +72,6 @@ def connect(
         InvalidUrl: `url` is not a PostgreSQL URL.
     """
     parameters = connection_parameters(url)
-    if connect_seconds is not None:
-        parameters["connect_timeout"] = str(connect_seconds)
     outage = _outages.setdefault(url, Outage())
     attempts = 0
     while True:
@@ -97,9 +93,7 @@ def connect(
             return connection
 
 
-def connect_once(
-    url: str, *, connect_seconds: int, session: str | None = None
-) -> psycopg.Connection[tuple[object, ...]]:
+def connect_once(url: str, *, seconds: int, session: str | None = None) -> psycopg.Connection[tuple[object, ...]]:
     """A connection after a single attempt; `session` replaces the kind of server that the URL asks for.
 
     Raises:
@@ -107,13 +101,22 @@ def connect_once(
         InvalidUrl: `url` is not a PostgreSQL URL.
     """
     parameters = connection_parameters(url)
-    parameters["connect_timeout"] = str(connect_seconds)
+    parameters["connect_timeout"] = str(seconds)
     if session is not None:
         parameters["target_session_attrs"] = session
     try:
         return psycopg.connect("", autocommit=True, **parameters)  # type: ignore[arg-type]
     except psycopg.OperationalError as error:
         raise _unreachable(error) from error
+
+
+def connect_standby(url: str) -> psycopg.Connection[tuple[object, ...]]:
+    """A connection to one of the URL's servers that is a standby.
+
+    Raises:
+        Unreachable: there is none.
+    """
+    return connect_once(url, seconds=limits.STANDBY_CONNECT_SECONDS, session="standby")
 
 
 def connection_parameters(url: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ class PrimaryCheck:
                     return
                 except (psycopg.Error, Unreachable):
                     self._close()  # The connection may be of the former primary.
-            self._connection = connect_once(self._url, connect_seconds=_SECONDS_MAX)
+            self._connection = connect_once(self._url, seconds=_SECONDS_MAX)
             try:
                 self._ask(self._connection)
             except psycopg.Error as error:

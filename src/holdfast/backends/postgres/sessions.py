@@ -20,7 +20,7 @@ from psycopg import pq
 
 from holdfast import limits
 from holdfast.backends.postgres import statements
-from holdfast.backends.postgres.connections import connect
+from holdfast.backends.postgres.connections import connect, connect_standby
 from holdfast.backends.postgres.failover import cancel_statement, is_demoted, is_unreplicated, unreplicated_error
 from holdfast.backends.postgres.failures import error_of
 from holdfast.backends.postgres.notifications import notification
@@ -37,12 +37,12 @@ _SYNC = pq.ExecStatus.PIPELINE_SYNC
 class Session:
     """A connection with at most one open transaction. Used by one thread at a time."""
 
-    def __init__(self, url: str, *, reading: bool = False, writer: str = "") -> None:
+    def __init__(self, url: str, *, reading: bool = False, standby: bool = False, writer: str = "") -> None:
         """`reading` is for a session that never writes: preparing a writing statement waits for the table's lock.
 
-        `writer` names this process in notifications.
+        `standby` connects to a standby instead of the primary. `writer` names this process in notifications.
         """
-        self._connection = connect(url, await_failover=True)
+        self._connection = connect_standby(url) if standby else connect(url, await_failover=True)
         self._connection.add_notice_handler(self._on_notice)
         self._unreplicated = False  # Whether a commit stopped waiting for its synchronous standby.
         self._pq = self._connection.pgconn
@@ -55,7 +55,7 @@ class Session:
         self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
             self._check(self._pq.exec_(statements.settings()))
-            for name, statement in (statements.READING if reading else statements.WRITING).items():
+            for name, statement in statements.prepared(reading=reading, standby=standby).items():
                 self._check(self._pq.prepare(name, statement.encode()))
             self._pq.enter_pipeline_mode()
         except BaseException:

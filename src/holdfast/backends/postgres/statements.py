@@ -1,7 +1,7 @@
 """The SQL statements of a session. Each connection prepares them under these names."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from holdfast import limits
@@ -40,6 +40,16 @@ WRITING: Final = {
         WHERE key >= first AND key < past""",
     b"notify": f"SELECT pg_notify('{CHANNEL}', $1::text)",
 }
+# On a standby the position is that of the last replayed commit, and `position` has what is known about it. Without a
+# receiver, it is not known how far the primary is.
+_STANDBY: Final = {
+    **READING,
+    b"now": "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, coalesce(pg_last_wal_replay_lsn(), '0/0')",
+    b"position": """SELECT pg_is_in_recovery(), pg_last_wal_replay_lsn()::text,
+        CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() AND EXISTS (SELECT FROM pg_stat_wal_receiver)
+            THEN 0 ELSE (extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()) * 1000)::bigint END,
+        (extract(epoch FROM clock_timestamp()) * 1000)::bigint""",
+}
 
 _BYTEA: Final = 17  # The type's OID.
 
@@ -55,6 +65,13 @@ def settings() -> bytes:
         SET idle_in_transaction_session_timeout = {round(limits.IDLE_TRANSACTION_SECONDS_MAX * 1_000)};
         SET client_min_messages = 'warning';
     """.encode()
+
+
+def prepared(*, reading: bool, standby: bool) -> Mapping[bytes, str]:
+    """The statements that a session uses, by name."""
+    if standby:
+        return _STANDBY
+    return READING if reading else WRITING
 
 
 def get(key: bytes) -> Statement:
