@@ -97,7 +97,7 @@ if TYPE_CHECKING:
         Schedule,
     )
     from holdfast.wire.restores import Entry, Restored, Verdict
-    from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StorageStatus
+    from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
     from holdfast.wire.states import UpdatedState
     from holdfast.wire.tokens import NewToken, TokenInfo
     from holdfast.wire.transport import HeldLock, LockStats
@@ -202,6 +202,7 @@ __all__ = [
     "SpaceReport",
     "SpaceUse",
     "State",
+    "StandbyStatus",
     "StorageStatus",
     "Subspace",
     "Task",
@@ -331,6 +332,7 @@ _MODULES: Final = {
     "SpaceReport": "holdfast.wire.space",
     "SpaceUse": "holdfast.wire.space",
     "State": "holdfast.handles.sync.states",
+    "StandbyStatus": "holdfast.wire.space",
     "StorageStatus": "holdfast.wire.space",
     "Subspace": "holdfast.kv",
     "Task": "holdfast.tasks.app",
@@ -388,6 +390,7 @@ def open(
     archived_keep_seconds: float | None = None,
     archived_bytes_max: int | None = None,
     dead_letter_bytes_max: int | None = None,
+    read_from: str = "primary",
     clock: "Clock | None" = None,
 ) -> "Plane":
     """Open the plane at `url` in this process: `memory:`, `dir:PATH` or `postgresql://...`.
@@ -407,6 +410,7 @@ def open(
         archived_keep_seconds: how long an archived world is kept before it is deleted; for ever by default.
         archived_bytes_max: how many bytes of archived worlds' journals a universe keeps; without a limit by default.
         dead_letter_bytes_max: how many bytes of dead letters a universe keeps; without a limit by default.
+        read_from: "standby" lets lists, statistics and other reads that may be stale come from a standby of PostgreSQL.
         clock: replaces the wall clock, for tests.
     """
     from holdfast.handles.sync.plane import Plane
@@ -430,6 +434,7 @@ def open(
             archived_bytes_max=archived_bytes_max,
             dead_letter_bytes_max=dead_letter_bytes_max,
         ),
+        read_from=read_from,
         clock=clock,
     )
     return Plane(open_plane(url, options), universe)
@@ -452,6 +457,7 @@ def open_async(
     archived_keep_seconds: float | None = None,
     archived_bytes_max: int | None = None,
     dead_letter_bytes_max: int | None = None,
+    read_from: str = "primary",
     clock: "Clock | None" = None,
 ) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
@@ -477,6 +483,7 @@ def open_async(
             archived_bytes_max=archived_bytes_max,
             dead_letter_bytes_max=dead_letter_bytes_max,
         ),
+        read_from=read_from,
         clock=clock,
     )
 

@@ -39,6 +39,13 @@ COMMIT_QUEUE_MAX: Final = 10_000  # Waiting callers; one more fails with Busy.
 # Connections to PostgreSQL.
 CONNECT_ATTEMPTS_MAX: Final = 6  # With doubling pauses from 100 ms, about three seconds in total.
 CONNECT_PAUSE_MS_MAX: Final = 2_000
+FAILOVER_SECONDS_MAX: Final = 30.0  # How long transactions wait for a primary once none answers; then Unreachable.
+FAILOVER_PAUSE_MS_MAX: Final = 500  # Between the attempts to connect meanwhile.
+REPEAT_PAUSE_SECONDS: Final = 0.2  # Before a call whose commit is unknown is executed again.
+STANDBY_READERS_MAX: Final = 4  # Connections to a standby; further reads go to the primary.
+STANDBY_CONNECT_SECONDS: Final = 2
+STANDBY_PAUSE_SECONDS: Final = 5.0  # After no standby has answered, reads go to the primary for so long.
+STANDBY_SESSION_SECONDS: Final = 60.0  # Then a connection is replaced: another server may have become the standby.
 READERS_MAX: Final = 4  # Connections for read snapshots, besides the one that commits.
 IDLE_TRANSACTION_SECONDS_MAX: Final = 3.0  # PostgreSQL then ends a transaction: a paused process holds locks.
 IDLE_TRANSACTIONS_MAX: Final = 3  # Attempts of a transaction that PostgreSQL ended because of that.
@@ -48,7 +55,8 @@ LOCK_ATTEMPTS_MAX: Final = 8  # Then a transaction that kept finding other locks
 LOCK_LATE_MS_MAX: Final = 100  # A lock that is granted later than this after the transaction's time needs a new time.
 LOCK_LANES_MAX: Final = 4  # Connections that wait for locks which other processes hold.
 STATEMENT_SECONDS_MAX: Final = 30.0
-ANSWER_SECONDS_MAX: Final = 40.0  # Without an answer by then, the connection counts as broken.
+ANSWER_SECONDS_MAX: Final = 40.0  # Without an answer by then, the statement is cancelled: a commit may wait for ever.
+CANCEL_SECONDS_MAX: Final = 5.0  # Without an answer to that, the connection counts as broken.
 OVERLOAD_SECONDS_MAX: Final = 10.0  # How long a transaction is retried while PostgreSQL lacks memory, locks or time.
 OVERLOAD_PAUSE_SECONDS_MAX: Final = 0.2  # Between these retries, with full jitter.
 

@@ -18,6 +18,7 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     examples=[
         "holdfast serve --data dir:./data",
         "holdfast serve --data postgresql://holdfast@db/holdfast --objects s3://bucket/holdfast",
+        "holdfast serve --data 'postgresql://holdfast@a,b/holdfast' --read-from standby",
         "holdfast serve --host 0.0.0.0 --tokens --tls-cert server.pem --tls-key server.key",
     ],
 )
@@ -29,6 +30,11 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     "--init",
     is_flag=True,
     help="First create the tables of PostgreSQL, or upgrade those of an older version. Needs their owner.",
+)
+@click.option(
+    "--read-from",
+    type=click.Choice(["primary", "standby"]),
+    help="Where lists, statistics and other reads that may be stale come from, on PostgreSQL.  [default: primary]",
 )
 @click.option("--objects", metavar="URL", help="The object store: dir:, s3://, az:// or gs://.")
 @click.option("--activity", metavar="PATH", help="The folder that session logs are written to first.")

@@ -10,7 +10,7 @@ from holdfast.cli.commands import LeafCommand, wants_json
 from holdfast.cli.durations import SECONDS
 from holdfast.cli.exit_codes import DAMAGED
 from holdfast.cli.sizes import size_text
-from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StorageStatus
+from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
 
 
 @click.command(
@@ -116,9 +116,18 @@ def _status_lines(status: StorageStatus, is_server: bool) -> list[str]:
     if status.disk_free_bytes is not None:
         free, reserve = _size(status.disk_free_bytes), _size(status.disk_reserve_bytes)
         lines.append(f"Disk: {free} free; new data is refused while less than {reserve} are free (disk_reserve_bytes)")
+    if status.standby is not None:
+        lines.append(_standby_line(status.standby))
     if is_server:
         lines.append(_collection_line(status.collection))
     return lines
+
+
+def _standby_line(standby: StandbyStatus) -> str:
+    if not standby.answers:
+        return "Stale reads: from the primary; no standby has answered (read_from)"
+    lag = "unknown" if standby.lag_ms is None else f"{standby.lag_ms:,} ms"
+    return f"Stale reads: from a standby that has replayed the log up to {standby.position}; lag {lag}"
 
 
 def _collection_line(last: LastCollection) -> str:

@@ -1,6 +1,6 @@
 """The ordered, transactional key space: its contract, keys, transactions and watches."""
 
-from holdfast.kv.contract import Database, Result, View, Work
+from holdfast.kv.contract import Database, ReplayedPosition, Result, View, Work
 from holdfast.kv.keys import Subspace, pack, pages, prefix_range, unpack
 from holdfast.kv.transactions import Pair, Transaction
 from holdfast.kv.watches import OnCommit, Watch, Watches
@@ -8,6 +8,7 @@ from holdfast.kv.watches import OnCommit, Watch, Watches
 __all__ = [
     "Database",
     "Pair",
+    "ReplayedPosition",
     "Result",
     "Subspace",
     "OnCommit",

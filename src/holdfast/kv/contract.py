@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from holdfast.errors import HoldfastError, Unsupported
 from holdfast.kv.contention import Contention
@@ -34,6 +34,15 @@ from holdfast.tiers import Tier
 
 Result = TypeVar("Result")
 Work = Callable[..., Result]  # Called with the transaction first. `Concatenate` would reject every lambda.
+
+
+class ReplayedPosition(NamedTuple):
+    """How far the server that serves stale reads has replayed the primary's log."""
+
+    is_standby: bool = False  # False: no standby answers, and the primary serves them.
+    position: str = ""
+    lag_ms: int | None = None  # None: not known.
+    measured_ms: int = 0
 
 
 class Database(ABC):
@@ -47,11 +56,28 @@ class Database(ABC):
         """Why writes fail until `reopen` succeeds; None while they work."""
         return None
 
+    @property
+    def stale(self) -> "Database":
+        """The same key space, with reads that may lag behind; it is closed with this one."""
+        return self
+
+    @property
+    def replayed_position(self) -> ReplayedPosition | None:
+        """How far behind `stale` is, as of a recent read of it; None if it never lags."""
+        return None
+
     def reopen(self) -> None:  # noqa: B027
         """Open the key space again after a failure; acknowledged writes are intact. Does nothing if it works.
 
         Raises:
             DiskFull, PathUnusable, DamagedDatabase, DatabaseFailed: it cannot be opened yet; try again later.
+        """
+
+    def check_reachable(self) -> None:  # noqa: B027
+        """Return if the key space can be written to now, without waiting for that.
+
+        Raises:
+            Unreachable: no server answers, or none accepts writes.
         """
 
     @abstractmethod

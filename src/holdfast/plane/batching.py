@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, CommitUnknown, HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.kv.batch import BatchedCall, run_batch, run_isolated
 from holdfast.kv.execution import check_tier
@@ -28,6 +28,8 @@ from holdfast.plane.handlers import Run
 from holdfast.plane.operations import OPERATIONS, handler_of
 from holdfast.plane.services import HasServices
 from holdfast.plane.sharing import share_queues
+from holdfast.plane.stale_reads import may_be_stale
+from holdfast.plane.unknown_commits import repeat_async
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.answers import read_answer
 from holdfast.wire.atomic import Answers, CommitAtomic
@@ -168,9 +170,18 @@ async def call_batch(
     requests = [call.request for call in calls] if writes and stores.services.shared else []
     events: Events = []
     outcomes: list[object]
+    if writes:
+        run = database.transact_async
+    else:
+        run = (database.stale if may_be_stale(call.request for call in calls) else database).read_async
     try:
-        run = database.transact_async if writes else database.read_async
-        outcomes, events = await run(_run_wanted, works, answers, is_wanted, requests, tier=tier)
+        try:
+            outcomes, events = await run(_run_wanted, works, answers, is_wanted, requests, tier=tier)
+        except CommitUnknown as error:
+            if any(call.key is None and call.request.operation.takes_key for call in calls):
+                raise
+            attempt = partial(run, _run_wanted, works, answers, is_wanted, requests, tier=tier)
+            outcomes, events = await repeat_async(attempt, error)
     except HoldfastError as error:
         outcomes = [error] * len(calls)
     if events:  # Published after the answers are sent.

@@ -6,9 +6,10 @@ request ──► handler ──► transaction: transact or read, then publish 
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
+from typing import Any
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import CommitUnknown, InvalidArgument
 from holdfast.layers.blobs import Verify
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.plane.batching import CallBatcher
@@ -17,7 +18,9 @@ from holdfast.plane.idempotency import idempotent
 from holdfast.plane.operations import execute, handler_of
 from holdfast.plane.services import Services
 from holdfast.plane.sharing import run_alone
+from holdfast.plane.stale_reads import STALE_READS
 from holdfast.plane.stores import AsyncStores, Stores
+from holdfast.plane.unknown_commits import may_repeat, repeat, repeat_async
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
 
@@ -32,13 +35,25 @@ class EmbeddedTransport(Stores):
         self.execute = execute
         self._transact = services.database.transact
         self._read = services.database.read
+        self._read_stale = services.database.stale.read
 
     def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Answer:
         """The answer to `request`; `call` is its idempotency key, if it has one."""
+        if not self.services.shared:
+            return self._execute(request, call)
+        try:
+            return self._execute(request, call)
+        except CommitUnknown as error:
+            if not may_repeat(request, call):
+                raise
+            return repeat(lambda: self._execute(request, call), error)
+
+    def _execute(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
         handler = handler_of(request)
         answer: Answer
         if handler.reads_only:
-            answer = self._read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
+            read = self._read_stale if type(request) in STALE_READS else self._read
+            answer = read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif handler.run is not None:
             run = handler.run if call is None else idempotent(handler.run, call)
             answer, events = self._transact(run_alone, run, request, tier=request.tier)
@@ -79,15 +94,29 @@ class AsyncEmbeddedTransport(AsyncStores):
         self.execute = execute
         self._transact = services.database.transact_async
         self._read = services.database.read_async
+        self._read_stale = services.database.stale.read_async
         self._batchers: dict[asyncio.AbstractEventLoop, CallBatcher] = {}  # There is rarely more than one event loop.
 
-    async def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Answer:
+    def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Coroutine[Any, Any, Answer]:
         """The answer to `request`; `call` is its idempotency key, if it has one."""
+        # Not a coroutine function itself: one more coroutine would cost every call of an embedded plane time.
+        return self._execute_shared(request, call) if self.services.shared else self._execute(request, call)
+
+    async def _execute_shared(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
+        try:
+            return await self._execute(request, call)
+        except CommitUnknown as error:
+            if not may_repeat(request, call):
+                raise
+            return await repeat_async(lambda: self._execute(request, call), error)
+
+    async def _execute(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
         handler = handler_of(request)
         run = handler.run if handler.run is None or call is None else idempotent(handler.run, call)
         answer: Answer
         if handler.reads_only:
-            answer = await self._read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
+            read = self._read_stale if type(request) in STALE_READS else self._read
+            answer = await read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif run is not None and request.tier is Tier.CRITICAL and not self.services.shared:
             answer = await self._batcher().call(run, request)
         elif run is not None:

@@ -13,7 +13,7 @@ import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -71,6 +71,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     disk_reserve_bytes: int | None = None  # New data is refused while less is free; None: 64 MiB; 0: never.
     gc_every_seconds: float | None = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; None: never.
     space: SpaceOptions = SpaceOptions()  # How long data is kept that nothing needs any more.
+    read_from: str = "primary"  # "standby": a standby of PostgreSQL serves STALE_READS.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
 
 
@@ -115,7 +116,12 @@ async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedTransport
 
 
 def open_database(
-    url: str, *, clock: Clock | None = None, ids: IdSource | None = None, create: bool = True
+    url: str,
+    *,
+    clock: Clock | None = None,
+    ids: IdSource | None = None,
+    create: bool = True,
+    read_from: Literal["primary", "standby"] = "primary",
 ) -> Database:
     """Open the key space at `url`; raises NotFound if it does not exist and `create` is False."""
     if not isinstance(url, str):
@@ -130,7 +136,7 @@ def open_database(
             check_exists(directory)
         return _open_directory(directory, clock, ids)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        return _open_postgres(url, clock, ids, create=create)
+        return _open_postgres(url, clock, ids, create=create, read_from=read_from)
     if scheme in ("http", "https"):
         address = f"{scheme}://HOST:PORT" if "@" in url else url  # Without the password.
         raise InvalidUrl(f'{address} is the address of a server; connect to it with holdfast.connect("{address}")')
@@ -168,7 +174,13 @@ def _open(url: str, options: Options) -> Services:
         raise InvalidArgument(f"gc_every_seconds is {gc_every_seconds}; give a positive number, or None for never")
     check_options(options.space)
     policy = _policy(options.tiers)
-    database = open_database(url, clock=options.clock, ids=options.ids, create=options.create)
+    database = open_database(
+        url,
+        clock=options.clock,
+        ids=options.ids,
+        create=options.create,
+        read_from=_checked_read_from(url, options.read_from),
+    )
     try:
         database.read(check_complete)
         found = database.read(formats.format_of)
@@ -216,6 +228,16 @@ def _open(url: str, options: Options) -> Services:
     return services
 
 
+def _checked_read_from(url: str, given: str) -> Literal["primary", "standby"]:
+    if given == "primary":
+        return "primary"
+    if given != "standby":
+        raise InvalidArgument(f"read_from is {given!r}; choose primary or standby")
+    if not url.startswith(("postgresql:", "postgres:")):
+        raise InvalidArgument("Only PostgreSQL has standbys; leave out read_from, or give a postgresql:// URL")
+    return "standby"
+
+
 def _policy(tiers: TierPolicy | str | os.PathLike[str] | None) -> TierPolicy | None:
     if tiers is None or isinstance(tiers, TierPolicy):
         return tiers
@@ -238,12 +260,14 @@ def _logs(url: str, folder: str | None) -> Path | None:
     return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
 
 
-def _open_postgres(url: str, clock: Clock | None, ids: IdSource | None, *, create: bool) -> Database:
+def _open_postgres(
+    url: str, clock: Clock | None, ids: IdSource | None, *, create: bool, read_from: Literal["primary", "standby"]
+) -> Database:
     try:
         from holdfast.backends.postgres import PostgresDatabase
     except ImportError as error:
         raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
-    return PostgresDatabase(url, clock=clock, ids=ids, create=create)
+    return PostgresDatabase(url, clock=clock, ids=ids, create=create, read_from=read_from)
 
 
 def _warn_of_other_readers(directory: Path) -> None:

@@ -171,7 +171,7 @@ def check(tx: Transaction, request: CheckMessages) -> Outcomes:
 
 @service
 def get(stores: AnyStores, request: GetMessage) -> Served[MessageInfo]:
-    return stores.queues.get(queue_key(request), request.id, request.tier)
+    return stores.stale_queues.get(queue_key(request), request.id, request.tier)
 
 
 @service
@@ -244,7 +244,7 @@ def leased(tx: Transaction, request: ListLeasedMessages) -> LeasedMessages:
 
 @service
 def stats(stores: AnyStores, request: GetQueueStats) -> Served[QueueStats]:
-    return stores.queues.stats(queue_key(request), request.tier)
+    return stores.stale_queues.stats(queue_key(request), request.tier)
 
 
 @transaction
@@ -258,7 +258,7 @@ def names(tx: Transaction, request: ListQueues) -> QueueNames:
 def survey(stores: AnyStores, request: SurveyQueues) -> Served[QueueSurvey]:
     universe = checked_name("universe", request.universe)
     after = checked_name("queue", request.after) if request.after else ""
-    return stores.queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
+    return stores.stale_queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
 
 
 @service

@@ -7,7 +7,15 @@ from holdfast.plane.services import Services
 from holdfast.plane.stores import AnyStores, Served
 from holdfast.runtime.maintenance import space_use
 from holdfast.runtime.maintenance.space_options import checked_grace_ms
-from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
+from holdfast.wire.space import (
+    Collected,
+    CollectGarbage,
+    ShowSpace,
+    ShowStorage,
+    SpaceReport,
+    StandbyStatus,
+    StorageStatus,
+)
 
 
 @service
@@ -30,13 +38,14 @@ def show_storage(stores: AnyStores, request: ShowStorage) -> StorageStatus:
 
 def storage_status(services: Services) -> StorageStatus:
     """Whether the key space works, how full its disk is, and how the last collection went."""
-    failure, disk = services.database.failure, services.disk_space
+    failure, disk, replayed = services.database.failure, services.disk_space, services.database.replayed_position
     return StorageStatus(
         failure=None if failure is None else f"{failure.code}: {failure}",
         disk_low=services.database.low_space,
         disk_free_bytes=None if disk is None else disk.free_bytes,
         disk_reserve_bytes=None if disk is None else disk.reserve_bytes,
         collection=services.space_counters.last,
+        standby=None if replayed is None else StandbyStatus(*replayed),
     )
 
 

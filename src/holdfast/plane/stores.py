@@ -50,13 +50,16 @@ class Stores:
         dispatcher = Dispatcher(
             services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
         )
-        self.queues = QueueStore(
-            services.database,
-            dispatcher,
-            self.blobs,
-            services.publish,
-            clock=services.clock,
-            options=services.consumers,
+        self.queues, self.stale_queues = (
+            QueueStore(
+                database,
+                dispatcher,
+                self.blobs,
+                services.publish,
+                clock=services.clock,
+                options=services.consumers,
+            )
+            for database in (services.database, services.database.stale)
         )
         self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
@@ -88,13 +91,16 @@ class AsyncStores:
         dispatcher = AsyncDispatcher(
             services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
         )
-        self.queues = AsyncQueueStore(
-            services.database,
-            dispatcher,
-            self.blobs,
-            services.publish,
-            clock=services.clock,
-            options=services.consumers,
+        self.queues, self.stale_queues = (
+            AsyncQueueStore(
+                database,
+                dispatcher,
+                self.blobs,
+                services.publish,
+                clock=services.clock,
+                options=services.consumers,
+            )
+            for database in (services.database, services.database.stale)
         )
         self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
         self.ingress = Ingress(

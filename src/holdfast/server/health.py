@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from holdfast.errors import HoldfastError, Retry
 from holdfast.server.logs import correlation_id_of
 from holdfast.server.transport import ServerTransport
+from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
 from holdfast.wire.pairs import GetPair
 from holdfast.wire.problems import Problem
@@ -78,6 +79,8 @@ class Health:
             return f"the key space has failed: {failure.code}"
         try:
             async with asyncio.timeout(_READ_SECONDS_MAX):
+                if self._transport.services.shared:  # A read would wait for the end of a failover.
+                    await run_in_thread(self._transport.services.database.check_reachable)
                 await self._transport.call(GetPair(b"\x00ready", tier=Tier.IMPORTANT))
         except TimeoutError:
             return f"the key space did not answer within {_READ_SECONDS_MAX:g} s"

@@ -66,6 +66,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     data: str = "dir:./data"  # URL of the key space: dir:PATH, memory: or postgresql://…
     objects: str | None = None  # The object store for large values; default: inside the data directory.
+    read_from: Literal["primary", "standby"] = "primary"  # standby: one of PostgreSQL serves reads that may be stale.
     activity: str | None = None  # The folder of session logs; default: inside the data directory.
     tiers: str | None = None  # The TOML file with the tier of each entity field.
     verify_blobs: Literal["always", "sampled", "never"] = "always"
@@ -129,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return Options(
             objects=self.objects,
             activity=self.activity,
+            read_from=self.read_from,
             tiers=self.tiers,
             verify_blobs=self.verify_blobs,
             compact_every_seconds=self.compact_every_seconds,

@@ -40,6 +40,15 @@ class LastCollection(msgspec.Struct, frozen=True):
     failures: int = 0
 
 
+class StandbyStatus(msgspec.Struct, frozen=True):
+    """How far the standby that serves stale reads has replayed the primary's log, as of a recent read."""
+
+    answers: bool  # False: no standby answered, and the primary serves the reads.
+    position: str = ""  # The log position of PostgreSQL.
+    lag_ms: int | None = None  # None: not known.
+    measured_ms: int = 0  # When; 0: not yet.
+
+
 class StorageStatus(msgspec.Struct, frozen=True):
     """Whether the key space works, how full its disk is, and how the last collection went."""
 
@@ -48,6 +57,7 @@ class StorageStatus(msgspec.Struct, frozen=True):
     disk_free_bytes: int | None = None  # None: not in a local directory, or no reserve is kept.
     disk_reserve_bytes: int | None = None
     collection: LastCollection = LastCollection()
+    standby: StandbyStatus | None = None  # None: all reads come from the primary.
 
 
 class SpaceReport(msgspec.Struct, frozen=True):

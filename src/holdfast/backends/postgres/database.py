@@ -20,12 +20,14 @@ from holdfast.backends.postgres.groups import GroupOptions, Isolation
 from holdfast.backends.postgres.jobs import Job
 from holdfast.backends.postgres.listener import Listener
 from holdfast.backends.postgres.locked_view import SnapshotView
+from holdfast.backends.postgres.primary_check import PrimaryCheck
 from holdfast.backends.postgres.retries import retry_transaction
 from holdfast.backends.postgres.schema import SCHEMA_VERSION, prepare_schema
 from holdfast.backends.postgres.sessions import Session
+from holdfast.backends.postgres.standby import ReadFrom, StandbyReads
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
-from holdfast.kv import Database, OnCommit, Result, Transaction, Watch, Watches, Work
+from holdfast.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Watches, Work
 from holdfast.kv.contention import Contention
 from holdfast.kv.execution import check_tier, nested_transaction_error, run
 from holdfast.kv.fork_safety import invalidate_in_children
@@ -45,8 +47,11 @@ class PostgresDatabase(Database):
         ids: IdSource | None = None,
         create: bool = True,
         isolation: Isolation = "locks",
+        read_from: ReadFrom = "primary",
     ) -> None:
         """Connect, and create missing tables. `clock` replaces the database's clock in tests.
+
+        With `read_from="standby"`, the reads of `stale` come from a standby among the hosts of the URL.
 
         `isolation="serializable"` uses PostgreSQL's SERIALIZABLE instead of locks, to compare them. All processes of a
         plane must use the same.
@@ -80,6 +85,18 @@ class PostgresDatabase(Database):
             )
         )
         self._listener = Listener(url, self._watches, self._writer)
+        self._primary_check = PrimaryCheck(url)
+        self._stale: StandbyReads | None = None
+        if read_from == "standby":
+            self._stale = StandbyReads(
+                self,
+                url,
+                clock=clock,
+                ids=self._ids,
+                writer=self._writer,
+                fence_floor=self._fence_floor,
+                check_usable=self._check_usable,
+            )
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
         self._jitter = Random()
@@ -89,6 +106,18 @@ class PostgresDatabase(Database):
 
     def invalidate_after_fork(self) -> None:
         self._closed = True  # psycopg never closes a connection in a process that did not open it.
+
+    @property
+    def stale(self) -> Database:
+        return self._stale or self
+
+    @property
+    def replayed_position(self) -> ReplayedPosition | None:
+        return None if self._stale is None else self._stale.replayed_position
+
+    def check_reachable(self) -> None:
+        self._check_usable()
+        self._primary_check.check()
 
     def transact(
         self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, may_lose: bool = False, **kwargs: Any
@@ -155,6 +184,9 @@ class PostgresDatabase(Database):
         self._closed = True
         self._committer.close()
         self._listener.close()
+        self._primary_check.close()
+        if self._stale is not None:
+            self._stale.close()
         self._watches.close()
         for _ in range(limits.READERS_MAX):  # Holding every slot means that no reader is active.
             self._reader_slots.acquire(timeout=limits.TRANSACTION_WAIT_SECONDS_MAX)

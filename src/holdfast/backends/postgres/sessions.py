@@ -20,7 +20,8 @@ from psycopg import pq
 
 from holdfast import limits
 from holdfast.backends.postgres import statements
-from holdfast.backends.postgres.connections import connect
+from holdfast.backends.postgres.connections import connect, connect_standby
+from holdfast.backends.postgres.failover import cancel_statement, is_demoted, is_unreplicated, unreplicated_error
 from holdfast.backends.postgres.failures import error_of
 from holdfast.backends.postgres.notifications import notification
 from holdfast.backends.postgres.retries import Disconnected, Idled
@@ -36,12 +37,14 @@ _SYNC = pq.ExecStatus.PIPELINE_SYNC
 class Session:
     """A connection with at most one open transaction. Used by one thread at a time."""
 
-    def __init__(self, url: str, *, reading: bool = False, writer: str = "") -> None:
+    def __init__(self, url: str, *, reading: bool = False, standby: bool = False, writer: str = "") -> None:
         """`reading` is for a session that never writes: preparing a writing statement waits for the table's lock.
 
-        `writer` names this process in notifications.
+        `standby` connects to a standby instead of the primary. `writer` names this process in notifications.
         """
-        self._connection = connect(url)
+        self._connection = connect_standby(url) if standby else connect(url, await_failover=True)
+        self._connection.add_notice_handler(self._on_notice)
+        self._unreplicated = False  # Whether a commit stopped waiting for its synchronous standby.
         self._pq = self._connection.pgconn
         self._writer = writer
         self._begin: list[Statement] = []  # Sent with the first statement of the transaction.
@@ -52,7 +55,7 @@ class Session:
         self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
             self._check(self._pq.exec_(statements.settings()))
-            for name, statement in (statements.READING if reading else statements.WRITING).items():
+            for name, statement in statements.prepared(reading=reading, standby=standby).items():
                 self._check(self._pq.prepare(name, statement.encode()))
             self._pq.enter_pipeline_mode()
         except BaseException:
@@ -173,6 +176,9 @@ class Session:
         except BaseException:  # A signal: the next caller must not get the answers that are still to come.
             self.close()
             raise
+        if self._unreplicated:
+            self._unreplicated, self.failure = False, unreplicated_error(wrote=committing)
+            raise self.failure
         for position, answer in enumerate(answers):
             if answer.status not in _OK:
                 raise self._failed(answer, committing, is_last=position == len(wanted) - 1)
@@ -193,11 +199,16 @@ class Session:
         """The answers up to the next synchronization point, after those that nothing waited for."""
         answers: list[pq.abc.PGresult] = []
         deadline = time.monotonic() + limits.ANSWER_SECONDS_MAX
+        is_cancelled = False
         while True:
             while self._pq.is_busy():  # Waiting here releases the GIL, waiting in `get_result` would not.
-                if not self._poll(select.POLLIN, deadline - time.monotonic()):
+                if self._poll(select.POLLIN, deadline - time.monotonic()):
+                    self._pq.consume_input()
+                elif is_cancelled:
                     raise _no_answer()
-                self._pq.consume_input()
+                else:
+                    cancel_statement(self._connection)
+                    deadline, is_cancelled = time.monotonic() + limits.CANCEL_SECONDS_MAX, True
             answer = self._pq.get_result()
             if answer is None:
                 if self._pq.status != pq.ConnStatus.OK:
@@ -233,11 +244,18 @@ class Session:
     def _failed(self, answer: "pq.abc.PGresult", committing: bool, is_last: bool) -> Exception:
         state = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         text = answer.get_error_message().strip()
+        if is_demoted(state, text):
+            self.close()
+            return self._lost(text, is_uncertain=False)
         # The server is shutting down, or an administrator ended this session.
         if not state or state.startswith("57P"):
             return self._lost(text, committing and (is_last or not state))
         self.failure = error_of(state, text)
         return self.failure
+
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        if is_unreplicated(notice.severity_nonlocalized, notice.source_function):
+            self._unreplicated = True
 
     def _lost(self, text: str, is_uncertain: bool) -> Exception:
         self.failure = (

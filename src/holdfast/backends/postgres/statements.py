@@ -1,10 +1,11 @@
 """The SQL statements of a session. Each connection prepares them under these names."""
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from holdfast import limits
+from holdfast.backends.postgres.failover import IS_DURABLE
 from holdfast.backends.postgres.notifications import CHANNEL
 
 Statement = tuple[bytes, list[bytes]]  # The name of a prepared statement, and its parameters in binary form.
@@ -18,7 +19,7 @@ READING: Final = {
     b"get": "SELECT value FROM holdfast_kv WHERE key = $1",
     b"scan": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
     b"back": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
-    b"flushed": "SELECT pg_current_wal_flush_lsn() >= $1::pg_lsn",
+    b"flushed": IS_DURABLE,
     b"begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
     b"durable": "SET LOCAL synchronous_commit = on",
     b"sync": "SELECT pg_logical_emit_message(true, 'holdfast', '')",
@@ -39,6 +40,16 @@ WRITING: Final = {
         WHERE key >= first AND key < past""",
     b"notify": f"SELECT pg_notify('{CHANNEL}', $1::text)",
 }
+# On a standby the position is that of the last replayed commit, and `position` has what is known about it. Without a
+# receiver, it is not known how far the primary is.
+_STANDBY: Final = {
+    **READING,
+    b"now": "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, coalesce(pg_last_wal_replay_lsn(), '0/0')",
+    b"position": """SELECT pg_is_in_recovery(), pg_last_wal_replay_lsn()::text,
+        CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() AND EXISTS (SELECT FROM pg_stat_wal_receiver)
+            THEN 0 ELSE (extract(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()) * 1000)::bigint END,
+        (extract(epoch FROM clock_timestamp()) * 1000)::bigint""",
+}
 
 _BYTEA: Final = 17  # The type's OID.
 
@@ -52,8 +63,15 @@ def settings() -> bytes:
         SET statement_timeout = {round(limits.STATEMENT_SECONDS_MAX * 1_000)};
         SET lock_timeout = {round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)};
         SET idle_in_transaction_session_timeout = {round(limits.IDLE_TRANSACTION_SECONDS_MAX * 1_000)};
-        SET client_min_messages = 'error';
+        SET client_min_messages = 'warning';
     """.encode()
+
+
+def prepared(*, reading: bool, standby: bool) -> Mapping[bytes, str]:
+    """The statements that a session uses, by name."""
+    if standby:
+        return _STANDBY
+    return READING if reading else WRITING
 
 
 def get(key: bytes) -> Statement:

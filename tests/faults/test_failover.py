@@ -1,0 +1,353 @@
+"""Two PostgreSQL servers, one of which fails: nothing acknowledged is lost, and clients continue by themselves."""
+
+import json
+import runpy
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.errors import CommitUnknown, HoldfastError, InvalidArgument, Unreachable
+from holdfast.kv import Transaction
+from holdfast.tiers import Tier
+
+# Test files cannot import each other.
+PAIR: Any = runpy.run_path(str(Path(__file__).parent / "postgres_pair.py"))
+SERVER: Any = runpy.run_path(str(Path(__file__).parent.parent / "end_to_end" / "processes.py"))["Server"]
+until: Callable[[Callable[[], Any], str], Any] = PAIR["until"]
+DEADLINE_SECONDS = 120.0  # A generous deadline for what the tests wait for.
+WRITERS = 4
+
+
+@pytest.fixture(scope="module")
+def running_pair() -> Iterator[Any]:
+    with PAIR["postgres_pair"]() as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(running_pair: Any) -> Any:
+    """A primary and its synchronous standby, with an empty database."""
+    running_pair.renew()
+    return running_pair
+
+
+@pytest.fixture(autouse=True)
+def logs_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+def put(tx: Transaction, key: bytes, value: bytes = b"1") -> None:
+    tx.put(key, value)
+
+
+def increment(tx: Transaction, key: bytes = b"n") -> int:
+    number = int(tx.get(key) or b"0") + 1
+    tx.put(key, b"%d" % number)
+    return number
+
+
+class Writer:
+    """Puts numbered messages and states through a server until it is stopped; knows which were acknowledged."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self.name = name
+        self.acknowledged: list[int] = []
+        self.unknown: list[int] = []  # Neither acknowledged nor refused.
+        self.errors: list[HoldfastError] = []
+        self.acknowledged_at: list[float] = []
+        self._url = url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with holdfast.connect(self._url, patience_seconds=60.0) as plane:
+            number = 0
+            while not self._stop.is_set():
+                try:
+                    plane.queue("jobs").put({"writer": self.name, "number": number})
+                    plane.state(self.name).update({"number": number})
+                except HoldfastError as error:
+                    self.errors.append(error)
+                    self.unknown.append(number)
+                else:
+                    self.acknowledged.append(number)
+                    self.acknowledged_at.append(time.monotonic())
+                number += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def first_after(moment: float, writers: list[Writer]) -> float:
+    """Wait until every writer was acknowledged after `moment`; returns the seconds that the last of them needed."""
+
+    def seconds() -> list[float]:
+        found = [next((at for at in list(each.acknowledged_at) if at > moment), None) for each in writers]
+        return [at - moment for at in found if at is not None] if None not in found else []
+
+    found: list[float] = until(seconds, "every writer to be back")
+    return max(found)
+
+
+def check_nothing_lost(url: str, writers: list[Writer]) -> int:
+    """Every acknowledged message is stored exactly once; a message that was refused or unknown at most once."""
+    with holdfast.open(url) as plane:
+        stored: dict[str, list[int]] = {writer.name: [] for writer in writers}
+        while messages := plane.queue("jobs").receive_many(256, visibility_seconds=3_600):
+            for message in messages:
+                body = message.json()
+                stored[body["writer"]].append(body["number"])
+        for writer in writers:
+            found = stored[writer.name]
+            assert len(found) == len(set(found)), f"{writer.name}: a message was stored twice"
+            assert set(writer.acknowledged) <= set(found), f"{writer.name}: an acknowledged message is lost"
+            assert set(found) <= {*writer.acknowledged, *writer.unknown}
+            last = plane.state(writer.name).get()
+            assert last is not None
+            assert last.value["number"] >= writer.acknowledged[-1], f"{writer.name}: an acknowledged state is lost"
+    return sum(map(len, stored.values()))
+
+
+def readiness(url: str) -> int:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            json.load(error)
+            return error.code
+
+
+def test_a_failover_under_load_loses_nothing_that_was_acknowledged(pair: Any, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        server = SERVER(tmp_path, data=pair.url)
+        running.callback(server.kill)
+        assert readiness(server.url) == 200
+        writers = [Writer(server.url, f"writer-{number}") for number in range(WRITERS)]
+        for writer in writers:
+            running.callback(writer.stop)
+        until(lambda: all(len(writer.acknowledged) > 20 for writer in writers), "every writer to write")
+        pair.primary.kill()
+        until(lambda: readiness(server.url) == 503, "the server to be not ready")
+        pair.standby.promote()
+        promoted = time.monotonic()
+        pair.primary, pair.standby = pair.standby, pair.primary
+        back_seconds = first_after(promoted, writers)
+        until(lambda: readiness(server.url) == 200, "the server to be ready")
+        for writer in writers:
+            writer.stop()
+        print(f"all writers were back {back_seconds:.2f} s after the promotion")
+        assert back_seconds < 60
+        assert not any(writer.errors for writer in writers), [writer.errors for writer in writers]
+    assert check_nothing_lost(pair.url, writers) >= sum(len(writer.acknowledged) for writer in writers)
+
+
+def cancel_waiting_commit(pair: Any) -> None:
+    """End the wait of a commit for the standby, as `statement_timeout` and administrators do."""
+    waiting = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    until(lambda: pair.primary.query(waiting), "a commit to wait for the standby")
+
+
+def test_a_commit_that_stops_waiting_for_its_standby_is_unknown(pair: Any) -> None:
+    """PostgreSQL answers such a commit with success and a warning."""
+    with PostgresDatabase(pair.url) as database, ThreadPoolExecutor(1) as pool:
+        database.transact(increment)
+        pair.standby.pause()
+        for work in (increment, put):  # Of several statements, and of one.
+            committing = pool.submit(database.transact, work, b"n")
+            cancel_waiting_commit(pair)
+            with pytest.raises(CommitUnknown, match="synchronous standby"):
+                committing.result(DEADLINE_SECONDS)
+        pair.standby.resume()
+        assert database.transact(increment) == 2  # The last unknown commit wrote 1.
+
+
+def test_a_commit_without_a_standby_gets_an_answer_in_bounded_time(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 1.0)
+    with PostgresDatabase(pair.url) as database:
+        database.transact(put, b"k", b"1")
+        pair.standby.pause()
+        with pytest.raises(CommitUnknown, match="synchronous standby"):
+            database.transact(put, b"k", b"2")
+        # The commit is visible on the primary only, so a durable read must not answer with it.
+        with pytest.raises(Unreachable, match="may be lost"):
+            database.read(lambda tx: tx.get(b"k"))
+        assert database.read(lambda tx: tx.get(b"k"), tier=Tier.IMPORTANT) == b"2"
+        pair.standby.resume()
+        assert database.read(lambda tx: tx.get(b"k")) == b"2"
+
+
+def test_a_keyed_call_is_repeated_until_its_commit_is_known(pair: Any, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        server = SERVER(tmp_path, data=pair.url)
+        running.callback(server.kill)
+        plane = running.enter_context(holdfast.connect(server.url))
+        plane.queue("jobs").put("first")
+        pool = running.enter_context(ThreadPoolExecutor(1))
+        pair.standby.pause()
+        putting = pool.submit(plane.queue("jobs").put, "second")
+        cancel_waiting_commit(pair)
+        # The repeated call finds its stored answer. It has to wait for the standby too, since that is all that tells
+        # whether the first commit would survive a failover.
+        until(
+            lambda: pair.primary.query("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"),
+            "the repeated call to wait",
+        )
+        assert not putting.done()
+        pair.standby.resume()
+        putting.result(DEADLINE_SECONDS)
+        assert plane.queue("jobs").stats().ready == 2
+
+
+def test_a_server_that_became_read_only_is_left_for_the_next_primary(pair: Any) -> None:
+    with PostgresDatabase(pair.url) as database, ThreadPoolExecutor(1) as pool:
+        assert database.transact(increment) == 1
+        pair.primary.set("default_transaction_read_only", "on")
+        incrementing = pool.submit(database.transact, increment)
+        with pytest.raises(Unreachable):
+            database.check_reachable()
+        pair.primary.set("default_transaction_read_only", "off")
+        assert incrementing.result(DEADLINE_SECONDS) == 2
+        database.check_reachable()
+
+
+def test_watches_fire_after_a_failover(pair: Any) -> None:
+    with PostgresDatabase(pair.url) as database, database.watch(b"prefix/") as watch:
+        while watch.wait(0):
+            pass
+        pair.fail_over()
+        assert watch.wait(DEADLINE_SECONDS)  # It may have missed commits.
+        while watch.wait(0):
+            pass
+        with PostgresDatabase(pair.url) as other:
+            other.transact(put, b"prefix/a")
+        assert watch.wait(DEADLINE_SECONDS)
+
+
+def test_an_outage_that_lasts_is_an_error_and_its_end_is_noticed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.FAILOVER_SECONDS_MAX", 1.0)
+    with PostgresDatabase(pair.url) as database:
+        assert database.transact(increment) == 1
+        pair.primary.kill()
+        for _ in range(3):
+            with pytest.raises(Unreachable, match="as a primary"):
+                database.transact(increment)
+        with pytest.raises(Unreachable):
+            database.check_reachable()
+        pair.standby.promote()
+        assert database.transact(increment) == 2
+        assert database.read(lambda tx: tx.get(b"n")) == b"2"
+
+
+def is_reachable(database: PostgresDatabase) -> bool:
+    with suppress(Unreachable):
+        database.check_reachable()
+        return True
+    return False
+
+
+def test_a_hung_server_is_not_ready(pair: Any) -> None:
+    with PostgresDatabase(pair.url) as database:
+        database.check_reachable()
+        pair.primary.pause()
+        with pytest.raises(Unreachable, match="does not answer"):
+            database.check_reachable()
+        pair.primary.resume()
+        until(lambda: is_reachable(database), "the check to succeed")
+
+
+# Reads from a standby.
+
+
+def is_standby_current(pair: Any) -> bool:
+    """Whether the standby has replayed everything that the primary has written."""
+    position = pair.primary.query("SELECT pg_current_wal_lsn()")
+    return bool(pair.standby.query(f"SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn"))
+
+
+def test_reads_that_may_be_stale_come_from_the_standby(pair: Any) -> None:
+    with holdfast.open(pair.url, read_from="standby") as plane, holdfast.open(pair.url) as current:
+        plane.queue("jobs").put("first")
+        plane.state("counter").update({"number": 1})
+        until(lambda: is_standby_current(pair), "the standby to replay")
+        assert plane.queue("jobs").stats().ready == 1
+        pair.standby.query("SELECT pg_wal_replay_pause()")
+        until(lambda: pair.standby.query("SELECT pg_get_wal_replay_pause_state()") == "paused", "the pause")
+        plane.queue("jobs").put("second")
+        plane.state("counter").update({"number": 2})
+
+        assert (plane.queue("jobs").stats().ready, current.queue("jobs").stats().ready) == (1, 2)
+        assert [each.payload for each in plane.queue("jobs").peek()] == [b'"first"']
+        assert plane.state("counter").get().value == {"number": 1}  # type: ignore[union-attr]
+        # What is not in the list of stale reads is current: here a delivery, and its lease.
+        messages = plane.queue("jobs").receive_many(10)
+        assert [message.json() for message in messages] == ["first", "second"]
+        for message in messages:
+            message.ack()
+
+        status = until(lambda: standby_of(plane).lag_ms and standby_of(plane), "the lag")
+        assert status.answers
+        assert status.position == pair.standby.query("SELECT pg_last_wal_replay_lsn()::text")
+        assert status.lag_ms > 0
+        pair.standby.query("SELECT pg_wal_replay_resume()")
+        until(lambda: plane.queue("jobs").stats().ready == 0, "the standby to replay")
+        until(lambda: standby_of(plane).lag_ms == 0, "the lag to end")
+        assert current.storage_status().standby is None
+
+
+def standby_of(plane: holdfast.Plane) -> holdfast.StandbyStatus:
+    """Where a stale read came from."""
+    plane.queue("jobs").stats()
+    found = plane.storage_status().standby
+    assert found is not None
+    return found
+
+
+def test_stale_reads_fall_back_to_the_primary(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.STANDBY_PAUSE_SECONDS", 0.1)
+    with holdfast.open(pair.url, read_from="standby") as plane:
+        plane.queue("jobs").put("first")
+        until(lambda: plane.queue("jobs").stats().ready == 1, "the standby to replay")
+        until(lambda: standby_of(plane).answers, "the position")
+        pair.fail_over()
+        # The former standby is the primary, and there is no other server.
+        assert plane.queue("jobs").stats().ready == 1
+        plane.queue("jobs").put("second")
+        until(lambda: not standby_of(plane).answers, "the primary to serve stale reads")
+        assert plane.queue("jobs").stats().ready == 2
+        pair.add_standby()
+        until(lambda: standby_of(plane).answers, "the new standby")
+
+
+async def test_a_server_reads_from_the_standby(pair: Any, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        server = SERVER(tmp_path, data=pair.url, read_from="standby")
+        running.callback(server.kill)
+        async with holdfast.connect_async(server.url) as plane:
+            await plane.queue("jobs").put("first")
+            until(lambda: is_standby_current(pair), "the standby to replay")
+            pair.standby.query("SELECT pg_wal_replay_pause()")
+            until(lambda: pair.standby.query("SELECT pg_get_wal_replay_pause_state()") == "paused", "the pause")
+            await plane.queue("jobs").put("second")
+            assert (await plane.queue("jobs").stats()).ready == 1
+            assert len(await plane.queue("jobs").peek()) == 1
+            assert await plane.queues() == ["jobs"]
+            pair.standby.query("SELECT pg_wal_replay_resume()")
+
+
+@pytest.mark.parametrize(("url", "read_from"), [("memory:", "standby"), ("postgresql://localhost/x", "both")])
+def test_a_wrong_source_of_reads_is_refused(url: str, read_from: str) -> None:
+    with pytest.raises(InvalidArgument, match="read_from"):
+        holdfast.open(url, read_from=read_from)
