@@ -285,6 +285,7 @@ _NEEDS_PLANE: Final = {
     "doctor": (),
     "gc": (),
     "status": (),
+    "nodes": (),
     "mark-restored": (),
     "space": (),
     "pipeline ingest": ("--lake", "lake"),

@@ -35,6 +35,7 @@ _COMMANDS: Final = {
     "migrate": "migrations:migrate",
     "doctor": "doctor:doctor",
     "status": "status:status",
+    "nodes": "nodes:nodes",
     "mark-restored": "status:mark_restored",
     "gc": "space:gc",
     "space": "space:space",

@@ -11,7 +11,8 @@ import msgspec
 
 from holdfast.kv import Subspace, Transaction, fence_floor, prefix_range
 
-FORMAT: Final = 2
+FORMAT: Final = 2  # The newest format of this version,
+OLDEST_FORMAT: Final = 2  # and the oldest one that it reads and writes.
 KEY: Final = Subspace("holdfast").key("format")
 # The last version that writes each older format.
 _LAST_VERSIONS: Final = {1: "0.1"}

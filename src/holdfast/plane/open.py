@@ -191,6 +191,8 @@ def _open(url: str, options: Options) -> Services:
     except BaseException:
         database.close()
         raise
+    if services.shared and options.clock is None:
+        services.start_heartbeat()
     if url != "memory:":  # Queues and mailboxes may have due entries from before.
         services.start_sweeping()
         services.start_sweeping_mail()
@@ -202,7 +204,7 @@ def _open(url: str, options: Options) -> Services:
         services.table_compaction = TableCompaction(database, COMPACT_DELETED_SECONDS)
     store = WorldStore(database, services.objects, BlobStore(database, services.objects))
     if every_seconds is not None:
-        services.compaction = CompactionLoop(database, store, every_seconds)
+        services.compaction = CompactionLoop(database, store, every_seconds, duty=services.duty)
     if gc_every_seconds is not None and url != "memory:" and options.clock is None:
         services.space_loop = SpaceLoop(
             database,
@@ -212,6 +214,7 @@ def _open(url: str, options: Options) -> Services:
             worlds=store,
             publish=services.publish,
             counters=services.space_counters,
+            duty=services.duty,
         )
     return services
 

@@ -24,6 +24,7 @@ from holdfast.tiers import Tier
 from holdfast.wire import Transport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
+from holdfast.wire.nodes import ListNodes, Nodes
 from holdfast.wire.planes import MarkRestored, PlaneStatus, ShowPlane
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
 from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
@@ -154,6 +155,10 @@ class Plane:
     def status(self) -> PlaneStatus:
         """The version that serves the plane, its id, and the lineage of its data."""
         return self._transport.call(ShowPlane())
+
+    def nodes(self) -> Nodes:
+        """The processes that have the plane open: servers, and programs that opened it on PostgreSQL."""
+        return self._transport.call(ListNodes())
 
     def mark_restored(self, *, until_ms: int | None = None) -> PlaneStatus:
         """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.

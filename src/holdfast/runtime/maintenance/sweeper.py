@@ -4,6 +4,9 @@ Consumers process due entries when they receive, so correctness does not depend 
 consumers should not hide a dead letter, keep expired messages, or miss its schedule. The sweeper knows the next due
 time of each queue and sleeps until then: it scans all queues once, when it starts, and every commit with an earlier due
 time notifies it. Where other processes write too, it also scans all queues every few seconds.
+
+Only the node on duty scans. The others process what their own commits made due before its next scan: it would find that
+too late.
 """
 
 import heapq
@@ -18,7 +21,9 @@ from holdfast.errors import Backend, Busy, Closed, HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues, worlds
 from holdfast.layers.queues import NEVER_MS, QueueKey
+from holdfast.limits import DUTY_CHECK_SECONDS
 from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.maintenance.duty import Duty
 from holdfast.runtime.publishing import Publish
 
 _log = logging.getLogger("holdfast.sweeper")
@@ -30,11 +35,21 @@ _RETRY_SECONDS = 1.0
 class Sweeper:
     """A thread with a heap of due times."""
 
-    def __init__(self, database: Database, options: ConsumerOptions, publish: Publish, *, shared: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        options: ConsumerOptions,
+        publish: Publish,
+        *,
+        shared: bool,
+        duty: Duty | None = None,
+    ) -> None:
         self._database = database
         self._options = options
         self._publish = publish
         self._shared = shared
+        self._duty = duty or Duty()
+        self._scan_seconds_max = options.poll_seconds + options.poll_jitter_seconds
         self._now_ms = SystemClock().now_ms
         self._jitter = Random()
         self._lock = threading.Condition()
@@ -46,6 +61,8 @@ class Sweeper:
 
     def schedule(self, queue: QueueKey, at_ms: int) -> None:
         """Schedule a queue whose next entry is due at `at_ms`."""
+        if not self._duty.is_ours() and at_ms - self._now_ms() > self._scan_seconds_max * 1_000:
+            return  # The node on duty finds it in time.
         with self._lock:
             if at_ms < self._earliest.get(queue, NEVER_MS):
                 self._earliest[queue] = at_ms
@@ -65,8 +82,10 @@ class Sweeper:
         while not self._stopping:
             try:
                 if time.monotonic() >= next_full_scan:
-                    next_full_scan = time.monotonic() + self._full_scan_interval()
-                    for queue in self._queues():
+                    is_ours = self._duty.is_ours()
+                    pause_seconds = self._full_scan_interval() if is_ours else DUTY_CHECK_SECONDS
+                    next_full_scan = time.monotonic() + pause_seconds
+                    for queue in self._queues() if is_ours else ():
                         self._sweep_guarded(queue)
                 queue_due = self._next(next_full_scan)
                 if queue_due is not None:
