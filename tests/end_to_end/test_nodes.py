@@ -90,7 +90,7 @@ def in_the_past(url: str, seconds: float) -> PostgresDatabase:
 
 def ready(server: Any) -> int:
     with server.plane() as plane:
-        return plane.queue("jobs").stats().ready
+        return int(plane.queue("jobs").stats().ready)
 
 
 def test_servers_see_each_other(cluster: Cluster) -> None:
@@ -153,7 +153,8 @@ def test_a_delayed_message_is_ready_on_time_whichever_node_is_on_duty(cluster: C
                 waiting.append((time.monotonic() + seconds, name))
     with holder.plane() as plane:
         for due, name in sorted(waiting):
-            until(lambda queue=plane.queue(name): queue.stats().ready)  # type: ignore[misc]
+            queue = plane.queue(name)
+            until(lambda queue=queue: queue.stats().ready)
             assert abs(time.monotonic() - due) < LATE_SECONDS_MAX
 
 

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from holdfast.kv import Transaction
-from holdfast.layers import formats, maintenance, nodes
+from holdfast.kv import Transaction, formats
+from holdfast.layers import maintenance, nodes
 from holdfast.layers.nodes import Node
 from holdfast.plane.handlers import service
 from holdfast.plane.services import Services

@@ -1,8 +1,8 @@
 """Handlers of requests for a plane's identity."""
 
 from holdfast.kv import Transaction
+from holdfast.kv.formats import FORMAT
 from holdfast.layers import lineages
-from holdfast.layers.formats import FORMAT
 from holdfast.layers.lineages import Identity
 from holdfast.plane.handlers import transaction
 from holdfast.version import __version__

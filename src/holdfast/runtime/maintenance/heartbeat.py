@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
+from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
 from holdfast.layers import maintenance, nodes
-from holdfast.layers.formats import FORMAT, OLDEST_FORMAT
 from holdfast.layers.maintenance import MaintenanceLease
 from holdfast.layers.nodes import Load, Node
 from holdfast.limits import MAINTENANCE_LEASE_SECONDS, NODE_HEARTBEAT_SECONDS, NODE_RETRY_SECONDS

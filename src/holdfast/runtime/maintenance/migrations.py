@@ -29,8 +29,8 @@ from holdfast.errors import (
     SchemaMismatch,
     TargetNotEmpty,
 )
-from holdfast.kv import Database, Pair, Subspace, fence_floor
-from holdfast.layers import formats, migrations
+from holdfast.kv import Database, Pair, Subspace, fence_floor, formats
+from holdfast.layers import migrations
 from holdfast.layers.migrations import BEGIN, END, KEY, Migration, State
 from holdfast.layers.queues import QueueKey
 from holdfast.layers.queues.format_1 import QueueConverter
