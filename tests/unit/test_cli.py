@@ -286,6 +286,7 @@ _NEEDS_PLANE: Final = {
     "gc": (),
     "status": (),
     "nodes": (),
+    "upgrade": (),
     "mark-restored": (),
     "space": (),
     "pipeline ingest": ("--lake", "lake"),

@@ -36,6 +36,7 @@ _COMMANDS: Final = {
     "doctor": "doctor:doctor",
     "status": "status:status",
     "nodes": "nodes:nodes",
+    "upgrade": "nodes:upgrade",
     "mark-restored": "status:mark_restored",
     "gc": "space:gc",
     "space": "space:space",

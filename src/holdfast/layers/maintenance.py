@@ -1,7 +1,7 @@
 """The maintenance lease: one node of a shared key space does the periodic work of all.
 
-    ("maintenance", "lease")     ->  the node that holds it, its fence, and when it expires
-    ("maintenance", "released")  ->  the node that released it last; a watch on this key wakes the others
+    ("nodes", "maintenance", "lease")     ->  the node that holds it, its fence, and when it expires
+    ("nodes", "maintenance", "released")  ->  the node that released it last; a watch on this key wakes the others
 
     free ── take ──► held ── take by the same node ──► held
       ▲               │
@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.kv import Subspace, Transaction
 
-SUBSPACE: Final = Subspace("maintenance")
+SUBSPACE: Final = Subspace("nodes", "maintenance")
 RELEASED: Final = SUBSPACE.key("released")
 _LEASE: Final = SUBSPACE.key("lease")
 

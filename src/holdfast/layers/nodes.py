@@ -1,6 +1,6 @@
 """The nodes of a plane: the processes that have a shared key space open, each with a record that it renews.
 
-    ("nodes", id)  ->  what the node is, when it was last seen, and its load
+    ("nodes", "records", id)  ->  what the node is, when it was last seen, and its load
 
     running ── renewed every 5 s ──► running ── clean stop ──► no record
        └── killed, paused, cut off ──► gone after 30 s ──► no record after 10 minutes
@@ -16,7 +16,8 @@ import msgspec
 from holdfast.kv import Subspace, Transaction
 from holdfast.limits import NODE_FORGOTTEN_SECONDS, NODE_GONE_SECONDS, NODES_MAX
 
-SUBSPACE: Final = Subspace("nodes")
+ALL: Final = Subspace("nodes").prefix  # The records of nodes, and the maintenance lease.
+SUBSPACE: Final = Subspace("nodes", "records")
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):

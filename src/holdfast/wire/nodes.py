@@ -37,7 +37,7 @@ class Nodes(msgspec.Struct, frozen=True):
 
     nodes: list[NodeStatus]
     now_ms: int
-    data_format: int  # The format that the nodes write.
+    data_format: int  # The format of the plane, which all nodes know; see `RaiseFormat`.
 
 
 class ListNodes(Request[Nodes], frozen=True, tag="nodes.list"):

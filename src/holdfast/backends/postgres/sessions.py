@@ -22,6 +22,7 @@ from holdfast import limits
 from holdfast.backends.postgres import statements
 from holdfast.backends.postgres.connections import connect
 from holdfast.backends.postgres.failures import error_of
+from holdfast.backends.postgres.format_lock import HOLD, READ, check_format
 from holdfast.backends.postgres.notifications import notification
 from holdfast.backends.postgres.retries import Disconnected, Idled
 from holdfast.backends.postgres.statements import Statement, array
@@ -52,6 +53,9 @@ class Session:
         self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
             self._check(self._pq.exec_(statements.settings()))
+            self._check(self._pq.exec_(HOLD))
+            self._check(found := self._pq.exec_(READ))
+            check_format(value_of(found))
             for name, statement in (statements.READING if reading else statements.WRITING).items():
                 self._check(self._pq.prepare(name, statement.encode()))
             self._pq.enter_pipeline_mode()

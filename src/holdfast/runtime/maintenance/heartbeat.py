@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import Closed, HoldfastError
-from holdfast.kv import Database, Transaction
+from holdfast.kv import Database, Transaction, formats
 from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
 from holdfast.layers import maintenance, nodes
 from holdfast.layers.maintenance import MaintenanceLease
@@ -120,7 +120,7 @@ class Heartbeat:
         self._has_record = True
         is_ours = lease.holder == self._node.id
         self._duty.hold_until(asked_ms + _TTL_MS if is_ours else 0)
-        found = self._database.read(nodes.list_nodes, tier=Tier.IMPORTANT)
+        found, self._database.data_format = self._database.read(_look, tier=Tier.IMPORTANT)
         self.alive = sum(each.is_alive(now_ms) for each in found.values())
         if is_ours and (old := nodes.forgettable(found, now_ms)):
             self._database.transact(nodes.forget, old, tier=Tier.IMPORTANT)
@@ -186,6 +186,11 @@ class Heartbeat:
 def _renew(tx: Transaction, id: str, record: Node) -> Beat:
     nodes.renew(tx, id, record)
     return Beat(maintenance.take(tx, id, ttl_ms=_TTL_MS), tx.now_ms)
+
+
+def _look(tx: Transaction) -> tuple[dict[str, Node], int]:
+    """All nodes, and the format of the plane."""
+    return nodes.list_nodes(tx), formats.format_of(tx)
 
 
 def _leave(tx: Transaction, id: str) -> None:
