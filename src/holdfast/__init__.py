@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         TimerFired,
     )
     from holdfast.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
+    from holdfast.wire.nodes import NodeLoad, Nodes, NodeStatus
     from holdfast.wire.planes import PlaneParent, PlaneStatus
     from holdfast.wire.queues import (
         Delivery,
@@ -175,6 +176,9 @@ __all__ = [
     "NewMail",
     "NewMessage",
     "NewToken",
+    "NodeLoad",
+    "NodeStatus",
+    "Nodes",
     "Opening",
     "Pairs",
     "Plane",
@@ -305,6 +309,9 @@ _MODULES: Final = {
     "NewMail": "holdfast.wire.mail",
     "NewMessage": "holdfast.wire.queues",
     "NewToken": "holdfast.wire.tokens",
+    "NodeLoad": "holdfast.wire.nodes",
+    "NodeStatus": "holdfast.wire.nodes",
+    "Nodes": "holdfast.wire.nodes",
     "Opening": "holdfast.handles.opening",
     "Pairs": "holdfast.handles.sync.pairs",
     "Plane": "holdfast.handles.sync.plane",

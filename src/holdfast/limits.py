@@ -169,6 +169,16 @@ CHECKPOINT_IDLE_SECONDS: Final = 3_600  # An unused checkpoint is then removed.
 STREAMED_LINES_MAX: Final = 1_000  # Lines of a streamed list that are sent at a time,
 STREAMED_LINES_SECONDS_MAX: Final = 0.5  # and how long they may be collected, so that a waiting client sees progress.
 
+# Nodes that share a key space.
+NODE_HEARTBEAT_SECONDS: Final = 5.0  # How often a node renews its record, and the maintenance lease if it holds it.
+NODE_FIRST_SECONDS: Final = 1.0  # A process that opens a plane and is no server has no record before this time.
+NODE_RETRY_SECONDS: Final = 1.0  # After a heartbeat that failed.
+NODE_GONE_SECONDS: Final = 30.0  # Without a heartbeat for this long, a node is shown as gone,
+NODE_FORGOTTEN_SECONDS: Final = 600.0  # and after this time it is not shown any more.
+NODES_MAX: Final = 1_000  # Nodes that are listed.
+MAINTENANCE_LEASE_SECONDS: Final = 12.0  # Another node does the periodic work this long after a node has died.
+DUTY_CHECK_SECONDS: Final = 1.0  # How soon the sweepers of a node notice that it does the periodic work from now on.
+
 # Migrations.
 MIGRATION_PAGE_PAIRS: Final = 256  # Pairs of one read; a value may have 1 MiB.
 MIGRATION_BATCH_PAIRS: Final = 1_000  # Pairs of one transaction,

@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.layers import formats, queues
+from holdfast.kv import formats
+from holdfast.layers import queues
 from holdfast.pipeline import jobs
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import ingest

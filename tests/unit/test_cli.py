@@ -285,6 +285,8 @@ _NEEDS_PLANE: Final = {
     "doctor": (),
     "gc": (),
     "status": (),
+    "nodes": (),
+    "upgrade": (),
     "mark-restored": (),
     "space": (),
     "pipeline ingest": ("--lake", "lake"),

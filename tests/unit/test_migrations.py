@@ -42,8 +42,8 @@ from holdfast.errors import (
     SchemaMismatch,
     TargetNotEmpty,
 )
-from holdfast.kv import Database, fence_floor
-from holdfast.layers import formats, migrations
+from holdfast.kv import Database, fence_floor, formats
+from holdfast.layers import migrations
 from holdfast.layers.migrations import BEGIN, END, KEY
 from holdfast.plane.migrations import without_password
 from holdfast.runtime.activity.log import ActivityLog

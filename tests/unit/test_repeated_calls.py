@@ -40,6 +40,7 @@ from holdfast.wire.mail import (
     SendMail,
     SetMailPolicy,
 )
+from holdfast.wire.nodes import ListNodes
 from holdfast.wire.pairs import DeletePair, PutPair
 from holdfast.wire.planes import MarkRestored
 from holdfast.wire.queues import (
@@ -332,6 +333,7 @@ def test_services_that_read_write_nothing(clock: ManualClock, monkeypatch: pytes
         ReadReceipts("ada"),
         ShowSpace(),
         ShowStorage(),
+        ListNodes(),
     ]
     streams = {ListBackup, OpenBackup, RunCheckups}  # They read a copy, and have their own tests.
     assert {type(request) for request in reads} | streams == {

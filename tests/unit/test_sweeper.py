@@ -19,9 +19,10 @@ from holdfast.clock import SystemClock
 from holdfast.errors import Closed, Unreachable
 from holdfast.layers import queues
 from holdfast.layers.queues import NEVER_MS, QueueKey
-from holdfast.limits import COUNTERS_UNFOLDED_MAX
+from holdfast.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance import sweeper as sweeper_module
+from holdfast.runtime.maintenance.duty import LeasedDuty
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import NewMessage, QueuePolicy
@@ -83,10 +84,10 @@ class Day:
         monkeypatch.setattr(sweeper_module, "time", SimpleNamespace(monotonic=lambda: self.monotonic))
         monkeypatch.setattr(sweeper_module, "SystemClock", lambda: self.clock)
 
-    def start(self, *, shared: bool = False) -> float | None:
+    def start(self, *, shared: bool = False, duty: LeasedDuty | None = None) -> float | None:
         """Start the sweeper; its sleep time after the first scan."""
         waits = ConsumerOptions(poll_seconds=3.0, poll_jitter_seconds=0.0)
-        self.sweeper = Sweeper(self.database, waits, self.published.extend, shared=shared)
+        self.sweeper = Sweeper(self.database, waits, self.published.extend, shared=shared, duty=duty)
         return self.until_asleep()
 
     def until_asleep(self) -> float | None:
@@ -461,3 +462,43 @@ def test_an_unexpected_error_in_a_full_scan_is_retried(day: Day) -> None:
     day.database.error = None
     day.advance(1)
     assert day.database.processed == [JOBS]
+
+
+def test_a_node_that_is_not_on_duty_scans_no_queue_until_it_is(day: Day) -> None:
+    day.put(JOBS, delay_seconds=1)
+    duty = LeasedDuty(day.clock)
+    assert day.start(shared=True, duty=duty) == DUTY_CHECK_SECONDS
+    for _ in range(5):
+        day.advance(DUTY_CHECK_SECONDS)
+    assert (day.database.scans, day.database.processed) == (0, [])
+    duty.hold_until(day.clock.now_ms() + 12_000)
+    assert day.advance(DUTY_CHECK_SECONDS) == 3.0
+    assert day.database.processed == [JOBS]
+
+
+def test_a_node_that_loses_the_duty_stops_scanning(day: Day) -> None:
+    duty = LeasedDuty(day.clock)
+    duty.hold_until(day.clock.now_ms() + 4_000)
+    assert day.start(shared=True, duty=duty) == 3.0
+    day.put(JOBS, delay_seconds=3.5)
+    day.advance(3.0)
+    assert day.database.scans == 2
+    day.advance(3.0)
+    assert day.database.scans == 2
+    assert day.database.processed == [JOBS]  # It was scheduled while this node was on duty.
+    day.put(MAIL, delay_seconds=1)
+    for _ in range(3):
+        day.advance(1.0)
+    assert day.database.processed == [JOBS]
+
+
+def test_a_node_that_is_not_on_duty_processes_what_the_next_scan_of_another_would_miss(day: Day) -> None:
+    duty = LeasedDuty(day.clock)
+    day.start(shared=True, duty=duty)
+    for queue, seconds in ((JOBS, 2.0), (MAIL, 3.5)):
+        day.put(queue, delay_seconds=seconds)
+        day.schedule(queue, seconds)
+    for _ in range(8):
+        day.advance(0.5)
+    assert day.database.processed == [JOBS]
+    assert (day.stats(JOBS).ready, day.stats(JOBS).delayed) == (1, 0)

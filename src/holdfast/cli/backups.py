@@ -30,7 +30,7 @@ from holdfast.cli.commands import LeafCommand
 from holdfast.cli.values import read_chunks
 from holdfast.errors import InvalidArgument
 from holdfast.folders import sync_folder, sync_tree
-from holdfast.layers.formats import FORMAT
+from holdfast.kv.formats import FORMAT
 from holdfast.plane.formats import check_marker
 from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
 from holdfast.version import __version__

@@ -35,6 +35,8 @@ _COMMANDS: Final = {
     "migrate": "migrations:migrate",
     "doctor": "doctor:doctor",
     "status": "status:status",
+    "nodes": "nodes:nodes",
+    "upgrade": "nodes:upgrade",
     "mark-restored": "status:mark_restored",
     "gc": "space:gc",
     "space": "space:space",

@@ -22,8 +22,8 @@ from holdfast.cli.commands import LeafCommand
 from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
 from holdfast.folders import sync_folder, sync_tree
 from holdfast.json_checksums import has_valid_checksum
+from holdfast.kv.formats import FORMAT
 from holdfast.layers import lineages
-from holdfast.layers.formats import FORMAT
 from holdfast.layers.lineages import Identity
 from holdfast.names import folder_at
 from holdfast.plane.formats import MARKER

@@ -12,8 +12,8 @@ from holdfast.backends.rocksdb.directory_lock import directory_lock
 from holdfast.backends.rocksdb.salvage import salvage
 from holdfast.errors import Conflict, DirectoryInUse, NotFound
 from holdfast.folders import make_folder
+from holdfast.kv.formats import FORMAT
 from holdfast.layers import lineages
-from holdfast.layers.formats import FORMAT
 from holdfast.plane.formats import MARKER
 from holdfast.private_files import FILE_MODE, open_private
 from holdfast.runtime.maintenance.queue_repair import repair_queues

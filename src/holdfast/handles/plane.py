@@ -24,7 +24,8 @@ from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
-from holdfast.wire.planes import MarkRestored, PlaneStatus, ShowPlane
+from holdfast.wire.nodes import ListNodes, Nodes
+from holdfast.wire.planes import MarkRestored, PlaneStatus, RaiseFormat, ShowPlane
 from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
 from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
 from holdfast.wire.universes import ListUniverses
@@ -158,6 +159,19 @@ class AsyncPlane:
     async def status(self) -> PlaneStatus:
         """The version that serves the plane, its id, and the lineage of its data."""
         return await self._transport.call(ShowPlane())
+
+    async def nodes(self) -> Nodes:
+        """The processes that have the plane open: servers, and programs that opened it on PostgreSQL."""
+        return await self._transport.call(ListNodes())
+
+    async def raise_format(self) -> PlaneStatus:
+        """Raise the data format to the newest one of this version. Nodes of older versions cannot open the plane then.
+
+        Raises:
+            PlaneInUse: a process that does not know the format has the plane open; upgrade or stop it.
+            NotEmbedded: the plane is in another process; open its data with this version.
+        """
+        return await self._transport.call(RaiseFormat())
 
     async def mark_restored(self, *, until_ms: int | None = None) -> PlaneStatus:
         """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.

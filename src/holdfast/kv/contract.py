@@ -49,6 +49,7 @@ class Database(ABC):
     """An open key space. Safe to use from many threads and from event loops at once."""
 
     contention: Contention | None = None  # Counted where several processes write.
+    data_format = 0  # The format that transactions write, if it is not this version's newest. See `kv.formats`.
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
 
     @property

@@ -41,6 +41,7 @@ class Transaction:
         "_open",
         "_writable",
         "cleared",
+        "data_format",
         "events",
         "fence_floor",
         "is_exposed",
@@ -66,6 +67,7 @@ class Transaction:
         self.writer = writer  # Names the process among several that write; empty where there is only one.
         self.events: list[tuple[Any, ...]] = []  # Published after the commit.
         self.low_space = False  # Only work that frees space should write: the disk is nearly full.
+        self.data_format = 0  # The format to write, if it is not this version's newest. See `kv.formats`.
         self.fence_floor = 0  # Every fence that is issued must be above it.
         self.is_exposed = False  # Transactions that may be lost must not show its writes before they are durable.
         self.is_kept = False  # A power failure must not undo it once it has returned.
@@ -215,6 +217,7 @@ class Transaction:
         view = _NestedView(self)
         nested = Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
         nested.low_space, nested.fence_floor = self.low_space, self.fence_floor
+        nested.data_format = self.data_format
         return nested
 
     def discard_writes(self) -> None:

@@ -19,8 +19,8 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
-from holdfast.kv import Pair, Subspace, Transaction, fence_floor, pages, prefix_range, unpack
-from holdfast.layers import formats, lineages
+from holdfast.kv import Pair, Subspace, Transaction, fence_floor, formats, pages, prefix_range, unpack
+from holdfast.layers import lineages
 from holdfast.layers.queues import counters
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.layers.queues.counters import QueueCounters

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.errors import DamagedDatabase, NotFound, PathUnusable, SchemaMismatch
-from holdfast.layers.formats import FORMAT, other_format
+from holdfast.kv.formats import FORMAT, other_format
 
 MARKER: Final = "holdfast.json"  # The file that records it.
 

@@ -21,13 +21,13 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch, Unsupported
+from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, Unsupported
 from holdfast.folders import make_folder, sync_folder
-from holdfast.kv import Database, Transaction
+from holdfast.kv import Database, Transaction, formats
+from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
 from holdfast.kv.serial_database import SerialDatabase
-from holdfast.layers import formats, lineages
+from holdfast.layers import lineages
 from holdfast.layers.blobs import Verify
-from holdfast.layers.formats import FORMAT
 from holdfast.layers.migrations import check_complete
 from holdfast.limits import COMPACT_DELETED_SECONDS, DISK_RESERVE_BYTES, GC_EVERY_SECONDS, PUSHES_PER_MINUTE
 from holdfast.names import folder_at
@@ -183,11 +183,11 @@ def _open(url: str, options: Options) -> Services:
     )
     try:
         database.read(check_complete)
-        found = database.read(formats.format_of)
-        if found != FORMAT:
-            raise SchemaMismatch(formats.other_format("The plane", found))
+        shared = not isinstance(database, SerialDatabase)
+        _check_format_of(database, shared=shared)
         if database.read(lineages.load) is None:
             database.transact(_initialize)
+            _check_format_of(database, shared=shared)  # A node of another version may have created it meanwhile.
         place = options.objects or object_store_url(url)
         services = Services(
             database,
@@ -196,13 +196,15 @@ def _open(url: str, options: Options) -> Services:
             policy=policy,
             logs=_logs(url, options.activity),
             consumers=options.consumers,
-            shared=not isinstance(database, SerialDatabase),
+            shared=shared,
             pushes_per_minute=options.pushes_per_minute,
             space=options.space,
         )
     except BaseException:
         database.close()
         raise
+    if services.shared and options.clock is None:
+        services.start_heartbeat()
     if url != "memory:":  # Queues and mailboxes may have due entries from before.
         services.start_sweeping()
         services.start_sweeping_mail()
@@ -214,7 +216,7 @@ def _open(url: str, options: Options) -> Services:
         services.table_compaction = TableCompaction(database, COMPACT_DELETED_SECONDS)
     store = WorldStore(database, services.objects, BlobStore(database, services.objects))
     if every_seconds is not None:
-        services.compaction = CompactionLoop(database, store, every_seconds)
+        services.compaction = CompactionLoop(database, store, every_seconds, duty=services.duty)
     if gc_every_seconds is not None and url != "memory:" and options.clock is None:
         services.space_loop = SpaceLoop(
             database,
@@ -224,6 +226,7 @@ def _open(url: str, options: Options) -> Services:
             worlds=store,
             publish=services.publish,
             counters=services.space_counters,
+            duty=services.duty,
         )
     return services
 
@@ -312,9 +315,17 @@ def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) 
         raise PathUnusable(f"{str(directory)!r} cannot be used ({error}); choose a folder you can write") from error
 
 
+def _check_format_of(database: Database, *, shared: bool) -> None:
+    """Refuse a plane in a format that this version does not write. Nodes that share one write the format it has."""
+    found = database.read(formats.format_of)
+    formats.check_supported("The plane", found, oldest=OLDEST_FORMAT if shared else FORMAT)
+    database.data_format = found
+
+
 def _initialize(tx: Transaction) -> None:
     lineages.ensure(tx)
-    formats.record(tx)
+    if tx.get(formats.KEY) is None:
+        formats.record(tx)
 
 
 def _write_marker(directory: Path, marker: Path) -> None:
@@ -335,5 +346,4 @@ def _check_format(directory: Path, marker: Path) -> None:
         raise PathUnusable(
             f"{marker} is not a Holdfast file ({error}); choose another folder, or restore it"
         ) from error
-    if found != FORMAT:
-        raise SchemaMismatch(formats.other_format(str(directory), found))
+    formats.check_supported(str(directory), found)

@@ -1,31 +1,72 @@
 """Handlers of requests for a plane's identity."""
 
-from holdfast.kv import Transaction
-from holdfast.layers import lineages
-from holdfast.layers.formats import FORMAT
+from typing import Protocol, runtime_checkable
+
+from holdfast.errors import PlaneInUse
+from holdfast.kv import Transaction, formats
+from holdfast.kv.formats import FORMAT
+from holdfast.layers import lineages, nodes
 from holdfast.layers.lineages import Identity
-from holdfast.plane.handlers import transaction
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.services import Services
+from holdfast.plane.stores import AnyStores, Served
 from holdfast.version import __version__
-from holdfast.wire.planes import MarkRestored, PlaneParent, PlaneStatus, ShowPlane
+from holdfast.wire.planes import MarkRestored, PlaneParent, PlaneStatus, RaiseFormat, ShowPlane
 
 _UNKNOWN = Identity("", "", 0, "")  # Tools may open a key space that has no identity.
+
+
+@runtime_checkable
+class SharedFormat(Protocol):
+    """A key space whose format can be raised while nodes have it open."""
+
+    def raise_format(self, to: int) -> None:
+        """Raise the format from `to - 1` to `to`."""
 
 
 @transaction
 def show(tx: Transaction, request: ShowPlane) -> PlaneStatus:
     del request
-    return _status(lineages.load(tx) or _UNKNOWN)
+    return _status(tx, lineages.load(tx) or _UNKNOWN)
 
 
 @transaction
 def mark_restored(tx: Transaction, request: MarkRestored) -> PlaneStatus:
-    return _status(lineages.begin(tx, "copied", until_ms=request.until_ms))
+    return _status(tx, lineages.begin(tx, "copied", until_ms=request.until_ms))
 
 
-def _status(identity: Identity) -> PlaneStatus:
+@service
+def raise_format(stores: AnyStores, request: RaiseFormat) -> Served[PlaneStatus]:
+    del request
+    return stores.run_in_thread(_raise_format, stores.services)
+
+
+def _raise_format(services: Services) -> PlaneStatus:
+    """Raise the format one by one. A key space that is not shared is always in the newest one."""
+    database = services.database
+    while isinstance(database, SharedFormat) and (found := database.read(formats.format_of)) < FORMAT:
+        if older := database.read(_nodes_before, found + 1):
+            raise PlaneInUse(
+                f"These nodes do not know format {found + 1}: {', '.join(older)}; upgrade or stop them, then try again"
+            )
+        database.raise_format(found + 1)
+        database.data_format = found + 1
+    return database.read(show, ShowPlane())
+
+
+def _nodes_before(tx: Transaction, format: int) -> list[str]:
+    """The nodes that are alive and do not know a format, each with its version and address or host."""
+    return [
+        f"{id} ({node.version} at {node.address or node.host})"
+        for id, node in nodes.list_nodes(tx).items()
+        if node.newest_format < format and node.is_alive(tx.now_ms)
+    ]
+
+
+def _status(tx: Transaction, identity: Identity) -> PlaneStatus:
     return PlaneStatus(
         __version__,
-        FORMAT,
+        formats.format_of(tx),
         identity.plane,
         identity.lineage,
         identity.since_ms,

@@ -19,7 +19,7 @@ from holdfast.layers.leases import keepalive
 from holdfast.layers.mailboxes.keys import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend_many
 from holdfast.lease_renewal import LeaseRenewer
-from holdfast.limits import PUSHES_PER_MINUTE
+from holdfast.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE
 from holdfast.runtime.activity.events import EventLogger
 from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.activity.rotation import FailureTracker
@@ -28,6 +28,8 @@ from holdfast.runtime.locks.table import RESOURCE_LEVELS, HolderInfo, LockTable
 from holdfast.runtime.locks.universe_locks import UniverseLocks
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
+from holdfast.runtime.maintenance.duty import Duty, LeasedDuty
+from holdfast.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
 from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_loop import SpaceLoop
@@ -89,6 +91,9 @@ class Services:
         self.events = EventLogger(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
         self.repeats = RepeatDetector(database, (clock or SystemClock()).now_ms, shared=shared)
+        self.node = NodeDescription(self.session, waiting_consumers=lambda: self.waiting_consumers.count)
+        self.duty = Duty()
+        self.heartbeat: Heartbeat | None = None
         self._sweeper: Sweeper | None = None
         self._mail_sweeper: MailSweeper | None = None
         self._logs_are_temporary = logs is None
@@ -185,13 +190,28 @@ class Services:
         self._failures.resolve(start.__name__)
         return started
 
+    def start_heartbeat(self) -> None:
+        """Be one of several nodes that share the key space: the one with the maintenance lease does the periodic work.
+
+        Call this before anything else is started.
+        """
+        duty = LeasedDuty()
+        self.duty = duty
+        self.heartbeat = Heartbeat(self.database, self.node, duty, first_seconds=NODE_FIRST_SECONDS)
+
+    def announce_server(self, address: str, *, calls: Callable[[], int], connections: Callable[[], int]) -> None:
+        """This process is a server at `address`, which its siblings can see from now on."""
+        self.node.describe_server(address, calls=calls, connections=connections)
+        if self.heartbeat is not None:
+            self.heartbeat.wake()
+
     def start_sweeping(self) -> Sweeper | None:
         """Process what is due in queues without consumers, from now on."""
         if self.clock is not None:  # A test moves this clock and sweeps by itself.
             return None
         with self._lock:
             if self._sweeper is None and not self._stopped:
-                self._sweeper = Sweeper(self.database, self.consumers, self.publish, shared=self.shared)
+                self._sweeper = Sweeper(self.database, self.consumers, self.publish, shared=self.shared, duty=self.duty)
             return self._sweeper
 
     def start_sweeping_mail(self) -> None:
@@ -200,7 +220,7 @@ class Services:
             return
         with self._lock:
             if self._mail_sweeper is None and not self._stopped:
-                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared)
+                self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared, duty=self.duty)
 
     def _extend_messages(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float
@@ -235,6 +255,8 @@ class Services:
             self.space_loop.stop()
         if self.table_compaction is not None:
             self.table_compaction.stop()
+        if self.heartbeat is not None:  # Last of those that run: it releases the duty.
+            self.heartbeat.stop()
         self.events.close()
         if self._activity is not None:
             self._activity.close()

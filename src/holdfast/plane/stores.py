@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias, Union
 
 from holdfast.kv import Result, Transaction
+from holdfast.kv.formats import FORMAT
 from holdfast.layers.blobs import Verify
-from holdfast.layers.formats import FORMAT
 from holdfast.plane.handlers import low_space_error
 from holdfast.plane.services import Services
 from holdfast.runtime.backups import AsyncBackupStore

@@ -35,6 +35,7 @@ from holdfast.server.http_protocol import BoundedHttp
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.logs import RateLimitFilter
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
+from holdfast.server.node_metrics import NodeMetrics
 from holdfast.server.queue_metrics import ConsumerMetrics
 from holdfast.server.recovery import EXIT_FAILED, Recovery
 from holdfast.server.relay import RelayOptions
@@ -130,6 +131,7 @@ class Serving:
         self.metrics.registry.register(IngressMetrics(transport.ingress))
         self.metrics.registry.register(ConsumerMetrics(transport.services.waiting_consumers))
         self.metrics.registry.register(SpaceMetrics(transport.services.space_counters))
+        self.metrics.registry.register(NodeMetrics(transport.services))
         app = make_app(self.context, settings.http_limits)
         app.router.routes[:0] = [
             *self.health.routes(),
@@ -224,6 +226,11 @@ class Serving:
         gc.freeze()  # Exempts the objects that exist now: collecting them takes 16 ms, during which all calls wait.
         _log.info("ready at %s", url, extra={"data": self.settings.data, "tokens": self.settings.tokens})
         _notify_systemd("READY=1")
+        self.context.transport.services.announce_server(
+            url,
+            calls=lambda: sum(self.metrics.requests.values()),
+            connections=lambda: len(self.context.streams.open) + len(self.context.relay) + self.health.in_flight,
+        )
         ready(url)
 
     def _config(self, tls: ssl.SSLContext | None) -> uvicorn.Config:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer
+from holdfast.backends.postgres.format_lock import raise_format
 from holdfast.backends.postgres.groups import GroupOptions, Isolation
 from holdfast.backends.postgres.jobs import Job
 from holdfast.backends.postgres.listener import Listener
@@ -79,6 +80,7 @@ class PostgresDatabase(Database):
                 watches=self._watches,
                 writer=self._writer,
                 fence_floor=self._fence_floor,
+                data_format=lambda: self.data_format,
                 isolation=isolation,
                 contention=self.contention,
                 running_threads=self._running_threads,
@@ -176,6 +178,11 @@ class PostgresDatabase(Database):
         # A synced commit syncs every earlier commit, of any process.
         self.read(_now_ms)
 
+    def raise_format(self, to: int) -> None:
+        """Raise the format of the plane from `to - 1` to `to`; see `format_lock.raise_format`."""
+        self._check_usable()
+        raise_format(self._url, to)
+
     def close(self) -> None:
         if threading.get_ident() in self._running_threads:
             raise nested_transaction_error()
@@ -218,7 +225,7 @@ class PostgresDatabase(Database):
             session.start(b"read", durable=durable)
             view = SnapshotView(session)
             tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-            tx.fence_floor = self._fence_floor
+            tx.fence_floor, tx.data_format = self._fence_floor, self.data_format
             try:
                 return run(tx, work, args, kwargs)
             finally:

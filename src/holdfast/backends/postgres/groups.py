@@ -5,6 +5,7 @@ process holds is left out, and runs later in a group that waits for the lock.
 """
 
 import random
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Final, Literal, NamedTuple
@@ -41,6 +42,7 @@ class GroupOptions(NamedTuple):
     watches: Watches
     writer: str
     fence_floor: int
+    data_format: Callable[[], int]
     isolation: Isolation
     contention: Contention
     running_threads: set[int]  # The threads that run a group now.
@@ -106,7 +108,7 @@ class GroupRunner:
         if needs:
             view.wait_for(needs)
         batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=self._writer)
-        batch_tx.fence_floor = options.fence_floor
+        batch_tx.fence_floor, batch_tx.data_format = options.fence_floor, options.data_format()
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:
             job, tx = group[ran], batch_tx.nested()

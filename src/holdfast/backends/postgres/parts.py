@@ -8,6 +8,7 @@ belong to it wherever they are. A range that is not inside one part is locked wi
     (u, universe, "mail-due") | slot | agent      the mailbox of the agent
     (u, universe, "timers", "due", at, …, world)  the world, and "effects", "segments", "w-deleted"
     ("once", period) | key                        the key of a call, in any period
+    ("nodes", …)                                  the records of nodes and their lease, written every few seconds
     anything else                                 one part, which is hardly ever written
 """
 
@@ -23,7 +24,8 @@ REST: Final = b"rest"
 
 UNIVERSES: Final = pack(("u",))
 _ONCE: Final = pack(("once",))
-_AREAS: Final = tuple(prefix_range(prefix) for prefix in (UNIVERSES, _ONCE))
+_NODES: Final = pack(("nodes",))
+_AREAS: Final = tuple(prefix_range(prefix) for prefix in (UNIVERSES, _ONCE, _NODES))
 _MAIL_SLOT_BYTES: Final = 8
 _ZERO: Final = pack((0,))[0]  # The code of a positive number is higher by its length.
 _NUMBER_BYTES_MAX: Final = 8
@@ -50,6 +52,8 @@ _MAIL_POLICY: Final = pack(("mail-policy",))
 def part_of(key: bytes) -> bytes:
     """The part that a key belongs to."""
     if not key.startswith(UNIVERSES):
+        if key.startswith(_NODES):
+            return _NODES
         return _ONCE + key[_number_end(key, len(_ONCE)) :] if key.startswith(_ONCE) else REST
     universe_end = _element_end(key, len(UNIVERSES))
     area_end = _element_end(key, universe_end)
@@ -78,6 +82,8 @@ def part_of_range(begin: bytes, end: bytes) -> bytes:
     """The part that has every key with begin <= key < end; EVERYTHING if there is none."""
     if begin.startswith(_ONCE):  # Only expired keys are read and deleted by range, and no call uses those.
         return _ONCE if end <= prefix_range(_ONCE)[1] else EVERYTHING
+    if begin.startswith(_NODES) and end <= prefix_range(_NODES)[1]:
+        return _NODES
     if not begin.startswith(UNIVERSES):
         meets_area = any(begin < area_end and area_begin < end for area_begin, area_end in _AREAS)
         return EVERYTHING if meets_area else REST

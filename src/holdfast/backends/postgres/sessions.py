@@ -23,6 +23,7 @@ from holdfast.backends.postgres import statements
 from holdfast.backends.postgres.connections import connect, connect_standby
 from holdfast.backends.postgres.failover import cancel_statement, is_demoted, is_unreplicated, unreplicated_error
 from holdfast.backends.postgres.failures import error_of
+from holdfast.backends.postgres.format_lock import HOLD, READ, check_format
 from holdfast.backends.postgres.notifications import notification
 from holdfast.backends.postgres.retries import Disconnected, Idled
 from holdfast.backends.postgres.statements import Statement, array
@@ -55,6 +56,9 @@ class Session:
         self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
             self._check(self._pq.exec_(statements.settings()))
+            self._check(self._pq.exec_(HOLD))
+            self._check(found := self._pq.exec_(READ))
+            check_format(value_of(found))
             for name, statement in statements.prepared(reading=reading, standby=standby).items():
                 self._check(self._pq.prepare(name, statement.encode()))
             self._pq.enter_pipeline_mode()

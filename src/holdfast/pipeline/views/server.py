@@ -30,7 +30,7 @@ from holdfast.backends.objects.store import Names
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
-from holdfast.layers.formats import FORMAT
+from holdfast.kv.formats import FORMAT
 from holdfast.limits import OBJECT_LIST_MAX, VIEW_LOCK_WAIT_SECONDS_MAX
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config

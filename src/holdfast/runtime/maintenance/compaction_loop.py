@@ -10,6 +10,7 @@ from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import worlds
 from holdfast.layers.worlds import World
+from holdfast.runtime.maintenance.duty import Duty
 from holdfast.wire.worlds import Compacted
 
 _log = logging.getLogger("holdfast.upkeep")
@@ -24,10 +25,11 @@ class Compactor(Protocol):
 class CompactionLoop:
     """A thread that compacts every world at an interval; an error in one world is logged, and the others continue."""
 
-    def __init__(self, database: Database, store: Compactor, every_seconds: float) -> None:
+    def __init__(self, database: Database, store: Compactor, every_seconds: float, *, duty: Duty | None = None) -> None:
         self._database = database
         self._store = store
         self._every_seconds = every_seconds
+        self._duty = duty or Duty()
         self._stopping = threading.Event()
         self.passes = 0
         self._thread = threading.Thread(target=self._run, name="holdfast-upkeep", daemon=True)
@@ -40,6 +42,8 @@ class CompactionLoop:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._every_seconds):
+            if not self._duty.is_ours():
+                continue
             try:
                 for world in self._worlds():
                     if self._stopping.is_set():

@@ -4,7 +4,7 @@
 
 Readers skip expired mail and a full mailbox removes its own, so only disk space depends on this. A universe with more
 expired mail than a bounded number of transactions can remove continues at the next interval. Where several nodes share
-a key space all of them sweep: each transaction removes what is expired when it runs, so concurrent sweeps are harmless.
+a key space, the one on duty sweeps. Each transaction removes what is expired when it runs, so two at once are harmless.
 """
 
 import logging
@@ -17,7 +17,8 @@ from holdfast.errors import Closed, HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.layers import mailboxes, worlds
 from holdfast.layers.mailboxes import Address
-from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
+from holdfast.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
+from holdfast.runtime.maintenance.duty import Duty
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 
@@ -29,8 +30,9 @@ _JITTER = 0.1  # Share of the interval: spreads the sweeps of several nodes.
 class MailSweeper:
     """A thread that sweeps all universes at an interval; an error in one is logged, and the others continue."""
 
-    def __init__(self, database: Database, publish: Publish, *, shared: bool) -> None:
+    def __init__(self, database: Database, publish: Publish, *, shared: bool, duty: Duty | None = None) -> None:
         self._database = database
+        self._duty = duty or Duty()
         self._publish = publish
         self._jitter = _JITTER if shared else 0.0
         self._random = Random()
@@ -46,6 +48,9 @@ class MailSweeper:
     def _run(self) -> None:
         pause_seconds = 0.0  # The first sweep removes what expired while no process ran.
         while not self._stopping.wait(pause_seconds):
+            if not self._duty.is_ours():
+                pause_seconds = DUTY_CHECK_SECONDS
+                continue
             pause_seconds = MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
             try:
                 for universe in self._universes():

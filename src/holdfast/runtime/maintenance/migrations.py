@@ -29,8 +29,8 @@ from holdfast.errors import (
     SchemaMismatch,
     TargetNotEmpty,
 )
-from holdfast.kv import Database, Pair, Subspace, fence_floor
-from holdfast.layers import formats, migrations
+from holdfast.kv import Database, Pair, Subspace, fence_floor, formats
+from holdfast.layers import migrations, nodes
 from holdfast.layers.migrations import BEGIN, END, KEY, Migration, State
 from holdfast.layers.queues import QueueKey
 from holdfast.layers.queues.format_1 import QueueConverter
@@ -192,11 +192,15 @@ class Migrator:
 
 
 def _pairs_of(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
-    """Every pair of a range except the records of a migration, of the format and of the fence floor."""
+    """Every pair of a range except the records of a migration, the format, the fence floor and nodes."""
     while page := database.read(
         lambda tx, begin=begin: tx.scan(begin, end, limit=MIGRATION_PAGE_PAIRS), tier=Tier.IMPORTANT
     ):
-        yield from (pair for pair in page if pair[0] not in (KEY, formats.KEY, fence_floor.KEY))
+        yield from (
+            pair
+            for pair in page
+            if pair[0] not in (KEY, formats.KEY, fence_floor.KEY) and not pair[0].startswith(nodes.ALL)
+        )
         begin = page[-1][0] + b"\x00"
 
 

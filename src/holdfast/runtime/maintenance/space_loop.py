@@ -12,6 +12,7 @@ from holdfast.kv import Database, Transaction
 from holdfast.limits import SEARCH_PAUSE_SECONDS
 from holdfast.runtime.activity import retention as log_retention
 from holdfast.runtime.maintenance import retention
+from holdfast.runtime.maintenance.duty import Duty
 from holdfast.runtime.maintenance.garbage_collection import is_collection_due
 from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_options import SpaceOptions
@@ -40,6 +41,7 @@ class SpaceLoop:
         worlds: retention.Deleter,
         publish: Publish = discard,
         counters: SpaceCounters | None = None,
+        duty: Duty | None = None,
     ) -> None:
         self._database = database
         self._objects = objects
@@ -47,6 +49,7 @@ class SpaceLoop:
         self._options = options
         self._publish = publish
         self._every_seconds = every_seconds
+        self._duty = duty or Duty()
         self._counters = counters or SpaceCounters()
         self._jitter = Random()
         self._stopping = threading.Event()
@@ -63,6 +66,8 @@ class SpaceLoop:
     def _run(self) -> None:
         # Spread, so that the nodes of a PostgreSQL do not search all at once.
         while not self._stopping.wait(self._every_seconds * (0.9 + 0.2 * self._jitter.random())):
+            if not self._duty.is_ours():
+                continue
             for step in (
                 self._collect,
                 self._trim_logs,

@@ -5,6 +5,9 @@ consumers should not hide a dead letter, keep expired messages, or miss its sche
 time of each queue and sleeps until then: it scans all queues once, when it starts, and every commit with an earlier due
 time notifies it. Where other processes write too, it also scans all queues every few seconds, and once a minute it does
 the upkeep that puts do on an embedded store (`layers/queues/upkeep.py`).
+
+Only the node on duty scans. The others process what their own commits made due before its next scan: it would find that
+too late.
 """
 
 import heapq
@@ -19,7 +22,9 @@ from holdfast.errors import Backend, Busy, Closed, HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import queues, worlds
 from holdfast.layers.queues import NEVER_MS, QueueKey
+from holdfast.limits import DUTY_CHECK_SECONDS
 from holdfast.runtime.consumer_options import ConsumerOptions
+from holdfast.runtime.maintenance.duty import Duty
 from holdfast.runtime.publishing import Publish
 from holdfast.tiers import Tier
 
@@ -34,11 +39,21 @@ _UPKEEP_TRANSACTIONS_MAX = 100  # Per queue and minute.
 class Sweeper:
     """A thread with a heap of due times."""
 
-    def __init__(self, database: Database, options: ConsumerOptions, publish: Publish, *, shared: bool) -> None:
+    def __init__(
+        self,
+        database: Database,
+        options: ConsumerOptions,
+        publish: Publish,
+        *,
+        shared: bool,
+        duty: Duty | None = None,
+    ) -> None:
         self._database = database
         self._options = options
         self._publish = publish
         self._shared = shared
+        self._duty = duty or Duty()
+        self._scan_seconds_max = options.poll_seconds + options.poll_jitter_seconds
         self._now_ms = SystemClock().now_ms
         self._jitter = Random()
         self._lock = threading.Condition()
@@ -50,6 +65,8 @@ class Sweeper:
 
     def schedule(self, queue: QueueKey, at_ms: int) -> None:
         """Schedule a queue whose next entry is due at `at_ms`."""
+        if not self._duty.is_ours() and at_ms - self._now_ms() > self._scan_seconds_max * 1_000:
+            return  # The node on duty finds it in time.
         with self._lock:
             if at_ms < self._earliest.get(queue, NEVER_MS):
                 self._earliest[queue] = at_ms
@@ -70,11 +87,13 @@ class Sweeper:
         while not self._stopping:
             try:
                 if time.monotonic() >= next_full_scan:
-                    next_full_scan = time.monotonic() + self._full_scan_interval()
-                    is_upkeep_due = self._shared and time.monotonic() >= next_upkeep
+                    is_ours = self._duty.is_ours()
+                    pause_seconds = self._full_scan_interval() if is_ours else DUTY_CHECK_SECONDS
+                    next_full_scan = time.monotonic() + pause_seconds
+                    is_upkeep_due = is_ours and self._shared and time.monotonic() >= next_upkeep
                     if is_upkeep_due:
                         next_upkeep = time.monotonic() + _UPKEEP_SECONDS
-                    for queue in self._queues():
+                    for queue in self._queues() if is_ours else ():
                         self._sweep_guarded(queue, with_upkeep=is_upkeep_due)
                 queue_due = self._next(next_full_scan)
                 if queue_due is not None:

@@ -1,0 +1,198 @@
+"""The heartbeat of a node: renews its record and, on one node, the maintenance lease.
+
+    every 5 s, in one transaction:  renew the record ──► take or renew the lease, if it is free or ours
+
+A node that is killed leaves its lease, which another node takes once it has expired. A node that stops deletes its
+record and releases the lease, and a watch wakes the others. The process of an embedded key space has no heartbeat.
+"""
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from holdfast.clock import Clock, SystemClock
+from holdfast.errors import Closed, HoldfastError
+from holdfast.kv import Database, Transaction, formats
+from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
+from holdfast.layers import maintenance, nodes
+from holdfast.layers.maintenance import MaintenanceLease
+from holdfast.layers.nodes import Load, Node
+from holdfast.limits import MAINTENANCE_LEASE_SECONDS, NODE_HEARTBEAT_SECONDS, NODE_RETRY_SECONDS
+from holdfast.runtime.maintenance.duty import LeasedDuty
+from holdfast.tiers import Tier
+from holdfast.version import __version__
+
+_log = logging.getLogger("holdfast.nodes")
+_TTL_MS: Final = round(MAINTENANCE_LEASE_SECONDS * 1_000)
+_MEASURED_SECONDS_MIN: Final = 1.0  # Rates over a shorter time say little.
+
+
+def _none() -> int:
+    return 0
+
+
+class NodeDescription:
+    """What this process says of itself: its record, with the load since the last one."""
+
+    def __init__(self, id: str, *, waiting_consumers: Callable[[], int] = _none) -> None:
+        self.id = id
+        self._waiting_consumers = waiting_consumers
+        self._calls = self._connections = _none
+        self._kind, self._address = "embedded", ""
+        self._started_ms = SystemClock().now_ms()
+        self._measured = (time.monotonic(), time.process_time(), 0)
+        self._load = Load()
+
+    def describe_server(self, address: str, *, calls: Callable[[], int], connections: Callable[[], int]) -> None:
+        """This process is a server. `calls` returns how many it has answered, `connections` how many are open."""
+        self._calls, self._connections = calls, connections
+        self._kind, self._address = "server", address
+
+    def record(self, *, seen_ms: int = 0) -> Node:
+        """The record of this node."""
+        return Node(
+            self._kind,
+            __version__,
+            OLDEST_FORMAT,
+            FORMAT,
+            socket.gethostname(),
+            os.getpid(),
+            self._address,
+            self._started_ms,
+            seen_ms,
+            self._measure(),
+        )
+
+    def _measure(self) -> Load:
+        """The load since it was measured last; the same as then if that was just now."""
+        before, now = self._measured, (time.monotonic(), time.process_time(), self._calls())
+        seconds, processor, calls = (new - old for new, old in zip(now, before, strict=True))
+        if seconds >= _MEASURED_SECONDS_MIN:
+            self._measured = now
+            rates = round(calls / seconds, 1), round(processor / seconds, 3)
+        else:
+            rates = self._load.calls_per_second, self._load.processor_share
+        self._load = Load(rates[0], self._connections(), self._waiting_consumers(), rates[1])
+        return self._load
+
+
+class Beat(NamedTuple):
+    """What the transaction of a heartbeat returns."""
+
+    lease: MaintenanceLease
+    now_ms: int
+
+
+class Heartbeat:
+    """A thread that renews the record of this node, and its duty."""
+
+    def __init__(
+        self,
+        database: Database,
+        node: NodeDescription,
+        duty: LeasedDuty,
+        *,
+        clock: Clock | None = None,
+        first_seconds: float = 0.0,
+    ) -> None:
+        """The first heartbeat is after `first_seconds`: a process that ends before leaves no trace."""
+        self._database = database
+        self._node = node
+        self._duty = duty
+        self._now_ms = (clock or SystemClock()).now_ms
+        self.alive = 1  # Nodes that are alive, as of the last heartbeat.
+        self._has_record = self._failing = False
+        self._stopping = False
+        self._woken = threading.Event()
+        self._wake: Callable[[], object] = self._woken.set
+        self._thread = threading.Thread(target=self._run, args=(first_seconds,), name="holdfast-heartbeat", daemon=True)
+        self._thread.start()
+
+    def beat(self) -> float:
+        """Renew the record and the duty; the seconds until it must be done again."""
+        asked_ms = self._now_ms()
+        record = self._node.record()
+        lease, now_ms = self._database.transact(_renew, self._node.id, record, tier=Tier.IMPORTANT)
+        self._has_record = True
+        is_ours = lease.holder == self._node.id
+        self._duty.hold_until(asked_ms + _TTL_MS if is_ours else 0)
+        found, self._database.data_format = self._database.read(_look, tier=Tier.IMPORTANT)
+        self.alive = sum(each.is_alive(now_ms) for each in found.values())
+        if is_ours and (old := nodes.forgettable(found, now_ms)):
+            self._database.transact(nodes.forget, old, tier=Tier.IMPORTANT)
+        # Another node's lease is taken as soon as it has expired.
+        left_seconds = NODE_HEARTBEAT_SECONDS if is_ours else (lease.expires_ms - now_ms) / 1_000
+        return min(NODE_HEARTBEAT_SECONDS, max(left_seconds, 0.0))
+
+    def wake(self) -> None:
+        """Renew the record now: what it says has changed."""
+        self._wake()
+
+    def stop(self) -> None:
+        """End. Delete the record and release the lease, if the key space answered the last heartbeat."""
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+        self._duty.hold_until(0)
+        if not self._has_record or self._failing:
+            return
+        try:
+            self._database.transact(_leave, self._node.id, tier=Tier.IMPORTANT)
+        except HoldfastError as error:
+            _log.warning("the record of this node could not be deleted; it is shown as gone soon: %s", error)
+
+    def _run(self, first_seconds: float) -> None:
+        self._woken.wait(first_seconds)
+        while not self._stopping:
+            try:
+                # Opened here: it needs a connection, which a process that ends at once should not open.
+                with self._database.watch(maintenance.RELEASED) as watch:
+                    self._wake = watch.fire
+                    while not self._stopping:
+                        watch.wait(self._beat_guarded())
+            except Closed:
+                return
+            except HoldfastError as error:
+                self._fail(error)
+                self._woken.clear()
+                self._wake = self._woken.set
+                if not self._stopping:
+                    self._woken.wait(NODE_RETRY_SECONDS)
+
+    def _beat_guarded(self) -> float:
+        try:
+            seconds = self.beat()
+        except Closed:
+            raise
+        except HoldfastError as error:
+            self._fail(error)
+            return NODE_RETRY_SECONDS
+        except Exception:
+            _log.exception("unexpected error in the heartbeat of this node; retrying soon")
+            return NODE_RETRY_SECONDS
+        self._failing = False
+        return seconds
+
+    def _fail(self, error: HoldfastError) -> None:
+        if not self._failing:
+            _log.warning("the heartbeat of this node fails and is retried: %s", error)
+        self._failing = True
+
+
+def _renew(tx: Transaction, id: str, record: Node) -> Beat:
+    nodes.renew(tx, id, record)
+    return Beat(maintenance.take(tx, id, ttl_ms=_TTL_MS), tx.now_ms)
+
+
+def _look(tx: Transaction) -> tuple[dict[str, Node], int]:
+    """All nodes, and the format of the plane."""
+    return nodes.list_nodes(tx), formats.format_of(tx)
+
+
+def _leave(tx: Transaction, id: str) -> None:
+    nodes.leave(tx, id)
+    maintenance.release(tx, id)

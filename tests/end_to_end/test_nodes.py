@@ -1,0 +1,173 @@
+"""Several real servers on one PostgreSQL: they see each other, and one of them does the periodic work."""
+
+import json
+import runpy
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.cli.main import root
+from holdfast.clock import SystemClock
+from holdfast.layers import nodes, queues
+from holdfast.layers.queues import QueueKey
+from holdfast.limits import MAINTENANCE_LEASE_SECONDS, NODE_GONE_SECONDS
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.queues import NewMessage
+
+_processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
+Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+Found = TypeVar("Found")
+JOBS = QueueKey("main", "jobs")
+LATE_SECONDS_MAX = 2.0  # Less than the time between two scans of all queues.
+START_SECONDS = 3.0  # For the takeover beside the expiry of the lease: a transaction, and the next pass of the sweeper.
+
+
+class Cluster:
+    """Servers on one PostgreSQL."""
+
+    def __init__(self, url: str, folder: Path, stack: ExitStack) -> None:
+        self.url, self._folder, self._stack = url, folder, stack
+        self.servers: list[Any] = []
+
+    def start(self) -> Any:
+        folder = self._folder / f"node-{len(self.servers)}"
+        folder.mkdir()
+        server = Server(folder, data=self.url, activity=str(folder / "activity"))
+        self._stack.callback(server.kill)
+        self.servers.append(server)
+        return server
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The servers that `holdfast nodes` lists, through PostgreSQL."""
+        result = CliRunner().invoke(root, ["--url", self.url, "nodes", "--json"])
+        assert result.exit_code == 0, result.output
+        return [node for node in json.loads(result.stdout)["nodes"] if node["kind"] == "server"]
+
+    def holder(self) -> Any | None:
+        """The server with the maintenance lease."""
+        addresses = [node["address"] for node in self.nodes() if node["maintenance"]]
+        return next((server for server in self.servers if server.url in addresses), None)
+
+    def other(self, than: Any) -> Any:
+        return next(server for server in self.servers if server is not than)
+
+
+@pytest.fixture
+def cluster(postgres_url: str, tmp_path: Path) -> Iterator[Cluster]:
+    with ExitStack() as stack:
+        cluster = Cluster(postgres_url, tmp_path, stack)
+        cluster.start()
+        cluster.start()
+        yield cluster
+
+
+def until(condition: Callable[[], Found | None], seconds: float = SECONDS_MAX) -> Found:
+    """What `condition` returns, once it is neither None nor False."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"still {found!r} after {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def both(cluster: Cluster) -> Any:
+    """The server with the maintenance lease, once both servers are listed."""
+    until(lambda: len(cluster.nodes()) == 2)
+    return until(cluster.holder)
+
+
+def in_the_past(url: str, seconds: float) -> PostgresDatabase:
+    """The key space at an earlier time."""
+    return PostgresDatabase(url, clock=ManualClock(SystemClock().now_ms() - round(seconds * 1_000)))
+
+
+def ready(server: Any) -> int:
+    with server.plane() as plane:
+        return int(plane.queue("jobs").stats().ready)
+
+
+def test_servers_see_each_other(cluster: Cluster) -> None:
+    both(cluster)
+    found = {node["address"]: node for node in cluster.nodes()}
+    assert {*found} == {server.url for server in cluster.servers}
+    assert {node["pid"] for node in found.values()} == {server.process.pid for server in cluster.servers}
+    assert all(node["alive"] for node in found.values())
+    assert sum(node["maintenance"] for node in found.values()) == 1
+    for server in cluster.servers:
+        status, _, body = server.get("/v1/nodes")
+        assert status == 200
+        assert {node["address"] for node in json.loads(body)["nodes"] if node["address"]} == {*found}
+    metrics = [server.get("/metrics")[2].decode() for server in cluster.servers]
+    assert sorted("holdfast_maintenance_holder 1.0" in each for each in metrics) == [False, True]
+    text = CliRunner().invoke(root, ["--url", cluster.servers[0].url, "nodes"]).output
+    assert all(server.url in text for server in cluster.servers)
+
+
+def test_another_node_takes_over_from_one_that_was_killed_and_fires_a_schedule(cluster: Cluster) -> None:
+    holder = both(cluster)
+    survivor, killed_pid = cluster.other(holder), holder.process.pid
+    holder.kill()
+    killed = time.monotonic()
+    # It is due at once, and no node has committed it, so only a scan of all queues finds it.
+    with in_the_past(cluster.url, 120) as database:
+        message = NewMessage(b"now")
+        database.transact(queues.set_schedule, JOBS, "report", cron="* * * * *", timezone="UTC", message=message)
+    until(lambda: ready(survivor))
+    assert time.monotonic() - killed < MAINTENANCE_LEASE_SECONDS + START_SECONDS
+    assert until(cluster.holder) is survivor
+    gone = next(node for node in cluster.nodes() if node["pid"] == killed_pid)
+    assert gone["alive"]  # It could still be: its last heartbeat was a few seconds ago.
+    with in_the_past(cluster.url, NODE_GONE_SECONDS) as database:
+        record = database.read(nodes.list_nodes)[gone["id"]]
+        database.transact(nodes.renew, gone["id"], record)
+    states = {node["pid"]: node["alive"] for node in cluster.nodes()}
+    assert states == {killed_pid: False, survivor.process.pid: True}
+
+
+def test_a_node_that_stops_hands_the_periodic_work_over_at_once(cluster: Cluster) -> None:
+    holder = both(cluster)
+    survivor = cluster.other(holder)
+    holder.process.send_signal(signal.SIGTERM)
+    assert holder.process.wait(SECONDS_MAX) == 0
+    stopped = time.monotonic()
+    assert until(cluster.holder) is survivor
+    assert time.monotonic() - stopped < MAINTENANCE_LEASE_SECONDS / 2
+    assert [node["address"] for node in cluster.nodes()] == [survivor.url]
+
+
+def test_a_delayed_message_is_ready_on_time_whichever_node_is_on_duty(cluster: Cluster) -> None:
+    holder = both(cluster)
+    waiting = []
+    for server in (holder, cluster.other(holder)):
+        with server.plane() as plane:
+            for seconds in (1.0, 5.0):
+                name = f"jobs-{server.process.pid}-{seconds:g}"
+                plane.queue(name).put({"n": 1}, delay_seconds=seconds)
+                waiting.append((time.monotonic() + seconds, name))
+    with holder.plane() as plane:
+        for due, name in sorted(waiting):
+            queue = plane.queue(name)
+            until(lambda queue=queue: queue.stats().ready)
+            assert abs(time.monotonic() - due) < LATE_SECONDS_MAX
+
+
+def test_a_paused_holder_loses_the_periodic_work_and_does_not_take_it_back(cluster: Cluster) -> None:
+    holder = both(cluster)
+    survivor = cluster.other(holder)
+    holder.process.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: cluster.holder() is survivor)
+    finally:
+        holder.process.send_signal(signal.SIGCONT)
+    until(lambda: b"holdfast_maintenance_holder 0.0" in holder.get("/metrics")[2])
+    with holder.plane() as plane:
+        plane.queue("jobs").put({"n": 1}, delay_seconds=1)
+    until(lambda: ready(survivor))
+    assert cluster.holder() is survivor

@@ -1,0 +1,157 @@
+"""Nodes of two versions on one PostgreSQL: this one, and a next one whose data format is newer."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.postgres.format_lock import raise_format
+from holdfast.client.transport import RemoteTransport
+from holdfast.errors import PlaneInUse, SchemaMismatch
+from holdfast.handles.sync.plane import Plane
+from holdfast.kv import formats
+from holdfast.limits import NODE_HEARTBEAT_SECONDS
+
+CHILD = Path(__file__).with_name("next_format_child.py")
+OLD, NEW = formats.FORMAT, formats.FORMAT + 1
+SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
+
+
+def next_version(*words: str, url: str, code: int = 0) -> str:
+    """The output of a command of the next version."""
+    command = [sys.executable, str(CHILD), "--url", url, *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+@contextmanager
+def serving(data: str, folder: Path, *program: str) -> Iterator[Plane]:
+    """A client of a server that `program` starts."""
+    command = [*program, "serve", "--data", data, "--port", "0", "--activity", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip().rpartition(" ")[2]
+            assert url.startswith("http"), "the server did not start"
+            with Plane(RemoteTransport(url)) as plane:
+                yield plane
+        finally:
+            process.terminate()
+            process.wait(SECONDS_MAX)
+
+
+def until(condition: Callable[[], object], seconds: float = SECONDS_MAX) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not become true"
+        time.sleep(0.05)
+
+
+def put_and_ack(putting: Plane, receiving: Plane, body: object) -> None:
+    """One plane puts, the other one receives and acknowledges."""
+    putting.queue("jobs").put(body)
+    message = receiving.queue("jobs").receive(wait_seconds=20)
+    assert message is not None
+    assert message.json() == body
+    message.ack()
+
+
+def test_servers_of_two_versions_serve_until_the_format_is_raised(postgres_url: str, tmp_path: Path) -> None:
+    this, following = (sys.executable, "-m", "holdfast.cli"), (sys.executable, str(CHILD))
+    with holdfast.open(postgres_url):
+        pass  # This version creates the plane.
+    with serving(postgres_url, tmp_path / "new", *following) as new:
+        with serving(postgres_url, tmp_path / "old", *this) as old:
+            put_and_ack(old, new, {"from": "old"})
+            put_and_ack(new, old, {"from": "new"})
+            until(lambda: len([node for node in old.nodes().nodes if node.kind == "server"]) == 2)
+            found = {node.newest_format: node for node in new.nodes().nodes if node.kind == "server"}
+            assert {*found} == {OLD, NEW}
+            assert (new.nodes().data_format, new.status().data_format) == (OLD, OLD)
+            assert f"1 of 2 nodes know format {NEW}" in next_version("nodes", url=url_of(old))
+            refused = next_version("upgrade", url=postgres_url, code=9)
+            assert found[OLD].id in refused
+            put_and_ack(new, old, {"after": "a refused upgrade"})
+        assert f"All nodes know format {NEW}" in next_version("nodes", url=url_of(new))
+        assert f"data format {NEW}" in next_version("upgrade", url=postgres_url)
+        assert f"data format {NEW}" in next_version("upgrade", url=postgres_url)  # Nothing is left to do.
+        put_and_ack(new, new, {"in": "the new format"})
+        assert new.status().data_format == NEW
+        with pytest.raises(SchemaMismatch, match=f"has format {NEW}, and this version supports {OLD}; upgrade"):
+            holdfast.open(postgres_url)
+
+
+def url_of(plane: Plane) -> str:
+    """The URL of the server of a client."""
+    return next(node.address for node in plane.nodes().nodes if node.kind == "server")
+
+
+def test_a_node_writes_the_new_format_only_after_it_was_raised(postgres_url: str) -> None:
+    with holdfast.open(postgres_url):
+        pass  # This version creates the plane.
+    command = [sys.executable, str(CHILD), "notes", postgres_url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def write(name: str) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{name}\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip()
+
+        assert write("a") == f"{OLD}:a"
+        next_version("upgrade", url=postgres_url)
+        until(lambda: write("b") == f"{NEW}:b", NODE_HEARTBEAT_SECONDS * 4)
+        process.stdin.close()
+        assert process.wait(SECONDS_MAX) == 0
+
+
+def test_a_process_without_a_record_blocks_the_new_format(postgres_url: str) -> None:
+    with holdfast.open(postgres_url):
+        pass
+    with PostgresDatabase(postgres_url) as unseen:
+        assert unseen.read(formats.format_of) == OLD
+        with pytest.raises(PlaneInUse, match=f"does not know format {NEW}"):
+            raise_format(postgres_url, NEW)
+        assert unseen.read(formats.format_of) == OLD
+    raise_format(postgres_url, NEW)
+    with PostgresDatabase(postgres_url) as late, pytest.raises(SchemaMismatch):
+        late.read(formats.format_of)
+
+
+def test_a_process_that_lost_its_connections_cannot_write_after_the_format_was_raised(postgres_url: str) -> None:
+    with holdfast.open(postgres_url) as plane:
+        plane.queue("jobs").put({"n": 1})
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        raise_format(postgres_url, NEW)
+        with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+            plane.queue("jobs").put({"n": 2})
+        with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+            plane.queue("jobs").stats()
+
+
+def test_a_format_is_raised_in_steps(postgres_url: str) -> None:
+    with holdfast.open(postgres_url):
+        pass
+    with pytest.raises(SchemaMismatch, match=f"raised to {NEW + 1} from {NEW} only"):
+        raise_format(postgres_url, NEW + 1)
+
+
+def test_an_upgrade_without_a_newer_format_changes_nothing(postgres_url: str, tmp_path: Path) -> None:
+    for url in (postgres_url, f"dir:{tmp_path / 'data'}"):
+        with holdfast.open(url) as plane:
+            assert plane.raise_format().data_format == OLD

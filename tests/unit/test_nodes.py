@@ -1,0 +1,252 @@
+"""The nodes of a plane: their records, the maintenance lease, and which of them does the periodic work."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.backends.memory import MemoryDatabase
+from holdfast.backends.postgres import PostgresDatabase
+from holdfast.errors import Unreachable
+from holdfast.kv import Database, Transaction
+from holdfast.layers import maintenance, nodes
+from holdfast.layers.maintenance import MaintenanceLease
+from holdfast.layers.nodes import Load, Node
+from holdfast.limits import (
+    MAINTENANCE_LEASE_SECONDS,
+    NODE_FORGOTTEN_SECONDS,
+    NODE_GONE_SECONDS,
+    NODE_HEARTBEAT_SECONDS,
+)
+from holdfast.runtime.maintenance.duty import Duty, LeasedDuty
+from holdfast.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
+from holdfast.testing.clock import ManualClock
+
+DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
+LEASE_MS = round(MAINTENANCE_LEASE_SECONDS * 1_000)
+RECORD = Node("server", "1.0", 1, 2, "host", 7, "http://127.0.0.1:9440", 5, 0, Load(1.5, 2, 3, 0.25))
+
+
+def list_nodes(database: Database) -> dict[str, Node]:
+    return database.read(nodes.list_nodes)
+
+
+def test_a_record_has_the_time_of_its_last_renewal(database: Database, clock: ManualClock) -> None:
+    database.transact(nodes.renew, "a", RECORD)
+    clock.advance_ms(5_000)
+    database.transact(nodes.renew, "a", RECORD)
+    database.transact(nodes.renew, "b", RECORD)
+    found = list_nodes(database)
+    assert {id: node.seen_ms for id, node in found.items()} == {"a": clock.now_ms(), "b": clock.now_ms()}
+    assert (found["a"].load, found["a"].address) == (RECORD.load, RECORD.address)
+    database.transact(nodes.leave, "a")
+    assert [*list_nodes(database)] == ["b"]
+
+
+def test_a_node_without_renewals_is_gone_and_later_forgotten(database: Database, clock: ManualClock) -> None:
+    database.transact(nodes.renew, "a", RECORD)
+    clock.advance_ms(round(NODE_GONE_SECONDS * 1_000) - 1)
+    assert list_nodes(database)["a"].is_alive(clock.now_ms())
+    clock.advance_ms(1)
+    assert not list_nodes(database)["a"].is_alive(clock.now_ms())
+    assert nodes.forgettable(list_nodes(database), clock.now_ms()) == []
+    clock.advance_ms(round((NODE_FORGOTTEN_SECONDS - NODE_GONE_SECONDS) * 1_000))
+    assert nodes.forgettable(list_nodes(database), clock.now_ms()) == ["a"]
+    database.transact(nodes.renew, "b", RECORD)
+    database.transact(nodes.forget, ["a", "b"])  # `b` has been renewed since.
+    assert [*list_nodes(database)] == ["b"]
+
+
+def take(database: Database, node: str) -> MaintenanceLease:
+    return database.transact(maintenance.take, node, ttl_ms=LEASE_MS)
+
+
+def test_one_node_holds_the_lease_until_it_expires(database: Database, clock: ManualClock) -> None:
+    assert take(database, "a") == MaintenanceLease("a", 1, clock.now_ms() + LEASE_MS)
+    clock.advance_ms(LEASE_MS - 1)
+    assert take(database, "b").holder == "a"
+    clock.advance_ms(1)
+    assert take(database, "b") == MaintenanceLease("b", 2, clock.now_ms() + LEASE_MS)
+    assert take(database, "a").holder == "b"
+
+
+def test_a_renewal_keeps_the_fence_and_a_return_does_not(database: Database, clock: ManualClock) -> None:
+    assert take(database, "a").fence == 1
+    clock.advance_ms(LEASE_MS - 1)
+    assert take(database, "a") == MaintenanceLease("a", 1, clock.now_ms() + LEASE_MS)
+    clock.advance_ms(LEASE_MS)
+    assert take(database, "a").fence == 2
+
+
+def test_only_the_holder_releases_the_lease(database: Database) -> None:
+    take(database, "a")
+    database.transact(maintenance.release, "b")
+    assert take(database, "b").holder == "a"
+    database.transact(maintenance.release, "a")
+    assert database.read(maintenance.load) == MaintenanceLease(fence=1)
+    assert (take(database, "b").holder, take(database, "b").fence) == ("b", 2)
+
+
+def test_a_clock_that_is_set_back_does_not_prolong_the_lease(database: Database, clock: ManualClock) -> None:
+    take(database, "a")
+    clock.jump_to_ms(clock.now_ms() - 3_600_000)
+    assert take(database, "b").holder == "b"
+
+
+class Nodes:
+    """Nodes with their own connections to one PostgreSQL, whose heartbeats the test makes itself, at a moved time."""
+
+    def __init__(self, url: str, clock: ManualClock, stack: ExitStack) -> None:
+        self._url, self._clock, self._stack = url, clock, stack
+        self.beats: dict[str, Heartbeat] = {}
+        self.duties: dict[str, Duty] = {}
+
+    def add(self, name: str) -> Heartbeat:
+        database = self._stack.enter_context(PostgresDatabase(self._url, clock=self._clock))
+        duty = LeasedDuty(self._clock)
+        beat = Heartbeat(database, NodeDescription(name), duty, clock=self._clock, first_seconds=threading.TIMEOUT_MAX)
+        self._stack.callback(beat.stop)
+        self.beats[name], self.duties[name] = beat, duty
+        return beat
+
+    def on_duty(self) -> list[str]:
+        return [name for name, duty in self.duties.items() if duty.is_ours()]
+
+
+@pytest.fixture
+def cluster(postgres_url: str, clock: ManualClock) -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        yield Nodes(postgres_url, clock, stack)
+
+
+def test_one_of_two_nodes_has_the_duty(cluster: Nodes) -> None:
+    first, second = cluster.add("a"), cluster.add("b")
+    assert cluster.on_duty() == []
+    first.beat()
+    second.beat()
+    assert cluster.on_duty() == ["a"]
+    assert (first.alive, second.alive) == (1, 2)
+
+
+def test_another_node_takes_over_when_the_lease_expires(cluster: Nodes, clock: ManualClock) -> None:
+    first, second = cluster.add("a"), cluster.add("b")
+    first.beat()
+    clock.advance_ms(LEASE_MS - 1_000)
+    assert cluster.on_duty() == ["a"]
+    assert second.beat() == pytest.approx(1.0)  # It beats again when the lease has expired, and not a second later.
+    clock.advance_ms(1_000)
+    assert cluster.on_duty() == []  # The first node knows by its own clock that its lease has ended.
+    assert second.beat() == NODE_HEARTBEAT_SECONDS
+    first.beat()
+    assert cluster.on_duty() == ["b"]
+
+
+def test_a_renewed_lease_stays_where_it_is(cluster: Nodes, clock: ManualClock) -> None:
+    first, second = cluster.add("a"), cluster.add("b")
+    for _ in range(5):
+        first.beat()
+        second.beat()
+        assert cluster.on_duty() == ["a"]
+        clock.advance_ms(round(NODE_HEARTBEAT_SECONDS * 1_000))
+
+
+def test_a_node_that_stops_leaves_no_record_and_no_lease(cluster: Nodes, postgres_url: str, clock: ManualClock) -> None:
+    first, second = cluster.add("a"), cluster.add("b")
+    first.beat()
+    second.beat()
+    first.stop()
+    assert cluster.on_duty() == []
+    second.beat()
+    assert cluster.on_duty() == ["b"]
+    with PostgresDatabase(postgres_url, clock=clock) as database:
+        assert [*list_nodes(database)] == ["b"]
+
+
+def test_the_node_on_duty_forgets_nodes_that_are_long_gone(cluster: Nodes, clock: ManualClock) -> None:
+    first, second = cluster.add("a"), cluster.add("b")
+    first.beat()
+    second.beat()
+    clock.advance_ms(round(NODE_FORGOTTEN_SECONDS * 1_000))
+    second.beat()
+    assert (second.alive, cluster.on_duty()) == (1, ["b"])
+    first.beat()  # It was only paused, and is back.
+    assert first.alive == 2
+
+
+class Refusing(MemoryDatabase):
+    """A database whose transactions can be made to fail."""
+
+    error: Exception | None = None
+
+    def transact(self, work: Callable[..., object], /, *args: object, **kwargs: object) -> object:  # type: ignore[override]
+        if self.error is not None:
+            raise self.error
+        return super().transact(work, *args, **kwargs)  # type: ignore[arg-type]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    passed = threading.Event()
+    for _ in range(round(DEADLINE_SECONDS * 100)):
+        if condition():
+            return
+        passed.wait(0.01)
+    raise AssertionError("the condition did not become true")
+
+
+def test_a_release_wakes_the_other_node_at_once() -> None:
+    """Both heartbeats run by themselves; the second one would wait for 5 s without the watch."""
+    with MemoryDatabase() as database:
+        one, other = LeasedDuty(), LeasedDuty()
+        first = Heartbeat(database, NodeDescription("a"), one)
+        until(one.is_ours)
+        second = Heartbeat(database, NodeDescription("b"), other)
+        until(lambda: len(list_nodes(database)) == 2)
+        assert not other.is_ours()
+        first.stop()
+        until(other.is_ours)
+        second.stop()
+        assert list_nodes(database) == {}
+
+
+def test_a_heartbeat_survives_a_key_space_that_does_not_answer(caplog: pytest.LogCaptureFixture) -> None:
+    with Refusing() as database:
+        database.error = Unreachable("away")
+        duty = LeasedDuty()
+        beat = Heartbeat(database, NodeDescription("a"), duty)
+        until(lambda: "the heartbeat of this node fails" in caplog.text)
+        assert not duty.is_ours()
+        database.error = None
+        until(duty.is_ours)
+        database.error = Unreachable("away")
+        beat.stop()
+        assert not duty.is_ours()
+    assert "could not be deleted" in caplog.text
+
+
+def test_a_process_that_ends_at_once_leaves_no_trace() -> None:
+    with MemoryDatabase() as database:
+        Heartbeat(database, NodeDescription("a"), LeasedDuty(), first_seconds=threading.TIMEOUT_MAX).stop()
+        assert database.read(lambda tx: tx.scan(b"", b"\xff", limit=1)) == []
+
+
+def test_an_embedded_plane_has_one_node_and_stores_nothing(tmp_path: Path) -> None:
+    def records(tx: Transaction) -> int:
+        return len(tx.scan(*nodes.SUBSPACE.range(), limit=1)) + len(tx.scan(*maintenance.SUBSPACE.range(), limit=1))
+
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        (node,) = plane.nodes().nodes
+        assert (node.kind, node.alive, node.maintenance, node.address) == ("embedded", True, True, "")
+        assert plane.transact(records) == 0
+
+
+def test_planes_on_one_postgresql_see_each_other(postgres_url: str) -> None:
+    with holdfast.open(postgres_url) as one, holdfast.open(postgres_url) as other:
+        until(lambda: len(one.nodes().nodes) == 2)
+        found = other.nodes()
+        assert [node.kind for node in found.nodes] == ["embedded", "embedded"]
+        assert [node.alive for node in found.nodes] == [True, True]
+        assert sorted(node.maintenance for node in found.nodes) == [False, True]
+        assert found.data_format == one.status().data_format
