@@ -17,6 +17,7 @@ from holdfast.plane.idempotency import idempotent
 from holdfast.plane.operations import execute, handler_of
 from holdfast.plane.services import Services
 from holdfast.plane.stores import AsyncStores, Stores, run_and_collect
+from holdfast.plane.within import AsyncWithinTransport, WithinTransport
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
 
@@ -58,6 +59,10 @@ class EmbeddedTransport(Stores):
         """The body of the answer, as a stream."""
         stream: Iterator[bytes] = _served(handler_of(request))(self, request)
         return stream
+
+    def within(self, connection: object) -> WithinTransport:
+        """A transport that executes requests in the open transaction of the caller's own connection."""
+        return WithinTransport(self.services, connection, self)
 
     def reopen(self) -> None:
         """Open the key space again after a failure."""
@@ -118,6 +123,10 @@ class AsyncEmbeddedTransport(AsyncStores):
         """The body of the answer, as a stream."""
         stream: AsyncIterator[bytes] = await _served(handler_of(request))(self, request)
         return stream
+
+    def within(self, connection: object) -> AsyncWithinTransport:
+        """A transport that executes requests in the open transaction of the caller's own connection."""
+        return AsyncWithinTransport(self.services, connection, self)
 
     async def reopen(self) -> None:
         """Open the key space again after a failure."""
