@@ -42,13 +42,19 @@ CONNECT_PAUSE_MS_MAX: Final = 2_000
 READERS_MAX: Final = 4  # Connections for read snapshots, besides the one that commits.
 IDLE_TRANSACTION_SECONDS_MAX: Final = 3.0  # PostgreSQL then ends a transaction: a paused process holds locks.
 IDLE_TRANSACTIONS_MAX: Final = 3  # Attempts of a transaction that PostgreSQL ended because of that.
-LOCK_WAIT_SECONDS_MAX: Final = 5.0  # For a row that another process writes; more than a paused process can hold it.
+LOCK_WAIT_SECONDS_MAX: Final = 5.0  # For a lock that another process holds; more than a paused process can hold it.
+LOCKED_PARTS_MAX: Final = 256  # Parts that one transaction locks; with more, it locks the whole key space.
+LOCK_ATTEMPTS_MAX: Final = 8  # Then a transaction that kept finding other locks taken locks the whole key space.
+LOCK_LATE_MS_MAX: Final = 100  # A lock that is granted later than this after the transaction's time needs a new time.
+LOCK_LANES_MAX: Final = 4  # Connections that wait for locks which other processes hold.
 STATEMENT_SECONDS_MAX: Final = 30.0
+ANSWER_SECONDS_MAX: Final = 40.0  # Without an answer by then, the connection counts as broken.
 OVERLOAD_SECONDS_MAX: Final = 10.0  # How long a transaction is retried while PostgreSQL lacks memory, locks or time.
 OVERLOAD_PAUSE_SECONDS_MAX: Final = 0.2  # Between these retries, with full jitter.
 
 # Watches.
 WATCHES_MAX: Final = 100_000  # Each costs a few hundred bytes; more than this is a leak.
+WATCH_RECHECK_SECONDS: Final = 5.0  # Watches fire this often on PostgreSQL, in case that a notification was lost.
 NOTIFY_BYTES_MAX: Final = 7_900  # PostgreSQL refuses notification payloads of 8,000 bytes.
 
 # Blobs.

@@ -13,9 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.backends.postgres import PostgresDatabase, committer
-from holdfast.backends.postgres.committer import Job
+from holdfast.backends.postgres import PostgresDatabase, groups
+from holdfast.backends.postgres.jobs import Job
 from holdfast.backends.postgres.notifications import CHANNEL
+from holdfast.backends.postgres.sessions import Session, value_of
 from holdfast.errors import (
     Busy,
     CommitUnknown,
@@ -51,6 +52,12 @@ def end_every_session(url: str) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
+
+
+def session_of(database: PostgresDatabase) -> Session:
+    session = database._committer._runner._session
+    assert session is not None
+    return session
 
 
 def test_the_clock_is_that_of_the_database(database: PostgresDatabase, postgres_url: str) -> None:
@@ -89,19 +96,22 @@ def test_a_lost_answer_to_a_commit_is_unknown_not_a_success(
 ) -> None:
     """A commit whose answer is lost must not be retried blindly, nor reported as done."""
     database.transact(increment)
-    session = database._committer._session
-    assert session is not None
-    real_exec = session._exec
+    session = session_of(database)
+    receive, commit = session._receive, session.commit
 
-    def exec_and_cut(command: bytes, *, uncertain: bool = False) -> object:
-        if command == b"COMMIT":
-            end_every_session(postgres_url)
-        return real_exec(command, uncertain=uncertain)
+    def receive_and_cut() -> Any:
+        receive()
+        raise psycopg.OperationalError("cut")
 
-    monkeypatch.setattr(session, "_exec", exec_and_cut)
+    def commit_and_cut(tx: Transaction, log_position: bytes) -> None:
+        monkeypatch.setattr(session, "_receive", receive_and_cut)
+        commit(tx, log_position)
+
+    monkeypatch.setattr(session, "commit", commit_and_cut)
     with pytest.raises(CommitUnknown, match="check whether"):
         database.transact(increment)
-    assert database.transact(increment) in (2, 3)
+    monkeypatch.undo()
+    assert database.transact(increment) == 3
 
 
 def test_a_watch_receives_commits_of_others_and_survives_a_broken_connection(
@@ -212,7 +222,10 @@ def test_a_function_that_catches_a_conflict_is_run_again(postgres_url: str) -> N
 
 def test_a_transaction_that_always_conflicts_fails(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.limits.CONFLICT_RETRIES_MAX", 3)
-    with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
+    with (
+        PostgresDatabase(postgres_url, isolation="serializable") as one,
+        PostgresDatabase(postgres_url, isolation="serializable") as other,
+    ):
 
         def work(tx: Transaction) -> None:
             increment(tx)
@@ -297,8 +310,7 @@ def test_a_function_that_pauses_in_every_attempt_is_told_so(postgres_url: str, m
             nonlocal attempts
             attempts += 1
             increment(tx)
-            session = database._committer._session
-            assert session is not None
+            session = session_of(database)
             while session.is_usable:  # Ends when PostgreSQL has ended the session.
                 pass
 
@@ -316,16 +328,15 @@ def test_a_commit_of_a_session_that_was_ended_as_idle_is_run_again(
     database.transact(increment)
     end_every_session(postgres_url)
     database.transact(increment)  # On a session with the short timeout.
-    session = database._committer._session
-    assert session is not None
-    real_write = session._write
+    session = session_of(database)
+    commit = session.commit
 
-    def write_and_wait(tx: Transaction) -> None:
-        real_write(tx)
+    def wait_and_commit(tx: Transaction, log_position: bytes) -> None:
         while session.is_usable:
             pass
+        commit(tx, log_position)
 
-    monkeypatch.setattr(session, "_write", write_and_wait)
+    monkeypatch.setattr(session, "commit", wait_and_commit)
     assert database.transact(increment) == 3
     assert database.read(lambda tx: tx.get(b"n")) == b"3"
 
@@ -375,15 +386,18 @@ def test_jobs_that_do_not_fit_run_in_the_next_group(database: PostgresDatabase) 
 def test_important_commits_do_not_wait_for_the_disk_and_critical_ones_do(
     database: PostgresDatabase, postgres_url: str
 ) -> None:
-    def setting(tier: Tier) -> str:
-        database.transact(increment, tier=tier)
-        session = database._committer._session
-        assert session is not None
-        return (session._exec(b"SHOW synchronous_commit").get_value(0, 0) or b"").decode()
+    def setting(tx: Transaction) -> bytes | None:
+        increment(tx)
+        return value_of(session._send([(b"setting", [])])[0])
 
-    assert setting(Tier.CRITICAL) == "on"
-    assert setting(Tier.IMPORTANT) == "off"
-    assert setting(Tier.CRITICAL) == "on"
+    database.transact(increment)
+    session = session_of(database)
+    session._pq.send_prepare(b"setting", b"SHOW synchronous_commit")
+    session._pq.pipeline_sync()
+    session._unread += 1
+    assert database.transact(setting, tier=Tier.CRITICAL) == b"on"
+    assert database.transact(setting, tier=Tier.IMPORTANT) == b"off"
+    assert database.transact(setting, tier=Tier.CRITICAL) == b"on"
 
 
 def test_a_critical_read_makes_what_it_read_durable(database: PostgresDatabase, postgres_url: str) -> None:
@@ -525,7 +539,7 @@ def test_more_than_a_thousand_open_files_are_supported(postgres_url: str) -> Non
 def test_the_committer_continues_after_an_unexpected_error(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finish, failed = committer._finish, threading.Event()
+    finish, failed = groups.finish, threading.Event()
 
     def fail_once(jobs: list[Job]) -> None:
         finish(jobs)
@@ -533,7 +547,7 @@ def test_the_committer_continues_after_an_unexpected_error(
             failed.set()
             raise ZeroDivisionError
 
-    monkeypatch.setattr(committer, "_finish", fail_once)
+    monkeypatch.setattr(groups, "finish", fail_once)
 
     async def callers() -> list[int]:
         async with asyncio.timeout(60):

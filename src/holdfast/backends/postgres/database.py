@@ -1,8 +1,8 @@
 """The key space in one PostgreSQL table, shared by any number of processes.
 
-Every transaction is SERIALIZABLE. `committer.py` runs writing transactions in groups, `sessions.py` has the SQL
-statements, and `listener.py` notifies watches of other processes' commits. The clock is the database's own, so that all
-nodes agree on what has expired.
+`committer.py` runs writing transactions in groups, `locked_view.py` locks the parts of the key space that they touch,
+and `listener.py` notifies watches of other processes' commits. Snapshots for reading take no locks. The clock is the
+database's own, so that all nodes agree on what has expired.
 """
 
 import asyncio
@@ -15,8 +15,12 @@ from random import Random
 from typing import Any
 
 from holdfast import limits
-from holdfast.backends.postgres.committer import Committer, Job
+from holdfast.backends.postgres.committer import Committer
+from holdfast.backends.postgres.contention import Contention
+from holdfast.backends.postgres.groups import GroupOptions, Isolation
+from holdfast.backends.postgres.jobs import Job
 from holdfast.backends.postgres.listener import Listener
+from holdfast.backends.postgres.locked_view import SnapshotView
 from holdfast.backends.postgres.retries import retry_transaction
 from holdfast.backends.postgres.schema import prepare_schema
 from holdfast.backends.postgres.sessions import Session
@@ -33,9 +37,18 @@ class PostgresDatabase(Database):
     """A key space in the PostgreSQL database that `url` names."""
 
     def __init__(
-        self, url: str, *, clock: Clock | None = None, ids: IdSource | None = None, create: bool = True
+        self,
+        url: str,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        create: bool = True,
+        isolation: Isolation = "locks",
     ) -> None:
         """Connect, and create missing tables. `clock` replaces the database's clock in tests.
+
+        `isolation="serializable"` uses PostgreSQL's SERIALIZABLE instead of locks, to compare them. All processes of a
+        plane must use the same.
 
         Raises:
             Unreachable: the server does not answer.
@@ -50,10 +63,22 @@ class PostgresDatabase(Database):
         self._ids = ids or IdSource()
         self._watches = Watches()
         self._writer = uuid.uuid4().hex[:12]
+        self.contention = Contention()
+        self._running_threads: set[int] = set()
         self._committer = Committer(
-            url, clock=clock, ids=self._ids, watches=self._watches, writer=self._writer, floor=self._fence_floor
+            GroupOptions(
+                url=url,
+                clock=clock,
+                ids=self._ids,
+                watches=self._watches,
+                writer=self._writer,
+                fence_floor=self._fence_floor,
+                isolation=isolation,
+                contention=self.contention,
+                running_threads=self._running_threads,
+            )
         )
-        self._listener = Listener(url, self._watches)
+        self._listener = Listener(url, self._watches, self._writer)
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
         self._jitter = Random()
@@ -91,7 +116,8 @@ class PostgresDatabase(Database):
         check_tier(tier)
         self._check_usable()
         with self._reader_slot():
-            return retry_transaction(self._jitter, partial(self._read, work, args, kwargs, tier is Tier.CRITICAL))
+            attempt = partial(self._read, work, args, kwargs, tier is Tier.CRITICAL)
+            return retry_transaction(self._jitter, attempt, self.contention)
 
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         self._check_usable()
@@ -126,7 +152,7 @@ class PostgresDatabase(Database):
         self.read(_now_ms)
 
     def close(self) -> None:
-        if self._committer.is_this_thread:
+        if threading.get_ident() in self._running_threads:
             raise nested_transaction_error()
         if self._closed:
             return
@@ -161,14 +187,15 @@ class PostgresDatabase(Database):
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], durable: bool) -> Result:
         session = self._idle_readers.pop() if self._idle_readers else Session(self._url, reading=True)
         try:
-            session.start(durable=durable, reading=True)
-            tx = Transaction(session, clock=self._clock or session, ids=self._ids, writable=False, writer=self._writer)
+            session.start(b"read", durable=durable)
+            view = SnapshotView(session)
+            tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
             tx.fence_floor = self._fence_floor
             try:
                 return run(tx, work, args, kwargs)
             finally:
                 # An error of `work` is an answer too: what it read must be durable as well.
-                session.commit(tx)
+                session.commit(tx, view.log_position)
         finally:
             session.rollback()
             if session.is_usable:
@@ -188,7 +215,7 @@ class PostgresDatabase(Database):
     def _check_usable(self) -> None:
         if self._closed:
             raise Closed("The database was closed, or this process was forked after it was opened; open it again")
-        if self._committer.is_this_thread:
+        if threading.get_ident() in self._running_threads:
             raise nested_transaction_error()
 
 

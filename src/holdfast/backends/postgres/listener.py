@@ -1,20 +1,22 @@
 """Notifies this process's watches of other processes' commits, with LISTEN and NOTIFY.
 
 The thread and its connection start with the first watch. After a broken connection it listens again and fires every
-watch once, because it may have missed notifications.
+watch once, because it may have missed notifications. It also does so every few seconds: the connection of another
+process may break between its commit and its notification.
 """
 
 import logging
 import select
 import socket
 import threading
+import time
 from typing import Final
 
 import psycopg
 
 from holdfast import limits
 from holdfast.backends.postgres.connections import connect
-from holdfast.backends.postgres.notifications import CHANNEL, notified_ranges
+from holdfast.backends.postgres.notifications import CHANNEL, is_own, notified_ranges
 from holdfast.errors import HoldfastError, Unreachable
 from holdfast.kv import Watches
 
@@ -25,8 +27,9 @@ _RECONNECT_SECONDS: Final = 0.5
 class Listener:
     """One connection that listens on behalf of the whole process."""
 
-    def __init__(self, url: str, watches: Watches) -> None:
+    def __init__(self, url: str, watches: Watches, writer: str) -> None:
         self._url = url
+        self._writer = writer
         self._watches = watches
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -75,9 +78,15 @@ class Listener:
         poller = select.poll()  # `select.select` supports no descriptors over 1,023, which a busy server has.
         poller.register(connection.fileno(), select.POLLIN)
         poller.register(self._woken.fileno(), select.POLLIN)
+        recheck_at = time.monotonic() + limits.WATCH_RECHECK_SECONDS
         while not self._closing.is_set():
-            poller.poll()
+            poller.poll(max(recheck_at - time.monotonic(), 0) * 1_000)
+            if time.monotonic() >= recheck_at:
+                recheck_at = time.monotonic() + limits.WATCH_RECHECK_SECONDS
+                self._watches.fire_all()
             for notice in connection.notifies(timeout=0):
+                if is_own(notice.payload, self._writer):
+                    continue
                 ranges = notified_ranges(notice.payload)
                 if ranges is None:
                     self._watches.fire_all()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from holdfast import limits
+from holdfast.backends.postgres.contention import Contention
 from holdfast.errors import Busy, HoldfastError, TransactionConflict, Unreachable
 from holdfast.kv import Result
 from holdfast.kv.execution import Jitter, retry_pauses_seconds
@@ -25,7 +26,7 @@ class Idled(Disconnected):
     """PostgreSQL ended the session because its transaction paused for too long; nothing was committed."""
 
 
-def retry_transaction(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
+def retry_transaction(jitter: Jitter, attempt: Callable[[], Result], contention: Contention) -> Result:
     """The result of `attempt`, which is retried after conflicts, overload and lost connections, within bounds.
 
     Raises:
@@ -38,10 +39,12 @@ def retry_transaction(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
         try:
             return attempt()
         except Overloaded as error:
+            contention.retries += 1
             if time.monotonic() >= deadline:
                 raise Busy(f"PostgreSQL is overloaded ({error}); nothing was written, try again later") from None
             time.sleep(jitter.random() * limits.OVERLOAD_PAUSE_SECONDS_MAX)
         except Idled:
+            contention.retries += 1
             idled += 1
             if idled >= limits.IDLE_TRANSACTIONS_MAX:
                 raise Busy(
@@ -49,10 +52,12 @@ def retry_transaction(jitter: Jitter, attempt: Callable[[], Result]) -> Result:
                     "times; nothing was written. Do slow work before the transaction, then try again"
                 ) from None
         except (Conflicted, Disconnected) as error:
+            contention.retries += 1
             pause = next(pauses, None)
             if pause is None:
                 raise _exhausted(error) from None
             if isinstance(error, Conflicted):
+                contention.conflicts += 1
                 time.sleep(pause)
 
 

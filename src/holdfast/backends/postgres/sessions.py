@@ -1,125 +1,85 @@
 """One connection to PostgreSQL, with the operations that a transaction needs.
 
     round trips     what is sent
-    0 or 1          BEGIN and the database's clock, when `work` first reads data or the time
-    1 per read      a prepared SELECT
-    1               all writes of the transaction as one statement, with its notification
-    1               COMMIT
+    1 per read      a prepared SELECT; the first one with BEGIN, and the first one of a part with its lock
+    1               all writes of the transaction and COMMIT, then its notification, whose answer is not awaited
 
-A write-only transaction needs no BEGIN: its one statement is the whole transaction, in one round trip. Statements use
-libpq's blocking calls (`psycopg.pq`), which release the GIL and take half of a cursor's time.
+Statements are sent in libpq's pipeline mode (`psycopg.pq`), so several need one round trip, and each still gets its own
+snapshot: what is read after a lock is what the lock protects.
+
+The notification is a transaction of its own. In the transaction of the writes, PostgreSQL would let one commit pass at
+a time, with its sync. It is sent together with COMMIT, so that it arrives even if this process ends at once.
 """
 
 import select
-import struct
 import time
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Sequence
 
+import psycopg
 from psycopg import pq
 
 from holdfast import limits
+from holdfast.backends.postgres import statements
 from holdfast.backends.postgres.connections import connect
-from holdfast.backends.postgres.notifications import CHANNEL, notification
-from holdfast.backends.postgres.retries import Conflicted, Disconnected, Idled, Overloaded
-from holdfast.errors import CommitUnknown, DatabaseFailed, DiskFull
+from holdfast.backends.postgres.failures import error_of
+from holdfast.backends.postgres.notifications import notification
+from holdfast.backends.postgres.retries import Disconnected, Idled
+from holdfast.backends.postgres.statements import Statement, array
+from holdfast.errors import CommitUnknown
 from holdfast.kv import Pair, Transaction
 
-# Sequential scans would take a predicate lock on the whole table, and conflict with every writer.
-_SETTINGS: Final = """
-    SET default_transaction_isolation = 'serializable';
-    SET enable_seqscan = off;
-    SET enable_bitmapscan = off;
-    SET statement_timeout = {statement};
-    SET lock_timeout = {lock};
-    SET idle_in_transaction_session_timeout = {idle};
-    SET client_min_messages = 'error';
-"""
-
-# The log position is read after the snapshot is taken, so it covers every commit in the snapshot.
-_BEGIN: Final = b"BEGIN; SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_current_wal_insert_lsn()"
-_BEGIN_READING: Final = _BEGIN.replace(b"BEGIN", b"BEGIN READ ONLY", 1)
-
-_PUT: Final = """INSERT INTO holdfast_kv SELECT * FROM unnest($1::bytea[], $2::bytea[])
-    ON CONFLICT (key) DO UPDATE SET value = excluded.value"""
-_READING: Final = {
-    b"get": "SELECT value FROM holdfast_kv WHERE key = $1",
-    b"scan": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
-    b"back": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
-}
-_STATEMENTS: Final = {
-    **_READING,
-    b"put": f"WITH put AS ({_PUT}) SELECT pg_notify('{CHANNEL}', $3)",
-    b"write": f"""WITH put AS ({_PUT}), gone AS (DELETE FROM holdfast_kv USING unnest($4::bytea[]) AS old(key)
-        WHERE holdfast_kv.key = old.key) SELECT pg_notify('{CHANNEL}', $3)""",
-    b"clear": """DELETE FROM holdfast_kv USING unnest($1::bytea[], $2::bytea[]) AS cleared(first, past)
-        WHERE key >= first AND key < past""",
-}
-
-_CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a deadlock.
-
-# Out of memory, of predicate locks or of another resource; a lock or a statement took too long. PostgreSQL has aborted
-# the transaction. An open transaction of a paused process causes most of these, and ends in seconds.
-_OVERLOADS: Final = frozenset({"53000", "53200", "53300", "53400", "55P03", "57014"})
+_COMMIT: Statement = (b"commit", [])
+_OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
+_SYNC = pq.ExecStatus.PIPELINE_SYNC
 
 
 class Session:
-    """A connection with at most one open transaction; also that transaction's view. Used by one thread at a time."""
+    """A connection with at most one open transaction. Used by one thread at a time."""
 
-    def __init__(self, url: str, *, reading: bool = False) -> None:
-        """`reading` is for a session that never writes: preparing a writing statement waits for the table's lock."""
+    def __init__(self, url: str, *, reading: bool = False, writer: str = "") -> None:
+        """`reading` is for a session that never writes: preparing a writing statement waits for the table's lock.
+
+        `writer` names this process in notifications.
+        """
         self._connection = connect(url)
         self._pq = self._connection.pgconn
+        self._writer = writer
+        self._begin: list[Statement] = []  # Sent with the first statement of the transaction.
         self._open = False
-        self._reading = False
         self._durable = True
-        self._now_ms = 0
-        self._log_position = b""
+        self._unread = 0  # Answers that nothing waits for, to be skipped before the next ones.
         self._answered = time.monotonic()  # When the last statement succeeded.
         self.failure: Exception | None = None  # Why the open transaction has failed.
         try:
-            self._exec(_settings())
-            for name, statement in (_READING if reading else _STATEMENTS).items():
-                self._check(self._pq.prepare(name, statement.encode()), uncertain=False)
+            self._check(self._pq.exec_(statements.settings()))
+            for name, statement in (statements.READING if reading else statements.WRITING).items():
+                self._check(self._pq.prepare(name, statement.encode()))
+            self._pq.enter_pipeline_mode()
         except BaseException:
             self.close()
             raise
 
-    def start(self, *, durable: bool, reading: bool = False) -> None:
-        """Prepare for a transaction; BEGIN is sent with its first read or write.
+    def start(self, begin: bytes, *, durable: bool) -> None:
+        """Prepare for a transaction, which the statement `begin` starts together with the first other one.
 
         The commit of a `durable` transaction returns once everything it wrote and read survives power loss.
         """
-        self._open, self._reading, self.failure = False, reading, None
-        self._values_read: dict[bytes, bytes | None] = {}
-        if durable != self._durable:
-            self._exec(b"SET synchronous_commit = on" if durable else b"SET synchronous_commit = off")
-            self._durable = durable
+        self._open, self._durable, self.failure = False, durable, None
+        self._begin = [(begin, [])]
+        if durable and begin != b"read":
+            self._begin.append((b"durable", []))
 
-    def now_ms(self) -> int:
-        """The database's clock at the start of the transaction."""
-        self._begin()
-        return self._now_ms
+    def run(self, *wanted: Statement) -> "list[pq.abc.PGresult]":
+        """The answers to these statements, in one round trip. Begins the transaction if needed."""
+        if self.failure is not None:
+            raise self.failure
+        if self._open:
+            return self._send(wanted)
+        self._open = True  # Set first: if a later statement fails, BEGIN must be rolled back.
+        return self._send([*self._begin, *wanted])[len(self._begin) :]
 
-    def get(self, key: bytes) -> bytes | None:
-        # A transaction sees one snapshot, and the jobs of a group often read the same keys.
-        if key in self._values_read:
-            return self._values_read[key]
-        self._begin()
-        found = self._run(b"get", [key])
-        value = self._values_read[key] = found.get_value(0, 0) if found.ntuples else None
-        return value
-
-    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
-        self._begin()
-        found = self._run(b"back" if reverse else b"scan", [begin, end, struct.pack("!q", limit)])
-        return [(found.get_value(row, 0) or b"", found.get_value(row, 1) or b"") for row in range(found.ntuples)]
-
-    def share(self, prefix: bytes) -> None:
-        """Every transaction is SERIALIZABLE, so there is no lock to share."""
-
-    def commit(self, tx: Transaction) -> None:
-        """Write the changes of `tx` and commit.
+    def commit(self, tx: Transaction, log_position: bytes) -> None:
+        """Write the changes of `tx` and commit. `log_position` covers everything that the transaction has read.
 
         Raises:
             Conflicted, Disconnected: nothing was written; run it again.
@@ -128,23 +88,33 @@ class Session:
         if self.failure is not None:
             raise self.failure
         if not tx.has_writes:
-            self._finish_reading()
+            self._finish_reading(log_position)
             return
+        if not self.is_usable:  # PostgreSQL ended the session before COMMIT was sent, so nothing is uncertain.
+            self.failure = self._disconnected("the session was ended before the commit")
+            raise self.failure
+        writes = [] if self._open else list(self._begin)
+        self._open = True
         if tx.cleared:
-            self._begin()
-            self._run(b"clear", [_array(begin for begin, _ in tx.cleared), _array(end for _, end in tx.cleared)])
-        self._write(tx)
-        if self._open:
-            if not self.is_usable:  # PostgreSQL ended the session before COMMIT was sent, so nothing is uncertain.
-                self.failure = self._disconnected("the session was ended before the commit")
-                raise self.failure
-            self._exec(b"COMMIT", uncertain=True)
-            self._open = False
+            writes.append((b"clear", [array(begin for begin, _ in tx.cleared), array(end for _, end in tx.cleared)]))
+        deleted = [key for key, value in tx.writes.items() if value is None]
+        if deleted:
+            writes.append((b"delete", [array(deleted)]))
+        puts = {key: value for key, value in tx.writes.items() if value is not None}
+        if puts:
+            writes.append((b"put", [array(puts), array(puts.values())]))
+        self._send([*writes, _COMMIT], notify=(b"notify", [notification(tx, self._writer)]), committing=True)
+        self._open = False
 
     def rollback(self) -> None:
         """Abort the transaction."""
         if self._open and self._pq.status == pq.ConnStatus.OK:
-            self._pq.exec_(b"ROLLBACK")
+            failure = self.failure
+            try:
+                self._send([(b"rollback", [])])
+            except Exception:  # The connection is replaced, and its transaction ends with it.
+                self.close()
+            self.failure = failure
         self._open = False
 
     @property
@@ -153,76 +123,124 @@ class Session:
         if self._pq.status != pq.ConnStatus.OK:
             return False
         # If the server closed this idle connection, its message is waiting to be read.
-        poller = select.poll()  # `select.select` supports no descriptors over 1,023, which a busy server has.
-        poller.register(self._pq.socket, select.POLLIN)
-        return not poller.poll(0)
+        try:
+            while self._poll(select.POLLIN, 0):
+                if not self._unread:
+                    return False
+                self._pq.consume_input()
+                self._skip_unread()
+        except psycopg.OperationalError:
+            return False
+        return True
 
     def close(self) -> None:
         self._connection.close()
 
-    def _begin(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-        if self._open:
-            return
-        self._open = True  # Set first: if the second statement fails, BEGIN must be rolled back.
-        row = self._exec(_BEGIN_READING if self._reading else _BEGIN)
-        self._now_ms = int(row.get_value(0, 0) or b"0")
-        self._log_position = row.get_value(0, 1) or b""
-
-    def _write(self, tx: Transaction) -> None:
-        puts = {key: value for key, value in tx.writes.items() if value is not None}
-        deleted = [key for key, value in tx.writes.items() if value is None]
-        parameters = [_array(puts), _array(puts.values()), notification(tx)]
-        uncertain = not self._open  # Without BEGIN, the statement commits by itself.
-        if deleted:
-            self._run(b"write", [*parameters, _array(deleted)], uncertain=uncertain)
-        else:
-            self._run(b"put", parameters, uncertain=uncertain)
-
-    def _finish_reading(self) -> None:
+    def _finish_reading(self, log_position: bytes) -> None:
         if not self._open:
             return
         if not self._durable:
-            self._exec(b"COMMIT")
+            self.run(_COMMIT)
             self._open = False
             return
-        flushed = self._exec(b"COMMIT; SELECT pg_current_wal_flush_lsn() >= '%b'::pg_lsn" % self._log_position)
+        _, flushed = self.run(_COMMIT, (b"flushed", [log_position]))
         self._open = False
-        if flushed.get_value(0, 0) != b"t":
+        if flushed.get_value(0, 0) != b"\x01":
             # An unsynced IMPORTANT commit may have been read. A synced commit syncs everything before it.
-            self._exec(b"SELECT pg_logical_emit_message(true, 'holdfast', '')")
+            self._send([(b"begin", []), (b"durable", []), (b"sync", []), _COMMIT])
 
-    def _exec(self, command: bytes, *, uncertain: bool = False) -> pq.abc.PGresult:
-        return self._check(self._pq.exec_(command), uncertain)
+    def _send(
+        self, wanted: Sequence[Statement], *, notify: Statement | None = None, committing: bool = False
+    ) -> "list[pq.abc.PGresult]":
+        """The answers to the statements. That to `notify` is not awaited.
 
-    def _run(self, name: bytes, parameters: list[bytes], *, uncertain: bool = False) -> pq.abc.PGresult:
-        return self._check(self._pq.exec_prepared(name, parameters, [1] * len(parameters), 1), uncertain)
+        If the connection breaks while `committing`, the commit may have happened, whatever was answered before.
+        """
+        try:
+            for name, parameters in wanted:
+                self._pq.send_query_prepared(name, parameters, [1] * len(parameters), 1)
+            self._pq.pipeline_sync()
+            if notify is not None:
+                self._pq.send_query_prepared(notify[0], notify[1], [1], 1)
+                self._pq.pipeline_sync()
+            self._flush()
+            answers = self._receive()
+            if notify is not None:
+                self._unread += 1
+        except psycopg.OperationalError as error:
+            raise self._lost(str(error), committing) from None
+        for position, answer in enumerate(answers):
+            if answer.status not in _OK:
+                raise self._failed(answer, committing, is_last=position == len(wanted) - 1)
+        if len(answers) < len(wanted):
+            raise self._lost(self._pq.get_error_message().strip(), committing)
+        self._answered = time.monotonic()
+        return answers
 
-    def _check(self, result: pq.abc.PGresult, uncertain: bool) -> pq.abc.PGresult:
-        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
-            self._answered = time.monotonic()
-            return result
-        self.failure = self._failure(result, uncertain)
-        raise self.failure
+    def _flush(self) -> None:
+        while self._pq.flush():
+            # The server may be waiting for this side to read, too.
+            if self._poll(select.POLLIN | select.POLLOUT, limits.ANSWER_SECONDS_MAX) & select.POLLIN:
+                self._pq.consume_input()
 
-    def _failure(self, result: pq.abc.PGresult, uncertain: bool) -> Exception:
-        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        text = result.get_error_message().strip()
-        if state in _CONFLICTS:
-            return Conflicted(text)
-        if state in _OVERLOADS:
-            return Overloaded(f"{state}: {text}")
-        ending = state.startswith("57P")  # The server is shutting down, or an administrator ended this session.
-        if ending or self._pq.status != pq.ConnStatus.OK:
-            if uncertain:
-                return CommitUnknown(
-                    f"PostgreSQL's answer to a commit was lost ({text}); check whether the write was stored"
-                )
-            return self._disconnected(text)
-        if state == "53100":
-            return DiskFull(f"PostgreSQL's disk is full ({text}); nothing was written. Free some space and try again")
-        return DatabaseFailed(f"PostgreSQL refused a statement ({state}: {text}); nothing was written")
+    def _receive(self) -> "list[pq.abc.PGresult]":
+        """The answers up to the next synchronization point, after those that nothing waited for."""
+        answers: list[pq.abc.PGresult] = []
+        deadline = time.monotonic() + limits.ANSWER_SECONDS_MAX
+        while True:
+            while self._pq.is_busy():  # Waiting here releases the GIL, waiting in `get_result` would not.
+                if not self._poll(select.POLLIN, deadline - time.monotonic()):
+                    self.close()
+                    raise psycopg.OperationalError(f"no answer within {limits.ANSWER_SECONDS_MAX:.0f} s")
+                self._pq.consume_input()
+            answer = self._pq.get_result()
+            if answer is None:
+                if self._pq.status != pq.ConnStatus.OK:
+                    return answers
+            elif answer.status != _SYNC:
+                answers.append(answer)
+            elif self._unread:
+                self._unread -= 1
+                answers.clear()
+            else:
+                return answers
+
+    def _skip_unread(self) -> None:
+        """Read the answers that have arrived and that nothing waits for."""
+        while self._unread and not self._pq.is_busy():
+            answer = self._pq.get_result()
+            if answer is None and self._pq.status != pq.ConnStatus.OK:
+                return
+            if answer is not None and answer.status == _SYNC:
+                self._unread -= 1
+
+    def _poll(self, events: int, timeout_seconds: float) -> int:
+        """Which of the events have happened, or any error."""
+        poller = select.poll()  # `select.select` supports no descriptors over 1,023, which a busy server has.
+        poller.register(self._pq.socket, events)
+        found = poller.poll(max(timeout_seconds, 0) * 1_000)
+        return found[0][1] if found else 0
+
+    def _check(self, answer: "pq.abc.PGresult") -> None:
+        if answer.status not in _OK:
+            raise self._failed(answer, committing=False, is_last=False)
+
+    def _failed(self, answer: "pq.abc.PGresult", committing: bool, is_last: bool) -> Exception:
+        state = (answer.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        text = answer.get_error_message().strip()
+        # The server is shutting down, or an administrator ended this session.
+        if not state or state.startswith("57P"):
+            return self._lost(text, committing and (is_last or not state))
+        self.failure = error_of(state, text)
+        return self.failure
+
+    def _lost(self, text: str, is_uncertain: bool) -> Exception:
+        self.failure = (
+            CommitUnknown(f"PostgreSQL's answer to a commit was lost ({text}); check whether the write was stored")
+            if is_uncertain
+            else self._disconnected(text)
+        )
+        return self.failure
 
     def _disconnected(self, text: str) -> Disconnected:
         # libpq reports only that the connection is closed, not the message in which the server said why.
@@ -230,20 +248,11 @@ class Session:
         return Idled(text) if self._open and idle_seconds >= limits.IDLE_TRANSACTION_SECONDS_MAX else Disconnected(text)
 
 
-def _settings() -> bytes:
-    return _SETTINGS.format(
-        statement=round(limits.STATEMENT_SECONDS_MAX * 1_000),
-        lock=round(limits.LOCK_WAIT_SECONDS_MAX * 1_000),
-        idle=round(limits.IDLE_TRANSACTION_SECONDS_MAX * 1_000),
-    ).encode()
+def pairs_of(answer: "pq.abc.PGresult") -> list[Pair]:
+    """The pairs that a scan has found."""
+    return [(answer.get_value(row, 0) or b"", answer.get_value(row, 1) or b"") for row in range(answer.ntuples)]
 
 
-def _array(items: Iterable[bytes]) -> bytes:
-    """A bytea[] in PostgreSQL's binary format."""
-    parts = [struct.pack("!i", len(item)) + item for item in items]
-    if not parts:
-        return struct.pack("!iii", 0, 0, _BYTEA)
-    return struct.pack("!iiiii", 1, 0, _BYTEA, len(parts), 1) + b"".join(parts)
-
-
-_BYTEA: Final = 17  # The type's OID.
+def value_of(answer: "pq.abc.PGresult") -> bytes | None:
+    """The value that a get has found."""
+    return answer.get_value(0, 0) if answer.ntuples else None

@@ -1,0 +1,134 @@
+"""The parts of the key space that transactions lock: a queue, a world, a mailbox, a lease, an entity, and so on.
+
+A part is named by the prefix of its keys. Keys that always change together with a part, such as those of an index,
+belong to it wherever they are. A range that is not inside one part is locked with the whole key space.
+
+    (u, universe, "q", queue, …)                  the queue; likewise "w", "mail", "states", "leases", "agents", "cas"
+    (u, universe, "entities", kind, id)           the entity, and "entity-history"
+    (u, universe, "mail-due") | slot | agent      the mailbox of the agent
+    (u, universe, "timers", "due", at, …, world)  the world, and "effects", "segments", "w-deleted"
+    ("once", period) | key                        the key of a call, in any period
+    anything else                                 one part, which is hardly ever written
+"""
+
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final
+
+from holdfast.errors import InvalidKey
+from holdfast.kv.keys import pack, prefix_range, unpack
+
+EVERYTHING: Final = b""  # The whole key space: transactions that lock a part share it.
+REST: Final = b"rest"
+
+UNIVERSES: Final = pack(("u",))
+_ONCE: Final = pack(("once",))
+_AREAS: Final = tuple(prefix_range(prefix) for prefix in (UNIVERSES, _ONCE))
+_MAIL_SLOT_BYTES: Final = 8
+_ZERO: Final = pack((0,))[0]  # The code of a positive number is higher by its length.
+_NUMBER_BYTES_MAX: Final = 8
+
+# Areas whose keys belong to a part of another area, which has the same name.
+_BELONGS_TO: Final = {
+    pack((area,)): pack((owner,))
+    for area, owner in {
+        "w-deleted": "w",
+        "segments": "w",
+        "cas-unreferenced": "cas",
+        "cas-deleted": "cas",
+        "entity-history": "entities",
+    }.items()
+}
+_ENTITIES: Final = pack(("entities",))
+_WORLDS: Final = pack(("w",))
+_EFFECTS: Final = pack(("effects",))
+_TIMERS: Final = pack(("timers",))
+_MAIL_DUE: Final = pack(("mail-due",))
+_MAIL_POLICY: Final = pack(("mail-policy",))
+
+
+def part_of(key: bytes) -> bytes:
+    """The part that a key belongs to."""
+    if not key.startswith(UNIVERSES):
+        return _ONCE + key[_number_end(key, len(_ONCE)) :] if key.startswith(_ONCE) else REST
+    universe_end = _element_end(key, len(UNIVERSES))
+    area_end = _element_end(key, universe_end)
+    if area_end < 0:
+        return REST
+    universe, area = key[:universe_end], key[universe_end:area_end]
+    if area == _MAIL_DUE:
+        return _mailbox_of(universe, key[area_end + _MAIL_SLOT_BYTES :])
+    if area == _TIMERS:
+        return universe + _WORLDS + _last_element(key[area_end:])
+    if area == _MAIL_POLICY:
+        return key
+    name_end = _element_end(key, area_end)
+    if area == _EFFECTS and name_end >= 0:
+        world_end = _element_end(key, name_end)
+        return universe + _WORLDS + key[name_end:world_end] if world_end >= 0 else REST
+    if area == _ENTITIES or _BELONGS_TO.get(area) == _ENTITIES:
+        name_end = _element_end(key, name_end)
+    if name_end < 0:
+        return REST
+    owner = _BELONGS_TO.get(area)
+    return key[:name_end] if owner is None else universe + owner + key[area_end:name_end]
+
+
+def part_of_range(begin: bytes, end: bytes) -> bytes:
+    """The part that has every key with begin <= key < end; EVERYTHING if there is none."""
+    if begin.startswith(_ONCE):  # Only expired keys are read and deleted by range, and no call uses those.
+        return _ONCE if end <= prefix_range(_ONCE)[1] else EVERYTHING
+    if not begin.startswith(UNIVERSES):
+        meets_area = any(begin < area_end and area_begin < end for area_begin, area_end in _AREAS)
+        return EVERYTHING if meets_area else REST
+    universe_end = _element_end(begin, len(UNIVERSES))
+    area_end = _element_end(begin, universe_end)
+    name_end = _element_end(begin, area_end)
+    if name_end < 0:
+        return EVERYTHING
+    area = begin[universe_end:area_end]
+    if area in (_MAIL_DUE, _TIMERS):
+        return EVERYTHING
+    if area in (_EFFECTS, _ENTITIES) or _BELONGS_TO.get(area) == _ENTITIES:
+        name_end = _element_end(begin, name_end)
+    if name_end < 0 or end > prefix_range(begin[:name_end])[1]:
+        return EVERYTHING
+    return part_of(begin)
+
+
+def is_read_often(part: bytes) -> bool:
+    """Whether nearly all transactions only read the part, so that they share it until they write."""
+    return part is REST or part.endswith(_MAIL_POLICY)
+
+
+@lru_cache(maxsize=65_536)
+def lock_number(part: bytes) -> int:
+    """The number of the advisory lock of a part. Parts that have the same number by chance wait for each other."""
+    return int.from_bytes(blake2b(part, digest_size=8, person=b"holdfast").digest(), "big", signed=True)
+
+
+def _mailbox_of(universe: bytes, agent: bytes) -> bytes:
+    return universe + pack(("mail", agent.decode(errors="replace")))
+
+
+def _last_element(elements: bytes) -> bytes:
+    try:
+        return pack(unpack(elements)[-1:])
+    except InvalidKey:  # A key that no layer writes.
+        return b""
+
+
+def _element_end(key: bytes, begin: int) -> int:
+    """Where the text or bytes element at `begin` ends; -1 if there is none, or if `begin` is negative."""
+    if begin < 0 or key[begin : begin + 1] not in (b"\x01", b"\x02"):
+        return -1
+    end = key.find(b"\x00", begin + 1)
+    while end >= 0 and key[end + 1 : end + 2] == b"\xff":  # An escaped zero byte.
+        end = key.find(b"\x00", end + 2)
+    return end + 1 if end >= 0 else -1
+
+
+def _number_end(key: bytes, begin: int) -> int:
+    """Where the positive number at `begin` ends; `begin` if there is none."""
+    length = key[begin] - _ZERO if begin < len(key) else -1
+    return begin + 1 + length if 0 <= length <= _NUMBER_BYTES_MAX else begin

@@ -1,0 +1,77 @@
+"""The SQL statements of a session. Each connection prepares them under these names."""
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast import limits
+from holdfast.backends.postgres.notifications import CHANNEL
+
+Statement = tuple[bytes, list[bytes]]  # The name of a prepared statement, and its parameters in binary form.
+
+# The position is read after the snapshot is taken or the lock is granted, so it covers every commit that can be seen.
+_NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_current_wal_insert_lsn()"
+
+READING: Final = {
+    b"read": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
+    b"now": f"SELECT {_NOW}",
+    b"get": "SELECT value FROM holdfast_kv WHERE key = $1",
+    b"scan": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
+    b"back": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
+    b"flushed": "SELECT pg_current_wal_flush_lsn() >= $1::pg_lsn",
+    b"begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
+    b"durable": "SET LOCAL synchronous_commit = on",
+    b"sync": "SELECT pg_logical_emit_message(true, 'holdfast', '')",
+    b"commit": "COMMIT",
+    b"rollback": "ROLLBACK",
+}
+WRITING: Final = {
+    **READING,
+    b"serializable": "BEGIN ISOLATION LEVEL SERIALIZABLE",
+    b"try": f"SELECT pg_try_advisory_xact_lock($1::bigint), {_NOW}",
+    b"try_shared": f"SELECT pg_try_advisory_xact_lock_shared($1::bigint), {_NOW}",
+    b"wait": f"SELECT pg_advisory_xact_lock($1::bigint), {_NOW}",
+    b"wait_shared": f"SELECT pg_advisory_xact_lock_shared($1::bigint), {_NOW}",
+    b"put": """INSERT INTO holdfast_kv SELECT * FROM unnest($1::bytea[], $2::bytea[])
+        ON CONFLICT (key) DO UPDATE SET value = excluded.value""",
+    b"delete": "DELETE FROM holdfast_kv USING unnest($1::bytea[]) AS old(key) WHERE holdfast_kv.key = old.key",
+    b"clear": """DELETE FROM holdfast_kv USING unnest($1::bytea[], $2::bytea[]) AS cleared(first, past)
+        WHERE key >= first AND key < past""",
+    b"notify": f"SELECT pg_notify('{CHANNEL}', $1::text)",
+}
+
+_BYTEA: Final = 17  # The type's OID.
+
+
+def settings() -> bytes:
+    """The settings of a connection. A commit waits for its sync only in a transaction that asks for it."""
+    return f"""
+        SET synchronous_commit = off;
+        SET enable_seqscan = off;
+        SET enable_bitmapscan = off;
+        SET statement_timeout = {round(limits.STATEMENT_SECONDS_MAX * 1_000)};
+        SET lock_timeout = {round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)};
+        SET idle_in_transaction_session_timeout = {round(limits.IDLE_TRANSACTION_SECONDS_MAX * 1_000)};
+        SET client_min_messages = 'error';
+    """.encode()
+
+
+def get(key: bytes) -> Statement:
+    return b"get", [key]
+
+
+def scan(begin: bytes, end: bytes, limit: int, reverse: bool) -> Statement:
+    return b"back" if reverse else b"scan", [begin, end, number(limit)]
+
+
+def number(value: int) -> bytes:
+    """A bigint in PostgreSQL's binary format."""
+    return struct.pack("!q", value)
+
+
+def array(items: Iterable[bytes]) -> bytes:
+    """A bytea[] in PostgreSQL's binary format."""
+    parts = [struct.pack("!i", len(item)) + item for item in items]
+    if not parts:
+        return struct.pack("!iii", 0, 0, _BYTEA)
+    return struct.pack("!iiiii", 1, 0, _BYTEA, len(parts), 1) + b"".join(parts)
