@@ -8,6 +8,7 @@ from holdfast.layers.idempotency import KeyedCall, run_idempotent
 from holdfast.limits import ATOMIC_OPERATIONS_MAX
 from holdfast.plane import entities
 from holdfast.plane.handlers import HANDLERS, service
+from holdfast.plane.sharing import share_queues
 from holdfast.plane.stores import AnyStores, Served
 from holdfast.tiers import TierPolicy
 from holdfast.wire.answers import decoder_of
@@ -20,10 +21,16 @@ from holdfast.wire.requests import Answer, Request
 
 @service
 def commit(stores: AnyStores, request: CommitAtomic, call: KeyedCall | None = None) -> Served[Answers]:
-    work = partial(execute_all, policy=stores.services.policy, request=request)
+    work = partial(_execute_alone, policy=stores.services.policy, request=request)
     if call is None:
         return stores.transact(work, tier=request.tier)
     return stores.transact(run_idempotent, call, decoder_of(request), work, tier=request.tier)
+
+
+def _execute_alone(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Answers:
+    """`execute_all` in a transaction that does nothing else."""
+    share_queues(tx, request.operations)
+    return execute_all(tx, policy, request)
 
 
 def execute_all(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Answers:

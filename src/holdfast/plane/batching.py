@@ -27,6 +27,7 @@ from holdfast.plane.atomic import execute_all
 from holdfast.plane.handlers import Run
 from holdfast.plane.operations import OPERATIONS, handler_of
 from holdfast.plane.services import HasServices
+from holdfast.plane.sharing import share_queues
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.answers import read_answer
 from holdfast.wire.atomic import Answers, CommitAtomic
@@ -164,11 +165,12 @@ async def call_batch(
             work = partial(_execute_isolated, request=request), stores.services.policy
         works.append(work if call.key is None else _keyed(work, request, call.key, repeated if call.again else first))
     database = stores.services.database
+    requests = [call.request for call in calls] if writes and stores.services.shared else []
     events: Events = []
     outcomes: list[object]
     try:
         run = database.transact_async if writes else database.read_async
-        outcomes, events = await run(_run_wanted, works, answers, is_wanted, tier=tier)
+        outcomes, events = await run(_run_wanted, works, answers, is_wanted, requests, tier=tier)
     except HoldfastError as error:
         outcomes = [error] * len(calls)
     if events:  # Published after the answers are sent.
@@ -226,7 +228,11 @@ def _keyed(work: BatchedCall, request: Request[Any], key: str, is_new_call: IsNe
 
 
 def _run_wanted(
-    tx: Transaction, works: Sequence[BatchedCall], answers: _ReadAnswers | None, is_wanted: Callable[[], bool]
+    tx: Transaction,
+    works: Sequence[BatchedCall],
+    answers: _ReadAnswers | None,
+    is_wanted: Callable[[], bool],
+    requests: Sequence[Request[Any]],
 ) -> tuple[list[object], Events]:
     # A call that is sent for the first time skips the lookup of its key, so it must not run after its own repetition.
     # A server marks a connection as ended before it reads the next connection of the same client, and transactions of
@@ -234,6 +240,7 @@ def _run_wanted(
     # key, or sees here that the connection ended. (On a shared store no call counts as new.)
     if not is_wanted():
         raise Closed("The connection ended before the call was executed; send it again")
+    share_queues(tx, requests)
     if answers is None:
         return run_batch(tx, works), tx.events
     answers.reset()

@@ -16,7 +16,8 @@ from holdfast.plane.handlers import Handler, Serve
 from holdfast.plane.idempotency import idempotent
 from holdfast.plane.operations import execute, handler_of
 from holdfast.plane.services import Services
-from holdfast.plane.stores import AsyncStores, Stores, run_and_collect
+from holdfast.plane.sharing import run_alone
+from holdfast.plane.stores import AsyncStores, Stores
 from holdfast.plane.within import AsyncWithinTransport, WithinTransport
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
@@ -41,7 +42,7 @@ class EmbeddedTransport(Stores):
             answer = self._read(handler.run, request, tier=request.tier)  # type: ignore[arg-type]
         elif handler.run is not None:
             run = handler.run if call is None else idempotent(handler.run, call)
-            answer, events = self._transact(run_and_collect, run, (request,), {}, tier=request.tier)
+            answer, events = self._transact(run_alone, run, request, tier=request.tier)
             if events:
                 self.services.publish(events)
         elif handler.immediate is not None:
@@ -95,7 +96,7 @@ class AsyncEmbeddedTransport(AsyncStores):
         elif run is not None and request.tier is Tier.CRITICAL and not self.services.shared:
             answer = await self._batcher().call(run, request)
         elif run is not None:
-            answer, events = await self._transact(run_and_collect, run, (request,), {}, tier=request.tier)
+            answer, events = await self._transact(run_alone, run, request, tier=request.tier)
             if events:
                 self.services.publish(events)
         elif handler.immediate is not None:

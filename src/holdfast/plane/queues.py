@@ -67,7 +67,7 @@ from holdfast.wire.queues import (
 
 @transaction
 def put(tx: Transaction, request: PutMessages) -> Receipts:
-    return Receipts(queues.put(tx, _queue(request), request.messages, tier=request.tier))
+    return Receipts(queues.put(tx, queue_key(request), request.messages, tier=request.tier))
 
 
 @service
@@ -77,7 +77,7 @@ def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None 
         _check_count(sum([each.mask.bit_count() for each in request.acks]))
     seconds = request.visibility_seconds
     return stores.queues.receive(
-        _queue(request),
+        queue_key(request),
         wait_ms=wait_ms,
         tier=request.tier,
         owner=request.owner,
@@ -94,10 +94,10 @@ def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None 
 @transaction
 def ack(tx: Transaction, request: AckMessages) -> Outcomes:
     _check_count(len(request.leases) + sum([each.mask.bit_count() for each in request.packed]))
-    refused = queues.ack_packed(tx, _queue(request), request.packed) if request.packed else []
+    refused = queues.ack_packed(tx, queue_key(request), request.packed) if request.packed else []
     if len(request.results) > len(request.leases):
         raise InvalidArgument(f"{len(request.results)} results for {len(request.leases)} leases; give one for each")
-    outcomes = queues.ack_many(tx, _queue(request), request.leases, request.results) if request.leases else []
+    outcomes = queues.ack_many(tx, queue_key(request), request.leases, request.results) if request.leases else []
     return Outcomes(
         [_refused(each) if isinstance(each, HoldfastError) else Outcome(None, None, 0, each) for each in outcomes],
         refused,
@@ -108,7 +108,7 @@ def ack(tx: Transaction, request: AckMessages) -> Outcomes:
 def nack(tx: Transaction, request: NackMessages) -> Outcomes:
     if request.intent not in ("failure", "defer"):
         raise InvalidArgument(f"intent is {request.intent!r}; a nack is a failure or a defer")
-    queue, counts = _queue(request), request.intent == "failure"
+    queue, counts = queue_key(request), request.intent == "failure"
 
     def one(lease: MessageLease) -> Outcome:
         correlation_id = queues.nack(
@@ -128,7 +128,7 @@ def nack(tx: Transaction, request: NackMessages) -> Outcomes:
 
 @transaction
 def reject(tx: Transaction, request: RejectMessages) -> Outcomes:
-    queue = _queue(request)
+    queue = queue_key(request)
 
     def one(lease: MessageLease) -> Outcome:
         correlation_id = queues.reject(
@@ -147,7 +147,7 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
             "to return the message, nack it"
         )
     _check_batch(request.leases)
-    outcomes = queues.extend_many(tx, _queue(request), request.leases, by_ms=round(request.seconds * 1_000))
+    outcomes = queues.extend_many(tx, queue_key(request), request.leases, by_ms=round(request.seconds * 1_000))
     return Outcomes(
         [
             _refused(each)
@@ -160,7 +160,7 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
 
 @transaction
 def check(tx: Transaction, request: CheckMessages) -> Outcomes:
-    queue = _queue(request)
+    queue = queue_key(request)
 
     def one(lease: MessageLease) -> Outcome:
         queues.check(tx, queue, lease)
@@ -171,37 +171,39 @@ def check(tx: Transaction, request: CheckMessages) -> Outcomes:
 
 @service
 def get(stores: AnyStores, request: GetMessage) -> Served[MessageInfo]:
-    return stores.queues.get(_queue(request), request.id, request.tier)
+    return stores.queues.get(queue_key(request), request.id, request.tier)
 
 
 @service
 def cancel(stores: AnyStores, request: CancelMessage) -> Served[MessageInfo]:
-    return stores.queues.cancel(_queue(request), request.id, request.tier)
+    return stores.queues.cancel(queue_key(request), request.id, request.tier)
 
 
 @transaction
 def update(tx: Transaction, request: UpdateMessage) -> MessageInfo:
     return queues.update(
-        tx, _queue(request), request.id, priority=request.priority, delay_seconds=request.delay_seconds
+        tx, queue_key(request), request.id, priority=request.priority, delay_seconds=request.delay_seconds
     )
 
 
 @service
 def result(stores: AnyStores, request: GetResult) -> Served[MessageResult]:
-    return stores.queues.result(_queue(request), request.id, wait_ms=_wait_ms(request.wait_seconds), tier=request.tier)
+    return stores.queues.result(
+        queue_key(request), request.id, wait_ms=_wait_ms(request.wait_seconds), tier=request.tier
+    )
 
 
 @service
 def wait_for_cancel(stores: AnyStores, request: WaitForCancel) -> Served[Outcomes]:
     _check_batch(request.leases)
     return stores.queues.wait_for_cancel(
-        _queue(request), request.leases, wait_ms=_wait_ms(request.wait_seconds), tier=request.tier
+        queue_key(request), request.leases, wait_ms=_wait_ms(request.wait_seconds), tier=request.tier
     )
 
 
 @transaction
 def get_key(tx: Transaction, request: GetKey) -> KeyInfo:
-    return queues.key_info(tx, _queue(request), request.key)
+    return queues.key_info(tx, queue_key(request), request.key)
 
 
 @transaction
@@ -213,7 +215,7 @@ def pause_key(tx: Transaction, request: PauseKey) -> KeyInfo:
     until_ms = request.until_ms or 0
     if request.seconds is not None:
         until_ms = tx.now_ms + round(request.seconds * 1_000)
-    return queues.pause_key(tx, _queue(request), request.key, until_ms=until_ms)
+    return queues.pause_key(tx, queue_key(request), request.key, until_ms=until_ms)
 
 
 def _wait_ms(seconds: float) -> int:
@@ -224,7 +226,7 @@ def _wait_ms(seconds: float) -> int:
 
 @transaction
 def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
-    queue = _queue(request)
+    queue = queue_key(request)
     messages = queues.peek(tx, queue, limit=request.limit)
     failures = queues.failures_of(tx, queue, messages)
     return Deliveries([queues.delivery_of(message, failures=failures.get(message.id)) for message in messages])
@@ -232,17 +234,17 @@ def peek(tx: Transaction, request: PeekMessages) -> Deliveries:
 
 @transaction
 def read_history(tx: Transaction, request: ReadQueueHistory) -> MessageEvents:
-    return queues.read_history(tx, _queue(request), after=request.after, limit=request.limit)
+    return queues.read_history(tx, queue_key(request), after=request.after, limit=request.limit)
 
 
 @transaction
 def leased(tx: Transaction, request: ListLeasedMessages) -> LeasedMessages:
-    return queues.leased(tx, _queue(request), after=request.after, limit=request.limit)
+    return queues.leased(tx, queue_key(request), after=request.after, limit=request.limit)
 
 
 @service
 def stats(stores: AnyStores, request: GetQueueStats) -> Served[QueueStats]:
-    return stores.queues.stats(_queue(request), request.tier)
+    return stores.queues.stats(queue_key(request), request.tier)
 
 
 @transaction
@@ -261,34 +263,34 @@ def survey(stores: AnyStores, request: SurveyQueues) -> Served[QueueSurvey]:
 
 @service
 def purge(stores: AnyStores, request: PurgeQueue, call: KeyedCall | None = None) -> Served[Moved]:
-    return stores.queues.purge(_queue(request), call)
+    return stores.queues.purge(queue_key(request), call)
 
 
 @service
 def delete(stores: AnyStores, request: DeleteQueue, call: KeyedCall | None = None) -> Served[Moved]:
-    return stores.queues.delete(_queue(request), force=request.force, call=call)
+    return stores.queues.delete(queue_key(request), force=request.force, call=call)
 
 
 @service
 def redrive(stores: AnyStores, request: RedriveMessages, call: KeyedCall | None = None) -> Served[Moved]:
     if request.limit < 1:
         raise InvalidArgument(f"limit is {request.limit}; put back at least 1 dead letter")
-    return stores.queues.redrive(_queue(request), request.ids, request.limit, call)
+    return stores.queues.redrive(queue_key(request), request.ids, request.limit, call)
 
 
 @transaction
 def get_policy(tx: Transaction, request: GetQueuePolicy) -> QueuePolicy:
-    return queues.policy_of(tx, _queue(request))
+    return queues.policy_of(tx, queue_key(request))
 
 
 @transaction
 def set_policy(tx: Transaction, request: SetQueuePolicy) -> QueuePolicy:
-    return queues.set_policy(tx, _queue(request), request.policy)
+    return queues.set_policy(tx, queue_key(request), request.policy)
 
 
 @transaction
 def pause(tx: Transaction, request: PauseQueue) -> QueuePolicy:
-    queue = _queue(request)
+    queue = queue_key(request)
     policy = msgspec.structs.replace(queues.policy_of(tx, queue), paused=request.paused)
     return queues.set_policy(tx, queue, policy)
 
@@ -297,7 +299,7 @@ def pause(tx: Transaction, request: PauseQueue) -> QueuePolicy:
 def set_schedule(tx: Transaction, request: SetSchedule) -> Schedule:
     return queues.set_schedule(
         tx,
-        _queue(request),
+        queue_key(request),
         checked_name("schedule", request.name),
         cron=request.cron,
         timezone=request.timezone,
@@ -307,12 +309,12 @@ def set_schedule(tx: Transaction, request: SetSchedule) -> Schedule:
 
 @transaction
 def remove_schedule(tx: Transaction, request: RemoveSchedule) -> Moved:
-    return Moved(int(queues.remove_schedule(tx, _queue(request), checked_name("schedule", request.name))))
+    return Moved(int(queues.remove_schedule(tx, queue_key(request), checked_name("schedule", request.name))))
 
 
 @transaction
 def list_schedules(tx: Transaction, request: ListSchedules) -> Schedules:
-    return Schedules(queues.schedules_of(tx, _queue(request)))
+    return Schedules(queues.schedules_of(tx, queue_key(request)))
 
 
 def _each(leases: list[MessageLease], settle: Callable[[MessageLease], Outcome]) -> Outcomes:
@@ -351,7 +353,12 @@ class _OfQueue(Protocol):
     def universe(self) -> str: ...
 
 
-def _queue(request: _OfQueue) -> QueueKey:
+def queue_key(request: _OfQueue) -> QueueKey:
+    """The queue of a request.
+
+    Raises:
+        InvalidName, InvalidArgument: its name is invalid.
+    """
     return _key(request.universe, request.queue)
 
 

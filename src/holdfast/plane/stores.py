@@ -123,17 +123,13 @@ class AsyncStores:
 AnyStores: TypeAlias = Union[Stores, AsyncStores]  # noqa: UP007
 
 
-def run_and_collect(
-    tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Result, list[tuple[Any, ...]]]:
-    """The result of `work`, and the events to publish once it is committed."""
-    return work(tx, *args, **kwargs), tx.events
-
-
 def _run_with_space(
     tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Result, list[tuple[Any, ...]]]:
-    """`run_and_collect`; while the disk is nearly full, a transaction that writes must also delete something."""
+    """The result of `work`, and the events to publish once it is committed.
+
+    While the disk is nearly full, a transaction that writes must also delete something.
+    """
     result = work(tx, *args, **kwargs)
     if tx.low_space and tx.writes and not tx.cleared and None not in tx.writes.values():
         raise low_space_error()

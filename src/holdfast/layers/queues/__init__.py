@@ -19,7 +19,7 @@ from holdfast.layers.queues.admin import (
 from holdfast.layers.queues.by_id import FoundLease, SearchOn, cancel, get, result, search, update
 from holdfast.layers.queues.counters import DUE, NEVER_MS
 from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
-from holdfast.layers.queues.enqueue import put, remove_schedule, schedules_of, set_schedule
+from holdfast.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
 from holdfast.layers.queues.failures import failures_of
 from holdfast.layers.queues.history import read_history
@@ -83,6 +83,7 @@ __all__ = [
     "RedriveProgress",
     "redrive",
     "redrive_step",
+    "only_adds",
     "put",
     "remove_schedule",
     "schedules_of",

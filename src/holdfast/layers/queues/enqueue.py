@@ -70,9 +70,28 @@ def put(
         put_one(queue_tx, policy, message, id, tier)
         for message, id in zip(messages, queue_tx.new_ids(len(messages)), strict=True)
     ]
-    _delete_expired_keys(queue_tx)
+    if not tx.writer or not only_adds(messages):  # Where plain puts share the queue, the sweeper deletes them.
+        _delete_expired_keys(queue_tx)
     queue_tx.save()
     return receipts
+
+
+def only_adds(messages: Sequence[NewMessage]) -> bool:
+    """Whether a put of these messages can share the queue with other such puts (`Transaction.share`).
+
+    It reads only the policy and the counters of its process, and writes only these counters and keys with new ids. That
+    includes delays, TTLs, payloads and the history. Groups and keys have records that several messages use.
+    """
+    for new in messages:
+        if (
+            new.idempotency_key is not None
+            or new.group is not None
+            or new.key is not None
+            or new.unique_key is not None
+            or new.debounce_key is not None
+        ):
+            return False
+    return True
 
 
 def insert(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int, newest: bool) -> None:
