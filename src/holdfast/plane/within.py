@@ -18,7 +18,7 @@ from holdfast.layers.queues import DUE
 from holdfast.plane.atomic import execute_step
 from holdfast.plane.operations import execute
 from holdfast.plane.services import Services
-from holdfast.plane.stores import run_and_collect
+from holdfast.plane.sharing import share_queues
 from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.blobs import PutBlob
 from holdfast.wire.entities import GetEntity, WriteEntities
@@ -86,7 +86,7 @@ class WithinTransport(_Within):
         """Run `work(tx, *args, **kwargs)` in the caller's transaction, whose commit decides the durability."""
         del tier
         result: Result
-        result, events = self._transaction.run(run_and_collect, work, args, kwargs)
+        result, events = self._transaction.run(_collect, work, args, kwargs)
         self._publish_due(events)
         return result
 
@@ -132,7 +132,7 @@ class AsyncWithinTransport(_Within):
         """Run `work(tx, *args, **kwargs)` in the caller's transaction, whose commit decides the durability."""
         del tier
         result: Result
-        result, events = await self._transaction.run_async(run_and_collect, work, args, kwargs)
+        result, events = await self._transaction.run_async(_collect, work, args, kwargs)
         self._publish_due(events)
         return result
 
@@ -147,6 +147,7 @@ class AsyncWithinTransport(_Within):
 
 
 def _run(tx: Transaction, policy: TierPolicy, request: Request[Answer]) -> tuple[Answer, _Events]:
+    share_queues(tx, (request,))
     answer = execute_step(tx, policy, request)
     if isinstance(request, WriteEntities) and any(event[0] == BEST_EFFORT_WRITTEN for event in tx.events):
         raise NotTransactional(
@@ -154,6 +155,12 @@ def _run(tx: Transaction, policy: TierPolicy, request: Request[Answer]) -> tuple
             "plane.entities, after your commit"
         )
     return answer, tx.events
+
+
+def _collect(
+    tx: Transaction, work: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Result, _Events]:
+    return work(tx, *args, **kwargs), tx.events
 
 
 def _check(request: Request[Answer]) -> None:

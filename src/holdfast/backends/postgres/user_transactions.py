@@ -1,26 +1,20 @@
 """Runs functions in a transaction of the caller's own connection, beside the caller's own statements.
 
-    caller's BEGIN ──► caller's statements, and for each call of Holdfast:            ──► caller's COMMIT or ROLLBACK
+    caller's BEGIN ──► the caller's statements, and for each call of Holdfast         ──► caller's COMMIT or ROLLBACK
                        SAVEPOINT ──► locks, reads ──► writes, NOTIFY ──► RELEASE
 
-What a call writes is in PostgreSQL when the call returns, so later calls of the same transaction see it, and others see
-it after the commit. PostgreSQL sends the notification with the commit, or drops it with the rollback. A call that fails
-is rolled back to its savepoint: the caller's transaction goes on without it. Nothing is remembered between calls,
-because the caller may roll back to a savepoint of its own.
+What a call writes is in PostgreSQL when the call returns. Later calls of the same transaction see it, and others see it
+after the commit. PostgreSQL sends the notification with the commit, and drops it with a rollback. A call that fails is
+rolled back to its savepoint: the caller's transaction goes on without it. Nothing is remembered from one call to the
+next, because the caller may roll back to a savepoint of its own.
 
-The locks are those of Holdfast's own transactions, held until the caller's transaction ends. A caller can hold several
-and wait for another one, so two callers can deadlock. PostgreSQL detects that, and ends one of the calls.
-
-Only PostgreSQL's locks order the transactions, so a call must see what was committed before it got its lock. The
-snapshot of a REPEATABLE READ or SERIALIZABLE transaction is older. There, only calls that share a part are possible,
-which read nothing that others write.
+A call that reads what others write holds the locks that Holdfast's own transactions take, until the caller's
+transaction ends. It must see everything that was committed before it got a lock. The snapshot of a REPEATABLE READ or
+SERIALIZABLE transaction is older, so such calls are refused there.
 """
 
 import asyncio
-import struct
-from collections.abc import Iterable
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -30,8 +24,7 @@ from psycopg.rows import tuple_row
 
 from holdfast import limits
 from holdfast.backends.postgres.connections import connect
-from holdfast.backends.postgres.notifications import CHANNEL, notification
-from holdfast.backends.postgres.sessions import _array
+from holdfast.backends.postgres.locked_view import LockTaken, Needs, union
 from holdfast.backends.postgres.user_connections import (
     AsyncConnection,
     Connection,
@@ -39,18 +32,10 @@ from holdfast.backends.postgres.user_connections import (
     check_open,
     connection_of,
 )
+from holdfast.backends.postgres.user_view import UserSession, UserView
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import (
-    Busy,
-    DatabaseFailed,
-    DiskFull,
-    IsolationUnsupported,
-    ReadOnlyTransaction,
-    TransactionConflict,
-    Unreachable,
-    WrongDatabase,
-)
-from holdfast.kv import Pair, Result, Transaction, Work
+from holdfast.errors import Busy, WrongDatabase
+from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.execution import run
 from holdfast.threads import run_in_thread
 
@@ -62,17 +47,6 @@ _TABLE: Final = """
     SELECT quote_ident(nspname) || '.holdfast_kv' FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE pg_class.oid = 'holdfast_kv'::regclass
 """
-
-# The caller's own lock_timeout is kept if there is one. The transaction's id names the writer where the isolation level
-# hides what the same connection has committed since the snapshot.
-_BEGIN: Final = """SAVEPOINT holdfast; SELECT
-    (extract(epoch FROM clock_timestamp()) * 1000)::bigint,
-    current_setting('transaction_isolation') = 'read committed',
-    current_setting('transaction_read_only') = 'off',
-    current_setting('lock_timeout'),
-    pg_backend_pid(),
-    CASE WHEN current_setting('transaction_isolation') <> 'read committed' THEN pg_current_xact_id()::text END,
-    CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', '{lock_timeout_ms}', true) END"""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -164,165 +138,37 @@ class UserTransaction:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Result:
-        view = _View(connection.pgconn, place.table)
-        view.begin()
-        try:
-            tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=view.writer)
-            tx.fence_floor = self._fence_floor
-            result = run(tx, work, args, kwargs)
-            if view.failure is not None:
-                raise view.failure  # The function may have caught it, but it must not go on.
-            view.write(tx)
-        except BaseException:
-            view.undo()
-            raise
-        view.release()
+        needs: Needs = {}
+        for _ in range(limits.LOCK_ATTEMPTS_MAX):
+            session = UserSession(connection.pgconn, place.table)
+            session.begin()
+            view: UserView | None = None
+            try:
+                view = UserView(session, needs)
+                result = self._attempt(session, view, work, args, kwargs)
+            except LockTaken:
+                assert view is not None
+                needs = union([needs, view.needs])
+                session.undo()
+            except BaseException:
+                session.undo()
+                raise
+            else:
+                session.release()
+                return result
+        raise Busy("Locks were granted late again and again; roll back and run the transaction again")
+
+    def _attempt(
+        self, session: UserSession, view: UserView, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Result:
+        tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=session.writer)
+        tx.fence_floor = self._fence_floor
+        result = run(tx, work, args, kwargs)
+        if view.taken is not None:
+            raise view.taken  # The function has caught it.
+        view.lock_writes(tx)
+        session.write(tx)
         return result
-
-
-class _View:
-    """The key space as the caller's transaction sees it, and the statements of one call."""
-
-    def __init__(self, connection: pq.abc.PGconn, table: str) -> None:
-        self._pq = connection
-        self._table = table
-        self._values_read: dict[bytes, bytes | None] = {}
-        self._locked: set[bytes] = set()
-        self._shared: set[bytes] = set()
-        self._now_ms = 0
-        self._is_read_committed = True
-        self._resets_lock_timeout = False
-        self.writer = ""
-        self.failure: Exception | None = None
-
-    def begin(self) -> None:
-        """Set a savepoint, and read what the call depends on."""
-        row = self._exec(_BEGIN.format(lock_timeout_ms=round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)).encode())
-        now_ms, self._is_read_committed, is_writable, lock_timeout, pid, number = (
-            int(row.get_value(0, 0) or b"0"),
-            row.get_value(0, 1) == b"t",
-            row.get_value(0, 2) == b"t",
-            row.get_value(0, 3),
-            row.get_value(0, 4) or b"",
-            row.get_value(0, 5),
-        )
-        self._now_ms = now_ms
-        self._resets_lock_timeout = lock_timeout == b"0"
-        # No two transactions that run at the same time may have one writer.
-        self.writer = f"pid-{pid.decode()}" if number is None else f"transaction-{number.decode()}"
-        if not is_writable:
-            self.undo()
-            raise ReadOnlyTransaction("The transaction is READ ONLY; begin one that can write")
-
-    def now_ms(self) -> int:
-        """The database's clock at the start of the call."""
-        return self._now_ms
-
-    def get(self, key: bytes) -> bytes | None:
-        if key in self._values_read:
-            return self._values_read[key]
-        self._lock([part_of(key)])
-        found = self._run(f"SELECT value FROM {self._table} WHERE key = $1", [key])
-        value = self._values_read[key] = found.get_value(0, 0) if found.ntuples else None
-        return value
-
-    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
-        self._lock([part_of_range(begin, end)])
-        order = "DESC" if reverse else "ASC"
-        found = self._run(
-            f"SELECT key, value FROM {self._table} WHERE key >= $1 AND key < $2 ORDER BY key {order} LIMIT $3::bigint",
-            [begin, end, struct.pack("!q", limit)],
-        )
-        return [(found.get_value(row, 0) or b"", found.get_value(row, 1) or b"") for row in range(found.ntuples)]
-
-    def share(self, prefix: bytes) -> None:
-        """See `Transaction.share`."""
-        self._shared.add(part_of(prefix))
-
-    def write(self, tx: Transaction) -> None:
-        """Write the changes of `tx`, with their notification."""
-        if not tx.has_writes:
-            return
-        self._lock([*(part_of(key) for key in tx.writes), *(part_of_range(*bounds) for bounds in tx.cleared)])
-        table = self._table
-        if tx.cleared:
-            self._run(
-                f"DELETE FROM {table} USING unnest($1::bytea[], $2::bytea[]) AS cleared(first, past) "
-                "WHERE key >= first AND key < past",
-                [_array(begin for begin, _ in tx.cleared), _array(end for _, end in tx.cleared)],
-            )
-        puts = {key: value for key, value in tx.writes.items() if value is not None}
-        deleted = [key for key, value in tx.writes.items() if value is None]
-        self._run(
-            f"WITH put AS (INSERT INTO {table} SELECT * FROM unnest($1::bytea[], $2::bytea[]) "
-            "ON CONFLICT (key) DO UPDATE SET value = excluded.value), "
-            f"gone AS (DELETE FROM {table} AS old USING unnest($4::bytea[]) AS gone(key) WHERE old.key = gone.key) "
-            f"SELECT pg_notify('{CHANNEL}', $3)",
-            [_array(puts), _array(puts.values()), notification(tx), _array(deleted)],
-        )
-
-    def release(self) -> None:
-        """Keep what the call wrote."""
-        reset = b"SET LOCAL lock_timeout = 0; " if self._resets_lock_timeout else b""
-        self._exec(reset + b"RELEASE SAVEPOINT holdfast")
-
-    def undo(self) -> None:
-        """Roll back what the call did. The caller's transaction goes on, unless the connection is lost."""
-        if self._pq.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR):
-            self._pq.exec_(b"ROLLBACK TO SAVEPOINT holdfast; RELEASE SAVEPOINT holdfast")
-
-    def _lock(self, parts: Iterable[bytes]) -> None:
-        """Lock parts of the key space until the caller's transaction ends, and wait for those that others hold."""
-        if self.failure is not None:
-            raise self.failure
-        for part in dict.fromkeys(parts):
-            if part in self._locked:
-                continue
-            shared = part in self._shared
-            if not shared and not self._is_read_committed:
-                raise IsolationUnsupported(
-                    "This call reads what other transactions may have changed since this one began; begin it with "
-                    "ISOLATION LEVEL READ COMMITTED, or make this call on the plane itself"
-                )
-            kind = "_shared" if shared else ""
-            self._run(f"SELECT pg_advisory_xact_lock{kind}($1::bigint)", [lock_number(part)])
-            self._locked.add(part)
-
-    def _exec(self, command: bytes) -> pq.abc.PGresult:
-        return self._check(self._pq.exec_(command))
-
-    def _run(self, statement: str, parameters: list[bytes]) -> pq.abc.PGresult:
-        # Without a name: the caller may be behind a connection pooler, which would lose a prepared statement.
-        result = self._pq.exec_params(statement.encode(), parameters, None, [1] * len(parameters), 1)
-        return self._check(result)
-
-    def _check(self, result: pq.abc.PGresult) -> pq.abc.PGresult:
-        if result.status in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
-            return result
-        self.failure = self._failure(result)
-        raise self.failure
-
-    def _failure(self, result: pq.abc.PGresult) -> Exception:
-        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-        text = result.get_error_message().strip()
-        if state in ("40001", "40P01"):
-            return TransactionConflict(
-                f"Another transaction is in the way ({text}); roll back and run the transaction again"
-            )
-        if state in ("55P03", "57014"):
-            return Busy(
-                f"Another transaction holds what this call needs ({text}); roll back and run the transaction again"
-            )
-        if state.startswith("57P") or self._pq.status != pq.ConnStatus.OK:
-            return Unreachable(f"The connection broke ({text}); nothing was written. Run the transaction again")
-        if state == "53100":
-            return DiskFull(f"PostgreSQL's disk is full ({text}); roll back, free some space and run it again")
-        if state == "42501":
-            return DatabaseFailed(
-                f"PostgreSQL refused a statement ({text}); GRANT SELECT, INSERT, UPDATE, DELETE ON {self._table} to "
-                "this user, and USAGE on its schema"
-            )
-        return DatabaseFailed(f"PostgreSQL refused a statement ({state}: {text}); roll back the transaction")
 
 
 def _check_place(place: Place, found: tuple[str, ...]) -> None:
@@ -335,16 +181,3 @@ def _check_place(place: Place, found: tuple[str, ...]) -> None:
 def _row(found: "tuple[Any, ...] | None") -> tuple[str, ...]:
     assert found is not None, "the query returns one row"
     return tuple(str(value) for value in found)
-
-
-def part_of(key: bytes) -> bytes:
-    return b"\x00".join(key.split(b"\x00")[:4])
-
-
-def part_of_range(begin: bytes, end: bytes) -> bytes:
-    del end
-    return part_of(begin)
-
-
-def lock_number(part: bytes) -> bytes:
-    return blake2b(part, digest_size=8).digest()
