@@ -5,6 +5,9 @@ The user's tables are in a schema of their own, and the search path of the user'
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,12 +47,14 @@ Connect = Callable[..., UserConnection]
 
 
 @pytest.fixture
-def shop(postgres_url: str) -> str:
+def shop(postgres_url: str) -> Iterator[str]:
     """The URL of a database with a user's table, in the schema `shop`."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS shop CASCADE; CREATE SCHEMA shop")
         connection.execute("CREATE TABLE shop.orders (id int PRIMARY KEY)")
-    return postgres_url
+    yield postgres_url
+    with psycopg.connect(postgres_url, autocommit=True) as connection:  # Another test may get the database.
+        connection.execute("SET lock_timeout = '5s'; DROP SCHEMA shop CASCADE")
 
 
 @pytest.fixture
@@ -597,3 +602,24 @@ async def test_connections_of_threads_are_refused_on_an_event_loop(
     session = Session(create_engine(sqlalchemy_url(shop), poolclass=NullPool))
     with session, pytest.raises(InvalidArgument, match=r"open the plane with open$"):
         await async_plane.within(session).queue("emails").put({"order": 1})
+
+
+def test_the_example_runs_twice(shop: str) -> None:
+    example = Path(__file__).parents[2] / "examples" / "transactions" / "orders.py"
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(example)],
+            env={**os.environ, "DATABASE_URL": shop},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_SECONDS * 3,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            "order 1: kettle",
+            "no order: unobtainable",
+            "order 3: teapot",
+            "emails: kettle, teapot",
+            "orders without an email: (0,)",
+        ]
