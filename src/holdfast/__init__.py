@@ -55,9 +55,11 @@ if TYPE_CHECKING:
     from holdfast.handles.sync.receipts import PutReceipt
     from holdfast.handles.sync.states import State
     from holdfast.handles.sync.tokens import Tokens
+    from holdfast.handles.sync.within import Within
     from holdfast.handles.sync.worlds import Inbox, Snapshots, World
     from holdfast.handles.task_control import Reject, RetryLater
     from holdfast.handles.tokens import AsyncTokens
+    from holdfast.handles.within import AsyncWithin
     from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerStats
     from holdfast.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
     from holdfast.kv import Subspace, Transaction
@@ -129,6 +131,7 @@ __all__ = [
     "AsyncState",
     "AsyncTieredTransaction",
     "AsyncTokens",
+    "AsyncWithin",
     "AsyncWorker",
     "AsyncWorld",
     "Atomic",
@@ -223,6 +226,7 @@ __all__ = [
     "Unsealed",
     "UpdatedState",
     "Verdict",
+    "Within",
     "Worker",
     "WorkerStats",
     "World",
@@ -262,6 +266,7 @@ _MODULES: Final = {
     "AsyncState": "holdfast.handles.states",
     "AsyncTieredTransaction": "holdfast.handles.entities",
     "AsyncTokens": "holdfast.handles.tokens",
+    "AsyncWithin": "holdfast.handles.within",
     "AsyncWorker": "holdfast.handles.workers",
     "AsyncWorld": "holdfast.handles.worlds",
     "Atomic": "holdfast.handles.sync.atomic",
@@ -356,6 +361,7 @@ _MODULES: Final = {
     "Unsealed": "holdfast.encryption",
     "UpdatedState": "holdfast.wire.states",
     "Verdict": "holdfast.wire.restores",
+    "Within": "holdfast.handles.sync.within",
     "Worker": "holdfast.handles.workers",
     "WorkerStats": "holdfast.handles.workers",
     "World": "holdfast.handles.sync.worlds",

@@ -5,6 +5,7 @@ HoldfastError
 │   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument, IdempotencyKeyReused
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge, AnswerTooLarge
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
+│   ├── NotTransactional, TransactionRequired, WrongDatabase, IsolationUnsupported
 │   └── LockOrderViolation
 ├── NotAllowed            the token does not allow it
 │   └── SenderBlocked, SenderMismatch
@@ -75,6 +76,7 @@ __all__ = [
     "InvalidName",
     "InvalidUrl",
     "InvalidValue",
+    "IsolationUnsupported",
     "KeyTooLarge",
     "LeaseConflict",
     "LeaseExpired",
@@ -95,6 +97,7 @@ __all__ = [
     "NotEmbedded",
     "NotFound",
     "NotSynchronous",
+    "NotTransactional",
     "ObjectChanged",
     "ObjectExists",
     "ObjectNotFound",
@@ -120,6 +123,7 @@ __all__ = [
     "TargetNotEmpty",
     "TransactionConflict",
     "TransactionEnded",
+    "TransactionRequired",
     "TransactionTooLarge",
     "TxnMismatch",
     "Unreachable",
@@ -132,6 +136,7 @@ __all__ = [
     "WorldNotActive",
     "WorldNotFound",
     "WouldLoseData",
+    "WrongDatabase",
 ]
 
 
@@ -272,6 +277,30 @@ class NotEmbedded(Validation):
     """This call needs the database in the same process, and the handle is connected to a server."""
 
     code = "not_embedded"
+
+
+class NotTransactional(Validation):
+    """This call cannot be part of a transaction of the caller's own connection."""
+
+    code = "not_transactional"
+
+
+class TransactionRequired(Validation):
+    """The caller's connection has no open transaction, or a failed one."""
+
+    code = "transaction_required"
+
+
+class WrongDatabase(Validation):
+    """The caller's connection is to another database than the plane."""
+
+    code = "wrong_database"
+
+
+class IsolationUnsupported(Validation):
+    """This call cannot be part of a transaction of this isolation level; READ COMMITTED is always possible."""
+
+    code = "isolation_unsupported"
 
 
 class LockOrderViolation(Validation):

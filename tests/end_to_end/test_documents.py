@@ -200,6 +200,12 @@ def test_the_blocks_of_the_postgresql_guide_run(tmp_path: Path, postgres_url: st
     run_blocks("how-to/move-to-postgresql.md", tmp_path, {"postgresql://holdfast@db/plane": postgres_url})
 
 
+def test_the_blocks_of_the_transaction_guide_run(tmp_path: Path, postgres_url: str) -> None:
+    engine_url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    words = {"postgresql://holdfast@db/plane": postgres_url, "postgresql+psycopg://holdfast@db/plane": engine_url}
+    run_blocks("how-to/your-own-transaction.md", tmp_path, words)
+
+
 def test_the_settings_of_the_production_guide_are_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "how-to" / "production.md").read_text()
     [settings] = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

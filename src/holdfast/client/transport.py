@@ -7,7 +7,7 @@ import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from secrets import token_hex
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
 from holdfast.client import streaming
@@ -106,6 +106,9 @@ class AsyncRemoteTransport(_Server):
         del work, args, tier, kwargs
         raise _not_embedded()
 
+    def within(self, connection: object) -> NoReturn:
+        raise _no_connection(connection)
+
     async def reopen(self) -> None:
         raise _reopened_by_server()
 
@@ -168,6 +171,9 @@ class RemoteTransport(_Server):
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
         del work, args, tier, kwargs
         raise _not_embedded()
+
+    def within(self, connection: object) -> NoReturn:
+        raise _no_connection(connection)
 
     def reopen(self) -> None:
         raise _reopened_by_server()
@@ -232,6 +238,13 @@ def _closed() -> Closed:
 
 def _reopened_by_server() -> NotEmbedded:
     return NotEmbedded("The plane is in another process; its server reopens it by itself")
+
+
+def _no_connection(connection: object) -> NotEmbedded:
+    return NotEmbedded(
+        f"The plane is in another process, which has no access to {type(connection).__name__}; open the plane with its "
+        "URL: holdfast.open('postgresql://…')"
+    )
 
 
 def _not_embedded() -> NotEmbedded:

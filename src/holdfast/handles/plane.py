@@ -18,6 +18,7 @@ from holdfast.handles.pairs import AsyncPairs
 from holdfast.handles.queues import AsyncQueue
 from holdfast.handles.states import AsyncState
 from holdfast.handles.tokens import AsyncTokens
+from holdfast.handles.within import AsyncWithin
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
@@ -115,6 +116,21 @@ class AsyncPlane:
     def atomic(self) -> AsyncAtomic:
         """A list of operations on queues, mail, worlds, states, entities and leases that commits as one."""
         return AsyncAtomic(self._transport, self.universe)
+
+    def within(self, connection: object) -> AsyncWithin:
+        """Handles that write in the open transaction of your own connection to the plane's PostgreSQL database.
+
+        What they write becomes visible with your commit, together with your own rows, and vanishes with your rollback.
+
+        Args:
+            connection: a connection of psycopg, or a session or connection of SQLAlchemy on psycopg. Of the same kind
+                as the plane: for threads, or for an event loop.
+
+        Raises:
+            NotEmbedded: the plane is in another process; open it with its PostgreSQL URL.
+            Unsupported: the plane is not on PostgreSQL.
+        """
+        return AsyncWithin(self._transport.within(connection), self.universe)
 
     def lease(self, key: str) -> AsyncLeaseKey:
         """The lease of that key, as in `orders/1234`."""

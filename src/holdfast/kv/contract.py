@@ -134,6 +134,18 @@ class Database(ABC):
     def close(self) -> None:
         """Sync, then release everything. Closing twice is fine; any other use afterwards raises Closed."""
 
+    def within(self, connection: object) -> "CallerTransaction":
+        """The transaction of the caller's own database connection, in which functions can write to the key space.
+
+        Raises:
+            Unsupported: only PostgreSQL has such connections.
+        """
+        del connection
+        raise Unsupported(
+            f"{type(self).__name__} cannot write in a transaction of another database; open the plane on PostgreSQL, "
+            "or use transact"
+        )
+
     def checkpoint(self, path: Path) -> None:
         """Write a consistent copy of the key space to the new folder `path`. Transactions continue meanwhile.
 
@@ -153,6 +165,18 @@ class Database(ABC):
         else:
             with suppress(HoldfastError):  # The sync fails too on a full device; the first error is the one to raise.
                 self.close()
+
+
+class CallerTransaction(Protocol):
+    """A transaction that the caller has begun on a connection of its own, and commits or rolls back itself."""
+
+    def run(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
+        """The result of `work(tx, *args, **kwargs)`, whose writes become part of the transaction. It runs once."""
+        ...
+
+    async def run_async(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
+        """`run` for an event loop."""
+        ...
 
 
 class View(Protocol):

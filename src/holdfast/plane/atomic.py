@@ -45,7 +45,7 @@ def execute_all(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> A
         raise BatchTooLarge(f"One commit has at most {ATOMIC_OPERATIONS_MAX} operations; split it")
     answers = []
     for step in request.operations:
-        answer = _execute(tx, policy, step)
+        answer = execute_step(tx, policy, step)
         if isinstance(answer, Outcomes | SentMails):
             for outcome in answer.outcomes if isinstance(answer, Outcomes) else answer.mails:
                 if outcome.code is not None:
@@ -70,7 +70,8 @@ def _refused(ack: RefusedAck) -> HoldfastError:
     )
 
 
-def _execute(tx: Transaction, policy: TierPolicy, step: Request[Answer]) -> Answer:
+def execute_step(tx: Transaction, policy: TierPolicy, step: Request[Answer]) -> Answer:
+    """Execute one operation that can be part of a larger commit (`Operation.atomic`)."""
     if isinstance(step, WriteEntities):
         return entities.write_in(tx, step, policy)  # type: ignore[return-value]
     run = HANDLERS[type(step)].run

@@ -21,6 +21,7 @@ from holdfast.plane.sharing import run_alone
 from holdfast.plane.stale_reads import STALE_READS
 from holdfast.plane.stores import AsyncStores, Stores
 from holdfast.plane.unknown_commits import may_repeat, repeat, repeat_async
+from holdfast.plane.within import AsyncWithinTransport, WithinTransport
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
 
@@ -74,6 +75,10 @@ class EmbeddedTransport(Stores):
         """The body of the answer, as a stream."""
         stream: Iterator[bytes] = _served(handler_of(request))(self, request)
         return stream
+
+    def within(self, connection: object) -> WithinTransport:
+        """A transport that executes requests in the open transaction of the caller's own connection."""
+        return WithinTransport(self.services, connection, self)
 
     def reopen(self) -> None:
         """Open the key space again after a failure."""
@@ -148,6 +153,10 @@ class AsyncEmbeddedTransport(AsyncStores):
         """The body of the answer, as a stream."""
         stream: AsyncIterator[bytes] = await _served(handler_of(request))(self, request)
         return stream
+
+    def within(self, connection: object) -> AsyncWithinTransport:
+        """A transport that executes requests in the open transaction of the caller's own connection."""
+        return AsyncWithinTransport(self.services, connection, self)
 
     async def reopen(self) -> None:
         """Open the key space again after a failure."""

@@ -176,6 +176,15 @@ class Transport(Protocol):
         """
         ...
 
+    def within(self, connection: object) -> "Transport":
+        """A transport that executes requests in the open transaction of the caller's own connection.
+
+        Raises:
+            NotEmbedded: the plane is in another process.
+            Unsupported: the plane is not on PostgreSQL.
+        """
+        ...
+
     def reopen(self) -> None:
         """Open the key space again after a failure.
 
@@ -212,6 +221,8 @@ class AsyncTransport(Protocol):
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]: ...
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result: ...
+
+    def within(self, connection: object) -> "AsyncTransport": ...
 
     async def reopen(self) -> None: ...
 

@@ -26,6 +26,7 @@ from holdfast.backends.postgres.retries import retry_transaction
 from holdfast.backends.postgres.schema import SCHEMA_VERSION, prepare_schema
 from holdfast.backends.postgres.sessions import Session
 from holdfast.backends.postgres.standby import ReadFrom, StandbyReads
+from holdfast.backends.postgres.user_transactions import PlaceFinder, UserTransaction
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
 from holdfast.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Watches, Work
@@ -102,6 +103,7 @@ class PostgresDatabase(Database):
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
         self._jitter = Random()
+        self._place = PlaceFinder(url)
         self._thread_local = threading.local()
         self._closed = False
         invalidate_in_children(self)
@@ -173,6 +175,10 @@ class PostgresDatabase(Database):
             stop()
             raise
         return stop
+
+    def within(self, connection: object) -> UserTransaction:
+        self._check_usable()
+        return UserTransaction(connection, self._place, clock=self._clock, ids=self._ids, floor=self._fence_floor)
 
     def sync(self) -> None:
         # A synced commit syncs every earlier commit, of any process.

@@ -18,6 +18,7 @@ from holdfast.handles.sync.pairs import Pairs
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.sync.states import State
 from holdfast.handles.sync.tokens import Tokens
+from holdfast.handles.sync.within import Within
 from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
@@ -113,6 +114,21 @@ class Plane:
     def atomic(self) -> Atomic:
         """A list of operations on queues, mail, worlds, states, entities and leases that commits as one."""
         return Atomic(self._transport, self.universe)
+
+    def within(self, connection: object) -> Within:
+        """Handles that write in the open transaction of your own connection to the plane's PostgreSQL database.
+
+        What they write becomes visible with your commit, together with your own rows, and vanishes with your rollback.
+
+        Args:
+            connection: a connection of psycopg, or a session or connection of SQLAlchemy on psycopg. Of the same kind
+                as the plane: for threads, or for an event loop.
+
+        Raises:
+            NotEmbedded: the plane is in another process; open it with its PostgreSQL URL.
+            Unsupported: the plane is not on PostgreSQL.
+        """
+        return Within(self._transport.within(connection), self.universe)
 
     def lease(self, key: str) -> LeaseKey:
         """The lease of that key, as in `orders/1234`."""

