@@ -138,7 +138,7 @@ def test_consumers_of_two_nodes_share_a_backlog(postgres_url: str, tmp_path: Pat
         is_first = True
         while left:
             messages = jobs.receive_many(batch, wait_seconds=1.0)
-            received[node] += [message.payload for message in messages]
+            received[node] += [message.payload or b"" for message in messages]
             for message in messages:
                 message.ack()
                 left.discard(message.payload)
