@@ -17,9 +17,11 @@ from holdfast.handles.sync.queues import Queue
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers import queues
 from holdfast.layers.queues import QueueKey
+from holdfast.plane.operations import handler_of
+from holdfast.plane.sharing import run_alone
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.sync.dispatcher import Dispatcher
-from holdfast.wire.queues import MessageLease, NewMessage
+from holdfast.wire.queues import MessageLease, NewMessage, PutMessages
 
 DEADLINE_SECONDS = 30.0
 JOBS = QueueKey("main", "jobs")
@@ -85,6 +87,34 @@ def test_puts_that_a_process_runs_at_the_same_time_are_all_counted(open_node: Op
     assert (stats.put_total, stats.ready) == (2, 2)
 
 
+def test_plain_puts_of_two_nodes_run_at_the_same_time(open_node: OpenNode) -> None:
+    one, two = open_node(), open_node()
+    is_putting, finish = threading.Event(), threading.Event()
+
+    def put_and_wait(tx: Transaction) -> None:
+        put_shared(tx)
+        is_putting.set()
+        finish.wait(DEADLINE_SECONDS)
+
+    def put_in_one_call(message: NewMessage) -> None:
+        request = PutMessages("jobs", [message])
+        two.transact(run_alone, handler_of(request).run, request)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(one.transact, put_and_wait)
+        assert is_putting.wait(DEADLINE_SECONDS)
+        put_in_one_call(NewMessage(delay_seconds=1.0, ttl_seconds=60.0))
+        assert (two.contention.lock_waits, first.done()) == (0, False)
+        exclusive = threads.submit(put_in_one_call, NewMessage(group="g"))
+        until(lambda: two.contention.lock_waits == 1)
+        assert not exclusive.done()
+        finish.set()
+        first.result(DEADLINE_SECONDS)
+        exclusive.result(DEADLINE_SECONDS)
+    stats = one.read(queues.stats, JOBS)
+    assert (stats.put_total, stats.ready, stats.delayed) == (3, 2, 1)
+
+
 class CountingNode(PostgresDatabase):
     """Counts the deliveries that are attempted."""
 
@@ -128,6 +158,18 @@ def test_a_put_leads_to_at_most_one_attempt_per_node(postgres_url: str, monkeypa
     assert count <= attempts <= 2 * count + 2 * consumers_per_node
 
 
+def test_a_consumer_that_begins_to_wait_reads_the_queue_once(postgres_url: str) -> None:
+    with CountingNode(postgres_url) as node, ThreadPoolExecutor(1) as threads:
+        with node.watch(KEYS.prefix) as watch:
+            assert watch.wait(DEADLINE_SECONDS)  # All watches fire once when the process begins to listen.
+        dispatcher = Dispatcher(node, None, ConsumerOptions(poll_seconds=3_600.0))
+        waiting = threads.submit(dispatcher.receive, JOBS, wait_ms=60_000, tier=None, owner="ada")
+        until(lambda: dispatcher.waiting(JOBS) == 1)
+        node.transact(put_shared)
+        assert len(waiting.result(DEADLINE_SECONDS).messages) == 1
+        assert node.attempts == 2
+
+
 def test_consumers_of_two_nodes_share_a_backlog(postgres_url: str, tmp_path: Path) -> None:
     count, consumers_per_node, batch = 600, 4, 7
     payloads = [b"%d" % number for number in range(count)]
@@ -150,18 +192,24 @@ def test_consumers_of_two_nodes_share_a_backlog(postgres_url: str, tmp_path: Pat
     def put_one(jobs: Queue, payload: bytes) -> None:
         jobs.put(payload)
 
+    def fold_meanwhile() -> None:
+        with PostgresDatabase(postgres_url) as another:
+            while left:
+                another.transact(queues.fold, JOBS)
+
     left = set(payloads)
     folder = str(tmp_path)
     with holdfast.open(postgres_url, activity=folder) as one, holdfast.open(postgres_url, activity=folder) as two:
         half = count // 2
         for begin in range(0, half, 50):
             one.queue("jobs").put_many(payloads[begin : begin + 50])
-        with ThreadPoolExecutor(2 * consumers_per_node + 2) as threads:
+        with ThreadPoolExecutor(2 * consumers_per_node + 3) as threads:
             running = [
                 threads.submit(consume, name, node.queue("jobs"))
                 for name, node in (("one", one), ("two", two))
                 for _ in range(consumers_per_node)
             ]
+            running.append(threads.submit(fold_meanwhile))
             running += [
                 threads.submit(put_one, node.queue("jobs"), payload)
                 for node, part in ((one, payloads[half : half + half // 2]), (two, payloads[half + half // 2 :]))
