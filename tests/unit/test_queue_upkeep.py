@@ -15,7 +15,7 @@ from holdfast.layers.queues import QueueKey
 from holdfast.layers.queues.counters import QueueCounters, load_counters, total_counters
 from holdfast.limits import COUNTERS_FOLDED_MAX, COUNTERS_UNFOLDED_MAX, EXPIRED_KEYS_BATCH_MAX
 from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import QueuePolicy
+from holdfast.wire.queues import NewMessage, QueuePolicy
 from holdfast.wire.stored_messages import encode
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
@@ -167,6 +167,24 @@ def test_the_history_goes_on_after_a_fold(open_node: OpenNode) -> None:
     fold(one)
     put(one, b"e")
     assert one.read(lambda tx: tx.scan(KEYS.history, KEYS.history + b"\xff", limit=1)) == []
+
+
+def test_the_sweeper_is_told_of_due_times_after_another_process_has_processed_earlier_ones(
+    open_node: OpenNode, clock: ManualClock
+) -> None:
+    one, two = open_node(), open_node()
+
+    def due_times(tx: Transaction, work: Callable[..., object], *args: object, **options: object) -> list[int]:
+        work(tx, JOBS, *args, **options)
+        return [event[2] for event in tx.events if event[0] == queues.DUE]
+
+    put(two, b"a")
+    assert one.transact(due_times, queues.lease, owner="ada", visibility_ms=1_000) == [1_000]
+    clock.advance_ms(1_000)
+    process_due(two)
+    assert one.transact(due_times, queues.put, [NewMessage()]) == []
+    assert one.transact(due_times, queues.put, [NewMessage(delay_seconds=5.0)]) == [5_000]
+    assert one.transact(due_times, queues.put, [NewMessage(delay_seconds=6.0)]) == []
 
 
 def test_upkeep_folds_the_counters_of_more_than_a_few_processes(open_node: OpenNode) -> None:

@@ -53,6 +53,44 @@ def test_a_cleared_range_wakes_the_prefixes_it_overlaps(
     assert watch.wait(0) is woken
 
 
+@pytest.mark.parametrize(
+    ("writes", "cleared", "changed", "woken"),
+    [
+        ({b"a1": b""}, [], [], True),
+        ({b"b": b""}, [], [], True),
+        ({b"a1": None}, [], [], False),
+        ({b"a1": None, b"b": b""}, [], [], True),
+        ({b"c": b""}, [], [], False),
+        ({b"a1": None, b"c": b""}, [], [], False),
+        ({}, [(b"a", b"c")], [], False),
+        ({}, [], [(b"a", b"a1")], True),
+        ({}, [(b"a", b"c")], [(b"c", b"d")], False),
+    ],
+)
+def test_a_watch_for_additions_ignores_deletions(
+    watches: Watches, writes: dict[bytes, bytes | None], cleared: list[Range], changed: list[Range], woken: bool
+) -> None:
+    additions, everything = watches.open(b"a", b"b", additions=True), watches.open(b"a")
+    watches.notify(writes, cleared, changed)
+    assert additions.wait(0) is woken
+    is_below_a = any(key.startswith(b"a") for key in writes) or (b"a", b"c") in cleared or (b"a", b"a1") in changed
+    assert everything.wait(0) is is_below_a
+
+
+def test_a_watch_on_several_prefixes_is_closed_as_one(watches: Watches) -> None:
+    watch, other = watches.open(b"a", b"bb"), watches.open(b"a")
+    assert watches.count == 2
+    watch.close()
+    watch.close()
+    assert watches.count == 1
+    watches.notify([b"bb", b"a"])
+    assert other.wait(0)
+    other.close()
+    assert watches.count == 0
+    with pytest.raises(Closed):
+        watch.wait(0)
+
+
 def test_many_writes_leave_one_hint_that_is_consumed_once(watches: Watches) -> None:
     watch = watches.open(b"a")
     for _ in range(3):

@@ -50,6 +50,7 @@ class SharedLine:
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
         self.consumers = 0
+        self.version = 0  # Grows when a message may have become ready.
         self._is_empty = False  # Nothing was ready when the queue was last read, and nothing became ready since.
         self._retry_at_ms = 0
 
@@ -57,13 +58,15 @@ class SharedLine:
         """How long to wait for a change before the queue is read; 0: read it now."""
         return max(self._retry_at_ms - now_ms, 0) if self._is_empty else 0
 
-    def note_read(self, leased: Leased, now_ms: int) -> None:
-        """Note what a delivery or an attempt has found. One that is repeated has not read the queue."""
-        self._is_empty = not leased.repeated and not (leased.leases and leased.more)
-        self._retry_at_ms = now_ms + max(leased.retry_in_ms, 1)
+    def note_read(self, leased: Leased, now_ms: int, version: int) -> None:
+        """Note what a delivery or an attempt has found that began at a version."""
+        if version == self.version and not leased.repeated:  # A repeated one has not read the queue.
+            self._is_empty = not (leased.leases and leased.more)
+            self._retry_at_ms = now_ms + max(leased.retry_in_ms, 1)
 
     def note_change(self) -> None:
         """Note that a message may have become ready, or that it is time to check."""
+        self.version += 1
         self._is_empty = False
 
 

@@ -133,6 +133,8 @@ class QueueTransaction:
         self.queue = queue
         self.keys = keys_of(queue)
         self.counters = load_counters(tx, self.keys)
+        if tx.writer and self.counters.next_due_ms <= tx.now_ms:
+            self.counters.next_due_ms = NEVER_MS  # Another process has processed it, or will: its sweeper knows of it.
         self._due_ms = self.counters.next_due_ms
         self._key_states: dict[str, KeyState] | None = None
 
@@ -140,10 +142,8 @@ class QueueTransaction:
         if self._key_states is not None:
             self._save_key_states(self._key_states)
         self.tx.put(self.keys.counters_key(self.tx.writer), encode(self.counters))
-        next_due_ms = self.counters.next_due_ms
-        # Another process may have processed what was due, so a time that has passed says nothing about later ones.
-        if next_due_ms < self._due_ms or (self.tx.writer and self._due_ms <= self.tx.now_ms and next_due_ms < NEVER_MS):
-            self.tx.emit(DUE, self.queue, next_due_ms - self.tx.now_ms)
+        if self.counters.next_due_ms < self._due_ms:
+            self.tx.emit(DUE, self.queue, self.counters.next_due_ms - self.tx.now_ms)
 
     def key_state(self, key: str) -> KeyState:
         """The state of a key of messages. `save` writes it."""

@@ -88,10 +88,31 @@ class Dispatcher:
         durability = _DEFAULT if tier is None else Durability(tier=tier)
         if not wait_ms:
             return self._lease(queue, durability, call, options, acks=acks)
+        with nullcontext() if self._is_serial else self._shared_lines.join(queue) as shared:
+            return self._receive_or_wait(queue, durability, call, options, wait_ms=wait_ms, acks=acks, shared=shared)
+
+    def waiting(self, queue: QueueKey) -> int:
+        """The number of consumers of this process that wait for messages of a queue."""
+        return self._lines.line_length(["queue", "/".join(queue)])
+
+    def _receive_or_wait(
+        self,
+        queue: QueueKey,
+        durability: Durability,
+        call: KeyedCall | None,
+        options: LeaseOptions,
+        *,
+        wait_ms: int,
+        acks: Sequence[PackedAck],
+        shared: SharedLine | None,
+    ) -> Leased:
         refused: list[RefusedAck] | None = None
         line = ["queue", "/".join(queue)]
         if not self._lines.line_length(line):
+            version = 0 if shared is None else shared.version
             leased = self._lease(queue, durability, call, options, acks=acks)
+            if shared is not None:
+                shared.note_read(leased, self._clock.now_ms(), version)
             if leased.leases or leased.repeated:
                 return leased
             refused = leased.refused if acks else None
@@ -104,12 +125,12 @@ class Dispatcher:
                 return before
         if acks and refused is None:
             refused, events = self._database.transact(
-                queues.ack_keyed, queue, call=call, acks=acks, tier=tier or Tier.CRITICAL
+                queues.ack_keyed, queue, call=call, acks=acks, tier=durability["tier"]
             )
             if events:
                 self._publish(events)
         until_ms = self._clock.now_ms() + wait_ms
-        with self._waiting.one_more(), nullcontext() if self._is_serial else self._shared_lines.join(queue) as shared:
+        with self._waiting.one_more():
             try:
                 front = self._lines.acquire(line, timeout_seconds=wait_ms / 1_000)
             except LockTimeout:
@@ -124,10 +145,6 @@ class Dispatcher:
                 return self._wait_at_front(
                     queue, until_ms, durability, call, options, leave_line=front.release, refused=refused
                 )
-
-    def waiting(self, queue: QueueKey) -> int:
-        """The number of consumers of this process that wait for messages of a queue."""
-        return self._lines.line_length(["queue", "/".join(queue)])
 
     def _wait_at_front(
         self,
@@ -172,9 +189,10 @@ class Dispatcher:
                 if wait_ms > 0:
                     line.watch.wait(self._polling.pause_ms(wait_ms) / 1_000)
                     line.note_change()
+                version = line.version
                 leased = self._lease(queue, durability, call, options, refused=refused)
                 now_ms = self._clock.now_ms()
-                line.note_read(leased, now_ms)
+                line.note_read(leased, now_ms, version)
                 if leased.leases or leased.repeated or now_ms >= until_ms:
                     return leased
         finally:

@@ -28,6 +28,16 @@ def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:
             assert watch.wait(60)
 
 
+def check_a_watch_for_additions_wakes_on_written_keys(database: Database) -> None:
+    subspace = clear_subspace(database)
+    with database.watch(subspace.key("a"), subspace.key("b"), additions=True) as watch:
+        for name in ("a", "b"):
+            while watch.wait(0):
+                pass
+            database.transact(put, subspace.key(name, 1), b"")
+            assert watch.wait(60)
+
+
 def check_a_watch_keeps_a_hint_that_came_before_the_wait(database: Database) -> None:
     subspace = clear_subspace(database)
     with database.watch(subspace.key("a")) as watch:
