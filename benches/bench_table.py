@@ -2,19 +2,23 @@
 
 Every message is put, received and acknowledged, a hundredth of them with a payload that PostgreSQL stores apart, beside
 keys that nothing touches. The second part drains a backlog, and measures calls while vacuum shortens the table or does
-not. The third compares plain SQL on one table with tables that are split into partitions.
+not. The third compares plain SQL on one table with tables that are split into partitions. Rates depend on what else
+runs on the machine, so all of PostgreSQL's processor time is measured, too, with that of vacuum.
 
     python -m benches.bench_table --messages 200000 --beside 500000
 """
 
 import argparse
+import os
+import re
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -24,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import holdfast
-from benches.comparison import compare, echo
+from benches.comparison import echo
 from holdfast import Plane
 
 BATCH = 100
@@ -67,20 +71,42 @@ class Size(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     size: Size
     seconds: float
-    slowest_ms: float  # The slowest call.
+    cpu_seconds: float  # Of all processes of PostgreSQL.
 
 
 def process(plane: Plane, messages: int) -> Run:
     """Put, receive and acknowledge so many messages, in batches."""
-    jobs, slowest = plane.queue("jobs"), 0.0
+    jobs = plane.queue("jobs")
     payloads = [SMALL] * (BATCH - 1) + [LARGE]
-    started = last = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(messages // BATCH):
         jobs.put_many(payloads)
         jobs.ack_many(jobs.receive_many(BATCH, extend_for_seconds=0))
-        now = time.perf_counter()
-        slowest, last = max(slowest, now - last), now
-    return Run(Size(0, 0, 0, 0, 0, 0, 0), last - started, slowest * 1_000)
+    return Run(Size(0, 0, 0, 0, 0, 0, 0), time.perf_counter() - started, 0)
+
+
+def cpu_seconds(url: str) -> float:
+    """The processor time of all processes of the PostgreSQL server so far, also of those that have ended."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        [folder] = connection.execute("SHOW data_directory").fetchone() or ("",)
+    postmaster = Path(folder, "postmaster.pid").read_text().split()[0]
+    # A process that ends between two reads would be missed: repeated until the same ones are there twice.
+    before, (found, ticks) = set[str](), _processes_and_ticks(postmaster)
+    while found != before:
+        before, (found, ticks) = found, _processes_and_ticks(postmaster)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _processes_and_ticks(postmaster: str) -> tuple[set[str], int]:
+    """The processes of a server, and their time with that of the ones that have ended."""
+    processes, ticks = set(), 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()  # From the third field on, the state.
+            if path.parent.name == postmaster or fields[1] == postmaster:
+                processes.add(path.parent.name)
+                ticks += sum(map(int, fields[11 : 15 if path.parent.name == postmaster else 13]))
+    return processes, ticks
 
 
 def measure(url: str) -> Size:
@@ -98,16 +124,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--beside", type=int, default=500_000, help="keys that nothing touches")
-    parser.add_argument("--only", default="", help="the settings whose name contains this, or 'partitions'")
+    parser.add_argument("--rounds", type=int, default=1, help="how often the settings take turns")
+    parser.add_argument("--only", default="", help="the settings whose name matches this, or backlog or partitions")
     options = parser.parse_args(arguments if arguments is not None else [])
     with server() as url:
-        found = [name for name in SETTINGS if options.only in name]
-        runs = {name: run(url, f"t{number}", name, options) for number, name in enumerate(found)}
-        if runs:
-            show(options, runs)
+        found = [name for name in SETTINGS if re.search(options.only, name)]
+        for _ in range(options.rounds if found else 0):
+            show(options, {name: run(url, "settings", name, options) for name in found})
         if options.only in "backlog":
-            for number, name in enumerate((STORED, NOT_SHORTENED)):
-                drain_backlog(url, f"b{number}", name, options)
+            for name in (STORED, NOT_SHORTENED):
+                drain_backlog(url, "backlog", name, options)
         if options.only in "partitions":
             compare_partitions(url)
 
@@ -155,12 +181,12 @@ def run(server_url: str, database: str, name: str, options: argparse.Namespace) 
                 [options.beside],
             )
             connection.execute("VACUUM (ANALYZE) holdfast_kv")
-        before = measure(url)
+        before, used = measure(url), cpu_seconds(url)
         result = process(plane, options.messages)
         plane.close()  # Closed connections have reported what they did.
-        after = measure(url)
+        after, used = measure(url), cpu_seconds(url) - used
     grown = (getattr(after, field) - getattr(before, field) for field in Size.__struct_fields__)
-    return msgspec.structs.replace(result, size=Size(*grown))
+    return msgspec.structs.replace(result, size=Size(*grown), cpu_seconds=used)
 
 
 def drain_backlog(server_url: str, database: str, name: str, options: argparse.Namespace, seconds: float = 20) -> None:
@@ -190,7 +216,7 @@ def show(options: argparse.Namespace, runs: dict[str, Run]) -> None:
     title = f"{options.messages:,} messages beside {options.beside:,} keys: growth"
     table = Table(title=title, title_justify="left", min_width=120)
     table.add_column("settings", ratio=1)
-    columns = ("table", "index", "large", "dead rows", "vacuums", "HOT updates", "messages/s", "slowest batch")
+    columns = ("table", "index", "large", "dead rows", "vacuums", "HOT updates", "messages/s", "CPU")
     for column in columns:
         table.add_column(column, justify="right")
     for name, each in runs.items():
@@ -202,7 +228,7 @@ def show(options: argparse.Namespace, runs: dict[str, Run]) -> None:
             f"{size.vacuums}",
             f"{size.hot / max(size.updated, 1):.0%} of {size.updated:,}",
             f"{options.messages / each.seconds:,.0f}",
-            f"{each.slowest_ms:,.0f} ms",
+            f"{each.cpu_seconds / options.messages * 1e6:,.0f} µs",
         )
     Console(width=160).print(table)
 
@@ -234,7 +260,7 @@ class Contestant:
         self._delete = f"""DELETE FROM {table} USING unnest(%(keys)s::bytea[]) AS old(key)
             WHERE {where}{table}.key = old.key"""
 
-    def __call__(self, batches: int = 100) -> int:
+    def __call__(self, batches: int = 200) -> int:
         threads = [threading.Thread(target=self._run, args=(queue, batches)) for queue in range(2)]
         for thread in threads:
             thread.start()
@@ -256,15 +282,25 @@ class Contestant:
             connection.execute(self._delete.encode(), parameters)
 
 
-def compare_partitions(url: str) -> None:
-    compare(
-        "plain SQL, 2 clients on a queue each: put, scan and delete 64 rows",
-        {
-            "one table": Contestant(url, "one", with_part=False),
-            "8 partitions by hash of the key": Contestant(url, "by_key", with_part=False),
-            "8 partitions by queue": Contestant(url, "by_queue", with_part=True),
-        },
-    )
+def compare_partitions(url: str, rounds: int = 8) -> None:
+    contestants = {
+        "one table": Contestant(url, "one", with_part=False),
+        "8 partitions by hash of the key": Contestant(url, "by_key", with_part=False),
+        "8 partitions by queue": Contestant(url, "by_queue", with_part=True),
+    }
+    for each in contestants.values():
+        each()  # A warm-up.
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, each in contestants.items():
+            started, used = time.perf_counter(), cpu_seconds(url)
+            rows = each()
+            found[name].append(((time.perf_counter() - started) / rows, (cpu_seconds(url) - used) / rows))
+    echo("plain SQL, 2 clients on a queue each: put, scan and delete 64 rows; median (lowest to highest) of a row")
+    for name, pairs in found.items():
+        times, cpus = ([value * 1e6 for value in values] for values in zip(*pairs, strict=True))
+        texts = (f"{median(each):.0f} µs ({min(each):.0f} to {max(each):.0f})" for each in (times, cpus))
+        echo("{}: {}, CPU {}".format(name, *texts))
 
 
 if __name__ == "__main__":

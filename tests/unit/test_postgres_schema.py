@@ -342,6 +342,7 @@ def test_printed_sql_is_refused_while_an_older_process_is_connected(postgres_url
     [
         (("dir:./data",), "TARGET is missing"),
         (("./data",), "TARGET is missing"),
+        (("postgresql://host/db", "--to-objects", "s3://bucket/plane"), "TARGET is missing"),
         (("--sql", "dir:./data", "dir:./new"), "leave TARGET out"),
         (("memory:",), "cannot be migrated"),
         (("postgresql://host/db?no=such",), "URL is invalid"),

@@ -64,6 +64,8 @@ def migrate(
     in place, as their owner. Stop all servers and workers first: some upgrades are refused while one is connected.
     """
     if target is None:
+        if from_objects or to_objects or activity or leave_activity:
+            raise InvalidArgument("TARGET is missing; an upgrade in place copies no objects and no session logs")
         _upgrade(source, as_sql=as_sql)
         return
     if as_sql:
