@@ -59,10 +59,11 @@ class Plan:
         chance = random.Random(seed)
         weights = FAULT_WEIGHTS if faults is None else faults
         self.faults: list[list[tuple[float, str, float]]] = []  # By server: the pause before it, its name and length.
-        for _ in range(servers):
-            names = (
-                chance.choices(list(weights), list(weights.values()), k=chance.choice((0, 1, 1, 2))) if weights else []
-            )
+        counts = [chance.choice((0, 1, 1, 2)) if weights else 0 for _ in range(servers)]
+        if weights and not any(counts):
+            counts[0] = 1
+        for number in counts:
+            names = chance.choices(list(weights), list(weights.values()), k=number) if number else []
             names.sort(key="kill".__eq__)  # A server that is killed has no other fault afterwards.
             self.faults.append([(chance.uniform(0.05, 0.3), name, self._seconds(chance, name)) for name in names])
 
