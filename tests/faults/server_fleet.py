@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -188,12 +187,3 @@ FAULTS: dict[str, Callable[[Fleet, Server, float], None]] = {
     "hold database": Fleet.hold_database,
     "hold clients": Fleet.hold_clients,
 }
-
-
-def until(condition: Callable[[], Any], description: str, seconds: float = READY_SECONDS_MAX) -> Any:
-    """Wait until a condition is true; returns its value."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"never happened: {description}"
-        time.sleep(0.01)
-    return found

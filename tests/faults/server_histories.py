@@ -59,10 +59,11 @@ class Plan:
         chance = random.Random(seed)
         weights = FAULT_WEIGHTS if faults is None else faults
         self.faults: list[list[tuple[float, str, float]]] = []  # By server: the pause before it, its name and length.
-        for _ in range(servers):
-            names = (
-                chance.choices(list(weights), list(weights.values()), k=chance.choice((0, 1, 1, 2))) if weights else []
-            )
+        counts = [chance.choice((0, 1, 1, 2)) if weights else 0 for _ in range(servers)]
+        if weights and not any(counts):
+            counts[0] = 1
+        for number in counts:
+            names = chance.choices(list(weights), list(weights.values()), k=number) if number else []
             names.sort(key="kill".__eq__)  # A server that is killed has no other fault afterwards.
             self.faults.append([(chance.uniform(0.05, 0.3), name, self._seconds(chance, name)) for name in names])
 
@@ -160,7 +161,7 @@ class ServerHistory:
             server.wait_until_ready()  # One that was killed before.
             faults[name](self.fleet, server, seconds)
 
-    def _check_not_stuck(self, waiters: list["Task"]) -> None:
+    def _check_not_stuck(self, waiters: list[Task]) -> None:
         deadline = time.monotonic() + self.stuck_seconds
         for waiter in waiters:
             try:
@@ -238,7 +239,6 @@ class Client:
         self._seen: dict[str, tuple[Any, Any]] = {}  # The last value of a register, with its ETag or version.
         self._held: list[tuple[Any, ...]] = []  # Messages that are not settled yet: id, lease and fence.
         self._leases: list[tuple[str, int]] = []
-        self._head = 0
 
     def plane(self) -> Plane:
         """A random server, and how patient this client is with it."""
@@ -476,20 +476,15 @@ class Client:
         world, choice = self._run.world, self._chance.random()
         handle = self.plane().world(world)
         if choice < 0.3:
-            records = self.record(
-                "journal", world, [0, 1_000], lambda: [list(entry_of(each)) for each in handle.read()]
-            )
-            self._head = len(records) if records else self._head
+            self.record("journal", world, [0, 1_000], lambda: [list(entry_of(each)) for each in handle.read()])
             return
         try:
-            self._head = handle.head()
+            head = handle.head()
         except HoldfastError as error:
             self._run.errors[error.code] += 1
             return
         values = [self.value() for _ in range(self._chance.choice((1, 1, 3)))]
-        height = self.record("append", world, values, lambda: handle.append(values, expected_head=self._head))
-        if height is not None:
-            self._head = height + len(values)
+        self.record("append", world, values, lambda: handle.append(values, expected_head=head))
 
     # Mail.
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,12 +120,10 @@ def wait_for_waiters(postgres_url: str) -> Iterator[Callable[[int], None]]:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
 
         def wait(waiters: int) -> None:
-            for _ in range(6_000):
-                row = connection.execute(query).fetchone()
-                if row is not None and row[0] == waiters:
-                    return
-                threading.Event().wait(0.01)
-            raise AssertionError(f"never happened: {waiters} transactions wait")
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while connection.execute(query).fetchone() != (waiters,):
+                assert time.monotonic() < deadline, f"never happened: {waiters} transactions wait"
+                time.sleep(0.01)
 
         yield wait
 

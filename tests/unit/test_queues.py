@@ -90,6 +90,15 @@ def test_delivered_message_has_all_fields_of_the_put(database: Database, clock: 
     assert (message.owner, message.txn_id, message.last_error, message.origin) == ("ada", "t-1", None, None)
 
 
+def test_keys_take_turns_before_less_urgent_messages(database: Database) -> None:
+    """Also within one batch: the next message of a key becomes ready when the one before it is leased."""
+    set_policy(database, fair=True)
+    put(database, b"first")
+    put(database, b"less urgent", priority=1)
+    put(database, b"a0", b"a1", key="a")
+    assert payloads(lease(database, 4)) == [b"first", b"a0", b"a1", b"less urgent"]
+
+
 def test_delivery_order_is_priority_then_age(database: Database) -> None:
     for name, priority in (("e", 0), ("c", 5), ("a", 9), ("d", 5), ("b", 9)):
         put(database, name.encode(), priority=priority)

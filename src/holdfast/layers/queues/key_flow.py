@@ -68,7 +68,7 @@ def enter(queue_tx: QueueTransaction, message: StoredMessage, key: str, *, newes
 def deliver(queue_tx: QueueTransaction, policy: QueuePolicy, key: str, *, is_over: bool = False) -> bytes:
     """Note that the ready message of a key was leased, or that its time is over; lets the next one become ready.
 
-    Returns the place of that one among the ready messages; empty: none became ready, or it is the last of them.
+    Returns the place of that one among the ready messages; empty: none became ready.
     """
     state = queue_tx.key_state(key)
     state.ready_place = state.ready_at = b""
@@ -78,7 +78,7 @@ def deliver(queue_tx: QueueTransaction, policy: QueuePolicy, key: str, *, is_ove
             state.budget = _budget(policy, state, queue_tx.tx.now_ms) - 1
             state.budget_ms = queue_tx.tx.now_ms
     go_on(queue_tx, policy, key, state)
-    return b"" if policy.fair else state.ready_at
+    return state.ready_at
 
 
 def release(queue_tx: QueueTransaction, message: StoredHead) -> None:
