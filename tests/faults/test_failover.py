@@ -220,6 +220,21 @@ def test_a_keyed_call_is_repeated_until_its_commit_is_known(pair: Any, tmp_path:
         assert plane.queue("jobs").stats().ready == 2
 
 
+def test_a_former_primary_that_still_runs_acknowledges_nothing(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 1.0)
+    with PostgresDatabase(pair.primary_url) as former:
+        former.transact(put, b"k", b"1")
+        pair.standby.promote()
+        with PostgresDatabase(pair.standby_url) as current:
+            assert current.read(lambda tx: tx.get(b"k")) == b"1"
+            current.transact(put, b"k", b"2")
+            with pytest.raises(Unreachable, match="may be lost"):  # It would be 1.
+                former.read(lambda tx: tx.get(b"k"))
+            with pytest.raises(CommitUnknown):
+                former.transact(put, b"k", b"3")
+            assert current.read(lambda tx: tx.get(b"k")) == b"2"
+
+
 def test_a_server_that_became_read_only_is_left_for_the_next_primary(pair: Any) -> None:
     with PostgresDatabase(pair.url) as database, ThreadPoolExecutor(1) as pool:
         assert database.transact(increment) == 1
