@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg
 
 DEADLINE_SECONDS = 120.0  # A generous deadline for what the servers do.
