@@ -239,7 +239,7 @@ def test_a_transaction_that_always_conflicts_fails(postgres_url: str, monkeypatc
 def test_a_paused_transaction_elsewhere_does_not_refuse_callers(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a transaction is open, PostgreSQL keeps the predicate locks of all later ones, until it has no room."""
+    """They wait for its locks until PostgreSQL ends it."""
     monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 1.0)
     inside, resume, runs = threading.Event(), threading.Event(), []
 

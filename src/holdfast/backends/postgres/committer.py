@@ -31,7 +31,7 @@ class Committer:
 
     def __init__(self, options: GroupOptions) -> None:
         self._lanes = Lanes(options)
-        self._runner = GroupRunner(options, self._lanes.is_awaited)
+        self._runner = GroupRunner(options, options.writer, self._lanes.is_awaited)
         self._connection_lock = threading.Lock()
         self._wake = threading.Condition()
         self._jobs: deque[Job] = deque()

@@ -57,8 +57,10 @@ class Ran(NamedTuple):
 class GroupRunner:
     """A connection that runs groups. Used by one thread at a time."""
 
-    def __init__(self, options: GroupOptions, is_awaited: IsAwaited = nothing_is_awaited) -> None:
+    def __init__(self, options: GroupOptions, writer: str, is_awaited: IsAwaited = nothing_is_awaited) -> None:
+        """`writer` names the connection: transactions that share a part must not have the same `Transaction.writer`."""
         self._options = options
+        self._writer = writer
         self._is_awaited = is_awaited
         self._jitter = random.Random()
         self._session: Session | None = None
@@ -103,7 +105,7 @@ class GroupRunner:
         view = kind(session, self._is_awaited)
         if needs:
             view.wait_for(needs)
-        batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=options.writer)
+        batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=self._writer)
         batch_tx.fence_floor = options.fence_floor
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:

@@ -76,13 +76,14 @@ class Lanes:
             thread.join()
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._serve, name=f"holdfast-lane-{len(self._threads)}", daemon=True)
+        number = len(self._threads)
+        thread = threading.Thread(target=self._serve, args=(number,), name=f"holdfast-lane-{number}", daemon=True)
         thread.start()
         self._idle += 1
         self._threads.append(thread)
 
-    def _serve(self) -> None:
-        runner = GroupRunner(self._options)
+    def _serve(self, number: int) -> None:
+        runner = GroupRunner(self._options, f"{self._options.writer}-{number}")
         try:
             while (part := self._next_part()) is not None:
                 while group := self._next_group(part):
