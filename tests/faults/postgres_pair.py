@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg
 
 DEADLINE_SECONDS = 120.0  # A generous deadline for what the servers do.
@@ -150,6 +150,14 @@ class PostgresPair:
     def url(self) -> str:
         return f"postgresql://postgres@{self._hosts}/{self._database}"
 
+    @property
+    def primary_url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.primary.port}/{self._database}"
+
+    @property
+    def standby_url(self) -> str:
+        return f"postgresql://postgres@127.0.0.1:{self.standby.port}/{self._database}"
+
     def start(self) -> None:
         self.primary.initialize()
         self.primary.start()
@@ -161,7 +169,9 @@ class PostgresPair:
             server.resume()
         if not self.primary.is_running or self.primary.query("SELECT pg_is_in_recovery()"):
             self.primary, self.standby = self.standby, self.primary
-        if not self.standby.is_running:
+        replicas = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"
+        if not self.standby.is_running or not self.primary.query(replicas):
+            self.standby.kill()
             self.add_standby()
         self._database = f"test_{uuid.uuid4().hex}"
         self.primary.query(f"CREATE DATABASE {self._database}")

@@ -35,8 +35,10 @@ class PostgresReader(PostgresDatabase):
             PlaneInUse: another process has the plane open, or writes to its table.
         """
         url = exclusive_url(url)
-        options = conninfo_to_dict(url).get("options", "")
-        url = make_conninfo(url, options=f"{options} -c default_transaction_read_only=on")
+        given = conninfo_to_dict(url)
+        # Its transactions are read-only, so a server that accepts it as `read-write` does not exist.
+        session = {"target_session_attrs": "primary"} if given.get("target_session_attrs") != "any" else {}
+        url = make_conninfo(url, options=f"{given.get('options', '')} -c default_transaction_read_only=on", **session)
         super().__init__(url, create=False)
         try:
             self._holder = _lock_table(url)

@@ -268,8 +268,10 @@ def plane_namespace(data: str) -> str:
     if data.startswith("dir:"):
         return f"holdfast://{folder_at(data).absolute()}"
     place = urlsplit(data)
-    port = f":{place.port}" if place.port else ""
     database = place.path if place.scheme.startswith("postgres") else ""
+    if "," in place.netloc:  # PostgreSQL may have several hosts, each with its port.
+        return f"holdfast://{place.netloc.rpartition('@')[2].lower()}{database}"
+    port = f":{place.port}" if place.port else ""
     return f"holdfast://{place.hostname or ''}{port}{database}"
 
 

@@ -1,0 +1,24 @@
+"""The requests that a standby may serve."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.plane.operations import OPERATIONS
+from holdfast.plane.stale_reads import STALE_READS, may_be_stale
+from holdfast.wire.leases import CheckLease, LeaseProof
+from holdfast.wire.queues import GetQueueStats, ListQueues
+from holdfast.wire.requests import Request, permission_of
+
+
+@pytest.mark.parametrize("kind", sorted(STALE_READS, key=str))
+def test_a_stale_read_only_reads_and_never_waits(kind: type[Request[Any]]) -> None:
+    assert kind in OPERATIONS
+    assert kind.operation.reads, permission_of(kind)
+    assert "wait_seconds" not in kind.__struct_fields__
+
+
+def test_a_batch_with_a_read_that_must_be_current_is_current() -> None:
+    stale: list[Request[Any]] = [ListQueues("", 10, "main"), GetQueueStats("jobs", "main")]
+    assert may_be_stale(stale)
+    assert not may_be_stale([*stale, CheckLease(LeaseProof("key", "id", 1, None, "main"))])
