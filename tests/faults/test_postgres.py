@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.backends.postgres import PostgresDatabase, groups
+from holdfast.backends.postgres import PostgresDatabase, committer
 from holdfast.backends.postgres.jobs import Job
 from holdfast.backends.postgres.notifications import CHANNEL
 from holdfast.backends.postgres.sessions import Session, value_of
@@ -239,7 +239,7 @@ def test_a_transaction_that_always_conflicts_fails(postgres_url: str, monkeypatc
 def test_a_paused_transaction_elsewhere_does_not_refuse_callers(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a transaction is open, PostgreSQL keeps the predicate locks of all later ones, until it has no room."""
+    """They wait for its locks until PostgreSQL ends it."""
     monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 1.0)
     inside, resume, runs = threading.Event(), threading.Event(), []
 
@@ -475,6 +475,22 @@ def test_a_signal_in_the_committing_thread_is_not_raised_to_other_callers(databa
     assert database.transact(increment) == 1
 
 
+def test_answers_that_a_signal_left_unread_are_not_those_of_the_next_caller(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.transact(put, b"u", b"other")
+    database.transact(increment)
+
+    def interrupt() -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session_of(database), "_receive", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        database.transact(lambda tx: tx.get(b"u"))
+    monkeypatch.undo()
+    assert database.transact(increment) == 2
+
+
 @pytest.mark.parametrize("payload", ["", "x", "é", "ff", "00,zz"])
 def test_an_invalid_notification_does_not_stop_watches(
     database: PostgresDatabase, postgres_url: str, payload: str
@@ -539,7 +555,7 @@ def test_more_than_a_thousand_open_files_are_supported(postgres_url: str) -> Non
 def test_the_committer_continues_after_an_unexpected_error(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finish, failed = groups.finish, threading.Event()
+    finish, failed = committer.finish, threading.Event()
 
     def fail_once(jobs: list[Job]) -> None:
         finish(jobs)
@@ -547,7 +563,7 @@ def test_the_committer_continues_after_an_unexpected_error(
             failed.set()
             raise ZeroDivisionError
 
-    monkeypatch.setattr(groups, "finish", fail_once)
+    monkeypatch.setattr(committer, "finish", fail_once)
 
     async def callers() -> list[int]:
         async with asyncio.timeout(60):

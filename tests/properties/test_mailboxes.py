@@ -510,7 +510,9 @@ class Mailboxes(RuleBasedStateMachine):
     def mail_is_swept(self) -> None:
         cleaned: dict[str, int] = {}
         for _ in range(1_000):
-            counts, more = self.database.transact(mailboxes.sweep, self.universe)
+            entries = self.database.read(mailboxes.due_entries, self.universe)
+            more = bool(entries)
+            counts = self.database.transact(mailboxes.sweep, self.universe, entries)
             for agent, number in counts.items():
                 cleaned[agent] = cleaned.get(agent, 0) + number
             if not more:
@@ -522,7 +524,7 @@ class Mailboxes(RuleBasedStateMachine):
     @rule(sender=agents, to=agents)
     def a_failed_transaction_writes_nothing(self, sender: str, to: str) -> None:
         def work(tx: Transaction) -> None:
-            mailboxes.sweep(tx, self.universe)
+            mailboxes.sweep(tx, self.universe, mailboxes.due_entries(tx, self.universe))
             mailboxes.join(tx, self.address(to), "fails")
             mailboxes.confirm(tx, self.address(to), [mail.id for mail in self.model.boxes[to].mails])
             mailboxes.block(tx, self.address(to), self.address(sender))

@@ -272,19 +272,19 @@ def expired_mail_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_sweep_removes_unexpired_mail(monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
+    def greedy(tx: Transaction, universe: str, entries: list[bytes]) -> dict[str, int]:
         keys = mailbox_keys.keys_of(Address(universe, "bob"))
         box = mailbox_keys.box_of(tx, keys)
         if box.count:
             mailbox_keys.remove(tx, keys, box, box.first, mailbox_keys.mail_at(tx, keys, box.first))
             mailbox_keys.save_after_removal(tx, keys, box)
-        return {}, False
+        return {}
 
     monkeypatch.setattr(layer, "sweep", greedy)
 
 
 def a_sweep_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "sweep", lambda tx, universe: ({}, False))
+    monkeypatch.setattr(layer, "due_entries", lambda tx, universe: [])
 
 
 def set_was_stored(monkeypatch: pytest.MonkeyPatch, was_stored: Callable[[str], bool]) -> None:

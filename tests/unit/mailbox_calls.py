@@ -88,7 +88,8 @@ def block(database: Database, sender: Address, *, of: Address = BOB, blocked: bo
 
 
 def sweep(database: Database, universe: str = "main") -> tuple[dict[str, int], bool]:
-    return database.transact(mailboxes.sweep, universe)
+    entries = database.read(mailboxes.due_entries, universe)
+    return database.transact(mailboxes.sweep, universe, entries), bool(entries)
 
 
 def sweep_all(database: Database) -> dict[str, int]:

@@ -67,7 +67,7 @@ class WatchedDatabase(MemoryDatabase):
 
     def transact(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if work is mail_sweeper._sweep:
-            (universe,) = args
+            universe, _ = args
             self.sweeps[universe] += 1
             if universe in self.errors:
                 raise self.errors[universe]
@@ -223,6 +223,7 @@ def test_a_closed_database_ends_the_thread(day: Day) -> None:
     day.send()
     day.start()
     day.database.errors = {"main": Closed("closed")}
+    day.clock.advance_ms(TTL_MS + 300_000)
     day.rest.end()
     assert day.sweeper is not None
     day.sweeper._thread.join(DEADLINE_SECONDS)
@@ -277,10 +278,10 @@ def test_concurrent_sweeps_remove_everything_once(postgres_url: str) -> None:
     def sweep(node: PostgresDatabase) -> Counter[str]:
         cleaned: Counter[str] = Counter()
         for _ in range(100):
-            counts, more = node.transact(mailboxes.sweep, "main")
-            cleaned.update(counts)
-            if not more:
+            entries = node.read(mailboxes.due_entries, "main")
+            if not entries:
                 break
+            cleaned.update(node.transact(mailboxes.sweep, "main", entries))
         return cleaned
 
     try:

@@ -205,7 +205,7 @@ def test_a_sweep_keeps_unexpired_mail_and_other_universes(database: Database, cl
 def test_a_sweep_with_nothing_due_reads_no_mailbox(database: Database, clock: ManualClock) -> None:
     send_some(database, 300)
     clock.advance_ms(TTL_MS - 2 * SLOT_MS)
-    seen = touches(database, mailboxes.sweep, "main")
+    seen = touches(database, mailboxes.due_entries, "main")
     assert (seen.keys, seen.scans) == (set(), 1)
 
 

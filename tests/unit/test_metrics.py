@@ -24,6 +24,7 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed, Unreachable
 from holdfast.handles.plane import AsyncPlane
+from holdfast.kv.contention import Contention
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.services import Services
@@ -251,6 +252,7 @@ async def test_every_metric_is_documented(server: Server, tmp_path: Path) -> Non
     waiting = ConsumerMetrics(server.transport.services.waiting_consumers)
     services = server.transport.services
     services.disk_space = DiskSpaceMonitor(services.database, tmp_path)
+    services.database.contention = Contention()
     space = SpaceMetrics(services.space_counters)
     collectors = (server.metrics, waiting, space, IngressMetrics(server.transport.ingress), Recovery(services))
     collected = {family.name: family.type for collector in collectors for family in collector.collect()}

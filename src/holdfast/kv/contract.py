@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from holdfast.errors import HoldfastError, Unsupported
+from holdfast.kv.contention import Contention
 from holdfast.kv.watches import OnCommit, Watch
 from holdfast.tiers import Tier
 
@@ -38,6 +39,7 @@ Work = Callable[..., Result]  # Called with the transaction first. `Concatenate`
 class Database(ABC):
     """An open key space. Safe to use from many threads and from event loops at once."""
 
+    contention: Contention | None = None  # Counted where several processes write.
     data_format = 0  # The format that transactions write, if it is not this version's newest. See `kv.formats`.
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
 

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from holdfast import limits
 from holdfast.errors import HoldfastError
+from holdfast.kv.contention import Contention
 from holdfast.plane.services import Services
 from holdfast.threads import run_in_thread
 
@@ -50,6 +51,8 @@ class Recovery(Collector):
         yield GaugeMetricFamily("holdfast_database_failed", failed, int(database.failure is not None))
         failures = "How often the key space has failed."
         yield CounterMetricFamily("holdfast_database_failures", failures, value=self._failures)
+        if database.contention is not None:
+            yield from _contention(database.contention)
         if disk is not None:
             yield GaugeMetricFamily("holdfast_disk_free_bytes", "Free bytes of the disk.", disk.free_bytes)
             reserve = "New data is refused while fewer bytes are free."
@@ -94,3 +97,12 @@ def _reason(failure: HoldfastError) -> str:
     """The failure and what caused it."""
     cause = "" if failure.__cause__ is None else f" ({failure.__cause__})"
     return f"{failure.code}: {failure}{cause}"
+
+
+def _contention(contention: Contention) -> Iterator[Metric]:
+    conflicts = "Transactions that PostgreSQL aborted because of another one."
+    yield CounterMetricFamily("holdfast_transaction_conflicts", conflicts, value=contention.conflicts)
+    retries = "Transactions that were run again."
+    yield CounterMetricFamily("holdfast_transaction_retries", retries, value=contention.retries)
+    waits = "Calls that waited for a lock of another process."
+    yield CounterMetricFamily("holdfast_transaction_lock_waits", waits, value=contention.lock_waits)

@@ -216,7 +216,9 @@ def _receipts(tx: Transaction, sender: Address, after: int, limit: int) -> list[
 
 
 def _sweep_once(tx: Transaction) -> bool:
-    return layer.sweep(tx, "main")[1]
+    entries = layer.due_entries(tx, "main")
+    layer.sweep(tx, "main", entries)
+    return bool(entries)
 
 
 def _read_mailbox(tx: Transaction, agent: Address) -> tuple[list[MailboxEntry], dict[str, int], int]:

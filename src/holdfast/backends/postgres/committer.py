@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast import limits
 from holdfast.backends.postgres.groups import GroupOptions, GroupRunner
-from holdfast.backends.postgres.jobs import Job
+from holdfast.backends.postgres.jobs import Job, finish
 from holdfast.backends.postgres.lanes import Lanes
 from holdfast.errors import Busy, Closed, CommitUnknown
 
@@ -31,7 +31,7 @@ class Committer:
 
     def __init__(self, options: GroupOptions) -> None:
         self._lanes = Lanes(options)
-        self._runner = GroupRunner(options, self._lanes.is_awaited)
+        self._runner = GroupRunner(options, options.writer, self._lanes.is_awaited)
         self._connection_lock = threading.Lock()
         self._wake = threading.Condition()
         self._jobs: deque[Job] = deque()
@@ -104,12 +104,13 @@ class Committer:
             with self._wake:
                 space = limits.COMMIT_GROUP_MAX - len(group)
                 group += [self._jobs.popleft() for _ in range(min(len(self._jobs), space))]
-            put_off, unstarted = self._runner.run(group, {}, own=own)
+            ran = self._runner.run(group, {}, own=own)
         finally:
             self._connection_lock.release()
-        if unstarted:
+        if ran.unstarted:
             with self._wake:
-                self._jobs.extendleft(reversed(unstarted))
+                self._jobs.extendleft(reversed(ran.unstarted))
                 self._wake.notify()
-        if put_off:
-            self._lanes.submit(put_off)
+        if ran.put_off:
+            self._lanes.submit(ran.put_off)
+        finish(ran.done)

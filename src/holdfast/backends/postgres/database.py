@@ -16,7 +16,6 @@ from typing import Any
 
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer
-from holdfast.backends.postgres.contention import Contention
 from holdfast.backends.postgres.format_lock import raise_format
 from holdfast.backends.postgres.groups import GroupOptions, Isolation
 from holdfast.backends.postgres.jobs import Job
@@ -28,6 +27,7 @@ from holdfast.backends.postgres.sessions import Session
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, Closed
 from holdfast.kv import Database, OnCommit, Result, Transaction, Watch, Watches, Work
+from holdfast.kv.contention import Contention
 from holdfast.kv.execution import check_tier, nested_transaction_error, run
 from holdfast.kv.fork_safety import invalidate_in_children
 from holdfast.tiers import Tier
@@ -63,7 +63,7 @@ class PostgresDatabase(Database):
         self._ids = ids or IdSource()
         self._watches = Watches()
         self._writer = uuid.uuid4().hex[:12]
-        self.contention = Contention()
+        self.contention: Contention = Contention()
         self._running_threads: set[int] = set()
         self._committer = Committer(
             GroupOptions(

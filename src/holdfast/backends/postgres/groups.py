@@ -4,7 +4,6 @@ The writes of a job that raises are discarded, without affecting the others. A j
 process holds is left out, and runs later in a group that waits for the lock.
 """
 
-import logging
 import random
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +11,7 @@ from threading import get_ident
 from typing import Final, Literal, NamedTuple
 
 from holdfast import limits
-from holdfast.backends.postgres.contention import Contention
-from holdfast.backends.postgres.jobs import Job, finish
+from holdfast.backends.postgres.jobs import Job
 from holdfast.backends.postgres.locked_view import (
     IsAwaited,
     LockedView,
@@ -28,9 +26,8 @@ from holdfast.backends.postgres.sessions import Session
 from holdfast.clock import Clock, IdSource
 from holdfast.errors import CommitUnknown
 from holdfast.kv import Transaction, Watches
+from holdfast.kv.contention import Contention
 from holdfast.kv.execution import run
-
-_log = logging.getLogger("holdfast.committer")
 
 Isolation = Literal["locks", "serializable"]
 _BEGIN: Final = {"locks": b"begin", "serializable": b"serializable"}
@@ -51,22 +48,31 @@ class GroupOptions(NamedTuple):
     running_threads: set[int]  # The threads that run a group now.
 
 
+class Ran(NamedTuple):
+    """What became of the jobs of a group."""
+
+    done: list[Job]  # The caller wakes those that wait for them.
+    put_off: list[Job]  # They have to wait for locks.
+    unstarted: list[Job]  # They did not fit into the transaction.
+
+
 class GroupRunner:
     """A connection that runs groups. Used by one thread at a time."""
 
-    def __init__(self, options: GroupOptions, is_awaited: IsAwaited = nothing_is_awaited) -> None:
+    def __init__(self, options: GroupOptions, writer: str, is_awaited: IsAwaited = nothing_is_awaited) -> None:
+        """`writer` names the connection: transactions that share a part must not have the same `Transaction.writer`."""
         self._options = options
+        self._writer = writer
         self._is_awaited = is_awaited
         self._jitter = random.Random()
         self._session: Session | None = None
         self._put_off: list[Job] = []
         self._unstarted: list[Job] = []
 
-    def run(self, group: list[Job], needs: Needs, *, own: Job | None = None) -> tuple[list[Job], list[Job]]:
-        """Run and commit the jobs after waiting for the locks of `needs`, and wake the callers of those that are done.
+    def run(self, group: list[Job], needs: Needs, *, own: Job | None = None) -> Ran:
+        """Run and commit the jobs after waiting for the locks of `needs`.
 
-        Returns the jobs that have to wait for locks, and those that did not fit into the transaction. `own` is the job
-        of the calling thread, which gets signals as they are.
+        `own` is the job of the calling thread, which gets signals as they are.
         """
         self._put_off, self._unstarted = [], []
         try:
@@ -74,11 +80,7 @@ class GroupRunner:
         except BaseException as error:
             for job in self._done(group):
                 job.result, job.error = None, error if job is own else _error_for_others(error)
-            if not isinstance(error, Exception) and own is None:
-                _log.exception("unexpected error in a committer thread; continuing")
-        done = self._done(group)
-        finish(done)
-        return self._put_off, self._unstarted
+        return Ran(self._done(group), self._put_off, self._unstarted)
 
     def close(self) -> None:
         if self._session is not None:
@@ -105,7 +107,7 @@ class GroupRunner:
         view = kind(session, self._is_awaited)
         if needs:
             view.wait_for(needs)
-        batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=options.writer)
+        batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=self._writer)
         batch_tx.fence_floor, batch_tx.data_format = options.fence_floor, options.data_format()
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:

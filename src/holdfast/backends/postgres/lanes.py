@@ -6,6 +6,7 @@
 All waiting jobs of a part share a lane, so they share its next transaction.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -15,6 +16,8 @@ from holdfast.backends.postgres.groups import GroupOptions, GroupRunner
 from holdfast.backends.postgres.jobs import Job, finish
 from holdfast.backends.postgres.locked_view import Needs, union
 from holdfast.errors import Busy
+
+_log = logging.getLogger("holdfast.committer")
 
 
 class Lanes:
@@ -73,23 +76,31 @@ class Lanes:
             thread.join()
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._serve, name=f"holdfast-lane-{len(self._threads)}", daemon=True)
+        number = len(self._threads)
+        thread = threading.Thread(target=self._serve, args=(number,), name=f"holdfast-lane-{number}", daemon=True)
         thread.start()
         self._idle += 1
         self._threads.append(thread)
 
-    def _serve(self) -> None:
-        runner = GroupRunner(self._options)
+    def _serve(self, number: int) -> None:
+        runner = GroupRunner(self._options, f"{self._options.writer}-{number}")
         try:
             while (part := self._next_part()) is not None:
                 while group := self._next_group(part):
-                    put_off, unstarted = runner.run(group, union(job.needs for job in group))
-                    self._return(part, unstarted)
-                    self.submit(put_off)
+                    try:
+                        self._run(runner, part, group)
+                    except Exception:  # Every job that waits for this part depends on this thread.
+                        _log.exception("unexpected error in a thread that waits for locks; continuing")
                 with self._changed:
                     self._idle += 1
         finally:
             runner.close()
+
+    def _run(self, runner: GroupRunner, part: bytes, group: list[Job]) -> None:
+        ran = runner.run(group, union(job.needs for job in group))
+        self._return(part, ran.unstarted)
+        self.submit(ran.put_off)
+        finish(ran.done)
 
     def _next_part(self) -> bytes | None:
         with self._changed:

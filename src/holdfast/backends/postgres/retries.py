@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable
 
 from holdfast import limits
-from holdfast.backends.postgres.contention import Contention
 from holdfast.errors import Busy, HoldfastError, TransactionConflict, Unreachable
 from holdfast.kv import Result
+from holdfast.kv.contention import Contention
 from holdfast.kv.execution import Jitter, retry_pauses_seconds
 
 

@@ -172,7 +172,11 @@ class Session:
             if notify is not None:
                 self._unread += 1
         except psycopg.OperationalError as error:
+            self.close()
             raise self._lost(str(error), committing) from None
+        except BaseException:  # A signal: the next caller must not get the answers that are still to come.
+            self.close()
+            raise
         for position, answer in enumerate(answers):
             if answer.status not in _OK:
                 raise self._failed(answer, committing, is_last=position == len(wanted) - 1)
@@ -183,8 +187,10 @@ class Session:
 
     def _flush(self) -> None:
         while self._pq.flush():
-            # The server may be waiting for this side to read, too.
-            if self._poll(select.POLLIN | select.POLLOUT, limits.ANSWER_SECONDS_MAX) & select.POLLIN:
+            found = self._poll(select.POLLIN | select.POLLOUT, limits.ANSWER_SECONDS_MAX)
+            if not found:
+                raise _no_answer()
+            if found & select.POLLIN:  # The server may be waiting for this side to read, too.
                 self._pq.consume_input()
 
     def _receive(self) -> "list[pq.abc.PGresult]":
@@ -194,8 +200,7 @@ class Session:
         while True:
             while self._pq.is_busy():  # Waiting here releases the GIL, waiting in `get_result` would not.
                 if not self._poll(select.POLLIN, deadline - time.monotonic()):
-                    self.close()
-                    raise psycopg.OperationalError(f"no answer within {limits.ANSWER_SECONDS_MAX:.0f} s")
+                    raise _no_answer()
                 self._pq.consume_input()
             answer = self._pq.get_result()
             if answer is None:
@@ -250,6 +255,10 @@ class Session:
         # libpq reports only that the connection is closed, not the message in which the server said why.
         idle_seconds = time.monotonic() - self._answered
         return Idled(text) if self._open and idle_seconds >= limits.IDLE_TRANSACTION_SECONDS_MAX else Disconnected(text)
+
+
+def _no_answer() -> psycopg.OperationalError:
+    return psycopg.OperationalError(f"no answer within {limits.ANSWER_SECONDS_MAX:.0f} s")
 
 
 def pairs_of(answer: "pq.abc.PGresult") -> list[Pair]:

@@ -1,5 +1,7 @@
 """Expiry: removes expired mail and receipts in bounded steps, driven by the due index."""
 
+from collections.abc import Sequence
+
 from holdfast.kv import Transaction
 from holdfast.layers.mailboxes import receipts
 from holdfast.layers.mailboxes.keys import (
@@ -26,14 +28,23 @@ from holdfast.layers.mailboxes.keys import (
 from holdfast.limits import MAIL_EXPIRED_UNCOUNTED_MAX, MAIL_SWEEP_BATCH, MAIL_SWEEP_MAILBOXES
 
 
-def sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
-    """Remove expired mail and receipts of a few mailboxes; returns the number of mails per agent, and if more is due.
+def due_entries(tx: Transaction, universe: str) -> list[bytes]:
+    """The keys of a few due entries whose mailboxes `sweep` should check."""
+    due = due_prefix(universe)
+    found = tx.scan(due, due + (tx.now_ms // SLOT_MS).to_bytes(8, "big"), limit=MAIL_SWEEP_MAILBOXES)
+    return [key for key, _ in found]
 
-    A sender gets no receipt for mail that expires.
+
+def sweep(tx: Transaction, universe: str, entries: Sequence[bytes]) -> dict[str, int]:
+    """Remove expired mail and receipts of the mailboxes of due entries; returns the number of mails per agent.
+
+    A sender gets no receipt for mail that expires. The entries may be out of date: they are read before, because the
+    index has the mailboxes of all agents, and a transaction should touch only those that it sweeps.
     """
     due, counts, left = due_prefix(universe), dict[str, int](), MAIL_SWEEP_BATCH
-    found = tx.scan(due, due + (tx.now_ms // SLOT_MS).to_bytes(8, "big"), limit=MAIL_SWEEP_MAILBOXES)
-    for key, _ in found:
+    for key in entries:
+        if tx.get(key) is None:
+            continue
         address = Address(universe, key[len(due) + 8 :].decode())
         keys = keys_of(address)
         expired = expire(tx, address, keys, box_of(tx, keys), limit=left)
@@ -45,7 +56,7 @@ def sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool]:
             break
         tx.delete(key)
         _reset_due_slot(tx, keys, int.from_bytes(key[len(due) : len(due) + 8], "big"))
-    return counts, bool(found)
+    return counts
 
 
 def _reset_due_slot(tx: Transaction, keys: MailboxKeys, slot: int) -> None:

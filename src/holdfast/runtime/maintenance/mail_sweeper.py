@@ -68,12 +68,13 @@ class MailSweeper:
             for _ in range(MAIL_SWEEPS_MAX):
                 if self._stopping.is_set():
                     break
+                entries = self._database.read(mailboxes.due_entries, universe)
+                if not entries:
+                    break
                 # A power loss may undo this; the next sweep removes it again.
-                counts, more, events = self._database.transact(_sweep, universe, tier=Tier.IMPORTANT)
+                counts, events = self._database.transact(_sweep, universe, entries, tier=Tier.IMPORTANT)
                 cleaned.update(counts)
                 self._publish(events)
-                if not more:
-                    break
         except Closed:
             raise
         except HoldfastError as error:
@@ -93,6 +94,5 @@ class MailSweeper:
             yield from found
 
 
-def _sweep(tx: Transaction, universe: str) -> tuple[dict[str, int], bool, list[Event]]:
-    counts, more = mailboxes.sweep(tx, universe)
-    return counts, more, tx.events
+def _sweep(tx: Transaction, universe: str, entries: list[bytes]) -> tuple[dict[str, int], list[Event]]:
+    return mailboxes.sweep(tx, universe, entries), tx.events

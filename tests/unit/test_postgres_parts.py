@@ -1,0 +1,125 @@
+"""The parts of the key space that transactions on PostgreSQL lock."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.backends.postgres.parts import EVERYTHING, REST, is_read_often, lock_number, part_of, part_of_range
+from holdfast.kv import Subspace, fence_floor, pack
+from holdfast.kv.keys import prefix_range
+from holdfast.layers import idempotency, worlds
+from holdfast.layers.mailboxes.keys import Address, due_prefix
+from holdfast.layers.mailboxes.keys import keys_of as mailbox_keys
+from holdfast.layers.queues.keys import QueueKey
+from holdfast.layers.queues.keys import keys_of as queue_keys
+from holdfast.limits import KEY_BYTES_MAX
+
+QUEUE = queue_keys(QueueKey("main", "jobs"))
+WORLD = worlds.subspace(worlds.World("main", "earth"))
+BOX = mailbox_keys(Address("main", "ada"))
+ID = bytes(16)
+
+
+def test_every_key_of_a_queue_is_in_its_part() -> None:
+    for key in (
+        QUEUE.policy,
+        QUEUE.own_counters,
+        QUEUE.counters_key("node"),
+        QUEUE.ready_key_at(4, ID),
+        QUEUE.due_key(1, ID),
+    ):
+        assert part_of(key) == QUEUE.prefix
+
+
+def test_every_range_of_a_queue_is_in_its_part() -> None:
+    ranges = (QUEUE.ready_range(), QUEUE.priority_range(4, b""), QUEUE.due_range(0), QUEUE.all_counters.range())
+    for begin, end in (*ranges, prefix_range(QUEUE.prefix)):
+        assert part_of_range(begin, end) == QUEUE.prefix
+
+
+def test_indexes_belong_to_what_they_index() -> None:
+    universe = Subspace("u", "main")
+    assert part_of(due_prefix("main") + bytes(8) + b"ada") == part_of(BOX.box)
+    for key in (
+        universe.key("timers", "due", 17, "hash", "earth"),
+        universe.key("effects", "pending", "earth", 3, 0),
+        universe.key("segments", "earth", 4),
+        universe.key("w-deleted", "earth"),
+    ):
+        assert part_of(key) == WORLD.prefix
+    pending = universe.at("effects", "pending")
+    assert part_of_range(*pending.range("earth")) == WORLD.prefix
+    assert part_of(universe.key("entity-history", "user", "7", 1)) == part_of(universe.key("entities", "user", "7"))
+    assert part_of(universe.key("entities", "user", "7")) != part_of(universe.key("entities", "user", "8"))
+    assert part_of(universe.key("cas-unreferenced", b"digest")) == part_of(universe.key("cas", b"digest"))
+
+
+def test_a_keyed_call_has_one_part_in_every_period() -> None:
+    parts = {part_of(Subspace("once").key(period) + b"call") for period in (1, 255, 256, 2_900_000)}
+    assert len(parts) == 1
+    assert parts != {part_of(Subspace("once").key(1) + b"other")}
+    assert part_of_range(Subspace("once").range()[0], Subspace("once").key(7)) == idempotency.PREFIX
+
+
+def test_what_is_hardly_ever_written_is_read_by_many() -> None:
+    assert part_of(fence_floor.KEY) == REST
+    assert is_read_often(REST)
+    assert is_read_often(part_of(Subspace("u", "main").key("mail-policy")))
+    assert not is_read_often(QUEUE.prefix)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        (b"", b"\xff" * (KEY_BYTES_MAX + 1)),
+        Subspace("u").range(),
+        Subspace("u", "main").range(),
+        Subspace("u", "main", "q").range(),
+        Subspace("u", "main", "entities", "user").range(),
+        Subspace("u", "main", "timers", "due").range(),
+        (due_prefix("main"), due_prefix("main") + bytes(8)),
+        (QUEUE.prefix, WORLD.prefix),
+        (pack(("a",)), pack(("z",))),
+    ],
+)
+def test_a_range_over_several_parts_is_everything(bounds: tuple[bytes, bytes]) -> None:
+    assert part_of_range(*sorted(bounds)) == EVERYTHING
+
+
+def test_numbers_of_locks_are_the_same_in_every_process() -> None:
+    """Processes of different versions lock the same parts."""
+    assert lock_number(b"part") == -1436558536142273075
+
+
+names = st.text(alphabet="ab\x00é", max_size=3)
+elements = st.one_of(names, st.binary(max_size=3), st.integers(0, 300), st.booleans(), st.none())
+areas = st.sampled_from(
+    ["q", "w", "mail", "leases", "states", "entities", "entity-history", "effects", "segments", "cas"]
+)
+layer_keys = st.tuples(names, areas, st.lists(elements, max_size=4)).map(lambda t: pack(("u", t[0], t[1], *t[2])))
+keys = st.one_of(
+    layer_keys,
+    st.binary(min_size=1, max_size=6),
+    layer_keys.flatmap(lambda key: st.binary(max_size=2).map(key.__add__)),
+)
+
+
+@given(keys, keys, keys)
+def test_every_key_of_a_range_is_in_the_part_of_the_range(first: bytes, middle: bytes, last: bytes) -> None:
+    begin, key, end = sorted((first, middle, last))
+    part = part_of_range(begin, end)
+    if key < end and part != EVERYTHING:
+        assert part_of(key) == part
+
+
+@given(layer_keys, st.binary(max_size=4))
+def test_a_range_below_a_key_of_a_layer_is_in_one_part_or_everything(key: bytes, suffix: bytes) -> None:
+    begin, end = prefix_range(key)
+    part = part_of_range(begin, end)
+    if part != EVERYTHING:
+        assert part_of(key + suffix) == part
+
+
+def test_parts_of_leases_and_entities_are_single_records() -> None:
+    lease = Subspace("u", "main", "leases")
+    assert part_of(lease.key("a")) != part_of(lease.key("b"))
