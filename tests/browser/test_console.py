@@ -195,6 +195,26 @@ def test_charts_are_updated_every_second(page: Page, server: Any) -> None:
     expect(page.get_by_role("img", name="Throughput: calls")).to_be_visible()
 
 
+def test_the_overview_lists_the_nodes_that_share_the_plane(page: Page, postgres_url: str, tmp_path: Path) -> None:
+    running = []
+    try:
+        for name in ("one", "other"):
+            (tmp_path / name).mkdir()
+            running.append(Server(tmp_path / name, data=postgres_url, activity=str(tmp_path / name / "activity")))
+        open_page(page, running[0])
+        nodes = page.get_by_role("region", name="Nodes")
+        for server in running:
+            expect(nodes.get_by_role("row").filter(has_text=server.url)).to_contain_text("alive")
+        expect(nodes.get_by_text("maintenance")).to_have_count(1)
+        assert running[1].stop() == 0
+        expect(nodes.get_by_role("row").filter(has_text=running[1].url)).to_have_count(0)
+        expect(nodes.get_by_role("row").filter(has_text=running[0].url)).to_contain_text("maintenance")
+        check_by_axe(page)
+    finally:
+        for server in running:
+            server.kill()
+
+
 @pytest.fixture
 def untimed(page: Page) -> Page:
     """A page without timers: it refreshes only when the server sends an event."""

@@ -149,6 +149,12 @@ def test_a_format_is_raised_in_steps(postgres_url: str) -> None:
         pass
     with pytest.raises(SchemaMismatch, match=f"raised to {NEW + 1} from {NEW} only"):
         raise_format(postgres_url, NEW + 1)
+    with PostgresDatabase(postgres_url) as database:
+        database.transact(lambda tx: tx.delete(formats.KEY))  # As in format 1, which did not record it.
+    with pytest.raises(SchemaMismatch, match="The plane has format 1, and is raised to 2"):
+        raise_format(postgres_url, 2)
+    with pytest.raises(SchemaMismatch, match="holdfast migrate"):
+        holdfast.open(postgres_url)
 
 
 def test_an_upgrade_without_a_newer_format_changes_nothing(postgres_url: str, tmp_path: Path) -> None:

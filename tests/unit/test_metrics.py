@@ -35,6 +35,7 @@ from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
+from holdfast.server.node_metrics import NodeMetrics
 from holdfast.server.queue_metrics import ConsumerMetrics
 from holdfast.server.recovery import Recovery
 from holdfast.server.space_metrics import SpaceMetrics
@@ -254,7 +255,8 @@ async def test_every_metric_is_documented(server: Server, tmp_path: Path) -> Non
     services.disk_space = DiskSpaceMonitor(services.database, tmp_path)
     services.database.contention = Contention()
     space = SpaceMetrics(services.space_counters)
-    collectors = (server.metrics, waiting, space, IngressMetrics(server.transport.ingress), Recovery(services))
+    others = IngressMetrics(server.transport.ingress), Recovery(services), NodeMetrics(services)
+    collectors = (server.metrics, waiting, space, *others)
     collected = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_(?!pipeline_)\w+)` \| (\w+)", document, re.MULTILINE))
     assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in collected.items()}

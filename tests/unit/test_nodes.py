@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.errors import Unreachable
 from holdfast.kv import Database, Transaction
-from holdfast.layers import maintenance, nodes
+from holdfast.layers import mailboxes, maintenance, nodes
+from holdfast.layers.mailboxes import Address
 from holdfast.layers.maintenance import MaintenanceLease
 from holdfast.layers.nodes import Load, Node
 from holdfast.limits import (
@@ -21,11 +23,18 @@ from holdfast.limits import (
     NODE_GONE_SECONDS,
     NODE_HEARTBEAT_SECONDS,
 )
+from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.duty import Duty, LeasedDuty
 from holdfast.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
+from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
+from holdfast.runtime.maintenance.space_loop import SpaceLoop
+from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.runtime.publishing import discard
 from holdfast.testing.clock import ManualClock
+from holdfast.wire.mail import NewMail
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
+BOB = Address("main", "bob")
 LEASE_MS = round(MAINTENANCE_LEASE_SECONDS * 1_000)
 RECORD = Node("server", "1.0", 1, 2, "host", 7, "http://127.0.0.1:9440", 5, 0, Load(1.5, 2, 3, 0.25))
 
@@ -250,3 +259,52 @@ def test_planes_on_one_postgresql_see_each_other(postgres_url: str) -> None:
         assert [node.alive for node in found.nodes] == [True, True]
         assert sorted(node.maintenance for node in found.nodes) == [False, True]
         assert found.data_format == one.status().data_format
+
+
+class SwitchedDuty(Duty):
+    """A duty that the test gives and takes; counts how often it is asked for."""
+
+    def __init__(self) -> None:
+        self.ours = False
+        self.asked = 0
+
+    def is_ours(self) -> bool:
+        self.asked += 1
+        return self.ours
+
+
+class Unused:
+    """A store of worlds, for a key space without any."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not needed")
+
+
+def compaction(database: Database, duty: Duty) -> tuple[CompactionLoop, Callable[[], bool]]:
+    loop = CompactionLoop(database, Unused(), 0.001, duty=duty)
+    return loop, lambda: loop.passes > 0
+
+
+def space(database: Database, duty: Duty) -> tuple[SpaceLoop, Callable[[], bool]]:
+    loop = SpaceLoop(database, None, SpaceOptions(), 0.001, worlds=Unused(), duty=duty)
+    return loop, lambda: loop.passes > 0
+
+
+def mail(database: Database, duty: Duty) -> tuple[MailSweeper, Callable[[], bool]]:
+    sweeper = MailSweeper(database, discard, shared=True, duty=duty)
+    return sweeper, lambda: database.read(mailboxes.summary, BOB).box.count == 0
+
+
+@pytest.mark.parametrize("start", [compaction, space, mail])
+def test_a_loop_runs_only_on_duty(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.runtime.maintenance.mail_sweeper.DUTY_CHECK_SECONDS", 0.001)
+    clock, duty = ManualClock(), SwitchedDuty()
+    with MemoryDatabase(clock=clock) as database:
+        database.transact(mailboxes.send, Address("main", "ada"), BOB, NewMail("old"))
+        clock.advance_ms(365 * 86_400_000)
+        loop, has_run = start(database, duty)
+        until(lambda: duty.asked >= 3)
+        assert not has_run()
+        duty.ours = True
+        until(has_run)
+        loop.stop()

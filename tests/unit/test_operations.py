@@ -30,7 +30,7 @@ from holdfast.wire.entities import WriteEntities
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.health_checks import RunCheckups
 from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
-from holdfast.wire.planes import MarkRestored
+from holdfast.wire.planes import MarkRestored, RaiseFormat
 from holdfast.wire.queues import ReceiveMessages
 from holdfast.wire.requests import Committed, Request, RequestWithoutTier
 
@@ -117,7 +117,17 @@ def test_no_two_requests_share_a_handler() -> None:
 
 def test_everything_may_be_asked_over_the_network_but_what_was_left_out_on_purpose() -> None:
     """Raw writes could break any layer, and bodies go by HTTP."""
-    left_out = {PutPair, DeletePair, MarkRestored, WriteBlob, OpenBlob, ListBackup, OpenBackup, RunCheckups}
+    left_out = {
+        PutPair,
+        DeletePair,
+        MarkRestored,
+        RaiseFormat,
+        WriteBlob,
+        OpenBlob,
+        ListBackup,
+        OpenBackup,
+        RunCheckups,
+    }
     assert set(get_args(AnyRequest)) == OPERATIONS.keys() - left_out
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from holdfast.backends.postgres.parts import EVERYTHING, REST, is_read_often, lock_number, part_of, part_of_range
 from holdfast.kv import Subspace, fence_floor, pack
 from holdfast.kv.keys import prefix_range
-from holdfast.layers import idempotency, worlds
+from holdfast.layers import idempotency, maintenance, nodes, worlds
 from holdfast.layers.mailboxes.keys import Address, due_prefix
 from holdfast.layers.mailboxes.keys import keys_of as mailbox_keys
 from holdfast.layers.queues.keys import QueueKey
@@ -52,6 +52,15 @@ def test_indexes_belong_to_what_they_index() -> None:
     assert part_of(universe.key("entity-history", "user", "7", 1)) == part_of(universe.key("entities", "user", "7"))
     assert part_of(universe.key("entities", "user", "7")) != part_of(universe.key("entities", "user", "8"))
     assert part_of(universe.key("cas-unreferenced", b"digest")) == part_of(universe.key("cas", b"digest"))
+
+
+def test_records_of_nodes_have_a_part_of_their_own() -> None:
+    """They are written every few seconds, and no other transaction should wait for that."""
+    part = part_of(nodes.SUBSPACE.key("a"))
+    assert part not in (REST, EVERYTHING)
+    assert {part_of(maintenance.RELEASED), part_of_range(*nodes.SUBSPACE.range())} == {part}
+    assert part_of(Subspace("nodes-of-a-caller").key("a")) == REST
+    assert part_of_range(b"", part + b"\x00") == part_of_range(part, b"\xff") == EVERYTHING
 
 
 def test_a_keyed_call_has_one_part_in_every_period() -> None:

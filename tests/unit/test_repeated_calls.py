@@ -42,7 +42,7 @@ from holdfast.wire.mail import (
 )
 from holdfast.wire.nodes import ListNodes
 from holdfast.wire.pairs import DeletePair, PutPair
-from holdfast.wire.planes import MarkRestored
+from holdfast.wire.planes import MarkRestored, RaiseFormat
 from holdfast.wire.queues import (
     AckMessages,
     CancelMessage,
@@ -295,6 +295,7 @@ def repeatable_requests(populated: PopulatedPlane) -> dict[type[Request[Any]], C
         EndBackup: lambda: call(EndBackup("0" * 32)),
         CancelMessage: lambda: call(CancelMessage("jobs", populated.waiting)),
         ReadMail: lambda: call(ReadMail("bob")),
+        RaiseFormat: lambda: call(RaiseFormat()),
     }
 
 

@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from holdfast.errors import PlaneInUse
 from holdfast.kv import Transaction, formats
-from holdfast.kv.formats import FORMAT
+from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
 from holdfast.layers import lineages, nodes
 from holdfast.layers.lineages import Identity
 from holdfast.plane.handlers import service, transaction
@@ -44,13 +44,16 @@ def raise_format(stores: AnyStores, request: RaiseFormat) -> Served[PlaneStatus]
 def _raise_format(services: Services) -> PlaneStatus:
     """Raise the format one by one. A key space that is not shared is always in the newest one."""
     database = services.database
-    while isinstance(database, SharedFormat) and (found := database.read(formats.format_of)) < FORMAT:
-        if older := database.read(_nodes_before, found + 1):
-            raise PlaneInUse(
-                f"These nodes do not know format {found + 1}: {', '.join(older)}; upgrade or stop them, then try again"
-            )
-        database.raise_format(found + 1)
-        database.data_format = found + 1
+    if isinstance(database, SharedFormat):
+        found = database.read(formats.format_of)
+        formats.check_supported("The plane", found, oldest=OLDEST_FORMAT)
+        for to in range(found + 1, FORMAT + 1):
+            if older := database.read(_nodes_before, to):
+                raise PlaneInUse(
+                    f"These nodes do not know format {to}: {', '.join(older)}; upgrade or stop them, then try again"
+                )
+            database.raise_format(to)
+            database.data_format = to
     return database.read(show, ShowPlane())
 
 

@@ -49,6 +49,7 @@ _TAGS: Final = {
     "blobs": "Content-addressed binary objects.",
     "space": "What is kept, and the deletion of what nothing needs.",
     "planes": "The version and identity of the plane.",
+    "nodes": "The processes that share the plane.",
     "backups": "Backups and health checks.",
 }
 _COMMON_PARAMETERS: Final = (

@@ -34,7 +34,7 @@ class ShowPlane(Request[PlaneStatus], frozen=True, tag="planes.show"):
     operation = Operation(reads=True, http=(Route("GET", "/v1/plane", "Show the plane's version and identity."),))
 
 
-class RaiseFormat(Request[PlaneStatus], frozen=True, tag="planes.raise_format"):
+class RaiseFormat(Request[PlaneStatus], frozen=True, tag="planes.upgrade"):
     """Raise the data format of the plane to the newest one of this version, once every node supports it."""
 
     operation = Operation(network=False, repeatable="a format that was raised stays raised")

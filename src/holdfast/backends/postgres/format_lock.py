@@ -44,11 +44,11 @@ def raise_format(url: str, to: int) -> None:
                 "`holdfast nodes` lists the processes and the formats that they know"
             )
         row = connection.execute("SELECT value FROM holdfast_kv WHERE key = %s FOR UPDATE", [formats.KEY]).fetchone()
-        found = formats.decode(row[0]) if row is not None and isinstance(row[0], bytes) else 1
+        found = formats.decode(row[0]) if row is not None and isinstance(row[0], bytes) else 0
         if found == to:
             return
-        if found != to - 1:
-            raise SchemaMismatch(f"The plane has format {found}, and is raised to {to} from {to - 1} only")
+        if not found or found != to - 1:
+            raise SchemaMismatch(f"The plane has format {found or 1}, and is raised to {to} from {to - 1} only")
         connection.execute("UPDATE holdfast_kv SET value = %s WHERE key = %s", [formats.encode(to), formats.KEY])
         connection.execute("COMMIT")
     except psycopg.Error as error:

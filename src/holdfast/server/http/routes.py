@@ -52,6 +52,7 @@ _TAGS: Final = (
     "blobs",
     "space",
     "planes",
+    "nodes",
     "backups",
 )
 

@@ -1,13 +1,13 @@
-// The overview: eight charts, the operations, and facts about the server.
+// The overview: eight charts, the operations, facts about the server, and the nodes that share the plane.
 
 import { Chart } from "./charts.js";
-import { Table, bytes, card, count, facts, h, number, rate, seconds, text } from "./dom.js";
+import { Table, ago, bytes, card, count, facts, h, number, pill, rate, seconds, setText, text } from "./dom.js";
 import { SECONDS, SIZES } from "./series.js";
 
 export const title = "Overview";
 export const sections = [];
 
-export function open({ api, series, session }) {
+export function open({ api, series, session, allows }) {
   const of = (name) => (sample) => sample.queues?.[api.universe]?.[name] ?? 0;
   const charts = [
     new Chart("Throughput", {
@@ -83,12 +83,32 @@ export function open({ api, series, session }) {
     { empty: "No calls yet." },
   );
   const server = h("div", {});
+  const nodes = new Table(
+    "Nodes",
+    [
+      text("Node", (row) => row.id, { head: true, class: "mono" }),
+      { name: "State", cell: (cell) => (row) => cell.replaceChildren(row.alive ? pill("good", "alive") : pill("bad", "gone"), row.maintenance ? pill("leased", "maintenance") : "") },
+      text("Kind", (row) => row.kind),
+      text("Address", (row) => row.address || `${row.host}, process ${row.pid}`, { class: "mono" }),
+      text("Version", (row) => `${row.version}, formats ${row.oldest_format} to ${row.newest_format}`),
+      text("Calls/s", (row) => rate(row.load.calls_per_second), { class: "number" }),
+      number("Connections", (row) => row.load.connections),
+      number("Waiting consumers", (row) => row.load.waiting_consumers),
+      text("Processor", (row) => `${Math.round(row.load.processor_share * 100)} %`, { class: "number" }),
+      text("Started", (row) => ago(row.started_ms), { class: "dim" }),
+      text("Seen", (row) => ago(row.seen_ms), { class: "dim" }),
+    ],
+    { key: (row) => row.id, empty: "No nodes." },
+  );
+  const format = h("span", {});
+  const showsNodes = session.metrics && allows("node:list");
   const refused = h("p", { class: "empty", text: "This token does not allow metrics:read in every universe, so there are no charts. The other pages work.", hidden: session.metrics });
   const body = h(
     "div",
     { hidden: !session.metrics },
     h("div", { class: "charts" }, charts.map((chart) => chart.element)),
     h("div", { class: "columns wide-first" }, card("Operations", "since the server started", table.element), card("Server", `Holdfast ${session.version}`, server)),
+    showsNodes && card("Nodes", format, nodes.element),
   );
   const show = () => {
     if (!series.samples.length) return;
@@ -116,6 +136,12 @@ export function open({ api, series, session }) {
       show();
     },
     sample: show,
+    load: async () => {
+      if (!showsNodes) return;
+      const found = await api.get("v1/nodes");
+      nodes.show(found.nodes);
+      setText(format, `that have the plane open; data format ${found.data_format}`);
+    },
     dispose: () => charts.forEach((chart) => chart.dispose()),
   };
 }
