@@ -145,7 +145,9 @@ class PostgresDatabase(Database):
 
     def within(self, connection: object) -> UserTransaction:
         self._check_usable()
-        return UserTransaction(connection, self._place, clock=self._clock, ids=self._ids, floor=self._fence_floor)
+        return UserTransaction(
+            connection, self._place, self._check_usable, clock=self._clock, ids=self._ids, floor=self._fence_floor
+        )
 
     def sync(self) -> None:
         # A synced commit syncs every earlier commit, of any process.

@@ -14,6 +14,7 @@ SERIALIZABLE transaction is older, so such calls are refused there.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -62,23 +63,38 @@ class PlaceFinder:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._place: Place | None = None
+        self.place: Place | None = None  # None until it is known.
 
     def find(self) -> Place:
-        if self._place is None:  # Two threads may both ask, and get the same answer.
+        """Where the plane is.
+
+        Raises:
+            Unreachable: the server does not answer.
+        """
+        if self.place is None:  # Two threads may both ask, and get the same answer.
             with connect(self._url) as connection:
                 system, database = _row(connection.execute(_WHERE).fetchone())
                 (table,) = _row(connection.execute(_TABLE).fetchone())
-            self._place = Place(system, database, table)
-        return self._place
+            self.place = Place(system, database, table)
+        return self.place
 
 
 class UserTransaction:
     """The transaction of a caller's connection or session, whichever is open there at each call."""
 
-    def __init__(self, given: object, finder: PlaceFinder, *, clock: Clock | None, ids: IdSource, floor: int) -> None:
+    def __init__(
+        self,
+        given: object,
+        finder: PlaceFinder,
+        check_usable: Callable[[], None],
+        *,
+        clock: Clock | None,
+        ids: IdSource,
+        floor: int,
+    ) -> None:
         self._given = given
         self._finder = finder
+        self._check_usable = check_usable  # Raises Closed if the plane was closed.
         self._clock = clock
         self._ids = ids
         self._fence_floor = floor
@@ -94,6 +110,7 @@ class UserTransaction:
             IsolationUnsupported: `work` needs READ COMMITTED.
             TransactionConflict, Busy: another transaction is in the way; roll back and run the transaction again.
         """
+        self._check_usable()
         connection = connection_of(self._given)
         check_open(connection)
         place = self._finder.find()
@@ -106,9 +123,10 @@ class UserTransaction:
 
     async def run_async(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
         """`run` for an event loop. The statements run in a thread, which has the connection to itself meanwhile."""
+        self._check_usable()
         connection = await async_connection_of(self._given)
         check_open(connection)
-        place = await run_in_thread(self._finder.find)
+        place = self._finder.place or await run_in_thread(self._finder.find)
         if self._must_check(connection):
             async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
                 await cursor.execute(_WHERE)
@@ -148,7 +166,7 @@ class UserTransaction:
                 result = self._attempt(session, view, work, args, kwargs)
             except LockTaken:
                 assert view is not None
-                needs = union([needs, view.needs])
+                needs = union([needs, view.locked])
                 session.undo()
             except BaseException:
                 session.undo()

@@ -137,6 +137,11 @@ class UserView(LockedView):
         if needs:
             self.wait_for(needs)
 
+    @property
+    def locked(self) -> Needs:
+        """What the work has locked."""
+        return {part: exclusive for part, exclusive in self.needs.items() if exclusive or part not in self._shared}
+
     def _try(self, part: bytes, exclusive: bool, *wanted: Statement) -> "list[pq.abc.PGresult]":
         """Lock a part, after a wait if need be, and answer the statements."""
         if self.taken is not None:  # The work has caught the exception.
