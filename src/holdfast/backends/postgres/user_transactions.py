@@ -126,7 +126,9 @@ class UserTransaction:
         self._check_usable()
         connection = await async_connection_of(self._given)
         check_open(connection)
-        place = self._finder.place or await run_in_thread(self._finder.find)
+        place = self._finder.place
+        if place is None:
+            place = await run_in_thread(self._finder.find)
         if self._must_check(connection):
             async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
                 await cursor.execute(_WHERE)
