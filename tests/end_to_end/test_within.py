@@ -623,9 +623,33 @@ async def test_a_waiting_asynchronous_consumer_is_woken_by_the_commit(async_plan
 async def test_calls_of_one_asynchronous_connection_take_turns(async_plane: AsyncPlane, shop: str) -> None:
     async with await psycopg.AsyncConnection.connect(shop) as connection:
         queue = async_plane.within(connection).queue("emails")
-        puts = [queue.put({"order": number}) for number in range(8)]
-        await asyncio.gather(*puts, connection.execute("INSERT INTO shop.orders VALUES (1)"))
-    assert len(await async_bodies(async_plane)) == 8
+
+        async def order(number: int) -> None:
+            await connection.execute("INSERT INTO shop.orders VALUES (%s)", [number])
+            await queue.put({"order": number})
+            with pytest.raises(InvalidArgument):
+                await queue.put({"order": number}, priority=10)
+            await connection.execute("UPDATE shop.orders SET id = id + 100 WHERE id = %s", [number])
+            await queue.put({"order": number})
+
+        await asyncio.gather(*(order(number) for number in range(8)))
+    assert len(await async_bodies(async_plane)) == 16
+
+
+def test_threads_can_share_a_connection(plane: Plane, connection: UserConnection) -> None:
+    queue = plane.within(connection).queue("emails")
+
+    def order(number: int) -> None:
+        connection.execute("INSERT INTO orders VALUES (%s)", [number])
+        queue.put({"order": number})
+
+    threads = [threading.Thread(target=order, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    connection.commit()
+    assert len(bodies(plane)) == 8
 
 
 async def test_a_cancelled_call_leaves_the_connection_usable(async_plane: AsyncPlane, shop: str) -> None:
