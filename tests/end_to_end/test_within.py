@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 import holdfast
 from holdfast import AsyncPlane, Plane, TierPolicy, limits
+from holdfast.backends.postgres import PostgresDatabase
 from holdfast.errors import (
     Busy,
     CasMismatch,
@@ -545,7 +546,9 @@ def test_what_is_no_connection_is_refused(plane: Plane, shop: str) -> None:
         plane.within(session).queue("emails").put({"order": 1})
 
 
-def test_other_planes_are_refused(connection: UserConnection) -> None:
+def test_other_planes_are_refused(connection: UserConnection, shop: str) -> None:
+    with PostgresDatabase(shop, isolation="serializable") as database, pytest.raises(Unsupported, match="locks"):
+        database.within(connection)
     with holdfast.open("memory:") as memory, pytest.raises(Unsupported, match="PostgreSQL"):
         memory.within(connection)
     with holdfast.connect("http://127.0.0.1:1") as remote, pytest.raises(NotEmbedded, match="postgresql://"):

@@ -25,7 +25,7 @@ from holdfast.backends.postgres.schema import prepare_schema
 from holdfast.backends.postgres.sessions import Session
 from holdfast.backends.postgres.user_transactions import PlaceFinder, UserTransaction
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, Closed
+from holdfast.errors import Busy, Closed, Unsupported
 from holdfast.kv import Database, OnCommit, Result, Transaction, Watch, Watches, Work
 from holdfast.kv.contention import Contention
 from holdfast.kv.execution import check_tier, nested_transaction_error, run
@@ -82,6 +82,7 @@ class PostgresDatabase(Database):
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
         self._jitter = Random()
+        self._isolation = isolation
         self._place = PlaceFinder(url)
         self._thread_local = threading.local()
         self._closed = False
@@ -145,6 +146,8 @@ class PostgresDatabase(Database):
 
     def within(self, connection: object) -> UserTransaction:
         self._check_usable()
+        if self._isolation != "locks":
+            raise Unsupported("A plane with isolation='serializable' takes no locks; open it without that option")
         return UserTransaction(
             connection, self._place, self._check_usable, clock=self._clock, ids=self._ids, floor=self._fence_floor
         )

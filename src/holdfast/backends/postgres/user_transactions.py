@@ -14,8 +14,8 @@ SERIALIZABLE transaction is older, so such calls are refused there.
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +35,7 @@ from holdfast.backends.postgres.user_connections import (
 )
 from holdfast.backends.postgres.user_view import UserSession, UserView
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, TransactionRequired, WrongDatabase
+from holdfast.errors import Busy, DatabaseFailed, TransactionRequired, Unreachable, WrongDatabase
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.execution import run
 from holdfast.threads import run_in_thread
@@ -74,7 +74,7 @@ class PlaceFinder:
             Unreachable: the server does not answer.
         """
         if self.place is None:  # Two threads may both ask, and get the same answer.
-            with connect(self._url) as connection:
+            with _translated_errors(), connect(self._url) as connection:
                 system, database = _row(connection.execute(_WHERE).fetchone())
                 (table,) = _row(connection.execute(_TABLE).fetchone())
             self.place = Place(system, database, table)
@@ -119,7 +119,7 @@ class UserTransaction:
             with connection.lock:
                 if not self._must_ask(connection):
                     return self._run(connection, place, work, args, kwargs)
-            with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            with _translated_errors(), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
                 _check_place(place, _row(cursor.execute(_WHERE).fetchone()))
             self._asked = connection
         raise _ended_meanwhile_error()
@@ -135,9 +135,10 @@ class UserTransaction:
             async with connection.lock:
                 if not self._must_ask(connection):
                     return await _finish_in_thread(self._run, connection, place, work, args, kwargs)
-            async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-                await cursor.execute(_WHERE)
-                _check_place(place, _row(await cursor.fetchone()))
+            with _translated_errors():
+                async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+                    await cursor.execute(_WHERE)
+                    _check_place(place, _row(await cursor.fetchone()))
             self._asked = connection
         raise _ended_meanwhile_error()
 
@@ -160,9 +161,9 @@ class UserTransaction:
         needs: Needs = {}
         for _ in range(limits.LOCK_ATTEMPTS_MAX):
             session = UserSession(connection.pgconn, place.table)
-            session.begin()
             view: UserView | None = None
             try:
+                session.begin()
                 view = UserView(session, needs)
                 result = self._attempt(session, view, work, args, kwargs)
             except LockTaken:
@@ -203,6 +204,16 @@ async def _finish_in_thread(function: Callable[..., Result], /, *args: Any) -> R
             with suppress(asyncio.CancelledError, Exception):
                 await asyncio.shield(running)
         raise
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise Unreachable(f"The connection broke ({error}); nothing was written. Run the transaction again") from error
+    except psycopg.Error as error:
+        raise DatabaseFailed(f"PostgreSQL does not say which server it is ({error}); roll back") from error
 
 
 def _ended_meanwhile_error() -> TransactionRequired:

@@ -63,7 +63,6 @@ class UserSession:
             answer.get_value(0, column) == _TRUE for column in range(3)
         )
         if not is_writable:
-            self.undo()
             raise ReadOnlyTransaction("The transaction is READ ONLY; begin one that can write")
         self.writer = f"tx-{(answer.get_value(0, 3) or b'').decode()}"
 
