@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import holdfast
-from holdfast import AsyncPlane, Plane, TierPolicy
+from holdfast import AsyncPlane, Plane, TierPolicy, limits
+from holdfast.backends.postgres import PostgresDatabase
 from holdfast.errors import (
     Busy,
     CasMismatch,
+    Closed,
+    DatabaseFailed,
     HoldfastError,
     InvalidArgument,
     IsolationUnsupported,
@@ -39,7 +43,6 @@ from holdfast.errors import (
     Unsupported,
     WrongDatabase,
 )
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
 
 WAIT_SECONDS = 20.0
 UserConnection = psycopg.Connection[Any]
@@ -269,7 +272,7 @@ def test_a_waiting_consumer_receives_a_delayed_message_when_it_is_due(plane: Pla
 
 
 def test_a_large_body_is_stored_before(shop: str, connection: UserConnection, tmp_path: Path) -> None:
-    body = b"x" * (PAYLOAD_INLINE_BYTES_MAX + 1)
+    body = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
     with holdfast.open(shop, objects=f"dir:{tmp_path}") as plane:
         plane.within(connection).queue("emails").put(body)
         connection.rollback()
@@ -368,6 +371,71 @@ def test_many_transactions_put_into_one_queue_at_once(plane: Plane, connect: Con
         connection.commit()
     assert len(bodies(plane)) == 8
     assert plane.queue("emails").stats().ready == 8
+
+
+def test_an_open_transaction_with_plain_puts_blocks_no_other_caller(
+    plane: Plane, connection: UserConnection, shop: str
+) -> None:
+    queue = plane.queue("emails")
+    queue.put({"order": 0})
+    with holdfast.open(shop) as other:
+        plane.within(connection).queue("emails").put({"order": 1}, delay_seconds=0.001)
+        started = time.monotonic()
+        message = queue.receive()
+        assert message is not None
+        message.ack()
+        queue.put({"order": 2}, group="a", idempotency_key="b")
+        queue.set_policy(queue.policy())
+        other.queue("emails").put({"order": 3})
+        assert other.queue("emails").purge() == 2
+        other.transact(lambda tx: tx.scan(b"", b"\xff", limit=1_000))  # Locks the whole key space.
+        assert time.monotonic() - started < limits.LOCK_WAIT_SECONDS_MAX
+    connection.commit()
+    message = queue.receive(wait_seconds=WAIT_SECONDS)
+    assert message is not None
+    assert message.json() == {"order": 1}
+
+
+def test_a_call_that_waited_has_the_time_after_the_wait(plane: Plane, connect: Connect) -> None:
+    """A send locks the policy first and then the mailbox, for which it has to wait."""
+    first, second, observer = connect(), connect(), connect(autocommit=True)
+    blocked = f"SELECT 1 FROM pg_stat_activity WHERE pid = {second.info.backend_pid} AND wait_event_type = 'Lock'"
+    plane.within(first).mailbox("ada").send("bob", {"n": 1})
+    sending = threading.Thread(target=lambda: plane.within(second).mailbox("eve").send("bob", {"n": 2}))
+    sending.start()
+    wait_until(lambda: observer.execute(blocked).fetchone() is not None)
+    blocked_until = time.monotonic() + 3 * limits.LOCK_LATE_MS_MAX / 1_000
+    wait_until(lambda: time.monotonic() > blocked_until)
+    row = observer.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint").fetchone()
+    first.commit()
+    sending.join()
+    second.commit()
+    _, mail = plane.mailbox("bob").read()
+    assert mail.sender.startswith("eve")
+    assert row is not None
+    assert mail.sent_ms >= row[0]
+
+
+def test_a_role_needs_the_rights_of_the_table(plane: Plane, connection: UserConnection) -> None:
+    role = f"shop_{uuid.uuid4().hex}"
+    connection.execute(f"CREATE ROLE {role}; GRANT ALL ON SCHEMA shop TO {role}; SET LOCAL ROLE {role}")
+    with pytest.raises(DatabaseFailed, match="SELECT, INSERT, UPDATE and DELETE"):
+        plane.within(connection).queue("emails").put({"order": 1})
+    connection.execute("RESET ROLE")
+    connection.execute(f"GRANT USAGE ON SCHEMA public TO {role}")
+    connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON public.holdfast_kv TO {role}; SET LOCAL ROLE {role}")
+    plane.within(connection).queue("emails").put({"order": 1})
+    plane.within(connection).state("orders/1").update({"state": "paid"})
+    connection.rollback()  # Also the role.
+
+
+def test_a_closed_plane_is_refused(plane: Plane, connection: UserConnection) -> None:
+    within = plane.within(connection)
+    plane.close()
+    with pytest.raises(Closed):
+        within.queue("emails").put({"order": 1})
+    with pytest.raises(Closed):
+        plane.within(connection)
 
 
 def test_autocommit_without_a_transaction_is_refused(plane: Plane, connect: Connect) -> None:
@@ -478,7 +546,9 @@ def test_what_is_no_connection_is_refused(plane: Plane, shop: str) -> None:
         plane.within(session).queue("emails").put({"order": 1})
 
 
-def test_other_planes_are_refused(connection: UserConnection) -> None:
+def test_other_planes_are_refused(connection: UserConnection, shop: str) -> None:
+    with PostgresDatabase(shop, isolation="serializable") as database, pytest.raises(Unsupported, match="locks"):
+        database.within(connection)
     with holdfast.open("memory:") as memory, pytest.raises(Unsupported, match="PostgreSQL"):
         memory.within(connection)
     with holdfast.connect("http://127.0.0.1:1") as remote, pytest.raises(NotEmbedded, match="postgresql://"):
@@ -556,9 +626,33 @@ async def test_a_waiting_asynchronous_consumer_is_woken_by_the_commit(async_plan
 async def test_calls_of_one_asynchronous_connection_take_turns(async_plane: AsyncPlane, shop: str) -> None:
     async with await psycopg.AsyncConnection.connect(shop) as connection:
         queue = async_plane.within(connection).queue("emails")
-        puts = [queue.put({"order": number}) for number in range(8)]
-        await asyncio.gather(*puts, connection.execute("INSERT INTO shop.orders VALUES (1)"))
-    assert len(await async_bodies(async_plane)) == 8
+
+        async def order(number: int) -> None:
+            await connection.execute("INSERT INTO shop.orders VALUES (%s)", [number])
+            await queue.put({"order": number})
+            with pytest.raises(InvalidArgument):
+                await queue.put({"order": number}, priority=10)
+            await connection.execute("UPDATE shop.orders SET id = id + 100 WHERE id = %s", [number])
+            await queue.put({"order": number})
+
+        await asyncio.gather(*(order(number) for number in range(8)))
+    assert len(await async_bodies(async_plane)) == 16
+
+
+def test_threads_can_share_a_connection(plane: Plane, connection: UserConnection) -> None:
+    queue = plane.within(connection).queue("emails")
+
+    def order(number: int) -> None:
+        connection.execute("INSERT INTO orders VALUES (%s)", [number])
+        queue.put({"order": number})
+
+    threads = [threading.Thread(target=order, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    connection.commit()
+    assert len(bodies(plane)) == 8
 
 
 async def test_a_cancelled_call_leaves_the_connection_usable(async_plane: AsyncPlane, shop: str) -> None:

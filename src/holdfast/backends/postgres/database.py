@@ -28,7 +28,7 @@ from holdfast.backends.postgres.sessions import Session
 from holdfast.backends.postgres.standby import ReadFrom, StandbyReads
 from holdfast.backends.postgres.user_transactions import PlaceFinder, UserTransaction
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, Closed
+from holdfast.errors import Busy, Closed, Unsupported
 from holdfast.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Watches, Work
 from holdfast.kv.contention import Contention
 from holdfast.kv.execution import check_tier, nested_transaction_error, run
@@ -103,6 +103,7 @@ class PostgresDatabase(Database):
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
         self._idle_readers: list[Session] = []
         self._jitter = Random()
+        self._isolation = isolation
         self._place = PlaceFinder(url)
         self._thread_local = threading.local()
         self._closed = False
@@ -178,7 +179,11 @@ class PostgresDatabase(Database):
 
     def within(self, connection: object) -> UserTransaction:
         self._check_usable()
-        return UserTransaction(connection, self._place, clock=self._clock, ids=self._ids, floor=self._fence_floor)
+        if self._isolation != "locks":
+            raise Unsupported("A plane with isolation='serializable' takes no locks; open it without that option")
+        return UserTransaction(
+            connection, self._place, self._check_usable, clock=self._clock, ids=self._ids, floor=self._fence_floor
+        )
 
     def sync(self) -> None:
         # A synced commit syncs every earlier commit, of any process.

@@ -14,7 +14,8 @@ SERIALIZABLE transaction is older, so such calls are refused there.
 """
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +35,7 @@ from holdfast.backends.postgres.user_connections import (
 )
 from holdfast.backends.postgres.user_view import UserSession, UserView
 from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, WrongDatabase
+from holdfast.errors import Busy, DatabaseFailed, TransactionRequired, Unreachable, WrongDatabase
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.execution import run
 from holdfast.threads import run_in_thread
@@ -47,6 +48,8 @@ _TABLE: Final = """
     SELECT quote_ident(nspname) || '.holdfast_kv' FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE pg_class.oid = 'holdfast_kv'::regclass
 """
+
+_BEGIN_ATTEMPTS_MAX: Final = 4  # Other tasks or threads may end the transaction of a connection that they share.
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -62,27 +65,42 @@ class PlaceFinder:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._place: Place | None = None
+        self.place: Place | None = None  # None until it is known.
 
     def find(self) -> Place:
-        if self._place is None:  # Two threads may both ask, and get the same answer.
-            with connect(self._url) as connection:
+        """Where the plane is.
+
+        Raises:
+            Unreachable: the server does not answer.
+        """
+        if self.place is None:  # Two threads may both ask, and get the same answer.
+            with _translated_errors(), connect(self._url) as connection:
                 system, database = _row(connection.execute(_WHERE).fetchone())
                 (table,) = _row(connection.execute(_TABLE).fetchone())
-            self._place = Place(system, database, table)
-        return self._place
+            self.place = Place(system, database, table)
+        return self.place
 
 
 class UserTransaction:
     """The transaction of a caller's connection or session, whichever is open there at each call."""
 
-    def __init__(self, given: object, finder: PlaceFinder, *, clock: Clock | None, ids: IdSource, floor: int) -> None:
+    def __init__(
+        self,
+        given: object,
+        finder: PlaceFinder,
+        check_usable: Callable[[], None],
+        *,
+        clock: Clock | None,
+        ids: IdSource,
+        floor: int,
+    ) -> None:
         self._given = given
         self._finder = finder
+        self._check_usable = check_usable  # Raises Closed if the plane was closed.
         self._clock = clock
         self._ids = ids
         self._fence_floor = floor
-        self._checked: object = None  # The connection that is known to be one to the plane's database.
+        self._asked: object = None  # The connection that is known to be one to the plane's database.
 
     def run(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
         """The result of `work(tx, *args, **kwargs)`, whose writes are part of the caller's transaction.
@@ -94,41 +112,43 @@ class UserTransaction:
             IsolationUnsupported: `work` needs READ COMMITTED.
             TransactionConflict, Busy: another transaction is in the way; roll back and run the transaction again.
         """
+        self._check_usable()
         connection = connection_of(self._given)
-        check_open(connection)
         place = self._finder.find()
-        if self._must_check(connection):
-            with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+        for _ in range(_BEGIN_ATTEMPTS_MAX):
+            with connection.lock:
+                if not self._must_ask(connection):
+                    return self._run(connection, place, work, args, kwargs)
+            with _translated_errors(), psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
                 _check_place(place, _row(cursor.execute(_WHERE).fetchone()))
-            self._checked = connection
-        with connection.lock:
-            return self._run(connection, place, work, args, kwargs)
+            self._asked = connection
+        raise _ended_meanwhile_error()
 
     async def run_async(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
         """`run` for an event loop. The statements run in a thread, which has the connection to itself meanwhile."""
+        self._check_usable()
         connection = await async_connection_of(self._given)
-        check_open(connection)
-        place = await run_in_thread(self._finder.find)
-        if self._must_check(connection):
-            async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-                await cursor.execute(_WHERE)
-                _check_place(place, _row(await cursor.fetchone()))
-            self._checked = connection
-        async with connection.lock:
-            running = asyncio.ensure_future(run_in_thread(self._run, connection, place, work, args, kwargs))
-            try:
-                return await asyncio.shield(running)
-            except asyncio.CancelledError:
-                # The thread still uses the connection. Each of its statements ends in a bounded time.
-                while not running.done():
-                    with suppress(asyncio.CancelledError, Exception):
-                        await asyncio.shield(running)
-                raise
+        place = self._finder.place
+        if place is None:
+            place = await run_in_thread(self._finder.find)
+        for _ in range(_BEGIN_ATTEMPTS_MAX):
+            async with connection.lock:
+                if not self._must_ask(connection):
+                    return await _finish_in_thread(self._run, connection, place, work, args, kwargs)
+            with _translated_errors():
+                async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+                    await cursor.execute(_WHERE)
+                    _check_place(place, _row(await cursor.fetchone()))
+            self._asked = connection
+        raise _ended_meanwhile_error()
 
-    def _must_check(self, connection: "Connection | AsyncConnection") -> bool:
-        """Whether to ask where the connection is: psycopg opens the transaction with the question, if there is none."""
-        is_idle = connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
-        return is_idle or self._checked is not connection
+    def _must_ask(self, connection: "Connection | AsyncConnection") -> bool:
+        """Whether to ask first where the connection is. With the question, psycopg opens a transaction if none is open.
+
+        Call it with the connection's lock held: only then no other task is in the middle of a statement.
+        """
+        check_open(connection)
+        return self._asked is not connection or connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
     def _run(
         self,
@@ -141,14 +161,14 @@ class UserTransaction:
         needs: Needs = {}
         for _ in range(limits.LOCK_ATTEMPTS_MAX):
             session = UserSession(connection.pgconn, place.table)
-            session.begin()
             view: UserView | None = None
             try:
+                session.begin()
                 view = UserView(session, needs)
                 result = self._attempt(session, view, work, args, kwargs)
             except LockTaken:
                 assert view is not None
-                needs = union([needs, view.needs])
+                needs = union([needs, view.locked])
                 session.undo()
             except BaseException:
                 session.undo()
@@ -169,6 +189,37 @@ class UserTransaction:
         view.lock_writes(tx)
         session.write(tx)
         return result
+
+
+async def _finish_in_thread(function: Callable[..., Result], /, *args: Any) -> Result:
+    """The result of a blocking function. A caller that is cancelled waits for its end, which is in a bounded time.
+
+    Otherwise it would release the connection's lock while the thread still uses the connection.
+    """
+    running = asyncio.ensure_future(run_in_thread(function, *args))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with suppress(asyncio.CancelledError, Exception):
+                await asyncio.shield(running)
+        raise
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.OperationalError as error:
+        raise Unreachable(f"The connection broke ({error}); nothing was written. Run the transaction again") from error
+    except psycopg.Error as error:
+        raise DatabaseFailed(f"PostgreSQL does not say which server it is ({error}); roll back") from error
+
+
+def _ended_meanwhile_error() -> TransactionRequired:
+    return TransactionRequired(
+        "Another task or thread keeps ending the transaction of this connection; use one connection for each of them"
+    )
 
 
 def _check_place(place: Place, found: tuple[str, ...]) -> None:

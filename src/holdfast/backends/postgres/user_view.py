@@ -13,9 +13,9 @@ from psycopg import pq
 
 from holdfast import limits
 from holdfast.backends.postgres import statements
-from holdfast.backends.postgres.locked_view import LockedView, Needs, _number
+from holdfast.backends.postgres.locked_view import LockedView, Needs
 from holdfast.backends.postgres.notifications import notification
-from holdfast.backends.postgres.parts import EVERYTHING
+from holdfast.backends.postgres.parts import EVERYTHING, lock_number
 from holdfast.backends.postgres.statements import Statement, array
 from holdfast.errors import (
     Busy,
@@ -63,7 +63,6 @@ class UserSession:
             answer.get_value(0, column) == _TRUE for column in range(3)
         )
         if not is_writable:
-            self.undo()
             raise ReadOnlyTransaction("The transaction is READ ONLY; begin one that can write")
         self.writer = f"tx-{(answer.get_value(0, 3) or b'').decode()}"
 
@@ -137,6 +136,11 @@ class UserView(LockedView):
         if needs:
             self.wait_for(needs)
 
+    @property
+    def locked(self) -> Needs:
+        """What the work has locked."""
+        return {part: exclusive for part, exclusive in self.needs.items() if exclusive or part not in self._shared}
+
     def _try(self, part: bytes, exclusive: bool, *wanted: Statement) -> "list[pq.abc.PGresult]":
         """Lock a part, after a wait if need be, and answer the statements."""
         if self.taken is not None:  # The work has caught the exception.
@@ -148,9 +152,8 @@ class UserView(LockedView):
                 "This call needs what others have committed since your transaction began, which its isolation level "
                 "hides; begin it with READ COMMITTED, or make this call on the plane itself"
             )
-        lock: Statement = (b"wait" if exclusive else b"wait_shared", [_number(part)])
-        first: list[Statement] = [] if self._held else [(b"wait_shared", [_number(EVERYTHING)])]
-        answers = self._run(*first, lock, *wanted)[len(first) :]
+        first = [] if self._held else [_wait(EVERYTHING, exclusive=False)]
+        answers = self._run(*first, _wait(part, exclusive=exclusive), *wanted)[len(first) :]
         self._held.setdefault(EVERYTHING, False)
         if part in self._held:  # Others may have changed it before this transaction owned it.
             self._values_read.clear()
@@ -158,6 +161,10 @@ class UserView(LockedView):
         if not self._note_time(answers[0]):
             self._stop(part)  # The wait was long: the work runs again with a time from after it.
         return answers[1:]
+
+
+def _wait(part: bytes, *, exclusive: bool) -> Statement:
+    return b"wait" if exclusive else b"wait_shared", [statements.number(lock_number(part))]
 
 
 def _writes_of(tx: Transaction) -> Iterable[Statement]:
