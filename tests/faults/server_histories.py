@@ -22,7 +22,7 @@ import cbor2
 
 from holdfast import Plane, QueuePolicy
 from holdfast.errors import CasMismatch, HoldfastError, Retry, VersionConflict
-from holdfast.limits import MAIL_TTL_SECONDS
+from holdfast.limits import LOCK_LATE_MS_MAX, MAIL_TTL_SECONDS
 from holdfast.testing.histories import History, Operation, Outcome, Violation, check_register
 from holdfast.testing.histories.journals import check_journal
 from holdfast.testing.histories.leases import check_lease
@@ -176,7 +176,7 @@ class ServerHistory:
         for register in self.registers:
             check_register(self.history, register)
         for queue in (self.jobs, self.waited):
-            check_queue(self.history, queue)  # Both were drained.
+            check_queue(self.history, queue, late_ms=LOCK_LATE_MS_MAX)  # Both were drained.
             check_bodies(self.history, queue)
         check_lease(self.history, self.lease)
         check_journal(self.history, self.world, self._records())

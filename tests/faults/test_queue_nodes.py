@@ -19,7 +19,8 @@ import psycopg
 import pytest
 
 import holdfast
-from holdfast.testing.histories import Outcome
+from holdfast.limits import LOCK_LATE_MS_MAX
+from holdfast.testing.histories import History, Outcome
 from holdfast.testing.histories.queues import check_queue
 
 CHILD = Path(__file__).parent / "queue_child.py"
@@ -130,6 +131,10 @@ def logs_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
 
+def check_jobs(history: History, **ids: Any) -> None:
+    check_queue(history, "jobs", late_ms=LOCK_LATE_MS_MAX, **ids)
+
+
 @contextmanager
 def two_nodes(url: str) -> Iterator[tuple[Node, Node]]:
     """Two processes that only execute requests."""
@@ -169,7 +174,7 @@ def test_each_message_is_settled_by_one_owner(nodes: int, postgres_url: str) -> 
     history = CHILD_MODULE["history_of"](lines)
     left, dead, stats = content(postgres_url)
     assert (left, dead) == (set(), set())
-    check_queue(history, "jobs")
+    check_jobs(history)
 
     # All processes see the same counters, except for the consumers waiting in each.
     assert stats.put_total == stats.acked_total == total
@@ -193,7 +198,7 @@ def test_messages_of_a_killed_process_are_delivered_to_another(postgres_url: str
         for _, fence, _, _, more in after:
             assert (fence, more["failures"]) == (2, 1)
         assert min(leased_ms for _, _, leased_ms, *_ in after) >= before[0][3]
-        check_queue(CHILD_MODULE["history_of"](one.lines + two.lines), "jobs", left=ids)
+        check_jobs(CHILD_MODULE["history_of"](one.lines + two.lines), left=ids)
         assert two.call("stats")["expired_total"] == 5
 
 
@@ -226,7 +231,7 @@ def test_a_killed_process_does_not_block_others(postgres_url: str) -> None:
         lines = victim.lines + one.lines + two.lines
     assert set(CHILD_MODULE["errors_of"](lines)) <= {"queue_message_lease_mismatch"}
     left, dead, stats = content(postgres_url)
-    check_queue(CHILD_MODULE["history_of"](lines), "jobs", left=left, dead=dead)
+    check_jobs(CHILD_MODULE["history_of"](lines), left=left, dead=dead)
     assert (left, stats.put_total) == (set(), stats.acked_total + stats.dead_total)
 
 
@@ -248,7 +253,7 @@ def test_a_paused_process_does_not_block_others(postgres_url: str) -> None:
         lines = paused.lines + one.lines
     assert CHILD_MODULE["errors_of"](lines) == {}
     assert content(postgres_url)[:2] == (set(), set())
-    check_queue(CHILD_MODULE["history_of"](lines), "jobs")
+    check_jobs(CHILD_MODULE["history_of"](lines))
 
 
 def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str) -> None:
@@ -267,7 +272,7 @@ def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str) -> No
     print(f"errors: {errors}")
     assert set(errors) <= {"commit_unknown", "unreachable"}
     left = {id for ids in _ids_by_state(postgres_url).values() for id in ids}
-    check_queue(CHILD_MODULE["history_of"](lines), "jobs", left=left)
+    check_jobs(CHILD_MODULE["history_of"](lines), left=left)
 
 
 def kill_postgresql(url: str) -> None:

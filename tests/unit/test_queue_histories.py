@@ -72,6 +72,16 @@ def test_a_delivery_after_an_expired_lease_passes(history):
     check_queue(history, "jobs")
 
 
+def test_a_delivery_that_took_effect_after_its_time_passes(history):
+    """Another transaction with a later time processed the expiry, and committed before it."""
+    put(history)
+    lease(history, 1, 0, 100)
+    lease(history, 2, 90, 200)
+    check_queue(history, "jobs", left=["m"], late_ms=10)
+    with pytest.raises(Violation, match="two owners: fence 1 until 100, and fence 2 from 90"):
+        check_queue(history, "jobs", left=["m"], late_ms=9)
+
+
 def test_a_late_extension_before_the_next_delivery_passes(history):
     put(history)
     lease(history, 1, 0, 100)
