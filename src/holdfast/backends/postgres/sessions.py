@@ -45,6 +45,7 @@ class Session:
         self._connection = connect_standby(url) if standby else connect(url, await_failover=True)
         self._connection.add_notice_handler(self._on_notice)
         self._unreplicated = False  # Whether a commit stopped waiting for its synchronous standby.
+        self._is_replicated = True  # Whether the last commit did not.
         self._pq = self._connection.pgconn
         self._writer = writer
         self._begin: list[Statement] = []  # Sent with the first statement of the transaction.
@@ -167,7 +168,7 @@ class Session:
                 self._pq.send_query_prepared(notify[0], notify[1], [1], 1)
                 self._pq.pipeline_sync()
             self._flush()
-            answers = self._receive()
+            answers = self._receive(committing)
             if notify is not None:
                 self._unread += 1
         except psycopg.OperationalError as error:
@@ -177,7 +178,8 @@ class Session:
             self.close()
             raise
         if self._unreplicated:
-            self._unreplicated, self.failure = False, unreplicated_error(wrote=committing)
+            self._unreplicated, self._is_replicated = False, False
+            self.failure = unreplicated_error(wrote=committing)
             raise self.failure
         for position, answer in enumerate(answers):
             if answer.status not in _OK:
@@ -185,6 +187,7 @@ class Session:
         if len(answers) < len(wanted):
             raise self._lost(self._pq.get_error_message().strip(), committing)
         self._answered = time.monotonic()
+        self._is_replicated |= committing
         return answers
 
     def _flush(self) -> None:
@@ -195,10 +198,12 @@ class Session:
             if found & select.POLLIN:  # The server may be waiting for this side to read, too.
                 self._pq.consume_input()
 
-    def _receive(self) -> "list[pq.abc.PGresult]":
+    def _receive(self, committing: bool) -> "list[pq.abc.PGresult]":
         """The answers up to the next synchronization point, after those that nothing waited for."""
         answers: list[pq.abc.PGresult] = []
-        deadline = time.monotonic() + limits.ANSWER_SECONDS_MAX
+        # After a commit that was not replicated, many callers may wait for the next ones.
+        is_patient = self._is_replicated or not committing
+        deadline = time.monotonic() + (limits.ANSWER_SECONDS_MAX if is_patient else limits.UNREPLICATED_SECONDS_MAX)
         is_cancelled = False
         while True:
             while self._pq.is_busy():  # Waiting here releases the GIL, waiting in `get_result` would not.
