@@ -46,6 +46,7 @@ class Session:
         self._connection.add_notice_handler(self._on_notice)
         self._unreplicated = False  # Whether a commit stopped waiting for its synchronous standby.
         self._is_replicated = True  # Whether the last commit did not.
+        self._answer_seconds = limits.ANSWER_SECONDS_MAX
         self._pq = self._connection.pgconn
         self._writer = writer
         self._begin: list[Statement] = []  # Sent with the first statement of the transaction.
@@ -160,6 +161,9 @@ class Session:
 
         If the connection breaks while `committing`, the commit may have happened, whatever was answered before.
         """
+        # After a commit that was not replicated, many callers may wait for the next ones.
+        is_patient = self._is_replicated or not committing
+        self._answer_seconds = limits.ANSWER_SECONDS_MAX if is_patient else limits.UNREPLICATED_SECONDS_MAX
         try:
             for name, parameters in wanted:
                 self._pq.send_query_prepared(name, parameters, [1] * len(parameters), 1)
@@ -168,7 +172,7 @@ class Session:
                 self._pq.send_query_prepared(notify[0], notify[1], [1], 1)
                 self._pq.pipeline_sync()
             self._flush()
-            answers = self._receive(committing)
+            answers = self._receive()
             if notify is not None:
                 self._unread += 1
         except psycopg.OperationalError as error:
@@ -198,12 +202,10 @@ class Session:
             if found & select.POLLIN:  # The server may be waiting for this side to read, too.
                 self._pq.consume_input()
 
-    def _receive(self, committing: bool) -> "list[pq.abc.PGresult]":
+    def _receive(self) -> "list[pq.abc.PGresult]":
         """The answers up to the next synchronization point, after those that nothing waited for."""
         answers: list[pq.abc.PGresult] = []
-        # After a commit that was not replicated, many callers may wait for the next ones.
-        is_patient = self._is_replicated or not committing
-        deadline = time.monotonic() + (limits.ANSWER_SECONDS_MAX if is_patient else limits.UNREPLICATED_SECONDS_MAX)
+        deadline = time.monotonic() + self._answer_seconds
         is_cancelled = False
         while True:
             while self._pq.is_busy():  # Waiting here releases the GIL, waiting in `get_result` would not.
