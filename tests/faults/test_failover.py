@@ -392,6 +392,7 @@ async def test_a_server_reads_from_the_standby(pair: Any, tmp_path: Path) -> Non
             assert (await plane.queue("jobs").stats()).ready == 1
             assert len(await plane.queue("jobs").peek()) == 1
             assert await plane.queues() == ["jobs"]
+            assert b"holdfast_standby_answers 1.0" in server.get("/metrics")[2]
             pair.standby.query("SELECT pg_wal_replay_resume()")
 
 
