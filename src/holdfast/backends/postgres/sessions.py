@@ -191,7 +191,7 @@ class Session:
         if len(answers) < len(wanted):
             raise self._lost(self._pq.get_error_message().strip(), committing)
         self._answered = time.monotonic()
-        self._is_replicated |= committing
+        self._is_replicated |= committing and self._durable
         return answers
 
     def _flush(self) -> None:
