@@ -56,6 +56,7 @@ LOCK_LATE_MS_MAX: Final = 100  # A lock that is granted later than this after th
 LOCK_LANES_MAX: Final = 4  # Connections that wait for locks which other processes hold.
 STATEMENT_SECONDS_MAX: Final = 30.0
 ANSWER_SECONDS_MAX: Final = 40.0  # Without an answer by then, the statement is cancelled: a commit may wait for ever.
+UNREPLICATED_SECONDS_MAX: Final = 5.0  # The same for a commit after one that its synchronous standby did not confirm.
 CANCEL_SECONDS_MAX: Final = 5.0  # Without an answer to that, the connection counts as broken.
 OVERLOAD_SECONDS_MAX: Final = 10.0  # How long a transaction is retried while PostgreSQL lacks memory, locks or time.
 OVERLOAD_PAUSE_SECONDS_MAX: Final = 0.2  # Between these retries, with full jitter.

@@ -157,10 +157,28 @@ def test_a_failover_under_load_loses_nothing_that_was_acknowledged(pair: Any, tm
         until(lambda: readiness(server.url) == 200, "the server to be ready")
         for writer in writers:
             writer.stop()
+        assert "unexpected" not in server.log()
         print(f"all writers were back {back_seconds:.2f} s after the promotion")
         assert back_seconds < 60
         assert not any(writer.errors for writer in writers), [writer.errors for writer in writers]
     assert check_nothing_lost(pair.url, writers) >= sum(len(writer.acknowledged) for writer in writers)
+
+
+def test_a_consumer_that_waits_is_woken_after_a_failover(pair: Any, tmp_path: Path) -> None:
+    with ExitStack() as running:
+        server = SERVER(tmp_path, data=pair.url)
+        running.callback(server.kill)
+        plane = running.enter_context(holdfast.connect(server.url))
+        pool = running.enter_context(ThreadPoolExecutor(1))
+        receiving = pool.submit(plane.queue("jobs").receive, wait_seconds=DEADLINE_SECONDS)
+        until(lambda: plane.queue("jobs").stats().waiting_consumers == 1, "the consumer to wait")
+        pair.fail_over()
+        plane.queue("jobs").put("first")
+        message = receiving.result(DEADLINE_SECONDS)
+        assert message is not None
+        assert message.json() == "first"
+        message.ack()
+        assert "unexpected" not in server.log()
 
 
 def cancel_waiting_commit(pair: Any) -> None:
@@ -190,6 +208,12 @@ def test_a_commit_without_a_standby_gets_an_answer_in_bounded_time(pair: Any, mo
         pair.standby.pause()
         with pytest.raises(CommitUnknown, match="synchronous standby"):
             database.transact(put, b"k", b"2")
+        # Others that wait meanwhile do not wait for so long.
+        monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 2 * DEADLINE_SECONDS)
+        monkeypatch.setattr("holdfast.limits.UNREPLICATED_SECONDS_MAX", 0.1)
+        with pytest.raises(CommitUnknown, match="synchronous standby"):
+            database.transact(put, b"k", b"2")
+        monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 1.0)
         # The commit is visible on the primary only, so a durable read must not answer with it.
         with pytest.raises(Unreachable, match="may be lost"):
             database.read(lambda tx: tx.get(b"k"))
@@ -368,6 +392,7 @@ async def test_a_server_reads_from_the_standby(pair: Any, tmp_path: Path) -> Non
             assert (await plane.queue("jobs").stats()).ready == 1
             assert len(await plane.queue("jobs").peek()) == 1
             assert await plane.queues() == ["jobs"]
+            assert b"holdfast_standby_answers 1.0" in server.get("/metrics")[2]
             pair.standby.query("SELECT pg_wal_replay_resume()")
 
 

@@ -24,6 +24,7 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed, Unreachable
 from holdfast.handles.plane import AsyncPlane
+from holdfast.kv import ReplayedPosition
 from holdfast.kv.contention import Contention
 from holdfast.layers.snapshots import NO_MANIFEST
 from holdfast.plane.embedded import AsyncEmbeddedTransport
@@ -248,12 +249,13 @@ async def test_worlds_are_read_less_often_than_queues(server: Server) -> None:
     assert server.metrics._lag_at == read_at
 
 
-async def test_every_metric_is_documented(server: Server, tmp_path: Path) -> None:
+async def test_every_metric_is_documented(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     waiting = ConsumerMetrics(server.transport.services.waiting_consumers)
     services = server.transport.services
     services.disk_space = DiskSpaceMonitor(services.database, tmp_path)
     services.database.contention = Contention()
+    monkeypatch.setattr(type(services.database), "replayed_position", ReplayedPosition(True, "0/1", 5, 1))
     space = SpaceMetrics(services.space_counters)
     others = IngressMetrics(server.transport.ingress), Recovery(services), NodeMetrics(services)
     collectors = (server.metrics, waiting, space, *others)

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from holdfast import limits
 from holdfast.errors import HoldfastError
+from holdfast.kv import ReplayedPosition
 from holdfast.kv.contention import Contention
 from holdfast.plane.services import Services
 from holdfast.threads import run_in_thread
@@ -53,6 +54,8 @@ class Recovery(Collector):
         yield CounterMetricFamily("holdfast_database_failures", failures, value=self._failures)
         if database.contention is not None:
             yield from _contention(database.contention)
+        if database.replayed_position is not None:
+            yield from _standby(database.replayed_position)
         if disk is not None:
             yield GaugeMetricFamily("holdfast_disk_free_bytes", "Free bytes of the disk.", disk.free_bytes)
             reserve = "New data is refused while fewer bytes are free."
@@ -97,6 +100,14 @@ def _reason(failure: HoldfastError) -> str:
     """The failure and what caused it."""
     cause = "" if failure.__cause__ is None else f" ({failure.__cause__})"
     return f"{failure.code}: {failure}{cause}"
+
+
+def _standby(replayed: ReplayedPosition) -> Iterator[Metric]:
+    answers = "1 if a standby served a recent read that may be stale, 0 if the primary did."
+    yield GaugeMetricFamily("holdfast_standby_answers", answers, int(replayed.is_standby))
+    if replayed.lag_ms is not None:
+        lag = "How far the standby was behind at a recent read."
+        yield GaugeMetricFamily("holdfast_standby_lag_seconds", lag, replayed.lag_ms / 1_000)
 
 
 def _contention(contention: Contention) -> Iterator[Metric]:

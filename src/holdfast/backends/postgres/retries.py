@@ -34,7 +34,7 @@ def retry_transaction(jitter: Jitter, attempt: Callable[[], Result], contention:
     """
     pauses = retry_pauses_seconds(jitter)
     deadline = time.monotonic() + limits.OVERLOAD_SECONDS_MAX
-    idled = 0
+    idled, is_lost = 0, False
     while True:
         try:
             return attempt()
@@ -59,6 +59,9 @@ def retry_transaction(jitter: Jitter, attempt: Callable[[], Result], contention:
             if isinstance(error, Conflicted):
                 contention.conflicts += 1
                 time.sleep(pause)
+            elif is_lost:  # Not for the first time: a proxy, or a server that shuts down, may accept connections.
+                time.sleep(jitter.random() * limits.FAILOVER_PAUSE_MS_MAX / 1_000)
+            is_lost = is_lost or isinstance(error, Disconnected)
 
 
 def _exhausted(reason: Conflicted | Disconnected) -> HoldfastError:

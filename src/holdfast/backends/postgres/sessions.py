@@ -46,6 +46,8 @@ class Session:
         self._connection = connect_standby(url) if standby else connect(url, await_failover=True)
         self._connection.add_notice_handler(self._on_notice)
         self._unreplicated = False  # Whether a commit stopped waiting for its synchronous standby.
+        self._is_replicated = True  # Whether the last commit did not.
+        self._answer_seconds = limits.ANSWER_SECONDS_MAX
         self._pq = self._connection.pgconn
         self._writer = writer
         self._begin: list[Statement] = []  # Sent with the first statement of the transaction.
@@ -163,6 +165,9 @@ class Session:
 
         If the connection breaks while `committing`, the commit may have happened, whatever was answered before.
         """
+        # After a commit that was not replicated, many callers may wait for the next ones.
+        is_patient = self._is_replicated or not committing
+        self._answer_seconds = limits.ANSWER_SECONDS_MAX if is_patient else limits.UNREPLICATED_SECONDS_MAX
         try:
             for name, parameters in wanted:
                 self._pq.send_query_prepared(name, parameters, [1] * len(parameters), 1)
@@ -181,7 +186,8 @@ class Session:
             self.close()
             raise
         if self._unreplicated:
-            self._unreplicated, self.failure = False, unreplicated_error(wrote=committing)
+            self._unreplicated, self._is_replicated = False, False
+            self.failure = unreplicated_error(wrote=committing)
             raise self.failure
         for position, answer in enumerate(answers):
             if answer.status not in _OK:
@@ -189,6 +195,7 @@ class Session:
         if len(answers) < len(wanted):
             raise self._lost(self._pq.get_error_message().strip(), committing)
         self._answered = time.monotonic()
+        self._is_replicated |= committing and self._durable
         return answers
 
     def _flush(self) -> None:
@@ -202,7 +209,7 @@ class Session:
     def _receive(self) -> "list[pq.abc.PGresult]":
         """The answers up to the next synchronization point, after those that nothing waited for."""
         answers: list[pq.abc.PGresult] = []
-        deadline = time.monotonic() + limits.ANSWER_SECONDS_MAX
+        deadline = time.monotonic() + self._answer_seconds
         is_cancelled = False
         while True:
             while self._pq.is_busy():  # Waiting here releases the GIL, waiting in `get_result` would not.
