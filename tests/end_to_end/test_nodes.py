@@ -25,7 +25,7 @@ _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Te
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 Found = TypeVar("Found")
 JOBS = QueueKey("main", "jobs")
-LATE_SECONDS_MAX = 2.0  # Less than the time between two scans of all queues.
+LATE_SECONDS_MAX = 2.5  # Less than the time between two scans of all queues.
 START_SECONDS = 3.0  # For the takeover beside the expiry of the lease: a transaction, and the next pass of the sweeper.
 
 
