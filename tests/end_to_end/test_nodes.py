@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -88,6 +89,10 @@ def in_the_past(url: str, seconds: float) -> PostgresDatabase:
     return PostgresDatabase(url, clock=ManualClock(SystemClock().now_ms() - round(seconds * 1_000)))
 
 
+def _is_ready(stats: Callable[[], Any]) -> bool:
+    return bool(stats().ready)
+
+
 def ready(server: Any) -> int:
     with server.plane() as plane:
         return int(plane.queue("jobs").stats().ready)
@@ -153,8 +158,8 @@ def test_a_delayed_message_is_ready_on_time_whichever_node_is_on_duty(cluster: C
                 waiting.append((time.monotonic() + seconds, name))
     with holder.plane() as plane:
         for due, name in sorted(waiting):
-            queue = plane.queue(name)
-            until(lambda queue=queue: queue.stats().ready)
+            stats = plane.queue(name).stats
+            until(partial(_is_ready, stats))
             assert abs(time.monotonic() - due) < LATE_SECONDS_MAX
 
 
