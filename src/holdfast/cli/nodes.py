@@ -69,7 +69,7 @@ def _row(node: NodeStatus, now_ms: int) -> dict[str, Any]:
         "state": "alive" if node.alive else "gone",
         "maintenance": node.maintenance,
         "version": node.version,
-        "formats": f"{node.oldest_format}-{node.newest_format}",
+        "formats": "-".join(str(each) for each in sorted({node.oldest_format, node.newest_format})),
         "address": node.address or None,
         "host": node.host,
         "pid": node.pid,
