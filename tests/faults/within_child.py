@@ -16,10 +16,11 @@ from typing import Any
 import psycopg
 
 import holdfast
-from holdfast import Within
+from holdfast import Plane, Within
 from holdfast.errors import HoldfastError
 
 QUEUES = ("emails", "invoices")
+_OPEN_SECONDS_MAX = 60.0
 _RECONNECT_SECONDS = 0.1  # Between attempts while PostgreSQL restarts.
 
 
@@ -28,7 +29,7 @@ class _Undone(Exception):
 
 
 def main(url: str, seed: int, first: int, count: int) -> None:
-    with holdfast.open(url) as plane:
+    with _open(url) as plane:
         connection = _connect(url)
         for id in range(first, first + count):
             print(id, flush=True)
@@ -38,6 +39,17 @@ def main(url: str, seed: int, first: int, count: int) -> None:
             with suppress(_Undone, HoldfastError, psycopg.Error), connection.transaction():
                 _run(connection, plane.within(connection), choices, id)
         connection.close()
+
+
+def _open(url: str) -> Plane:
+    deadline = time.monotonic() + _OPEN_SECONDS_MAX
+    while True:
+        try:
+            return holdfast.open(url)
+        except HoldfastError:  # PostgreSQL is being killed.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RECONNECT_SECONDS)
 
 
 def _connect(url: str) -> "psycopg.Connection[Any]":
