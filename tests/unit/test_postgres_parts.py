@@ -33,7 +33,7 @@ def test_every_key_of_a_queue_is_in_its_part() -> None:
 
 def test_every_range_of_a_queue_is_in_its_part() -> None:
     ranges = (QUEUE.ready_range(), QUEUE.priority_range(4, b""), QUEUE.due_range(0), QUEUE.all_counters.range())
-    for begin, end in (*ranges, prefix_range(QUEUE.prefix)):
+    for begin, end in (*ranges, Subspace("u", "main", "q", "jobs").range()):
         assert part_of_range(begin, end) == QUEUE.prefix
 
 

@@ -97,7 +97,7 @@ def part_of_range(begin: bytes, end: bytes) -> bytes:
         return EVERYTHING
     if area in (_EFFECTS, _ENTITIES) or _BELONGS_TO.get(area) == _ENTITIES:
         name_end = _element_end(begin, name_end)
-    if name_end < 0 or end > prefix_range(begin[:name_end])[1]:
+    if name_end < 0 or end > begin[:name_end] + b"\xff":  # A name with an escaped zero byte goes on after it.
         return EVERYTHING
     return part_of(begin)
 
