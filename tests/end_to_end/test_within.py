@@ -380,8 +380,7 @@ def test_an_open_transaction_with_plain_puts_blocks_no_other_caller(
     queue.put({"order": 0})
     with holdfast.open(shop) as other:
         plane.within(connection).queue("emails").put({"order": 1}, delay_seconds=0.001)
-        started = time.monotonic()
-        message = queue.receive()
+        message = queue.receive()  # This and the others would fail after a wait: the transaction is still open.
         assert message is not None
         message.ack()
         queue.put({"order": 2}, group="a", idempotency_key="b")
@@ -389,7 +388,6 @@ def test_an_open_transaction_with_plain_puts_blocks_no_other_caller(
         other.queue("emails").put({"order": 3})
         assert other.queue("emails").purge() == 2
         other.transact(lambda tx: tx.scan(b"", b"\xff", limit=1_000))  # Locks the whole key space.
-        assert time.monotonic() - started < limits.LOCK_WAIT_SECONDS_MAX
     connection.commit()
     message = queue.receive(wait_seconds=WAIT_SECONDS)
     assert message is not None

@@ -26,7 +26,7 @@ from holdfast.backends.postgres.failures import error_of
 from holdfast.backends.postgres.format_lock import HOLD, READ, check_format
 from holdfast.backends.postgres.notifications import notification
 from holdfast.backends.postgres.retries import Disconnected, Idled
-from holdfast.backends.postgres.statements import Statement, array
+from holdfast.backends.postgres.statements import Statement
 from holdfast.errors import CommitUnknown
 from holdfast.kv import Pair, Transaction
 
@@ -104,14 +104,7 @@ class Session:
             raise self.failure
         writes = [] if self._open else list(self._begin)
         self._open = True
-        if tx.cleared:
-            writes.append((b"clear", [array(begin for begin, _ in tx.cleared), array(end for _, end in tx.cleared)]))
-        deleted = [key for key, value in tx.writes.items() if value is None]
-        if deleted:
-            writes.append((b"delete", [array(deleted)]))
-        puts = {key: value for key, value in tx.writes.items() if value is not None}
-        if puts:
-            writes.append((b"put", [array(puts), array(puts.values())]))
+        writes += statements.writes_of(tx)
         self._send([*writes, _COMMIT], notify=(b"notify", [notification(tx, self._writer)]), committing=True)
         self._open = False
 

@@ -1,12 +1,13 @@
 """The SQL statements of a session. Each connection prepares them under these names."""
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from holdfast import limits
 from holdfast.backends.postgres.failover import IS_DURABLE
 from holdfast.backends.postgres.notifications import CHANNEL
+from holdfast.kv import Transaction
 
 Statement = tuple[bytes, list[bytes]]  # The name of a prepared statement, and its parameters in binary form.
 
@@ -80,6 +81,18 @@ def get(key: bytes) -> Statement:
 
 def scan(begin: bytes, end: bytes, limit: int, reverse: bool) -> Statement:
     return b"back" if reverse else b"scan", [begin, end, number(limit)]
+
+
+def writes_of(tx: Transaction) -> Iterator[Statement]:
+    """The statements that write the changes of a transaction."""
+    if tx.cleared:
+        yield b"clear", [array(begin for begin, _ in tx.cleared), array(end for _, end in tx.cleared)]
+    deleted = [key for key, value in tx.writes.items() if value is None]
+    if deleted:
+        yield b"delete", [array(deleted)]
+    puts = {key: value for key, value in tx.writes.items() if value is not None}
+    if puts:
+        yield b"put", [array(puts), array(puts.values())]
 
 
 def number(value: int) -> bytes:

@@ -6,7 +6,6 @@ transaction open for long, and consumers would wait for its end. That is possibl
 part writes only new keys and the counters of its writer, and here every transaction is a writer of its own.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 from psycopg import pq
@@ -16,7 +15,7 @@ from holdfast.backends.postgres import statements
 from holdfast.backends.postgres.locked_view import LockedView, Needs
 from holdfast.backends.postgres.notifications import notification
 from holdfast.backends.postgres.parts import EVERYTHING, lock_number
-from holdfast.backends.postgres.statements import Statement, array
+from holdfast.backends.postgres.statements import Statement
 from holdfast.errors import (
     Busy,
     DatabaseFailed,
@@ -77,7 +76,7 @@ class UserSession:
         if self.failure is not None:
             raise self.failure
         if tx.has_writes:
-            self.run(*_writes_of(tx), (b"notify", [notification(tx, self.writer)]))
+            self.run(*statements.writes_of(tx), (b"notify", [notification(tx, self.writer)]))
 
     def release(self) -> None:
         """Keep what the call has written."""
@@ -165,15 +164,3 @@ class UserView(LockedView):
 
 def _wait(part: bytes, *, exclusive: bool) -> Statement:
     return b"wait" if exclusive else b"wait_shared", [statements.number(lock_number(part))]
-
-
-def _writes_of(tx: Transaction) -> Iterable[Statement]:
-    """The statements that write the changes of a transaction."""
-    if tx.cleared:
-        yield b"clear", [array(begin for begin, _ in tx.cleared), array(end for _, end in tx.cleared)]
-    deleted = [key for key, value in tx.writes.items() if value is None]
-    if deleted:
-        yield b"delete", [array(deleted)]
-    puts = {key: value for key, value in tx.writes.items() if value is not None}
-    if puts:
-        yield b"put", [array(puts), array(puts.values())]
