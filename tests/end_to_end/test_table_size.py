@@ -11,6 +11,7 @@ import pytest
 
 import holdfast
 from holdfast import Plane
+from holdfast.testing.clock import ManualClock
 
 BATCH = 200
 PAYLOADS = [b"s" * 200] * (BATCH - 2) + [b"l" * 4_000] * 2  # PostgreSQL stores the large ones apart.
@@ -27,10 +28,12 @@ def frequent_autovacuum(postgres_server: str) -> Iterator[None]:
         connection.execute("SELECT pg_reload_conf()")
 
 
-def process(plane: Plane, messages: int) -> None:
-    """Put, receive and acknowledge so many messages."""
+def process(plane: Plane, clock: ManualClock, batches: range, batches_per_minute: int) -> None:
+    """Put, receive and acknowledge a batch of messages for each number, while the time is moved."""
     jobs = plane.queue("jobs")
-    for _ in range(messages // BATCH):
+    for number in batches:
+        if number % batches_per_minute == 0:
+            clock.advance_ms(60_000)
         jobs.put_many(PAYLOADS)
         received = jobs.receive_many(BATCH, extend_for_seconds=0)
         assert len(received) == BATCH
@@ -51,17 +54,24 @@ def measure(url: str) -> dict[str, int]:
 @pytest.mark.nightly
 @pytest.mark.usefixtures("frequent_autovacuum")
 def test_ten_million_messages_leave_no_bloat(
-    postgres_url: str, tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+    postgres_url: str,
+    tmp_path: Path,
+    clock: ManualClock,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    messages = request.config.getoption("--table-messages")
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
-        process(plane, messages // 10)
+    batches = request.config.getoption("--table-messages") // BATCH
+    # An ack is remembered for five minutes. Ten have passed after a tenth of the messages, so from then on as many acks
+    # are forgotten as are added.
+    per_minute = batches // 100
+    with holdfast.open(postgres_url, activity=str(tmp_path / "logs"), clock=clock) as plane:
+        process(plane, clock, range(batches // 10), per_minute)
         tenth = measure(postgres_url)
-        process(plane, messages - messages // 10)
+        process(plane, clock, range(batches // 10, batches), per_minute)
         whole = measure(postgres_url)
         assert plane.queue("jobs").stats().ready == 0
     with capsys.disabled():
-        print(f"\n{messages // 10:,} messages: {tenth}; {messages:,} messages: {whole}")
+        print(f"\n{batches * BATCH // 10:,} messages: {tenth}; {batches * BATCH:,} messages: {whole}")
     # Without vacuum each of them would be ten times as large. A vacuum may be a few thousand messages late.
     for part, size in whole.items():
         assert size < 2 * tenth[part] + 4_000_000, part

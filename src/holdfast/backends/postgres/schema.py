@@ -44,7 +44,7 @@ STEPS: Final = (
     # Processes of version 1 take no advisory locks: beside one of them, the locks of the others protect nothing.
     Step(2, "advisory locks instead of SERIALIZABLE", (), exclusive=True),
     # A queue deletes what it inserts: by default, dead rows may be a fifth of all keys before vacuum removes them. Not
-    # only a fixed number, because each vacuum reads the whole index. See benches/bench_table.py for others.
+    # only a fixed number, because each vacuum reads the whole index. benches/bench_table.py compares others.
     Step(
         3,
         "storage settings of a queue",
