@@ -104,14 +104,15 @@ class Application:
 
     def __init__(self, url: str, *, seed: int, first: int, count: int) -> None:
         self._url, self._seed, self._first, self._end = url, seed, first, first + count
-        self._last = first - 1
+        self._last, self._allowed = first - 1, first
         self._start()
 
     def _start(self) -> None:
         command = [sys.executable, str(CHILD), self._url, *map(str, (self._seed, self._last + 1))]
-        self._process = subprocess.Popen(
-            [*command, str(self._end - self._last - 1)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        command.append(str(self._end - self._last - 1))
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        self.allow(self._allowed - self._first)
         self._reader = threading.Thread(target=self._read, args=(self._process,))
         self._reader.start()
 
@@ -120,6 +121,14 @@ class Application:
         for line in process.stdout:
             if line.endswith("\n"):
                 self._last = int(line)
+
+    def allow(self, transactions: int) -> None:
+        """Let it run this many transactions in all."""
+        self._allowed = self._first + transactions
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # It has ended.
+            self._process.stdin.write(f"{self._allowed}\n")
+            self._process.stdin.flush()
 
     @property
     def begun(self) -> int:
@@ -154,9 +163,10 @@ class Application:
         errors = self._process.stderr.read()
         self._process.wait()
         self._reader.join()
-        self._process.stderr.close()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert stream is not None
+            with suppress(BrokenPipeError):
+                stream.close()
         return errors
 
 
@@ -218,10 +228,15 @@ def check(postgres: Postgres, folder: Path, *, applications: int, transactions: 
     try:
         killed = 0
         for number in range(kills):
-            due = transactions * (number + 1) // (kills + 1)  # Spread over the run.
+            # A kill comes in the middle of transactions, and at most one share of them passes meanwhile.
+            due, allowed = (transactions * (number + share) // (kills + 1) for share in (1, 2))
+            for application in running:
+                application.allow(allowed)
             while not all(each.is_done or each.begun >= due for each in running):
-                time.sleep(0.01)
+                time.sleep(0.001)
             killed += ways[number % len(ways)]()
+        for application in running:
+            application.allow(transactions)
         for application in running:
             application.finish()
         assert killed == kills

@@ -2,9 +2,10 @@
 
     python within_child.py URL SEED FIRST COUNT
 
-It runs the transactions FIRST, FIRST + 1, …, and prints the number of each before it begins. A row (id, part) of the
-table `shop.parts` is inserted together with the message {"id", "part"}. Some transactions are rolled back, some roll
-back to a savepoint, and some fail. What is in the table tells which messages have to be delivered.
+It runs the transactions FIRST, FIRST + 1, …, and prints the number of each before it begins. It stops before the number
+that it has read from its input, until it reads a higher one. A row (id, part) of the table `shop.parts` is inserted
+together with the message {"id", "part"}. Some transactions are rolled back, some roll back to a savepoint, and some
+fail. What is in the table tells which messages have to be delivered.
 """
 
 import random
@@ -31,7 +32,10 @@ class _Undone(Exception):
 def main(url: str, seed: int, first: int, count: int) -> None:
     with _open(url) as plane:
         connection = _connect(url)
+        allowed = 0
         for id in range(first, first + count):
+            while id >= allowed:
+                allowed = int(sys.stdin.readline())
             print(id, flush=True)
             choices = random.Random(f"{seed}-{id}")
             if connection.closed:
