@@ -33,6 +33,7 @@ from holdfast.kv import Pair, Transaction
 _COMMIT: Statement = (b"commit", [])
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 _SYNC = pq.ExecStatus.PIPELINE_SYNC
+_IDLE_SHARE = 0.8  # A session that ends after this share of the time for pauses counts as ended for pausing.
 
 
 class Session:
@@ -270,9 +271,11 @@ class Session:
         return self.failure
 
     def _disconnected(self, text: str) -> Disconnected:
-        # libpq reports only that the connection is closed, not the message in which the server said why.
+        # libpq reports only that the connection is closed, not the message in which the server said why. The server's
+        # time begins a little earlier, before its answer arrives.
         idle_seconds = time.monotonic() - self._answered
-        return Idled(text) if self._open and idle_seconds >= limits.IDLE_TRANSACTION_SECONDS_MAX else Disconnected(text)
+        was_idle = self._open and idle_seconds >= limits.IDLE_TRANSACTION_SECONDS_MAX * _IDLE_SHARE
+        return Idled(text) if was_idle else Disconnected(text)
 
 
 def _no_answer() -> psycopg.OperationalError:
