@@ -43,6 +43,8 @@ from holdfast.errors import (
     Unsupported,
     WrongDatabase,
 )
+from holdfast.layers import queues
+from holdfast.layers.queues import QueueKey
 
 WAIT_SECONDS = 20.0
 UserConnection = psycopg.Connection[Any]
@@ -412,6 +414,34 @@ def test_a_call_that_waited_has_the_time_after_the_wait(plane: Plane, connect: C
     assert mail.sender.startswith("eve")
     assert row is not None
     assert mail.sent_ms >= row[0]
+
+
+def test_counters_are_right_while_they_are_folded(plane: Plane, connect: Connect) -> None:
+    key = QueueKey("main", "emails")
+    connections = [connect() for _ in range(12)]
+    for number, connection in enumerate(connections):
+        plane.within(connection).queue("emails").put({"order": number})
+        plane.transact(queues.fold, key)
+        if number % 2:
+            connection.commit()
+            plane.transact(queues.fold, key)
+        plane.within(connection).queue("emails").put({"order": number})
+        plane.transact(queues.fold, key)
+    for number, connection in enumerate(connections):
+        if number % 3:
+            connection.commit()
+        else:
+            connection.rollback()
+        plane.transact(queues.fold, key)
+    assert plane.queue("emails").stats().ready == len(bodies(plane)) == 18
+
+
+def test_a_plane_can_be_opened_beside_an_open_transaction(plane: Plane, connection: UserConnection, shop: str) -> None:
+    plane.within(connection).queue("emails").put({"order": 1})
+    started = time.monotonic()
+    with holdfast.open(shop) as other:
+        other.queue("emails").put({"order": 2})
+    assert time.monotonic() - started < limits.LOCK_WAIT_SECONDS_MAX
 
 
 def test_a_role_needs_the_rights_of_the_table(plane: Plane, connection: UserConnection) -> None:
