@@ -37,12 +37,14 @@ from holdfast.errors import (
     NotTransactional,
     QueueMessageLeaseMismatch,
     ReadOnlyTransaction,
+    SchemaMismatch,
     TransactionConflict,
     TransactionRequired,
     Unreachable,
     Unsupported,
     WrongDatabase,
 )
+from holdfast.kv import formats
 from holdfast.layers import queues
 from holdfast.layers.queues import QueueKey
 
@@ -745,3 +747,26 @@ def test_the_example_runs_twice(shop: str) -> None:
             "emails: kettle, teapot",
             "orders without an email: (0,)",
         ]
+
+
+def test_a_newer_format_is_refused_and_not_raised_beside_a_transaction(
+    plane: Plane, connection: UserConnection, connect: Connect
+) -> None:
+    held = "SELECT mode FROM pg_locks WHERE pid = %s AND locktype = 'advisory' AND objsubid = 2 AND objid = %s"
+    change = "UPDATE public.holdfast_kv SET value = %s WHERE key = %s"
+    newer = formats.FORMAT + 1
+    plane.within(connection).queue("emails").put({"order": 1})
+    assert connect().execute(held, [connection.info.backend_pid, newer]).fetchall() == [("ShareLock",)]
+    connection.commit()
+    with connect() as other:
+        other.execute(change, [formats.encode(newer), formats.KEY])
+    try:
+        with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+            plane.within(connection).queue("emails").put({"order": 2})
+        connection.execute("INSERT INTO orders VALUES (2)")
+        connection.commit()
+    finally:
+        with connect() as other:
+            other.execute(change, [formats.encode(formats.FORMAT), formats.KEY])
+    assert orders(connect) == [2]
+    assert bodies(plane) == [{"order": 1}]

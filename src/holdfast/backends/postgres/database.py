@@ -182,7 +182,13 @@ class PostgresDatabase(Database):
         if self._isolation != "locks":
             raise Unsupported("A plane with isolation='serializable' takes no locks; open it without that option")
         return UserTransaction(
-            connection, self._place, self._check_usable, clock=self._clock, ids=self._ids, floor=self._fence_floor
+            connection,
+            self._place,
+            self._check_usable,
+            clock=self._clock,
+            ids=self._ids,
+            floor=self._fence_floor,
+            data_format=lambda: self.data_format,
         )
 
     def sync(self) -> None:

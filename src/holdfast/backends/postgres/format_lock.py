@@ -1,6 +1,7 @@
 """The format lock: no process writes to a plane whose format it does not know.
 
-    every session        holds the lock of the format after its newest one, shared, then reads the plane's format
+    every session        holds the lock of the format after its newest one, shared, then reads the plane's format;
+                         so does every transaction on a connection of a caller
     raising to format N  takes the lock of N, exclusively, in the transaction that writes N
 
 The lock of a session ends with its connection. So a format is raised only while no session of an older version exists,
@@ -18,6 +19,7 @@ from holdfast.kv import formats
 _CLASS: Final = 1_213_155_398  # The two-part keys of advisory locks are apart from the one-part keys.
 
 HOLD: Final = f"SELECT pg_advisory_lock_shared({_CLASS}, {formats.FORMAT + 1})".encode()
+HOLD_IN_TRANSACTION: Final = HOLD.replace(b"pg_advisory_lock", b"pg_advisory_xact_lock")
 # Sent after HOLD has been answered: its snapshot must be taken with the lock held.
 READ: Final = f"SELECT encode(value, 'hex') FROM holdfast_kv WHERE key = '\\x{formats.KEY.hex()}'".encode()
 

@@ -93,6 +93,7 @@ class UserTransaction:
         clock: Clock | None,
         ids: IdSource,
         floor: int,
+        data_format: Callable[[], int],
     ) -> None:
         self._given = given
         self._finder = finder
@@ -100,6 +101,7 @@ class UserTransaction:
         self._clock = clock
         self._ids = ids
         self._fence_floor = floor
+        self._data_format = data_format
         self._asked: object = None  # The connection that is known to be one to the plane's database.
 
     def run(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
@@ -182,7 +184,7 @@ class UserTransaction:
         self, session: UserSession, view: UserView, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=session.writer)
-        tx.fence_floor = self._fence_floor
+        tx.fence_floor, tx.data_format = self._fence_floor, self._data_format()
         result = run(tx, work, args, kwargs)
         if view.taken is not None:
             raise view.taken  # The function has caught it.

@@ -12,6 +12,7 @@ from psycopg import pq
 
 from holdfast import limits
 from holdfast.backends.postgres import statements
+from holdfast.backends.postgres.format_lock import HOLD_IN_TRANSACTION, READ, check_format
 from holdfast.backends.postgres.locked_view import LockedView, Needs
 from holdfast.backends.postgres.notifications import notification
 from holdfast.backends.postgres.parts import EVERYTHING, lock_number
@@ -29,13 +30,14 @@ from holdfast.kv import Transaction
 
 # The transaction's id is never used again, so no two transactions have one writer. The lock_timeout of the caller is
 # kept if there is one.
-_BEGIN: Final = f"""SAVEPOINT holdfast; SELECT
+_BEGIN: Final = f"""SAVEPOINT holdfast; {HOLD_IN_TRANSACTION.decode()}; SELECT
     current_setting('transaction_read_only') = 'off',
     current_setting('transaction_isolation') = 'read committed',
     current_setting('lock_timeout') = '0',
     CASE current_setting('transaction_read_only') WHEN 'off' THEN pg_current_xact_id()::text ELSE '' END,
     CASE current_setting('lock_timeout') WHEN '0' THEN
-        set_config('lock_timeout', '{round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)}', true) END""".encode()
+        set_config('lock_timeout', '{round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)}', true) END,
+    ({READ.decode()})""".encode()
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT holdfast; RELEASE SAVEPOINT holdfast"
 _TRUE: Final = b"t"
 
@@ -56,13 +58,15 @@ class UserSession:
 
         Raises:
             ReadOnlyTransaction: the caller's transaction cannot write.
+            SchemaMismatch: the plane has a newer format.
         """
-        answer = self._check(self._pq.exec_(_BEGIN))
+        answer = self._check(self._pq.exec_(_BEGIN.replace(b"holdfast_kv", self._table.encode())))
         is_writable, self.is_read_committed, self._sets_lock_timeout = (
             answer.get_value(0, column) == _TRUE for column in range(3)
         )
         if not is_writable:
             raise ReadOnlyTransaction("The transaction is READ ONLY; begin one that can write")
+        check_format(answer.get_value(0, 5))
         self.writer = f"tx-{(answer.get_value(0, 3) or b'').decode()}"
 
     def run(self, *wanted: Statement) -> "list[pq.abc.PGresult]":
