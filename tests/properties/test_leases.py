@@ -26,6 +26,7 @@ from holdfast.errors import (
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases, states
 from holdfast.layers.leases import Grant, LeaseKey
+from holdfast.limits import LOCK_LATE_MS_MAX
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, FaultyDatabase
 from holdfast.tiers import Tier
@@ -59,8 +60,9 @@ class Held(NamedTuple):
     released: bool = False
 
     def ends_ms(self, now_ms: int) -> int:
-        """When it ends: at most its TTL from now, also if the clock was set back."""
-        return self.expires_ms if self.released else min(self.expires_ms, now_ms + self.ttl_ms)
+        """When it ends: at most its TTL from now, if the clock was set back by more than transactions may be late."""
+        was_set_back = self.expires_ms - now_ms > self.ttl_ms + LOCK_LATE_MS_MAX
+        return now_ms + self.ttl_ms if was_set_back and not self.released else self.expires_ms
 
     def still_held(self, now_ms: int) -> bool:
         return not self.released and now_ms < self.expires_ms

@@ -16,7 +16,7 @@ from holdfast.errors import (
 from holdfast.kv import Database, Transaction
 from holdfast.layers import leases, states
 from holdfast.layers.leases import Grant, LeaseKey
-from holdfast.limits import STATE_BYTES_MAX
+from holdfast.limits import LOCK_LATE_MS_MAX, STATE_BYTES_MAX
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.leases import LeaseProof
 
@@ -51,6 +51,20 @@ def test_a_lease_from_a_clock_that_was_ahead_ends_its_ttl_after_the_correction(
         acquire(database, "bob")
     clock.advance_ms(1)
     assert acquire(database, "bob").fence == first.fence + 1
+
+
+def test_a_transaction_with_a_slightly_older_time_does_not_shorten_a_lease(
+    database: Database, clock: ManualClock
+) -> None:
+    """On PostgreSQL it may get its lock after a later one has committed. The holder relies on what it was told."""
+    first = acquire(database, "ada", 1_000)
+    clock.jump_to_ms(clock.now_ms() - LOCK_LATE_MS_MAX)
+    assert database.transact(leases.shorten, DEPLOY) is False
+    with pytest.raises(LeaseHeld):
+        acquire(database, "bob")
+    assert database.read(leases.check, proof(first)).expires_ms == first.expires_ms
+    clock.jump_to_ms(clock.now_ms() - 1)
+    assert database.transact(leases.shorten, DEPLOY) is True
 
 
 def test_a_renewal_after_the_clock_was_set_back_does_not_keep_the_old_end(

@@ -20,7 +20,7 @@ import msgspec
 from holdfast.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
-from holdfast.limits import NAMES_CACHED_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
+from holdfast.limits import LOCK_LATE_MS_MAX, NAMES_CACHED_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.wire.leases import Granted, LeaseProof
 
 LEASE_EVENTS: Final = "lease."  # The prefix of lease event kinds.
@@ -46,8 +46,11 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     ttl_ms: int = 0  # How long its last acquire or renewal granted it; 0: by a version that did not store it.
 
     def bounded(self, now_ms: int) -> "Grant":
-        """The grant, ending at most its TTL from now."""
-        if self.released or not 0 < self.ttl_ms < self.expires_ms - now_ms:
+        """The grant, ending at most its TTL from now, if the clock was set back.
+
+        The time of a transaction on PostgreSQL may be a little older than that of a grant it reads.
+        """
+        if self.released or not 0 < self.ttl_ms < self.expires_ms - now_ms - LOCK_LATE_MS_MAX:
             return self
         return msgspec.structs.replace(self, expires_ms=now_ms + self.ttl_ms)
 
