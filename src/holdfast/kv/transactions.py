@@ -209,6 +209,10 @@ class Transaction:
         merged.sort(reverse=reverse)
         return merged[:limit]
 
+    def renew_time(self) -> None:
+        """Let the next nested transaction read the time again."""
+        self._now_ms = None
+
     def nested(self) -> "Transaction":
         """A transaction that sees this one's writes. `merge` adds its own writes to this one.
 

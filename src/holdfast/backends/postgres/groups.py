@@ -111,6 +111,7 @@ class GroupRunner:
         batch_tx.fence_floor, batch_tx.data_format = options.fence_floor, options.data_format()
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:
+            batch_tx.renew_time()
             job, tx = group[ran], batch_tx.nested()
             ran += 1
             succeeded = _try(job, tx, view, session)

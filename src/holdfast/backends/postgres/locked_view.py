@@ -44,7 +44,8 @@ class LockedView:
         self._held: Needs = {}
         self._shared: set[bytes] = set()  # The parts that the current work shares.
         self._values_read: dict[bytes, bytes | None] = {}
-        self._now_ms: int | None = None
+        self._latest_ms: int | None = None  # The time of the last lock that was granted.
+        self._now_ms: int | None = None  # The time of the current work.
         self.log_position = _START_OF_LOG  # Covers everything that was read.
         self.needs: Needs = {}  # What the current work has locked or tried to.
         self.taken: LockTaken | None = None  # Why the current work has to be run again.
@@ -52,7 +53,7 @@ class LockedView:
 
     def start_work(self) -> None:
         """Begin the next function of this transaction."""
-        self.needs, self.taken = {}, None
+        self.needs, self.taken, self._now_ms = {}, None, None
         self._shared.clear()
 
     def wait_for(self, needs: Needs) -> None:
@@ -70,9 +71,11 @@ class LockedView:
         self._shared.add(part_of(prefix))
 
     def now_ms(self) -> int:
-        """The database's clock, at the first lock or at the first call, if that is earlier."""
+        """The database's clock, when the last lock was granted before the first call of the current work."""
         if self._now_ms is None:
-            self._note_time(self._run((b"now", []))[0], column=0)
+            if self._latest_ms is None:
+                self._note_time(self._run((b"now", []))[0], column=0)
+            self._now_ms = self._latest_ms
             assert self._now_ms is not None
         return self._now_ms
 
@@ -143,16 +146,15 @@ class LockedView:
         raise self.taken
 
     def _note_time(self, answer: "pq.abc.PGresult", column: int = 1) -> bool:
-        """Note the time and the log position of an answer; whether the transaction's time is not too old for it.
+        """Note the time and the log position of an answer; whether the time of the work is not too old for it.
 
         A process may pause before it gets a lock. With a time from before that, it would take leases that others got
         meanwhile for older or newer than they are.
         """
         at_ms: int = _unpack_number(answer.get_value(0, column) or b"")[0]
+        self._latest_ms = at_ms
         self.log_position = answer.get_value(0, column + 1) or b""
-        if self._now_ms is None:
-            self._now_ms = at_ms
-        return at_ms - self._now_ms <= limits.LOCK_LATE_MS_MAX
+        return self._now_ms is None or at_ms - self._now_ms <= limits.LOCK_LATE_MS_MAX
 
     def _run(self, *wanted: Statement) -> "list[pq.abc.PGresult]":
         return self._session.run(*wanted)
@@ -172,7 +174,7 @@ class SnapshotView(LockedView):
 
     def _read(self, part: bytes, statement: Statement) -> "pq.abc.PGresult":
         del part
-        if self._now_ms is not None:
+        if self._latest_ms is not None:
             return self._run(statement)[0]
         now, answer = self._run((b"now", []), statement)
         self._note_time(now, column=0)
