@@ -14,7 +14,7 @@ SERIALIZABLE transaction is older, so such calls are refused there.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -136,11 +136,8 @@ class UserTransaction:
         for _ in range(_BEGIN_ATTEMPTS_MAX):
             async with connection.lock:
                 if not self._must_ask(connection):
-                    return await _finish_in_thread(self._run, connection, place, work, args, kwargs)
-            with _translated_errors():
-                async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-                    await cursor.execute(_WHERE)
-                    _check_place(place, _row(await cursor.fetchone()))
+                    return await _finish(run_in_thread(self._run, connection, place, work, args, kwargs))
+            await _finish(_check_place_async(place, connection))
             self._asked = connection
         raise _ended_meanwhile_error()
 
@@ -193,12 +190,19 @@ class UserTransaction:
         return result
 
 
-async def _finish_in_thread(function: Callable[..., Result], /, *args: Any) -> Result:
-    """The result of a blocking function. A caller that is cancelled waits for its end, which is in a bounded time.
+async def _check_place_async(place: Place, connection: "AsyncConnection") -> None:
+    with _translated_errors():
+        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+            await cursor.execute(_WHERE)
+            _check_place(place, _row(await cursor.fetchone()))
 
-    Otherwise it would release the connection's lock while the thread still uses the connection.
+
+async def _finish(statements: Coroutine[Any, Any, Result]) -> Result:
+    """The result of statements on the connection. A caller that is cancelled waits for their end, which is bounded.
+
+    Otherwise it would use the connection while a thread still does, or its transaction would fail with the statement.
     """
-    running = asyncio.ensure_future(run_in_thread(function, *args))
+    running = asyncio.ensure_future(statements)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
