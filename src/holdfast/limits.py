@@ -51,6 +51,7 @@ IDLE_TRANSACTION_SECONDS_MAX: Final = 3.0  # PostgreSQL then ends a transaction:
 IDLE_TRANSACTIONS_MAX: Final = 3  # Attempts of a transaction that PostgreSQL ended because of that.
 LOCK_WAIT_SECONDS_MAX: Final = 5.0  # For a lock that another process holds; more than a paused process can hold it.
 LOCKED_PARTS_MAX: Final = 256  # Parts that one transaction locks; with more, it locks the whole key space.
+SCANNED_PAIRS_MAX: Final = 8_192  # Pairs of earlier scans that a transaction remembers.
 LOCK_ATTEMPTS_MAX: Final = 8  # Then a transaction that kept finding other locks taken locks the whole key space.
 LOCK_LATE_MS_MAX: Final = 100  # A lock that is granted later than this after the transaction's time needs a new time.
 LOCK_LANES_MAX: Final = 4  # Connections that wait for locks which other processes hold.

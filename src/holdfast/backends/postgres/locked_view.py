@@ -11,7 +11,7 @@ it is known to need, in a fixed order.
 
 import struct
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from psycopg import pq
 
@@ -31,6 +31,13 @@ def nothing_is_awaited(part: bytes) -> bool:
     return False
 
 
+class _Scanned(NamedTuple):
+    """What a scan has found so far, and whether there is no more."""
+
+    pairs: list[Pair]
+    is_complete: bool
+
+
 class LockTaken(Exception):
     """Another process holds a lock that the work needs; run it again once the lock is free."""
 
@@ -44,6 +51,8 @@ class LockedView:
         self._held: Needs = {}
         self._shared: set[bytes] = set()  # The parts that the current work shares.
         self._values_read: dict[bytes, bytes | None] = {}
+        self._scans: dict[tuple[bytes, bytes, bool], _Scanned] = {}
+        self._scanned_pairs = 0  # In `_scans`.
         self._latest_ms: int | None = None  # The time of the last lock that was granted.
         self._now_ms: int | None = None  # The time of the current work.
         self.log_position = _START_OF_LOG  # Covers everything that was read.
@@ -87,7 +96,21 @@ class LockedView:
         return value
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
-        return pairs_of(self._read(part_of_range(begin, end), statements.scan(begin, end, limit, reverse)))
+        part = part_of_range(begin, end)
+        known = self._scans.get((begin, end, reverse))
+        if known is None:
+            pairs = pairs_of(self._read(part, statements.scan(begin, end, limit, reverse)))
+            if self._has(part, exclusive=True):
+                self._keep((begin, end, reverse), _Scanned(list(pairs), len(pairs) < limit))
+            return pairs
+        missing = limit - len(known.pairs)
+        if missing > 0 and not known.is_complete:
+            # Jobs that take messages ask again for more each time, because those taken before are still stored.
+            first, last = (begin, known.pairs[-1][0]) if reverse else (known.pairs[-1][0] + b"\x00", end)
+            more = pairs_of(self._read(part, statements.scan(first, last, missing, reverse)))
+            self._keep((begin, end, reverse), _Scanned(known.pairs + more, len(more) < missing))
+            return known.pairs + more
+        return known.pairs[:limit]
 
     def lock_writes(self, tx: Transaction) -> None:
         """Lock what `tx` writes and has not read."""
@@ -104,6 +127,19 @@ class LockedView:
         self.needs |= {part: exclusive or self.needs.get(part, False) for part, exclusive in needs.items()}
         for part, exclusive in missing:
             self._try(part, exclusive)
+
+    def _forget(self) -> None:
+        """Forget what was read."""
+        self._values_read.clear()
+        self._scans.clear()
+
+    def _keep(self, bounds: tuple[bytes, bytes, bool], found: "_Scanned") -> None:
+        """Remember what a scan has found: nothing else changes a part that this transaction has to itself."""
+        self._scanned_pairs += len(found.pairs)
+        if self._scanned_pairs > limits.SCANNED_PAIRS_MAX:
+            self._scans.clear()
+            self._scanned_pairs = len(found.pairs)
+        self._scans[bounds] = found
 
     def _read(self, part: bytes, statement: Statement) -> "pq.abc.PGresult":
         exclusive = part not in self._shared and not is_read_often(part)
@@ -134,7 +170,7 @@ class LockedView:
         if answers[0].get_value(0, 0) != b"\x01":
             self._stop(part)
         if part in self._held:  # Others that shared the part may have changed it before this transaction owned it.
-            self._values_read.clear()
+            self._forget()
         self._held[part] = exclusive
         if not self._note_time(answers[0]):
             self._stop(part)

@@ -159,7 +159,7 @@ class UserView(LockedView):
         answers = self._run(*first, _wait(part, exclusive=exclusive), *wanted)[len(first) :]
         self._held.setdefault(EVERYTHING, False)
         if part in self._held:  # Others may have changed it before this transaction owned it.
-            self._values_read.clear()
+            self._forget()
         self._held[part] = exclusive
         if not self._note_time(answers[0]):
             self._stop(part)  # The wait was long: the work runs again with a time from after it.
