@@ -25,7 +25,7 @@ from holdfast.errors import (
     TransactionConflict,
     Unreachable,
 )
-from holdfast.kv import Transaction
+from holdfast.kv import Subspace, Transaction
 from holdfast.tiers import Tier
 
 
@@ -480,6 +480,34 @@ def test_answers_that_a_signal_left_unread_are_not_those_of_the_next_caller(
         database.transact(lambda tx: tx.get(b"u"))
     monkeypatch.undo()
     assert database.transact(increment) == 2
+
+
+def test_a_repeated_scan_reads_only_what_was_not_read(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Subspace("u", "main", "q", "jobs")
+    database.transact(lambda tx: [tx.put(queue.key(number), b"") for number in range(20)])
+    session, limits_sent = session_of(database), []
+    send = session._send
+
+    def noting(wanted: Any, **options: Any) -> Any:
+        limits_sent.extend(int.from_bytes(values[2], "big") for name, values in wanted if name in (b"scan", b"back"))
+        return send(wanted, **options)
+
+    def take(tx: Transaction, count: int, *, reverse: bool) -> list[int]:
+        found = tx.scan(*queue.range(), limit=count, reverse=reverse)
+        for key, _ in found:
+            tx.delete(key)
+        return [queue.unpack(key)[0] for key, _ in found]
+
+    def work(tx: Transaction) -> list[list[int]]:
+        return [take(tx, count, reverse=reverse) for count, reverse in ((5, False), (3, False), (2, True), (4, True))]
+
+    monkeypatch.setattr(session, "_send", noting)
+    assert database.transact(work) == [[0, 1, 2, 3, 4], [5, 6, 7], [19, 18], [17, 16, 15, 14]]
+    assert limits_sent == [5, 3, 10, 4]  # Each own deletion may hide a stored pair, so it is read too.
+    monkeypatch.undo()
+    assert len(database.read(lambda tx: tx.scan(*queue.range(), limit=20))) == 6
 
 
 @pytest.mark.parametrize("payload", ["", "x", "é", "ff", "00,zz"])
