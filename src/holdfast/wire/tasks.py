@@ -22,7 +22,7 @@ class TaskCall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="step"
     kwargs: dict[str, Any] = {}
     options: dict[str, Any] = {}  # As in `MessageOptions`.
     takes_result: bool = False  # The result of the step before is its first argument.
-    keys_from_result: bool = False  # Its keys depend on that result, so whoever puts it has to know the task.
+    keys_from_result: bool = False  # Its keys depend on that result, so its caller has to know the task.
     on_failure: list[list["Step"]] = []  # Chains that are put when its message becomes a dead letter.
 
 
