@@ -424,11 +424,15 @@ class Client:
     # Consumers that wait.
 
     def wait_for_message(self) -> None:
-        """Wait until a message was received, and acknowledged in time."""
-        while not self._run.is_abandoned:
-            for held in self.receive(self._run.waited, 1, 3 * STUCK_SECONDS, 1.5):
-                if self._call_held("ack", self._run.waited, held):
-                    return
+        """Wait until a message was received.
+
+        If the answer to its ack is lost, the ack may have happened, and there may be no other message to wait for.
+        """
+        found: list[tuple[Any, ...]] = []
+        while not found and not self._run.is_abandoned:
+            found = self.receive(self._run.waited, 1, 3 * STUCK_SECONDS, 1.5)
+            for held in found:
+                self._call_held("ack", self._run.waited, held)
 
     def put_for_waiters(self, count: int) -> None:
         for number in range(count):
