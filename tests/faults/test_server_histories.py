@@ -78,7 +78,7 @@ def test_a_flaw_of_the_servers_is_found(flaw: str, postgres_url: str, tmp_path: 
     faults, message = FLAWS[flaw]
     command = [sys.executable, str(HERE / "flawed_server_child.py"), flaw]
     with FLEET["Fleet"](postgres_url, tmp_path, 2, command=command) as fleet, pytest.raises(Violation, match=message):
-        for seed in range(60):  # Most show in the first three.
+        for seed in range(60):
             run_history(fleet, HISTORIES["Plan"](seed, 2, faults), stuck_seconds=5.0)
 
 
