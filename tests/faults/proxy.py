@@ -5,6 +5,7 @@ Faults are drawn from a random seed. Delayed connections overtake each other.
 
 import asyncio
 import random
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ class Proxy:
         self.port = 0
         self._rng = random.Random(seed)
         self._writers: set[asyncio.StreamWriter] = set()
+        self._forwards: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
@@ -54,16 +56,28 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._stopping = asyncio.Event()
-        server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._stopping.wait()
-        server.close()
-        self._cut_all()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        # Not asyncio.start_server: the sockets of connections that it has just accepted stay open when it is closed.
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.setblocking(False)
+            self.port = listener.getsockname()[1]
+            self._loop.add_reader(listener, self._accept, listener)
+            self._ready.set()
+            await self._stopping.wait()
+            self._loop.remove_reader(listener)
+        for task in self._forwards:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*self._forwards, return_exceptions=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        self.accepted += 1
+        if self.refuses:
+            connection.close()
+            return
+        forward = asyncio.create_task(self._forward(connection))
+        self._forwards.add(forward)
+        forward.add_done_callback(self._forwards.discard)
+        forward.add_done_callback(lambda _: connection.close())
 
     def _cut_all(self) -> None:
         self.cuts += bool(self._writers)
@@ -71,11 +85,8 @@ class Proxy:
             writer.transport.abort()
         self.mutes = False  # Only now, so that no response in flight gets through.
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        if self.refuses:
-            writer.transport.abort()
-            return
+    async def _forward(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
         with suppress(OSError, asyncio.CancelledError), self._registered(writer):
             if self.swallows:
                 while await reader.read(_CHUNK_BYTES):
