@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from holdfast.clock import Clock
     from holdfast.encryption import AgentKey, SealBinding, Unsealed
-    from holdfast.errors import HoldfastError, Retry
+    from holdfast.errors import HoldfastError, RetryAdvice
     from holdfast.handles.activity import AsyncActivity
     from holdfast.handles.agents import AsyncAgents
     from holdfast.handles.atomic import AsyncAtomic
@@ -197,7 +197,7 @@ __all__ = [
     "Reject",
     "RestartPolicy",
     "Restored",
-    "Retry",
+    "RetryAdvice",
     "RetryLater",
     "Schedule",
     "SealBinding",
@@ -332,7 +332,7 @@ _MODULES: Final = {
     "Reject": "holdfast.handles.task_control",
     "RestartPolicy": "holdfast.handles.workers",
     "Restored": "holdfast.wire.restores",
-    "Retry": "holdfast.errors",
+    "RetryAdvice": "holdfast.errors",
     "RetryLater": "holdfast.handles.task_control",
     "Schedule": "holdfast.wire.queues",
     "SealBinding": "holdfast.encryption",

@@ -110,7 +110,7 @@ __all__ = [
     "QueueMessageLeaseMismatch",
     "RateLimited",
     "ReadOnlyTransaction",
-    "Retry",
+    "RetryAdvice",
     "SchemaMismatch",
     "SealBroken",
     "SegmentExists",
@@ -140,7 +140,7 @@ __all__ = [
 ]
 
 
-class Retry(StrEnum):
+class RetryAdvice(StrEnum):
     """What a caller may do after an error."""
 
     NEVER = "never"  # The same request will fail again; change it.
@@ -153,7 +153,7 @@ class HoldfastError(Exception):
     """The base class of every error that Holdfast raises on purpose."""
 
     code: ClassVar[str] = "error"
-    retry: ClassVar[Retry] = Retry.NEVER
+    retry: ClassVar[RetryAdvice] = RetryAdvice.NEVER
 
 
 # Validation: the request itself.
@@ -388,14 +388,14 @@ class Conflict(HoldfastError):
     """Another writer was first; read the current state, then decide."""
 
     code = "conflict"
-    retry = Retry.REFRESH
+    retry = RetryAdvice.REFRESH
 
 
 class TransactionConflict(Conflict):
     """The transaction conflicted with others at every retry; nothing was written."""
 
     code = "transaction_conflict"
-    retry = Retry.LATER
+    retry = RetryAdvice.LATER
 
 
 class ObjectExists(Conflict):
@@ -420,14 +420,14 @@ class AnotherHistory(Conflict):
     """What was read before belongs to another plane, or to another lineage of this one. Nothing was read or written."""
 
     code = "another_history"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class WouldLoseData(Conflict):
     """The lake has rows that the plane no longer has, and that would be removed. Nothing was removed."""
 
     code = "would_lose_data"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class WorldExists(Conflict):
@@ -492,7 +492,7 @@ class LeaseHeld(Conflict):
     """Another owner's lease has not expired."""
 
     code = "lease_held"
-    retry = Retry.LATER
+    retry = RetryAdvice.LATER
 
     def __init__(self, key: str, *, owner: str, expires_ms: int, now_ms: int) -> None:
         super().__init__(
@@ -530,21 +530,21 @@ class MailboxTaken(Conflict):
     """Another session reads this mailbox now: the last one to join replaces the others."""
 
     code = "mailbox_taken"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class AgentExists(Conflict):
     """The agent is registered with another key."""
 
     code = "agent_exists"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class QueueInUse(Conflict):
     """Messages of the queue are leased, so it was not deleted. Wait until they are settled, or delete it with force."""
 
     code = "queue_in_use"
-    retry = Retry.LATER
+    retry = RetryAdvice.LATER
 
 
 class MessageLeased(Conflict):
@@ -557,14 +557,14 @@ class MessageFinished(Conflict):
     """The message is done, dead or cancelled, so it cannot be changed."""
 
     code = "message_finished"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class MessageFailed(Conflict):
     """The message failed too often, or was rejected, and is a dead letter; there is no result."""
 
     code = "message_failed"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 # Fenced: the lease that came with a write.
@@ -616,7 +616,7 @@ class MessageCancelled(QueueMessageLeaseMismatch):
     """The message was cancelled: it is not delivered again, and its consumer must stop working on it."""
 
     code = "message_cancelled"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 # Busy: a limit was reached.
@@ -626,7 +626,7 @@ class Busy(HoldfastError):
     """A limit was reached and nothing was written; the same request may succeed later."""
 
     code = "busy"
-    retry = Retry.LATER
+    retry = RetryAdvice.LATER
 
 
 class LockTimeout(Busy):
@@ -735,7 +735,7 @@ class Backend(HoldfastError):
     """The storage or network below Holdfast failed."""
 
     code = "backend"
-    retry = Retry.LATER
+    retry = RetryAdvice.LATER
 
 
 class DirectoryInUse(Backend):
@@ -760,7 +760,7 @@ class PathUnusable(Backend):
     """The data directory cannot be created, read or written."""
 
     code = "path_unusable"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class Unreachable(Backend):
@@ -789,21 +789,21 @@ class SchemaMismatch(Backend):
     """The stored data has a format that this version does not support."""
 
     code = "schema_mismatch"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class Unsupported(Backend):
     """This backend does not offer the operation."""
 
     code = "unsupported"
-    retry = Retry.NEVER
+    retry = RetryAdvice.NEVER
 
 
 class CommitUnknown(Backend):
     """The answer to a commit was lost: it may or may not have been committed. Read, or repeat it idempotently."""
 
     code = "commit_unknown"
-    retry = Retry.IDEMPOTENT
+    retry = RetryAdvice.IDEMPOTENT
 
 
 def rebuild(code: str, message: str) -> HoldfastError:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 import holdfast
-from holdfast.errors import HoldfastError, Retry
+from holdfast.errors import HoldfastError, RetryAdvice
 from holdfast.testing.histories import History, Operation
 from holdfast.wire.mail import JoinMailbox, LeaveMailbox, ReadMail
 
@@ -40,7 +40,7 @@ def record(client: str, kind: str, key: str, argument: Any, call: Callable[[], A
     try:
         result = call()
     except HoldfastError as error:
-        write_line(client, "unknown" if error.retry is Retry.IDEMPOTENT else "failed", error.code)
+        write_line(client, "unknown" if error.retry is RetryAdvice.IDEMPOTENT else "failed", error.code)
         return None
     write_line(client, "result", result)
     return result

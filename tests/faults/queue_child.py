@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast import Plane
-from holdfast.errors import HoldfastError, Retry
+from holdfast.errors import HoldfastError, RetryAdvice
 from holdfast.kv import Transaction, pages
 from holdfast.layers import queues
 from holdfast.layers.queues import QueueKey, message_leases
@@ -45,7 +45,7 @@ def record(client: str, kind: str, argument: Any, call: Callable[[], Any]) -> An
     try:
         result = call()
     except HoldfastError as error:
-        write_line(client, "unknown" if error.retry is Retry.IDEMPOTENT else "failed", error.code)
+        write_line(client, "unknown" if error.retry is RetryAdvice.IDEMPOTENT else "failed", error.code)
         return None
     write_line(client, "result", result)
     return result

@@ -21,7 +21,7 @@ from typing import Any
 import cbor2
 
 from holdfast import Plane, QueuePolicy
-from holdfast.errors import CasMismatch, HoldfastError, Retry, VersionConflict
+from holdfast.errors import CasMismatch, HoldfastError, RetryAdvice, VersionConflict
 from holdfast.limits import LOCK_LATE_MS_MAX, MAIL_TTL_SECONDS
 from holdfast.testing.histories import History, Operation, Outcome, Violation, check_register
 from holdfast.testing.histories.journals import check_journal
@@ -343,7 +343,7 @@ class Client:
                 id = self.plane().queue(queue).put(body, idempotency_key=body).id
             except HoldfastError as error:
                 self._run.errors[error.code] += 1
-                is_unknown = is_unknown or error.retry is Retry.IDEMPOTENT
+                is_unknown = is_unknown or error.retry is RetryAdvice.IDEMPOTENT
             else:
                 self._history.ok(operation, id)
                 return True

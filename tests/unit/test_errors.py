@@ -6,7 +6,7 @@ import re
 import pytest
 
 from holdfast import errors
-from holdfast.errors import HoldfastError, MailboxFull, Retry
+from holdfast.errors import HoldfastError, MailboxFull, RetryAdvice
 
 CLASSES = {
     name: thing
@@ -58,8 +58,8 @@ def test_an_error_says_in_a_sentence_what_it_means(error: type[HoldfastError]) -
 
 @every_class
 def test_an_error_says_what_a_caller_may_do(error: type[HoldfastError]) -> None:
-    assert isinstance(error.retry, Retry)
+    assert isinstance(error.retry, RetryAdvice)
 
 
 def test_a_retry_is_its_word_on_the_wire() -> None:
-    assert [str(retry) for retry in Retry] == ["never", "refresh", "later", "idempotent"]
+    assert [str(retry) for retry in RetryAdvice] == ["never", "refresh", "later", "idempotent"]

@@ -65,7 +65,7 @@ def test_every_endpoint_setting_error_and_limit_is_documented() -> None:
     for field in msgspec.structs.fields(Settings):
         assert f"| `{field.name}` `HOLDFAST_{field.name.upper()}`" in page("settings")
     for name in errors.__all__:
-        if name != "Retry":
+        if name != "RetryAdvice":
             assert f"| `{getattr(errors, name).code}` | {name} |" in page("errors")
     for name, value in vars(limits).items():
         if name.isupper():

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.encryption import SEALED, AgentKey, SealBinding, checked_public_key
-from holdfast.errors import Closed, HoldfastError, InvalidArgument, Retry, SealBroken, rebuild
+from holdfast.errors import Closed, HoldfastError, InvalidArgument, RetryAdvice, SealBroken, rebuild
 from holdfast.handles.arguments import checked_items
 from holdfast.handles.queues import payload_of
 from holdfast.limits import MAIL_WAIT_SECONDS_MAX
@@ -221,7 +221,7 @@ class AsyncMailbox:
         try:
             return await self._public_key(sender)
         except HoldfastError as error:
-            if error.retry is not Retry.NEVER or isinstance(error, Closed):
+            if error.retry is not RetryAdvice.NEVER or isinstance(error, Closed):
                 raise
             return error
 

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import msgspec
 
-from holdfast.errors import CasMismatch, HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, Retry
+from holdfast.errors import CasMismatch, HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, RetryAdvice
 from holdfast.handles.atomic import AsyncAtomic
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.plane import AsyncPlane
@@ -76,7 +76,7 @@ async def run_message(plane: AsyncPlane, message: AsyncMessage, find_task: FindT
         message.mark_refused(error.code)
         raise
     except Exception as error:
-        if isinstance(error, HoldfastError) and error.retry is not Retry.NEVER:
+        if isinstance(error, HoldfastError) and error.retry is not RetryAdvice.NEVER:
             await _defer(message)  # The task has not failed.
         else:
             await _fail(plane, message, body, error, find_task)

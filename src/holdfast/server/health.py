@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.errors import HoldfastError, Retry
+from holdfast.errors import HoldfastError, RetryAdvice
 from holdfast.server.logs import correlation_id_of
 from holdfast.server.transport import ServerTransport
 from holdfast.threads import run_in_thread
@@ -150,7 +150,7 @@ async def _refuse_draining(scope: Scope, send: Send, kind: str) -> None:
         title="Shutdown draining",
         status=503,
         detail="The server is shutting down; try again in a moment",
-        retry=Retry.LATER,
+        retry=RetryAdvice.LATER,
         type="urn:holdfast:error:shutdown_draining",
         retry_after_seconds=RETRY_AFTER_SECONDS,
         correlation_id=correlation_id,

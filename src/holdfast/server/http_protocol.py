@@ -21,7 +21,7 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from holdfast.errors import Retry
+from holdfast.errors import RetryAdvice
 from holdfast.server import logs
 from holdfast.server.http.limits import PIPELINED_MAX
 from holdfast.server.logs import RateLimitFilter
@@ -199,7 +199,7 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
                 title=title,
                 status=status,
                 detail=detail,
-                retry=Retry.LATER if later else Retry.NEVER,
+                retry=RetryAdvice.LATER if later else RetryAdvice.NEVER,
                 type=f"urn:holdfast:error:{code}",
                 retry_after_seconds=RETRY_AFTER_SECONDS if later else None,
                 correlation_id=id,

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from holdfast.errors import Closed, HoldfastError, NotAllowed, Retry
+from holdfast.errors import Closed, HoldfastError, NotAllowed, RetryAdvice
 from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem, problem_of
 
 JSON: Final = "application/json"
@@ -39,7 +39,7 @@ class HttpError(Exception):
         code: str,
         detail: str,
         *,
-        retry: Retry = Retry.NEVER,
+        retry: RetryAdvice = RetryAdvice.NEVER,
         headers: Mapping[str, str] | None = None,
         current_version: int | None = None,
     ) -> None:
@@ -61,7 +61,9 @@ class Unauthenticated(Exception):
 
 def draining_error() -> HttpError:
     """The error for requests that arrive while the server shuts down."""
-    return HttpError(503, "shutdown_draining", "The server is shutting down; retry in a few seconds", retry=Retry.LATER)
+    return HttpError(
+        503, "shutdown_draining", "The server is shutting down; retry in a few seconds", retry=RetryAdvice.LATER
+    )
 
 
 def problem_for(error: Exception, correlation_id: str, *, conditional: bool = False) -> tuple[Problem, dict[str, str]]:
@@ -78,7 +80,7 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
             detail=str(error),
             retry=error.retry,
             type=f"urn:holdfast:error:{error.code}",
-            retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is Retry.LATER else None,
+            retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is RetryAdvice.LATER else None,
             correlation_id=correlation_id,
             current_version=error.current_version,
         )

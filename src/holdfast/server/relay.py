@@ -24,7 +24,7 @@ from holdfast.errors import (
     InvalidValue,
     NotAllowed,
     PayloadTooLarge,
-    Retry,
+    RetryAdvice,
 )
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
 from holdfast.runtime.relay.hub import Commit, RelayHub
@@ -171,7 +171,7 @@ class Connection:
         except NotAllowed as error:
             await self._refuse(error, NOT_ALLOWED)
         except HoldfastError as error:
-            await self._refuse(error, PROTOCOL_ERROR if error.retry is Retry.NEVER else STOPPING)
+            await self._refuse(error, PROTOCOL_ERROR if error.retry is RetryAdvice.NEVER else STOPPING)
         return None
 
     async def _first_frame(self) -> Authenticate | None:

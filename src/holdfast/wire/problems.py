@@ -21,7 +21,7 @@ from holdfast.errors import (
     PayloadTooLarge,
     QueueBusy,
     QueueMessageLeaseMismatch,
-    Retry,
+    RetryAdvice,
     ShutdownDraining,
     TransactionTooLarge,
     TxnMismatch,
@@ -75,7 +75,7 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str
     status: int
     detail: str
-    retry: str = Retry.NEVER
+    retry: str = RetryAdvice.NEVER
     type: str = "about:blank"
     retry_after_seconds: float | None = None
     correlation_id: str | None = None
@@ -101,7 +101,7 @@ def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Probl
         detail=str(error),
         retry=error.retry,
         type=f"urn:holdfast:error:{error.code}",
-        retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is Retry.LATER else None,
+        retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is RetryAdvice.LATER else None,
         correlation_id=correlation_id,
         current_etag=known.get("current_etag"),
         current_head=actual if error.code == "head_advanced" else None,

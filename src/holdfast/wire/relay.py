@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.errors import Retry
+from holdfast.errors import RetryAdvice
 from holdfast.names import UNIVERSE, checked_agent, checked_name
 from holdfast.wire.mail import BYTES
 
@@ -236,7 +236,7 @@ def _converted(item: Any) -> OfAgent | Error:
     except msgspec.ValidationError as error:
         named = item.get("message_id") if isinstance(item, dict) else None
         id = named if isinstance(named, str) else None
-        return Error("invalid_frame", f"This server does not know the frame ({error})", Retry.NEVER, id)
+        return Error("invalid_frame", f"This server does not know the frame ({error})", RetryAdvice.NEVER, id)
     return frame
 
 

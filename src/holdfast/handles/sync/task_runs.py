@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import msgspec
 
-from holdfast.errors import CasMismatch, HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, Retry
+from holdfast.errors import CasMismatch, HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, RetryAdvice
 from holdfast.handles.sync.atomic import Atomic
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
@@ -66,7 +66,7 @@ def run_message(plane: Plane, message: Message, find_task: FindTask) -> None:
         message.mark_refused(error.code)
         raise
     except Exception as error:
-        if isinstance(error, HoldfastError) and error.retry is not Retry.NEVER:
+        if isinstance(error, HoldfastError) and error.retry is not RetryAdvice.NEVER:
             _defer(message)  # The task has not failed.
         else:
             _fail(plane, message, body, error, find_task)

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar
 import msgspec
 
 from holdfast import limits
-from holdfast.errors import HoldfastError, InvalidArgument, Retry
+from holdfast.errors import HoldfastError, InvalidArgument, RetryAdvice
 from holdfast.wire.queues import MessageLease, lease_mismatch
 
 Item = TypeVar("Item", bound="HeldMessage")
@@ -507,7 +507,9 @@ class Consumers(Generic[Item]):
 
         The base class does not tell: unexpected errors of a server arrive as that, and may pass.
         """
-        return isinstance(error, HoldfastError) and type(error) is not HoldfastError and error.retry is Retry.NEVER
+        return (
+            isinstance(error, HoldfastError) and type(error) is not HoldfastError and error.retry is RetryAdvice.NEVER
+        )
 
 
 def _check_batch(batch: int | None, wait_seconds: float) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import HoldfastError, Retry
+from holdfast.errors import HoldfastError, RetryAdvice
 from holdfast.limits import (
     FINDINGS_MAX,
     INGEST_COMPACT_FILES,
@@ -97,7 +97,7 @@ def _follow_plane(
                 compact_tables(spark, config)
                 repaired_at = time.monotonic()
         except HoldfastError as error:
-            if error.retry is Retry.NEVER:
+            if error.retry is RetryAdvice.NEVER:
                 raise
             # The plane is restarting, or a store is temporarily unreachable.
             _log.warning("Ingest failed and will be retried: %s", error)

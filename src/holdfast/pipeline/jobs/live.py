@@ -23,7 +23,15 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from holdfast import errors
-from holdfast.errors import AnotherHistory, Corrupt, HoldfastError, InvalidArgument, Retry, Unreachable, Unsupported
+from holdfast.errors import (
+    AnotherHistory,
+    Corrupt,
+    HoldfastError,
+    InvalidArgument,
+    RetryAdvice,
+    Unreachable,
+    Unsupported,
+)
 from holdfast.limits import (
     LIVE_EVERY_SECONDS,
     LIVE_LATE_SECONDS,
@@ -123,7 +131,7 @@ def _run_until_stopped(
         except HoldfastError as error:
             failures = failures + 1 if query.batches == batches else 1
             batches = query.batches
-            if error.retry is Retry.NEVER or failures > LIVE_RESTARTS_MAX:
+            if error.retry is RetryAdvice.NEVER or failures > LIVE_RESTARTS_MAX:
                 raise
             # Spark's Python processes start slowly on a busy machine; or the plane is restarting.
             _log.warning("The live query failed and will be started again: %s", error)

@@ -21,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import Closed, HoldfastError, Retry
+from holdfast.errors import Closed, HoldfastError, RetryAdvice
 from holdfast.kv import Subspace, Watch
 from holdfast.limits import (
     CONSOLE_POLL_SECONDS,
@@ -90,7 +90,7 @@ class ConsoleEvents:
                 "console_busy",
                 f"The limit of {CONSOLE_WATCHERS_MAX} open console pages, or {per_token_max} per token, is reached; "
                 "close one, or retry later",
-                retry=Retry.LATER,
+                retry=RetryAdvice.LATER,
             )
         events = self._events(authorizer, universe, request.scope["state"]["correlation_id"])
         return EventStream(await anext(events), events, SSE)

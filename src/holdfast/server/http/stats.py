@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from holdfast.errors import HoldfastError, Retry
+from holdfast.errors import HoldfastError, RetryAdvice
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import Endpoint, Parameter, json_response
 from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
@@ -94,7 +94,7 @@ async def _watch(context: RequestContext) -> Response:
             503,
             "queue_busy",
             f"{http_context.limits.watches_max} watches are already open; retry later",
-            retry=Retry.LATER,
+            retry=RetryAdvice.LATER,
         )
     events = _events(context, universe, first)
     return EventStream(await anext(events), events, context.media)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument, Retry
+from holdfast.errors import HoldfastError, InvalidArgument, RetryAdvice
 
 REPORT_LINES_MAX: Final = 50  # Longer reports are not readable.
 NEVER: Final = 2**63 - 1
@@ -99,7 +99,7 @@ class History:
 
     def raised(self, operation: Operation, error: HoldfastError) -> Operation:
         """End an operation that raised: UNKNOWN if, by the error's `retry`, it may have happened; otherwise FAILED."""
-        return self.unknown(operation) if error.retry is Retry.IDEMPOTENT else self.failed(operation)
+        return self.unknown(operation) if error.retry is RetryAdvice.IDEMPOTENT else self.failed(operation)
 
     def power_lost(self) -> None:
         """Record that the power was lost: commits that were not durable are gone."""
