@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 
 from holdfast import limits
 from holdfast.backends.postgres import PostgresDatabase
+from holdfast.backends.postgres.sessions import Session
+from holdfast.backends.postgres.statements import Statement
 from holdfast.kv import Transaction
 from holdfast.kv.keys import pack, prefix_range
 
@@ -239,6 +241,38 @@ def test_transactions_that_share_a_part_do_not_wait_for_each_other(
 
 
 # Several parts.
+
+
+def test_prefetched_keys_are_read_in_one_round_trip_and_seen_as_by_get(
+    nodes: list[PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, new = (key_in("w", "ada", name) for name in ("one", "other", "new"))
+    nodes[0].transact(increment, one, other)
+    trips: list[list[bytes]] = []
+
+    def counted(session: Session, *wanted: Statement) -> Any:
+        trips.append([name for name, _ in wanted])
+        return run(session, *wanted)
+
+    def prefetch(tx: Transaction) -> list[bytes | None]:
+        tx.put(other, b"own")
+        tx.prefetch(one, other, new)
+        nested = tx.nested()
+        nested.prefetch(one, new)
+        return [nested.get(key) for key in (one, other, new)]
+
+    run = Session.run
+    monkeypatch.setattr(Session, "run", counted)
+    assert nodes[1].transact(prefetch) == [b"1", b"own", None]
+    assert [trip for trip in trips if b"get" in trip] == [[b"wait_shared", b"try", b"get", b"get", b"get"]]
+    trips.clear()
+    assert nodes[1].read(prefetch_and_get, one, new) == [b"1", None]
+    assert [trip for trip in trips if b"get" in trip] == [[b"now", b"get", b"get"]]
+
+
+def prefetch_and_get(tx: Transaction, *keys: bytes) -> list[bytes | None]:
+    tx.prefetch(*keys)
+    return [tx.get(key) for key in keys]
 
 
 def test_the_whole_key_space_is_read_as_of_one_moment(

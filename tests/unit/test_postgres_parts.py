@@ -43,6 +43,10 @@ def test_indexes_belong_to_what_they_index() -> None:
     for key in (
         universe.key("timers", "due", 17, "hash", "earth"),
         universe.key("effects", "pending", "earth", 3, 0),
+        universe.key("effects", "due", "mars", 17, "earth", 3, 0),
+        universe.key("hosting", "ready", "program", 17, "earth"),
+        universe.key("hosting", "wake", "owner", "earth"),
+        universe.key("runs", "waiting", "earth"),
         universe.key("segments", "earth", 4),
         universe.key("w-deleted", "earth"),
     ):
@@ -73,7 +77,10 @@ def test_a_keyed_call_has_one_part_in_every_period() -> None:
 def test_what_is_hardly_ever_written_is_read_by_many() -> None:
     assert part_of(fence_floor.KEY) == REST
     assert is_read_often(REST)
-    assert is_read_often(part_of(Subspace("u", "main").key("mail-policy")))
+    for policy in ("mail-policy", "send-policy"):
+        part = part_of(Subspace("u", "main").key(policy))
+        assert is_read_often(part)
+        assert part != part_of(Subspace("u", "other").key(policy))
     assert not is_read_often(QUEUE.prefix)
 
 
@@ -86,6 +93,10 @@ def test_what_is_hardly_ever_written_is_read_by_many() -> None:
         Subspace("u", "main", "q").range(),
         Subspace("u", "main", "entities", "user").range(),
         Subspace("u", "main", "timers", "due").range(),
+        Subspace("u", "main", "effects", "due", "mail").range(),
+        Subspace("u", "main", "hosting", "ready", "program").range(),
+        Subspace("u", "main", "hosting", "wake", "owner").range(),
+        Subspace("u", "main", "runs", "waiting").range(),
         (due_prefix("main"), due_prefix("main") + bytes(8)),
         (QUEUE.prefix, WORLD.prefix),
         (pack(("a",)), pack(("z",))),
@@ -102,10 +113,15 @@ def test_numbers_of_locks_are_the_same_in_every_process() -> None:
 
 names = st.text(alphabet="ab\x00é", max_size=3)
 elements = st.one_of(names, st.binary(max_size=3), st.integers(0, 300), st.booleans(), st.none())
-areas = st.sampled_from(
-    ["q", "w", "mail", "leases", "states", "entities", "entity-history", "effects", "segments", "cas"]
+areas = st.one_of(
+    st.sampled_from(["q", "w", "mail", "leases", "states", "entities", "entity-history", "segments", "cas"]),
+    st.sampled_from(["effects", "timers", "hosting", "runs"]),
 )
-layer_keys = st.tuples(names, areas, st.lists(elements, max_size=4)).map(lambda t: pack(("u", t[0], t[1], *t[2])))
+indexes = st.sampled_from([("effects", "due"), ("effects", "pending"), ("timers", "due"), ("hosting", "ready")])
+layer_keys = st.one_of(
+    st.tuples(names, areas, st.lists(elements, max_size=4)).map(lambda t: pack(("u", t[0], t[1], *t[2]))),
+    st.tuples(names, indexes, st.lists(elements, max_size=6)).map(lambda t: pack(("u", t[0], *t[1], *t[2]))),
+)
 keys = st.one_of(
     layer_keys,
     st.binary(min_size=1, max_size=6),

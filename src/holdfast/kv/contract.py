@@ -195,3 +195,7 @@ class LockingView(View, Protocol):
     def share(self, prefix: bytes) -> None:
         """See `Transaction.share`."""
         ...
+
+    def prefetch(self, *keys: bytes) -> None:
+        """See `Transaction.prefetch`."""
+        ...

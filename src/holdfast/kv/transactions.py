@@ -159,6 +159,14 @@ class Transaction:
         if self.writer:
             cast("LockingView", self.view).share(prefix)
 
+    def prefetch(self, *keys: bytes) -> None:
+        """Read keys of one part of the key space together, where a read is a round trip: `get` then has them.
+
+        Elsewhere it does nothing. It changes no answer, only how long they take.
+        """
+        if self.writer:
+            cast("LockingView", self.view).prefetch(*keys)
+
     def emit(self, *event: Any) -> None:
         """Record an event to publish after the commit, where the caller of the transaction publishes events."""
         self.events.append(event)
@@ -290,11 +298,12 @@ class Transaction:
 class _NestedView:
     """The view and clock of a nested transaction: its parent's."""
 
-    __slots__ = ("_tx", "get", "scan", "share")
+    __slots__ = ("_tx", "get", "prefetch", "scan", "share")
 
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         self.get = tx.get
+        self.prefetch = tx.prefetch
         self.share = tx.share
         self.scan = tx.visible_pairs
 

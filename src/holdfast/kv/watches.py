@@ -115,7 +115,8 @@ class Watches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_prefix: dict[bytes, set[Watch]] = {}
+        # Ordered, so that waiters wake in the order in which they came, also in a simulation.
+        self._by_prefix: dict[bytes, dict[Watch, None]] = {}
         self._lengths: Counter[int] = Counter()
         self._listeners: tuple[OnCommit, ...] = ()
         self.count = 0  # Open watches and subscriptions. While it is 0, `notify` need not be called.
@@ -130,7 +131,7 @@ class Watches:
                 raise Busy(f"{limits.WATCHES_MAX} watches are open; close those that are no longer used")
             self.count += 1
             for prefix in prefixes:
-                self._by_prefix.setdefault(prefix, set()).add(watch)
+                self._by_prefix.setdefault(prefix, {})[watch] = None
                 self._lengths[len(prefix)] += 1
         return watch
 
@@ -141,7 +142,7 @@ class Watches:
             self.count -= 1
             for prefix in watch.prefixes:
                 watches = self._by_prefix[prefix]
-                watches.discard(watch)
+                watches.pop(watch, None)
                 if not watches:
                     del self._by_prefix[prefix]
                 self._lengths[len(prefix)] -= 1
@@ -177,9 +178,11 @@ class Watches:
             return False
         with self._lock:
             # There are few distinct prefix lengths, so each key costs a few lookups, however many watches there are.
-            hit = {prefix for key in keys for length in self._lengths if (prefix := key[:length]) in self._by_prefix}
+            hit = {
+                prefix: None for key in keys for length in self._lengths if (prefix := key[:length]) in self._by_prefix
+            }
             for begin, end in (*cleared, *changed):
-                hit |= {prefix for prefix in self._by_prefix if _range_meets_prefix(prefix, begin, end)}
+                hit |= {prefix: None for prefix in self._by_prefix if _range_meets_prefix(prefix, begin, end)}
             fired = [
                 watch
                 for prefix in hit

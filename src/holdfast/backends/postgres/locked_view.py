@@ -92,14 +92,20 @@ class LockedView:
         # The jobs of a group often read the same keys, and what is locked does not change.
         if key in self._values_read:
             return self._values_read[key]
-        value = self._values_read[key] = value_of(self._read(part_of(key), statements.get(key)))
+        value = self._values_read[key] = value_of(self._read(part_of(key), statements.get(key))[0])
         return value
+
+    def prefetch(self, *keys: bytes) -> None:
+        missing = [key for key in keys if key not in self._values_read]
+        if missing:
+            answers = self._read(part_of(missing[0]), *map(statements.get, missing))
+            self._values_read |= zip(missing, map(value_of, answers), strict=True)
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         part = part_of_range(begin, end)
         known = self._scans.get((begin, end, reverse))
         if known is None:
-            pairs = pairs_of(self._read(part, statements.scan(begin, end, limit, reverse)))
+            pairs = pairs_of(self._read(part, statements.scan(begin, end, limit, reverse))[0])
             if self._has(part, exclusive=True):
                 self._keep((begin, end, reverse), _Scanned(list(pairs), len(pairs) < limit))
             return pairs
@@ -107,7 +113,7 @@ class LockedView:
         if missing > 0 and not known.is_complete:
             # Jobs that take messages ask again for more each time, because those taken before are still stored.
             first, last = (begin, known.pairs[-1][0]) if reverse else (known.pairs[-1][0] + b"\x00", end)
-            more = pairs_of(self._read(part, statements.scan(first, last, missing, reverse)))
+            more = pairs_of(self._read(part, statements.scan(first, last, missing, reverse))[0])
             self._keep((begin, end, reverse), _Scanned(known.pairs + more, len(more) < missing))
             return known.pairs + more
         return known.pairs[:limit]
@@ -141,12 +147,12 @@ class LockedView:
             self._scanned_pairs = len(found.pairs)
         self._scans[bounds] = found
 
-    def _read(self, part: bytes, statement: Statement) -> "pq.abc.PGresult":
+    def _read(self, part: bytes, *wanted: Statement) -> "list[pq.abc.PGresult]":
         exclusive = part not in self._shared and not is_read_often(part)
         self.needs[part] = exclusive or self.needs.get(part, False)
         if self._has(part, exclusive):
-            return self._run(statement)[0]
-        return self._try(part, exclusive, statement)[0]
+            return self._run(*wanted)
+        return self._try(part, exclusive, *wanted)
 
     def _has(self, part: bytes, exclusive: bool) -> bool:
         if self._held.get(EVERYTHING):
@@ -208,13 +214,13 @@ class SnapshotView(LockedView):
     def lock_writes(self, tx: Transaction) -> None:
         pass
 
-    def _read(self, part: bytes, statement: Statement) -> "pq.abc.PGresult":
+    def _read(self, part: bytes, *wanted: Statement) -> "list[pq.abc.PGresult]":
         del part
         if self._latest_ms is not None:
-            return self._run(statement)[0]
-        now, answer = self._run((b"now", []), statement)
+            return self._run(*wanted)
+        now, *answers = self._run((b"now", []), *wanted)
         self._note_time(now, column=0)
-        return answer
+        return answers
 
 
 _START_OF_LOG: Final = bytes(8)

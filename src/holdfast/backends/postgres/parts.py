@@ -6,7 +6,8 @@ belong to it wherever they are. A range that is not inside one part is locked wi
     (u, universe, "q", queue, …)                  the queue; likewise "w", "mail", "states", "leases", "agents", "cas"
     (u, universe, "entities", kind, id)           the entity, and "entity-history"
     (u, universe, "mail-due") | slot | agent      the mailbox of the agent
-    (u, universe, "timers", "due", at, …, world)  the world, and "effects", "segments", "w-deleted"
+    (u, universe, "timers", "due", at, …, world)  the world, and "effects", "hosting", "runs", "segments", "w-deleted"
+    (u, universe, "send-policy")                  itself, and "mail-policy": nearly all transactions only read it
     ("once", period) | key                        the key of a call, in any period
     ("nodes", …)                                  the records of nodes and their lease, written every few seconds
     anything else                                 one part, which is hardly ever written
@@ -44,9 +45,12 @@ _BELONGS_TO: Final = {
 _ENTITIES: Final = pack(("entities",))
 _WORLDS: Final = pack(("w",))
 _EFFECTS: Final = pack(("effects",))
-_TIMERS: Final = pack(("timers",))
+_EFFECTS_DUE: Final = pack(("due",))
+_RUNS: Final = pack(("runs",))
+_ENDS_WITH_WORLD: Final = frozenset((pack(("timers",)), pack(("hosting",))))  # Areas whose keys end with a world.
+_WORLD_OF_DUE_EFFECT: Final = 3  # Its place in the key: state, kind, time, world, height, number.
 _MAIL_DUE: Final = pack(("mail-due",))
-_MAIL_POLICY: Final = pack(("mail-policy",))
+_POLICIES: Final = (pack(("mail-policy",)), pack(("send-policy",)))  # Of a universe: each is one key.
 
 
 def part_of(key: bytes) -> bytes:
@@ -62,12 +66,14 @@ def part_of(key: bytes) -> bytes:
     universe, area = key[:universe_end], key[universe_end:area_end]
     if area == _MAIL_DUE:
         return _mailbox_of(universe, key[area_end + _MAIL_SLOT_BYTES :])
-    if area == _TIMERS:
-        return universe + _WORLDS + _last_element(key[area_end:])
-    if area == _MAIL_POLICY:
+    if area in _ENDS_WITH_WORLD:
+        return universe + _WORLDS + _element_at(key[area_end:], -1)
+    if area in _POLICIES:
         return key
     name_end = _element_end(key, area_end)
-    if area == _EFFECTS and name_end >= 0:
+    if area == _EFFECTS and key[area_end:name_end] == _EFFECTS_DUE:
+        return universe + _WORLDS + _element_at(key[area_end:], _WORLD_OF_DUE_EFFECT)
+    if area in (_EFFECTS, _RUNS) and name_end >= 0:
         world_end = _element_end(key, name_end)
         return universe + _WORLDS + key[name_end:world_end] if world_end >= 0 else REST
     if area == _ENTITIES or _BELONGS_TO.get(area) == _ENTITIES:
@@ -93,9 +99,11 @@ def part_of_range(begin: bytes, end: bytes) -> bytes:
     if name_end < 0:
         return EVERYTHING
     area = begin[universe_end:area_end]
-    if area in (_MAIL_DUE, _TIMERS):
+    if area == _MAIL_DUE or area in _ENDS_WITH_WORLD:
         return EVERYTHING
-    if area in (_EFFECTS, _ENTITIES) or _BELONGS_TO.get(area) == _ENTITIES:
+    if area == _EFFECTS and begin[area_end:name_end] == _EFFECTS_DUE:
+        return EVERYTHING
+    if area in (_EFFECTS, _RUNS, _ENTITIES) or _BELONGS_TO.get(area) == _ENTITIES:
         name_end = _element_end(begin, name_end)
     if name_end < 0 or end > begin[:name_end] + b"\xff":  # A name with an escaped zero byte goes on after it.
         return EVERYTHING
@@ -104,7 +112,7 @@ def part_of_range(begin: bytes, end: bytes) -> bytes:
 
 def is_read_often(part: bytes) -> bool:
     """Whether nearly all transactions only read the part, so that they share it until they write."""
-    return part is REST or part.endswith(_MAIL_POLICY)
+    return part is REST or part.endswith(_POLICIES)
 
 
 @lru_cache(maxsize=65_536)
@@ -117,10 +125,10 @@ def _mailbox_of(universe: bytes, agent: bytes) -> bytes:
     return universe + pack(("mail", agent.decode(errors="replace")))
 
 
-def _last_element(elements: bytes) -> bytes:
+def _element_at(elements: bytes, place: int) -> bytes:
     try:
-        return pack(unpack(elements)[-1:])
-    except InvalidKey:  # A key that no layer writes.
+        return pack((unpack(elements)[place],))
+    except (InvalidKey, IndexError):  # A key that no layer writes.
         return b""
 
 
