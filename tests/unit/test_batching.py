@@ -49,6 +49,24 @@ async def test_calls_of_one_tick_share_a_transaction() -> None:
         assert len(database.read(lambda tx: tx.scan(b"0", b"z", limit=100))) == 43
 
 
+async def test_the_events_of_a_cancelled_caller_are_published() -> None:
+    """A timer that such a call has set would not fire otherwise."""
+    published: list[tuple[Any, ...]] = []
+
+    def emit(tx: Transaction, number: int) -> None:
+        put(tx, number)
+        tx.emit("noted", number)
+
+    with Slow() as database:
+        caller = asyncio.create_task(CallBatcher(database, published.extend).call(emit, 1))
+        while not database.commits:
+            await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        assert published == [("noted", 1)]
+
+
 def test_an_unexpected_error_ends_a_batch_unless_it_is_caught() -> None:
     """If it is caught, its caller gets it; otherwise nothing is committed."""
     works = [(put, number) for number in (1, 3, 5)]

@@ -61,8 +61,12 @@ class CallBatcher:
         self._in_flight += 1
         try:
             if self._in_flight == 1:
-                answer: Answer
-                answer, events = await self._transact(_run_one, run, request, tier=Tier.CRITICAL)
+                events: Events = []
+                try:
+                    answer: Answer = await self._transact(_run_one, run, request, events, tier=Tier.CRITICAL)
+                except asyncio.CancelledError:  # It no longer waits for the sync, but its call is committed.
+                    self._publish(events)
+                    raise
                 if events:
                     self._publish(events)
                 return answer
@@ -106,8 +110,10 @@ class CallBatcher:
             works, callers = works[len(outcomes) :], callers[len(outcomes) :]
 
 
-def _run_one(tx: Transaction, run: Run, request: Request[Answer]) -> tuple[Answer, Events]:
-    return run(tx, request), tx.events
+def _run_one(tx: Transaction, run: Run, request: Request[Answer], events: Events) -> Answer:
+    answer: Answer = run(tx, request)
+    events[:] = tx.events
+    return answer
 
 
 def _run_works(tx: Transaction, works: list[BatchedCall]) -> tuple[list[object], Events]:
