@@ -6,19 +6,20 @@ HoldfastError
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge, AnswerTooLarge
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   ├── NotTransactional, TransactionRequired, WrongDatabase, IsolationUnsupported
-│   └── LockOrderViolation
+│   └── LockOrderViolation, WorkflowMisuse
 ├── NotAllowed            the token does not allow it
-│   └── SenderBlocked, SenderMismatch
+│   └── SenderBlocked, SenderMismatch, SendRefused
 ├── NotFound              the named thing does not exist
 │   ├── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
-│   └── ResultNotKept
+│   └── EffectNotFound, ItemNotFound, ResultNotKept, RunNotFound
 ├── Conflict              another writer was first; read the current state, then decide
 │   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty, AnotherHistory, WouldLoseData
-│   ├── WorldExists, WorldNotActive, HeadAdvanced, CursorAdvanced
+│   ├── WorldExists, WorldNotActive, WorldHeld, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   ├── LeaseHeld, CasMismatch, VersionConflict
 │   ├── MailboxTaken, AgentExists, QueueInUse
-│   └── MessageLeased, MessageFailed, MessageFinished
+│   ├── MessageLeased, MessageFailed, MessageFinished
+│   └── RunExists, RunEnded, RunNotEnded, RunFailed, RunCancelled, WorkflowChanged, StepFailed
 ├── Fenced                the lease given with a write does not permit it
 │   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
 │   └── QueueMessageLeaseMismatch
@@ -64,6 +65,7 @@ __all__ = [
     "DatabaseFailed",
     "DirectoryInUse",
     "DiskFull",
+    "EffectNotFound",
     "EmptyBatch",
     "Fenced",
     "FencingMismatch",
@@ -77,6 +79,7 @@ __all__ = [
     "InvalidUrl",
     "InvalidValue",
     "IsolationUnsupported",
+    "ItemNotFound",
     "KeyTooLarge",
     "LeaseConflict",
     "LeaseExpired",
@@ -111,15 +114,23 @@ __all__ = [
     "RateLimited",
     "ReadOnlyTransaction",
     "RetryAdvice",
+    "RunCancelled",
+    "RunEnded",
+    "RunExists",
+    "RunFailed",
+    "RunNotEnded",
+    "RunNotFound",
     "SchemaMismatch",
     "SealBroken",
     "SegmentExists",
+    "SendRefused",
     "SenderBlocked",
     "SenderMismatch",
     "ShutdownDraining",
     "SizeMismatch",
     "SnapshotExists",
     "SnapshotNotFound",
+    "StepFailed",
     "TargetNotEmpty",
     "TransactionConflict",
     "TransactionEnded",
@@ -132,7 +143,10 @@ __all__ = [
     "Validation",
     "ValueTooLarge",
     "VersionConflict",
+    "WorkflowChanged",
+    "WorkflowMisuse",
     "WorldExists",
+    "WorldHeld",
     "WorldNotActive",
     "WorldNotFound",
     "WouldLoseData",
@@ -309,6 +323,12 @@ class LockOrderViolation(Validation):
     code = "lock_order_violation"
 
 
+class WorkflowMisuse(Validation):
+    """The code of a workflow waits for something that is not recorded, or `run` is used outside of it."""
+
+    code = "workflow_misuse"
+
+
 # NotAllowed: the caller's token or identity.
 
 
@@ -328,6 +348,12 @@ class SenderMismatch(NotAllowed):
     """The mail names a sender other than the connected agent; nothing was stored."""
 
     code = "sender_mismatch"
+
+
+class SendRefused(NotAllowed):
+    """The policy of a universe does not allow this send to another universe; nothing was stored."""
+
+    code = "send_refused"
 
 
 # NotFound.
@@ -375,10 +401,28 @@ class MailNotFound(NotFound):
     code = "mail_not_found"
 
 
+class EffectNotFound(NotFound):
+    """The effect is complete or dead, or its world was deleted."""
+
+    code = "effect_not_found"
+
+
+class ItemNotFound(NotFound):
+    """No item with this sequence was set aside, or it was handled again or removed since."""
+
+    code = "item_not_found"
+
+
 class ResultNotKept(NotFound):
     """The message is no longer in its queue, and no result was kept."""
 
     code = "result_not_kept"
+
+
+class RunNotFound(NotFound):
+    """No run with that id exists: it was never started, or it was deleted."""
+
+    code = "run_not_found"
 
 
 # Conflict: another writer was first.
@@ -440,6 +484,13 @@ class WorldNotActive(Conflict):
     """The world is paused, archived or being deleted, and does not accept this call."""
 
     code = "world_not_active"
+
+
+class WorldHeld(Conflict):
+    """A host holds the world, and only that host writes its journal."""
+
+    code = "world_held"
+    retry = RetryAdvice.LATER
 
 
 class HeadAdvanced(Conflict):
@@ -567,6 +618,62 @@ class MessageFailed(Conflict):
     retry = RetryAdvice.NEVER
 
 
+class RunExists(Conflict):
+    """A run with that id exists, of another workflow or with other arguments. Choose another id."""
+
+    code = "run_exists"
+    retry = RetryAdvice.NEVER
+
+
+class RunEnded(Conflict):
+    """The run has ended, so it takes no signals and cannot be changed."""
+
+    code = "run_ended"
+    retry = RetryAdvice.NEVER
+
+
+class RunNotEnded(Conflict):
+    """The run has not ended, so it cannot be deleted. Cancel it first."""
+
+    code = "run_not_ended"
+
+
+class RunFailed(Conflict):
+    """The run failed, so it has no result; the message has its error."""
+
+    code = "run_failed"
+    retry = RetryAdvice.NEVER
+
+
+class RunCancelled(Conflict):
+    """The run was cancelled, so it has no result."""
+
+    code = "run_cancelled"
+    retry = RetryAdvice.NEVER
+
+
+class WorkflowChanged(Conflict):
+    """The code of the workflow no longer does what the history of the run says; the message names the step."""
+
+    code = "workflow_changed"
+    retry = RetryAdvice.NEVER
+
+
+class StepFailed(Conflict):
+    """A step of a run failed in its last attempt. `error_type` and `message` are those of its exception."""
+
+    code = "step_failed"
+    retry = RetryAdvice.NEVER
+
+    def __init__(self, step: str, error_type: str, message: str, attempts: int = 1) -> None:
+        self.step = step
+        self.error_type = error_type
+        self.message = message
+        self.attempts = attempts
+        after = f" after {attempts} attempts" if attempts > 1 else ""
+        super().__init__(f"Step {step} failed{after}: {error_type}: {message}")
+
+
 # Fenced: the lease that came with a write.
 
 
@@ -660,7 +767,7 @@ class ShutdownDraining(Busy):
 
 
 class ResultNotReady(Busy):
-    """The message is not done yet; ask for its result again."""
+    """The message or the run is not done yet; ask for its result again."""
 
     code = "result_not_ready"
 

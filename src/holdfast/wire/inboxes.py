@@ -1,11 +1,17 @@
 """Inbox items: the five kinds of input to a world, checked before they are stored."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
+from holdfast.errors import InvalidArgument, PayloadTooLarge
 from holdfast.limits import (
+    EFFECT_ATTEMPTS,
+    EFFECT_ATTEMPTS_MAX,
+    EFFECT_KIND_BYTES_MAX,
+    EFFECT_PARAMS_BYTES_MAX,
     INBOX_HEADERS_MAX,
     INBOX_INLINE_BYTES_MAX,
     INBOX_REQUESTS_MAX,
@@ -17,15 +23,16 @@ _HASH: Final = re.compile("[0-9a-f]{64}")
 
 
 class Effect(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """An external action that a world requests; an orchestrator takes it from the index of pending effects."""
+    """An external action that a world requests: a host claims it, carries it out and returns a receipt."""
 
     kind: str
     intent_hash: bytes
     params: bytes = b""
+    max_attempts: int = EFFECT_ATTEMPTS
 
 
 class Timer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A time at which a world wants an item; an orchestrator takes it from the index of due timers."""
+    """A time at which a world wants an item in its inbox. A pending timer with the same intent hash is replaced."""
 
     deliver_at_ns: int
     intent_hash: bytes
@@ -48,6 +55,7 @@ class DomainEvent(_Item, frozen=True, tag="domain_event"):
 
     schema: str
     key: bytes | None = None
+    sender: str | None = None  # `world@universe`, if it is of another universe. Only the plane sets it.
 
 
 class EffectReceipt(_Item, frozen=True, tag="receipt"):
@@ -57,6 +65,7 @@ class EffectReceipt(_Item, frozen=True, tag="receipt"):
     effect_kind: str
     adapter_id: str
     signature: bytes
+    error: str | None = None  # The effect is dead: this is the error of its last attempt.
 
 
 class InboundMessage(_Item, frozen=True, tag="inbox"):
@@ -90,15 +99,40 @@ def fault_of(item: InboxItem) -> str | None:
         return "it has a payload and a blob; give one of them"
     if item.payload_blob is not None and not _HASH.fullmatch(item.payload_blob):
         return "its payload_blob is no blob's name; use the 64 hex digits that put returned"
-    if any(not 0 <= timer.deliver_at_ns < 1 << 63 for timer in item.timers):
+    return _fault_of_requests(item.effects, item.timers)
+
+
+def check_requests(effects: Sequence[Effect], timers: Sequence[Timer]) -> None:
+    """Check effects and timers that are not part of an item.
+
+    Raises:
+        InvalidArgument: one of them has a value that is not allowed.
+        PayloadTooLarge: one of them is too large.
+    """
+    if (fault := _fault_of_requests(effects, timers)) is not None:
+        raise InvalidArgument(f"The effects or timers are invalid: {fault}")
+    if (excess := _excess_of_requests(effects, timers)) is not None:
+        raise PayloadTooLarge(f"The effects or timers are too large: {excess}")
+    largest = max((len(effect.params) for effect in effects), default=0)
+    if largest > EFFECT_PARAMS_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"An effect has {largest} bytes of params and may have {EFFECT_PARAMS_BYTES_MAX}; store them as a blob"
+        )
+
+
+def _fault_of_requests(effects: Sequence[Effect], timers: Sequence[Timer]) -> str | None:
+    if any(not 0 <= timer.deliver_at_ns < 1 << 63 for timer in timers):
         return "a timer is due before 1970 or after 2262; nanoseconds since the epoch are wanted"
+    for effect in effects:
+        if not 0 < effect.max_attempts <= EFFECT_ATTEMPTS_MAX:
+            return f"an effect has max_attempts={effect.max_attempts}; choose 1 to {EFFECT_ATTEMPTS_MAX}"
     return None
 
 
-def excess_of(item: InboxItem) -> str | None:
+def excess_of(item: InboxItem, *, payload_bytes_max: int = INBOX_INLINE_BYTES_MAX) -> str | None:
     """Which limit an item exceeds; None if it exceeds none."""
-    if len(item.payload) > INBOX_INLINE_BYTES_MAX:
-        return f"its payload has {len(item.payload)} bytes and may have {INBOX_INLINE_BYTES_MAX}; store it as a blob"
+    if len(item.payload) > payload_bytes_max:
+        return f"its payload has {len(item.payload)} bytes and may have {payload_bytes_max}; store it as a blob"
     for field in item.__struct_fields__:
         value = getattr(item, field)
         size = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 0
@@ -108,8 +142,18 @@ def excess_of(item: InboxItem) -> str | None:
         return f"it has {len(item.headers)} headers and may have {INBOX_HEADERS_MAX}"
     if max(len(item.effects), len(item.timers)) > INBOX_REQUESTS_MAX:
         return f"it asks for more than {INBOX_REQUESTS_MAX} effects or timers; send several items"
-    hashes = [effect.intent_hash for effect in item.effects] + [timer.intent_hash for timer in item.timers]
+    return _excess_of_requests(item.effects, item.timers)
+
+
+def _excess_of_requests(effects: Sequence[Effect], timers: Sequence[Timer]) -> str | None:
+    hashes = [effect.intent_hash for effect in effects] + [timer.intent_hash for timer in timers]
     longest = max(map(len, hashes), default=0)
     if longest > INTENT_HASH_BYTES_MAX:
         return f"an intent hash has {longest} bytes and may have {INTENT_HASH_BYTES_MAX}"
+    longest = max((len(effect.kind.encode()) for effect in effects), default=0)
+    if longest > EFFECT_KIND_BYTES_MAX:
+        return f"the kind of an effect has {longest} bytes and may have {EFFECT_KIND_BYTES_MAX}; shorten it"
+    longest = max((len(timer.payload) for timer in timers), default=0)
+    if longest > INBOX_INLINE_BYTES_MAX:
+        return f"the payload of a timer has {longest} bytes and may have {INBOX_INLINE_BYTES_MAX}"
     return None

@@ -155,6 +155,7 @@ class CreateWorld(Request[Described], frozen=True, tag="worlds.create"):
     world: str
     universe: str = UNIVERSE
     manifest_hash: str | None = None
+    program: str | None = None  # That hosts run it with.
 
 
 class DescribeWorld(Request[Described], frozen=True, tag="worlds.describe"):
@@ -294,7 +295,7 @@ class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commi
     """Store a snapshot that has applied every record below `height`, and make it the baseline if it qualifies.
 
     With `promote` true it must qualify; with false it is only stored. A horizon or manifest that is not given is
-    inferred from the journal.
+    inferred from the journal. A host that holds the world gives its name and the fence of its claim.
     """
 
     operation = Operation(
@@ -313,10 +314,15 @@ class CommitSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.commi
     logical_time_ns: int | None = None
     universe: str = UNIVERSE
     incarnation: int | None = None
+    owner: str | None = None
+    fence: int | None = None
 
 
 class PromoteSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.promote"):
-    """Make the snapshot at `height` the baseline; what it does not state is inferred from the journal."""
+    """Make the snapshot at `height` the baseline; what it does not state is inferred from the journal.
+
+    A host that holds the world gives its name and the fence of its claim.
+    """
 
     operation = Operation(
         http=(
@@ -332,6 +338,8 @@ class PromoteSnapshot(Request[Snapshot], frozen=True, tag="worlds.snapshots.prom
     height: int
     universe: str = UNIVERSE
     incarnation: int | None = None
+    owner: str | None = None
+    fence: int | None = None
 
 
 class CheckRestore(Request[RestorePoint], frozen=True, tag="worlds.restore"):
