@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 NOT_TWINNED = {  # These serve both threads and event loops, or only one of the two.
-    "handles": ("__init__", "arguments", "failed_attempts", "opening", "task_control", "task_flow"),
+    "handles": ("__init__", "arguments", "failed_attempts", "opening", "task_control", "task_flow", "workflow_types"),
     "runtime": (
         "__init__",
         "cancellation",

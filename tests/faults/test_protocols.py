@@ -15,9 +15,22 @@ import pytest
 from holdfast.backends.objects import ObjectStore, open_objects
 from holdfast.errors import Unreachable
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import blobs, inboxes, journal_records, journals, snapshots, states
+from holdfast.layers import (
+    blobs,
+    effect_leases,
+    effects,
+    inboxes,
+    journal_records,
+    journals,
+    snapshots,
+    states,
+    timer_firing,
+    timers,
+    worlds,
+)
+from holdfast.layers.effects import EffectKey
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
-from holdfast.layers.worlds import World
+from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import BLOB_ABANDONED_SECONDS, BLOB_TOUCH_SECONDS
 from holdfast.runtime.maintenance.garbage_collection import collect
 from holdfast.runtime.sync.blobs import BlobStore
@@ -95,6 +108,50 @@ def export(database: Database, objects: ObjectStore) -> None:
     WorldStore(database, objects, BlobStore(database, objects)).compact(ADA, entries=30, margin=5)
 
 
+def world_that_waits(database: Database, objects: ObjectStore) -> None:
+    world_with_items(database, objects)
+    drain(database, objects)
+
+
+def carry_out_effects(database: Database, objects: ObjectStore) -> None:
+    """A worker that is started again finds what it has claimed by its fence."""
+    due = database.read(effects.due, "main", ["mail"], until_ms=database.read(now_ms), limit=10)
+    if due:
+        database.transact(effect_leases.claim, "main", due, owner="ada", lease_ms=1_000)
+    for each in database.read(effects.page, "main", None, after="", limit=10).effects:
+        key = EffectKey(each.world, each.height, each.number)
+        database.transact(effect_leases.complete, "main", key, each.fence, payload=b"done")
+
+
+def fail_effects(database: Database, objects: ObjectStore) -> None:
+    """The first of two effects is failed for good, and the other one stays claimed."""
+    due = database.read(effects.due, "main", ["mail"], until_ms=database.read(now_ms), limit=10)
+    if due:
+        database.transact(effect_leases.claim, "main", due, owner="ada", lease_ms=1_000)
+    first, *others = database.read(effects.page, "main", None, after="", limit=10).effects
+    if others:
+        key = EffectKey(first.world, first.height, first.number)
+        database.transact(effect_leases.fail, "main", key, first.fence, error="no", is_final=True)
+
+
+def fire_timers(database: Database, objects: ObjectStore) -> None:
+    while due := database.read(timers.due, "main", until_ns=database.read(now_ms) * 1_000_000, limit=1):
+        database.transact(timer_firing.fire, "main", due)
+
+
+def archived_world_that_waits(database: Database, objects: ObjectStore) -> None:
+    world_that_waits(database, objects)
+    database.transact(worlds.change_state, ADA, WorldState.ARCHIVED)
+
+
+def delete(database: Database, objects: ObjectStore) -> None:
+    WorldStore(database, objects, BlobStore(database, objects)).delete(ADA)
+
+
+def now_ms(tx: Transaction) -> int:
+    return tx.now_ms
+
+
 PROTOCOLS = (
     Protocol("A: store a blob", nothing, put_blob),
     Protocol("B: append a batch", create, append),
@@ -102,6 +159,10 @@ PROTOCOLS = (
     Protocol("D: drain the inbox into the journal", world_with_items, drain),
     Protocol("E: commit a snapshot and promote it", world_with_entries, take_snapshot),
     Protocol("F: export segments", world_with_a_baseline, export),
+    Protocol("G: carry out effects", world_that_waits, carry_out_effects),
+    Protocol("H: fail an effect for the last time", world_that_waits, fail_effects),
+    Protocol("I: fire timers", world_that_waits, fire_timers),
+    Protocol("J: delete a world that waits", archived_world_that_waits, delete),
 )
 
 

@@ -14,11 +14,12 @@ import pytest
 import holdfast
 from holdfast import Plane, limits
 from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument, PayloadTooLarge, Validation
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import blobs, inboxes, journal_records, journals, worlds
+from holdfast.kv import Database, Transaction
+from holdfast.layers import blobs, effects, inboxes, journal_records, journals, timers, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.worlds import World
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
+from holdfast.wire.effects import EffectInfo
 from holdfast.wire.inboxes import (
     Control,
     DomainEvent,
@@ -29,6 +30,7 @@ from holdfast.wire.inboxes import (
     Timer,
     TimerFired,
 )
+from holdfast.wire.timers import TimerInfo
 from holdfast.wire.worlds import PutItem
 
 ADA = World("main", "ada")
@@ -141,22 +143,22 @@ def test_a_conflict_while_draining_loses_no_item(database: Database, world: Worl
 
 
 def test_effects_and_timers_of_an_item_are_indexed_when_it_is_drained(database: Database, world: World) -> None:
-    effects = (Effect("mail", b"h1", b"x"), Effect("call", b"h2"))
-    put(database, Control(command="ask", effects=effects, timers=(Timer(9, b"late"), Timer(7, b"soon", b"x"))))
-    pending, due = Subspace("u", "main", "effects", "pending"), Subspace("u", "main", "timers", "due")
+    asked = (Effect("mail", b"h1", b"x"), Effect("call", b"h2", max_attempts=2))
+    put(database, Control(command="ask", effects=asked, timers=(Timer(9_000_000, b"late"), Timer(7, b"soon", b"x"))))
 
-    def index(subspace: Subspace) -> list[tuple[tuple[Any, ...], Any]]:
-        found = database.read(Transaction.scan, *subspace.range(), limit=10)
-        return [(subspace.unpack(key), msgspec.msgpack.decode(value)) for key, value in found]
+    def listed() -> tuple[list[EffectInfo], list[TimerInfo]]:
+        found = database.read(effects.page, "main", None, after="", limit=10).effects
+        return found, database.read(timers.page, "main", None, after="", limit=10).timers
 
-    assert index(pending) == index(due) == []
+    assert listed() == ([], [])
     database.transact(journals.append, world, [journal_records.entry(b"\x00")] * 3, expected_head=0)
     database.transact(inboxes.drain, world)
-    assert index(pending) == [
-        (("ada", 3, 0), {"kind": "mail", "intent_hash": b"h1", "params": b"x"}),
-        (("ada", 3, 1), {"kind": "call", "intent_hash": b"h2"}),
-    ]
-    assert index(due) == [((7, b"soon", "ada"), [3, b"x"]), ((9, b"late", "ada"), [3, b""])]
+    mail, call = listed()[0]
+    assert (mail.world, mail.height, mail.number, mail.kind, mail.params) == ("ada", 3, 0, "mail", b"x")
+    assert (call.height, call.number, call.intent_hash, call.max_attempts) == (3, 1, b"h2", 2)
+    assert listed()[1] == [TimerInfo("ada", "soon", 1, 3, b"x"), TimerInfo("ada", "late", 9, 3)]
+    due = database.read(effects.due, "main", ["call", "mail"], until_ms=call.due_ms, limit=10)
+    assert {entry.kind for entry in due} == {"call", "mail"}
 
 
 # Invalid items.
@@ -198,6 +200,9 @@ POISON = {
     "many_timers": Control(command="c", timers=tuple(Timer(number, bytes(32)) for number in range(5_000))),
     "huge_header": InboundMessage(inbox_name="a", headers={"a": "x" * 300_000}),
     "long_timer_hash": Control(command="c", timers=(Timer(1, bytes(3_000)),)),
+    "long_kind": Control(command="c", effects=(Effect("k" * 257, b"h"),)),
+    "no_attempts": Control(command="c", effects=(Effect("k", b"h", max_attempts=0),)),
+    "large_timer": Control(command="c", timers=(Timer(1, b"h", LARGE),)),
     "far_timer": Control(command="c", timers=(Timer(2**65, b"h"),)),
     "text_as_payload": DomainEvent(schema="s", payload="text"),  # type: ignore[arg-type]
     "number_as_schema": DomainEvent(schema=5),  # type: ignore[arg-type]

@@ -14,7 +14,17 @@ from holdfast import Plane
 from holdfast.backends.objects import open_objects
 from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, world_forks, worlds
+from holdfast.layers import (
+    effects,
+    inboxes,
+    journal_records,
+    journals,
+    segments,
+    snapshots,
+    timers,
+    world_forks,
+    worlds,
+)
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
@@ -28,6 +38,7 @@ from holdfast.wire.inboxes import Control, DomainEvent, Effect, Timer
 from holdfast.wire.restores import Entry
 
 ADA, EVE = World("main", "ada"), World("main", "eve")
+NEVER_NS = 1 << 62
 
 
 @pytest.fixture
@@ -165,7 +176,7 @@ def test_the_next_incarnation_inherits_nothing(plane: Plane) -> None:
     new_keys = keys_of("w")
     other = plane.world("other")
     other.create()
-    item = DomainEvent(schema="s", effects=(Effect("mail", b"1"),), timers=(Timer(5, b"2"),))
+    item = DomainEvent(schema="s", effects=(Effect("mail", b"1"),), timers=(Timer(NEVER_NS, b"2"),))
     for each in (world, other):
         each.inbox.put(item)
         each.drain()
@@ -176,7 +187,7 @@ def test_the_next_incarnation_inherits_nothing(plane: Plane) -> None:
     delete(world)
     world.create()
     assert keys_of("w") == new_keys
-    for index, where in ((("effects", "pending"), 0), (("timers", "due"), -1)):
+    for index, where in ((("effects", "pending"), 0), (("effects", "due", "mail"), 1), (("timers", "due"), -1)):
         requests = Subspace("u", "main", *index)
         assert [requests.unpack(key)[where] for key, _ in plane.pairs.scan(*requests.range(), limit=10)] == ["other"]
     world.append([f"new {n}" for n in range(100)], expected_head=0)
@@ -246,7 +257,8 @@ def test_late_steps_of_work_on_a_deleted_world_change_nothing(database: Database
     assert database.transact(worlds.clear, ADA, 1, 100)
     database.transact(segments.forget, ADA, stale, 1)
     database.transact(worlds.end_delete, ADA, 1)
-    assert database.transact(inboxes.clear_timers, ADA, 1, b"", 100) is None
+    assert database.transact(timers.clear, ADA, 1, 100)
+    assert database.transact(effects.clear, ADA, 1, 100)
     late = SegmentRecord(20, 24, "x", "y", 1)
     for work in (
         lambda: database.transact(segments.index, ADA, late, margin=0, incarnation=1),

@@ -1,9 +1,11 @@
-"""Undoing calls whose caller was cancelled: leased messages and leases are released."""
+"""Undoing calls whose caller was cancelled: leased messages, leases, claimed effects and worlds are released."""
 
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.wire.effects import ClaimedEffect, ClaimEffects, EffectPage, ReleaseEffects
 from holdfast.wire.frames import AnyRequest
+from holdfast.wire.hosting import ClaimedWorlds, ClaimWorlds, ReleaseWorlds
 from holdfast.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
 from holdfast.wire.queues import Deliveries, NackMessages, ReceiveMessages
 
@@ -14,6 +16,10 @@ def undo_of(request: AnyRequest) -> Callable[[Any], AnyRequest | None] | None:
         return lambda answer: _defer_request(request, answer)
     if isinstance(request, AcquireLease):
         return lambda answer: _release_request(request, answer)
+    if isinstance(request, ClaimEffects):
+        return lambda answer: _release_effects(request, answer)
+    if isinstance(request, ClaimWorlds):
+        return lambda answer: _give_back_request(request, answer)
     return None
 
 
@@ -23,5 +29,16 @@ def _defer_request(request: ReceiveMessages, answer: Deliveries) -> NackMessages
     return NackMessages(request.queue, leases, intent="defer", universe=request.universe) if leases else None
 
 
+def _release_effects(request: ClaimEffects, answer: EffectPage) -> ReleaseEffects | None:
+    claims = [ClaimedEffect(each.world, each.height, each.number, each.fence) for each in answer.effects]
+    return ReleaseEffects(claims, request.universe) if claims else None
+
+
 def _release_request(request: AcquireLease, answer: Granted) -> ReleaseLease:
     return ReleaseLease(LeaseProof(answer.key, answer.lease_id, answer.fence, answer.txn_id, request.universe))
+
+
+def _give_back_request(request: ClaimWorlds, answer: ClaimedWorlds) -> ReleaseWorlds | None:
+    """Give back the worlds that the host has not seen. It still holds the others, for which items arrived."""
+    worlds = [(each.world, each.fence) for each in answer.worlds if each.is_new]
+    return ReleaseWorlds(worlds, request.owner, has_work=True, universe=request.universe) if worlds else None

@@ -6,12 +6,10 @@
     inbox/cursor      ->  the sequence of the last drained item; it only grows
     notify            ->  how many items ever arrived; a hint for waiting readers, without guarantees
 
-    effects/pending/<world>/<height>/<n>               effects and timers that drained items request,
-    timers/due/<deliver_at_ns>/<intent_hash>/<world>   until an orchestrator takes them
-
 The sequence comes from the transaction and not from a clock, so the order of items is the order of their commits, with
 any number of writers. One transaction moves items into the journal and advances the cursor, so each item is appended
-once, even after a crash. Items stay until a compactor removes those below the cursor.
+once, even after a crash. Items stay until a compactor removes those below the cursor. The effects and timers that an
+item asks for exist from the drain on (`effects`, `timers`).
 """
 
 from functools import lru_cache
@@ -19,49 +17,68 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, journal_records, journals
-from holdfast.layers.worlds import World, describe, is_deleting, require_active, require_reachable, subspace
-from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_ITEM_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.wire.inboxes import KINDS, InboxItem, excess_of, fault_of
+from holdfast.errors import BatchTooLarge, CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
+from holdfast.kv import Transaction
+from holdfast.layers import blobs, effects, hosting, journal_records, journals, timers
+from holdfast.layers.worlds import World, describe, require_active, require_reachable, subspace
+from holdfast.limits import (
+    BATCH_BYTES_MAX,
+    BATCH_ENTRIES_MAX,
+    INBOX_INLINE_BYTES_MAX,
+    INBOX_ITEM_BYTES_MAX,
+    READ_ENTRIES_MAX,
+)
+from holdfast.wire.inboxes import KINDS, DomainEvent, InboxItem, excess_of, fault_of
 
 _SEQUENCE_BYTES: Final = 8
 _SEQUENCES: Final = 1 << 63
+_PAGE: Final = 32  # Items that are read at a time where their bytes are bounded.
 _KIND_NAMES: Final = ", ".join(kind.__name__ for kind in KINDS)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, InboxItem]).decode
 
 
-def enqueue(tx: Transaction, world: World, item: InboxItem) -> int:
-    """Append an item; returns its sequence.
+def enqueue(
+    tx: Transaction,
+    world: World,
+    item: InboxItem,
+    *,
+    requested: bool = False,
+    is_checked: bool = False,
+    payload_bytes_max: int = INBOX_INLINE_BYTES_MAX,
+) -> int:
+    """Append an item; returns its sequence. One that the world asked for (`requested`) it gets while it is archived.
 
-    Checks that the item can be drained later: one that could not would block all items after it.
+    Checks that the item can be drained later: one that could not would block all items after it. An event names its
+    sender only if the caller has checked that (`is_checked`).
 
     Raises:
         InvalidValue: it is not an inbox item, or one of its fields has the wrong type.
+        InvalidArgument: it names a sender.
         PayloadTooLarge: the item is too large.
         WorldNotActive: the world is archived.
         BlobNotFound: its payload is a blob that is not stored.
     """
-    encoded = _checked(tx.now_ms, item)
-    require_reachable(tx, world)
+    encoded = _checked(tx.now_ms, item, payload_bytes_max)
+    if isinstance(item, DomainEvent) and item.sender is not None and not is_checked:
+        raise InvalidArgument("The item has a sender, which only the plane sets; leave it out")
+    require_reachable(tx, world, requested=requested)
     if item.payload_blob is not None:
         blobs.use(tx, world.universe, item.payload_blob)
     sequence = _number(tx, _key(world, "next"))
     tx.put(_items(world) + sequence.to_bytes(_SEQUENCE_BYTES, "big"), encoded)
     tx.put(_key(world, "next"), (sequence + 1).to_bytes(_SEQUENCE_BYTES, "big"))
     tx.put(_notify_key(world), (_number(tx, _notify_key(world)) + 1).to_bytes(_SEQUENCE_BYTES, "big"))
+    hosting.note_work(tx, world)
     return sequence
 
 
 def cursor(tx: Transaction, world: World) -> int | None:
     """The sequence of the last drained item; None if none was drained."""
-    stored = tx.get(_key(world, "cursor"))
-    if stored is None:
+    found = _cursor(tx, world)
+    if found is None:
         describe(tx, world)
-        return None
-    return int.from_bytes(stored, "big")
+    return found
 
 
 def read(tx: Transaction, world: World, *, after: int | None, limit: int) -> list[tuple[int, InboxItem]]:
@@ -76,6 +93,61 @@ def read(tx: Transaction, world: World, *, after: int | None, limit: int) -> lis
     begin = max(_number(tx, _key(world, "first")), 0 if after is None else after + 1)
     pairs = tx.scan(prefix + begin.to_bytes(_SEQUENCE_BYTES, "big"), prefix + b"\xff" * 9, limit=limit)
     return [(int.from_bytes(key[-_SEQUENCE_BYTES:], "big"), _decode(stored)[1]) for key, stored in pairs]
+
+
+def read_batch(
+    tx: Transaction, world: World, *, after: int | None, limit: int, bytes_max: int
+) -> list[tuple[int, InboxItem]]:
+    """At most `limit` items after the sequence `after`, with about `bytes_max` bytes; at least one, if there is one."""
+    prefix, end = _items(world), _items(world) + b"\xff" * 9
+    begin = prefix + (0 if after is None else after + 1).to_bytes(_SEQUENCE_BYTES, "big")
+    found: list[tuple[int, InboxItem]] = []
+    size = 0
+    while len(found) < limit:
+        page = tx.scan(begin, end, limit=min(_PAGE, limit - len(found)))
+        for key, stored in page:
+            size += len(stored)
+            if found and size > bytes_max:
+                return found
+            found.append((int.from_bytes(key[-_SEQUENCE_BYTES:], "big"), _decode(stored)[1]))
+        if len(page) < _PAGE:
+            break
+        begin = page[-1][0] + b"\x00"
+    return found
+
+
+def read_to(tx: Transaction, world: World, last: int) -> list[tuple[int, InboxItem]]:
+    """The items after the cursor up to the sequence `last`.
+
+    Raises:
+        InvalidArgument: the cursor is not before `last`, or there is no such item.
+        BatchTooLarge: there are more than one batch takes.
+    """
+    after = _cursor(tx, world)
+    first = 0 if after is None else after + 1
+    if not first <= last < _SEQUENCES:
+        raise InvalidArgument(f"Item {last} was taken before: the cursor of world {world.name} is at {after}")
+    prefix = _items(world)
+    begin, end = (prefix + sequence.to_bytes(_SEQUENCE_BYTES, "big") for sequence in (first, last + 1))
+    pairs = tx.scan(begin, end, limit=BATCH_ENTRIES_MAX + 1)
+    if len(pairs) > BATCH_ENTRIES_MAX:
+        raise BatchTooLarge(f"Item {last} is more than {BATCH_ENTRIES_MAX} items after the cursor; take fewer")
+    found = [(int.from_bytes(key[-_SEQUENCE_BYTES:], "big"), _decode(stored)[1]) for key, stored in pairs]
+    if not found or found[-1][0] != last:
+        raise InvalidArgument(f"There is no item {last} in the inbox of world {world.name}; take one that was returned")
+    return found
+
+
+def set_cursor(tx: Transaction, world: World, last: int) -> None:
+    """Move the cursor to `last`, after the caller has checked that it is an item after the cursor."""
+    tx.put(_key(world, "cursor"), last.to_bytes(_SEQUENCE_BYTES, "big"))
+
+
+def has_undrained(tx: Transaction, world: World) -> bool:
+    """Whether there are items after the cursor."""
+    after = _cursor(tx, world)
+    begin = _items(world) + (0 if after is None else after + 1).to_bytes(_SEQUENCE_BYTES, "big")
+    return bool(tx.scan(begin, _items(world) + b"\xff" * 9, limit=1))
 
 
 def commit_cursor(tx: Transaction, world: World, *, expected: int | None, new: int) -> None:
@@ -145,22 +217,6 @@ def remove_drained(tx: Transaction, world: World, *, grace_ms: int, limit: int) 
     return removed
 
 
-def clear_timers(tx: Transaction, world: World, incarnation: int, begin: bytes, limit: int) -> bytes | None:
-    """Remove the due timers of a deleting world among the next `limit` ones from the key `begin` on.
-
-    The index is ordered by time, so it holds the timers of all worlds. Returns where to continue; None at the end.
-    """
-    if not is_deleting(tx, world, incarnation):
-        return None
-    due = Subspace("u", world.universe, "timers", "due")
-    first, end = due.range()
-    pairs = tx.scan(max(begin, first), end, limit=limit)
-    for key, _ in pairs:
-        if due.unpack(key)[-1] == world.name:
-            tx.delete(key)
-    return pairs[-1][0] + b"\x00" if len(pairs) == limit else None
-
-
 def start_at(tx: Transaction, world: World, sequence: int) -> None:
     """Number the items of a new world from `sequence` on."""
     tx.put(_key(world, "next"), sequence.to_bytes(_SEQUENCE_BYTES, "big"))
@@ -177,23 +233,14 @@ def arrivals(tx: Transaction, world: World) -> int:
     return _number(tx, _notify_key(world))
 
 
-def has_pending_effects(tx: Transaction, world: World, below: int) -> bool:
-    """Whether an effect that a record below the height `below` requests is still pending."""
-    pending = Subspace("u", world.universe, "effects", "pending")
-    begin, _ = pending.range(world.name)
-    return bool(tx.scan(begin, pending.key(world.name, below), limit=1))
-
-
 def _index_requests(tx: Transaction, world: World, height: int, item: InboxItem) -> None:
     for number, effect in enumerate(item.effects):
-        pending = Subspace("u", world.universe, "effects", "pending")
-        tx.put(pending.key(world.name, height, number), _encode(effect))
+        effects.request(tx, world, height, number, effect)
     for timer in item.timers:
-        due = Subspace("u", world.universe, "timers", "due")
-        tx.put(due.key(timer.deliver_at_ns, timer.intent_hash, world.name), _encode((height, timer.payload)))
+        timers.set(tx, world, height, timer)
 
 
-def _checked(now_ms: int, item: InboxItem) -> bytes:
+def _checked(now_ms: int, item: InboxItem, payload_bytes_max: int) -> bytes:
     """The encoded item, after checking that it is valid and can be decoded."""
     if not isinstance(item, KINDS):
         raise InvalidValue(f"{type(item).__name__} is not an inbox item; pass one of {_KIND_NAMES}")
@@ -204,12 +251,17 @@ def _checked(now_ms: int, item: InboxItem) -> bytes:
         raise InvalidValue(f"This {type(item).__name__} has a field of the wrong type ({error})") from error
     if (fault := fault_of(item)) is not None:
         raise InvalidArgument(f"The item is invalid: {fault}")
-    if (excess := excess_of(item)) is not None:
+    if (excess := excess_of(item, payload_bytes_max=payload_bytes_max)) is not None:
         raise PayloadTooLarge(f"The item is too large: {excess}")
     # Its journal record is about as long, and a batch holds several of the longest.
     if len(encoded) > INBOX_ITEM_BYTES_MAX:
         raise PayloadTooLarge(f"The item has more than {INBOX_ITEM_BYTES_MAX} bytes in total; split it")
     return encoded
+
+
+def _cursor(tx: Transaction, world: World) -> int | None:
+    stored = tx.get(_key(world, "cursor"))
+    return None if stored is None else int.from_bytes(stored, "big")
 
 
 def _number(tx: Transaction, key: bytes) -> int:

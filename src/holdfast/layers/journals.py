@@ -23,7 +23,7 @@ _HEIGHT_BYTES: Final = 8
 
 def head(tx: Transaction, world: World) -> int:
     """The next height, which is the number of records."""
-    stored = tx.get(_head_key(world))
+    stored = tx.get(head_key(world))
     return 0 if stored is None else int.from_bytes(stored, "big")
 
 
@@ -77,7 +77,7 @@ def append(tx: Transaction, world: World, records: Sequence[bytes], *, expected_
 
 def append_to_active(tx: Transaction, world: World, records: Sequence[bytes], *, expected_head: int) -> int:
     """The same for a world that the caller has checked to be active."""
-    _check_batch(records)
+    check_batch(records)
     actual = head(tx, world)
     if actual != expected_head:
         raise HeadAdvanced(expected_head, actual)
@@ -89,7 +89,7 @@ def write(tx: Transaction, world: World, records: Sequence[bytes], height: int) 
     prefix = _entries(world)
     for offset, record in enumerate(records, height):
         tx.put(prefix + offset.to_bytes(_HEIGHT_BYTES, "big"), record)
-    tx.put(_head_key(world), (height + len(records)).to_bytes(_HEIGHT_BYTES, "big"))
+    tx.put(head_key(world), (height + len(records)).to_bytes(_HEIGHT_BYTES, "big"))
     return height
 
 
@@ -99,7 +99,7 @@ def write_at(tx: Transaction, world: World, records: Sequence[bytes], height: in
     Raises:
         HeadAdvanced: the head is below `height`, so a gap would be left.
     """
-    _check_batch(records)
+    check_batch(records)
     actual = head(tx, world)
     if actual < height:
         raise HeadAdvanced(height, actual)
@@ -150,7 +150,12 @@ def next_run(tx: Transaction, world: World, start: int, end: int, limit: int) ->
     return first, [record for _, record in pairs[:count]]
 
 
-def _check_batch(records: Sequence[bytes]) -> None:
+def check_batch(records: Sequence[bytes]) -> None:
+    """Check that records fit one batch.
+
+    Raises:
+        EmptyBatch, BatchTooLarge: there are none, or too many.
+    """
     if not records:
         raise EmptyBatch("The batch is empty; append at least one record")
     size = sum(map(len, records))
@@ -171,5 +176,6 @@ _HEAD: Final = pack(("journal", "head"))
 
 
 @lru_cache(maxsize=4_096)
-def _head_key(world: World) -> bytes:
+def head_key(world: World) -> bytes:
+    """Where the head is stored."""
     return subspace(world).key("journal", "head")

@@ -10,8 +10,8 @@ receipt horizon is its height), and its manifest is the journal's manifest at th
 snapshot is refused, because a world would start from a baseline that contradicts its journal.
 
 What a caller does not state is inferred from the journal. The horizon is the height if no effect below it is pending;
-otherwise it stays unknown until a later promotion. The manifest is the one that applies at the height. Its hash is
-opaque to the plane: the manifest itself may be stored anywhere.
+otherwise it stays unknown until a later promotion. An effect in flight is pending too. The manifest is the one that
+applies at the height. Its hash is opaque to the plane: the manifest itself may be stored anywhere.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from holdfast.errors import (
     SnapshotNotFound,
 )
 from holdfast.kv import Transaction, pages
-from holdfast.layers import blobs, inboxes, journal_records, journals, worlds
+from holdfast.layers import blobs, effects, journal_records, journals, worlds
 from holdfast.layers.blobs import Blob
 from holdfast.layers.journal_records import Kind
 from holdfast.layers.worlds import World, subspace
@@ -235,7 +235,7 @@ def _completed(tx: Transaction, world: World, draft: SnapshotRecord, known: Snap
     same = known if known is not None and known.snapshot_ref == draft.snapshot_ref else draft
     time_ns = same.logical_time_ns if draft.logical_time_ns == NOW else draft.logical_time_ns
     horizon = _first(draft.receipt_horizon_height, same.receipt_horizon_height)
-    if horizon is None and not inboxes.has_pending_effects(tx, world, draft.height):
+    if horizon is None and not effects.has_unfinished(tx, world, draft.height):
         horizon = draft.height
     manifest = _first(draft.manifest_hash, same.manifest_hash)
     return msgspec.structs.replace(

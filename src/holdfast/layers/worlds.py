@@ -7,6 +7,7 @@
        └─────────────────────┴──► archiving ──► archived ──► deleting ──► deleted ──► active, the next incarnation
 
 Only an active world accepts appends and drains. Its inbox also accepts items while it is paused, so that none are lost.
+What it asked for itself, the receipts of its effects and its timers, it gets while it is archived, too.
 
 A deleted world is not found, but its record stays, apart from the others so that lists do not read it. A world that
 is created under the same name is its next incarnation. Callers pass the incarnation that they know, and are refused in
@@ -22,6 +23,7 @@ import msgspec
 from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction, pack, prefix_range
 from holdfast.limits import READ_ENTRIES_MAX
+from holdfast.wire.runs import RUN_PREFIX, STATES
 
 
 class World(NamedTuple):
@@ -72,6 +74,7 @@ _NEXT: dict[WorldState, frozenset[WorldState]] = {
     WorldState.DELETED: frozenset(),
 }
 _ACCEPTS_ITEMS = frozenset({WorldState.ACTIVE, WorldState.PAUSING, WorldState.PAUSED})
+_ACCEPTS_REQUESTED = _ACCEPTS_ITEMS | {WorldState.ARCHIVING, WorldState.ARCHIVED}
 
 
 def create(tx: Transaction, world: World) -> WorldMeta:
@@ -80,7 +83,7 @@ def create(tx: Transaction, world: World) -> WorldMeta:
     Raises:
         WorldExists: a world has this name already, or it is not deleted completely.
     """
-    before = _stored(tx, world)
+    before = find(tx, world)
     if before is not None and before.state is WorldState.DELETING:
         raise WorldExists(f"World {world.name} is being deleted; finish that by deleting it again, then create it")
     if before is not None and before.state is not WorldState.DELETED:
@@ -107,13 +110,19 @@ def describe(tx: Transaction, world: World, incarnation: int | None = None) -> W
     return meta
 
 
+def find(tx: Transaction, world: World) -> WorldMeta | None:
+    """The lifecycle record of a world, even if it is deleted; None if it was never created."""
+    stored = tx.get(_meta_key(world)) or tx.get(_deleted_key(world))
+    return None if stored is None else _decode(stored)
+
+
 def last_meta(tx: Transaction, world: World) -> WorldMeta:
     """The lifecycle record of a world, even if it is deleted.
 
     Raises:
         WorldNotFound: the world was never created.
     """
-    stored = _stored(tx, world)
+    stored = find(tx, world)
     if stored is None:
         raise WorldNotFound(f"There is no world {world.name} in {world.universe}; create it first")
     return stored
@@ -132,10 +141,10 @@ def require_active(tx: Transaction, world: World, incarnation: int | None = None
     return meta.incarnation
 
 
-def require_reachable(tx: Transaction, world: World) -> None:
-    """Raise WorldNotActive unless the world's inbox accepts items."""
+def require_reachable(tx: Transaction, world: World, *, requested: bool = False) -> None:
+    """Raise WorldNotActive unless the world's inbox accepts items; `requested` ones also while it is archived."""
     meta = describe(tx, world)
-    if meta.state not in _ACCEPTS_ITEMS:
+    if meta.state not in (_ACCEPTS_REQUESTED if requested else _ACCEPTS_ITEMS):
         raise WorldNotActive(f"World {world.name} is {meta.state}; its inbox accepts no items")
 
 
@@ -200,7 +209,10 @@ def is_deleting(tx: Transaction, world: World, incarnation: int) -> bool:
 
 
 def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
-    """Remove at most `limit` keys of a deleting world, except its lifecycle record; whether none are left."""
+    """Remove at most `limit` keys of a deleting world, except its lifecycle record; whether none are left.
+
+    Clear what is outside of its subspace before: effects and timers.
+    """
     if not is_deleting(tx, world, incarnation):
         return True
     begin, end = subspace(world).range()
@@ -210,7 +222,8 @@ def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
     ]  # The kept record, and one to see if more are left.
     for key in keys[:limit]:
         tx.delete(key)
-    tx.delete_range(*Subspace("u", world.universe, "effects", "pending").range(world.name))
+    for state in STATES if world.name.startswith(RUN_PREFIX) else ():
+        tx.delete(Subspace("u", world.universe, "runs", state).key(world.name))
     return len(keys) <= limit
 
 
@@ -290,11 +303,6 @@ def _is_deleted(tx: Transaction, world: World) -> bool:
     """Whether an earlier version deleted the world: it left the record among those of the others."""
     stored = tx.get(_meta_key(world))
     return stored is not None and _decode(stored).state is WorldState.DELETED
-
-
-def _stored(tx: Transaction, world: World) -> WorldMeta | None:
-    stored = tx.get(_meta_key(world)) or tx.get(_deleted_key(world))
-    return None if stored is None else _decode(stored)
 
 
 def _write(tx: Transaction, world: World, meta: WorldMeta) -> WorldMeta:

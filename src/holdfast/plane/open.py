@@ -205,9 +205,10 @@ def _open(url: str, options: Options) -> Services:
         raise
     if services.shared and options.clock is None:
         services.start_heartbeat()
-    if url != "memory:":  # Queues and mailboxes may have due entries from before.
+    if url != "memory:":  # Queues, mailboxes and worlds may have due entries from before.
         services.start_sweeping()
         services.start_sweeping_mail()
+        services.start_timers()
     reserve_bytes = DISK_RESERVE_BYTES if options.disk_reserve_bytes is None else options.disk_reserve_bytes
     if url.startswith("dir:") and reserve_bytes:
         folder = folder_at(url.removeprefix("dir:"))

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from holdfast.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
 from holdfast.layers.leases import keepalive
 from holdfast.layers.mailboxes.keys import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend_many
+from holdfast.layers.timers import TIMER_SET
 from holdfast.lease_renewal import LeaseRenewer
 from holdfast.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE
 from holdfast.runtime.activity.events import EventLogger
@@ -36,14 +38,18 @@ from holdfast.runtime.maintenance.space_loop import SpaceLoop
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.runtime.maintenance.table_compaction import TableCompaction
+from holdfast.runtime.maintenance.timer_loop import TimerLoop
 from holdfast.runtime.repeat_detector import RepeatDetector
+from holdfast.runtime.sync.earlier_requests import index_requests
 from holdfast.runtime.waiting_consumers import WaitingConsumers
 from holdfast.tiers import TierPolicy
 from holdfast.wire.leases import LeaseProof
 from holdfast.wire.queues import MessageLease
 
 _log = logging.getLogger("holdfast.activity")
-_INTERNAL_EVENTS = frozenset((DUE, BEST_EFFORT_WRITTEN))  # Events that are not written to the session log as they are.
+_INTERNAL_EVENTS = frozenset(
+    (DUE, BEST_EFFORT_WRITTEN, TIMER_SET)
+)  # Events that are not written to the session log as they are.
 
 Started = TypeVar("Started")
 
@@ -96,6 +102,7 @@ class Services:
         self.heartbeat: Heartbeat | None = None
         self._sweeper: Sweeper | None = None
         self._mail_sweeper: MailSweeper | None = None
+        self._timer_loop: TimerLoop | None = None
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
@@ -162,6 +169,8 @@ class Services:
                     self._expect(*event[1:])
                 elif event[0] == BEST_EFFORT_WRITTEN:
                     self._log_best_effort(*event[1:])
+                elif event[0] == TIMER_SET:
+                    self._note_timer(*event[1:])
         except Exception:
             _log.exception("the events of a commit could not be published")
 
@@ -176,6 +185,11 @@ class Services:
         sweeper = self._sweeper or self._start(self.start_sweeping)
         if sweeper is not None:
             sweeper.schedule(queue, SystemClock().now_ms() + in_ms)
+
+    def _note_timer(self, universe: str) -> None:
+        loop = self._timer_loop or self._start(self.start_timers)
+        if loop is not None:
+            loop.note_set(universe)
 
     def _start(self, start: Callable[[], Started]) -> Started | None:
         """Start a sweeper with the first commit that needs it, or with a later one if no thread can be started now.
@@ -222,6 +236,28 @@ class Services:
             if self._mail_sweeper is None and not self._stopped:
                 self._mail_sweeper = MailSweeper(self.database, self.publish, shared=self.shared, duty=self.duty)
 
+    def start_timers(self) -> TimerLoop | None:
+        """Fire the timers of worlds, from now on. They follow the clock of a test, too."""
+        with self._lock:
+            if self._timer_loop is None and not self._stopped:
+                self._timer_loop = TimerLoop(
+                    self.database,
+                    self.consumers,
+                    self.publish,
+                    index_earlier=partial(index_requests, self.database),
+                    shared=self.shared,
+                    clock=self.clock,
+                    duty=self.duty,
+                )
+            return self._timer_loop
+
+    def stop_timers(self) -> None:
+        """Fire no timers until `start_timers` is called, or a timer is set."""
+        with self._lock:
+            loop, self._timer_loop = self._timer_loop, None
+        if loop is not None:
+            loop.stop()
+
     def _extend_messages(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float
     ) -> list[int | HoldfastError]:
@@ -247,6 +283,8 @@ class Services:
             self._sweeper.stop()
         if self._mail_sweeper is not None:
             self._mail_sweeper.stop()
+        if self._timer_loop is not None:
+            self._timer_loop.stop()
         if self.compaction is not None:
             self.compaction.stop()
         if self.disk_space is not None:

@@ -14,19 +14,25 @@ from holdfast.plane.services import Services
 from holdfast.runtime.backups import AsyncBackupStore
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.dispatcher import AsyncDispatcher
+from holdfast.runtime.effects import AsyncEffectWaiter
 from holdfast.runtime.entities import AsyncEntityStore
+from holdfast.runtime.hosting import AsyncHostingStore
 from holdfast.runtime.ingress.ingress import Ingress
 from holdfast.runtime.leases import AsyncLeaseWaiter
 from holdfast.runtime.mail_waiting import AsyncMailWaiter
 from holdfast.runtime.maintenance.checkpoints import Checkpoints
 from holdfast.runtime.queues import AsyncQueueStore
+from holdfast.runtime.runs import AsyncRunStore
 from holdfast.runtime.sync.backups import BackupStore
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.dispatcher import Dispatcher
+from holdfast.runtime.sync.effects import EffectWaiter
 from holdfast.runtime.sync.entities import EntityStore
+from holdfast.runtime.sync.hosting import HostingStore
 from holdfast.runtime.sync.leases import LeaseWaiter
 from holdfast.runtime.sync.mail_waiting import MailWaiter
 from holdfast.runtime.sync.queues import QueueStore
+from holdfast.runtime.sync.runs import RunStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.runtime.worlds import AsyncWorldStore
 from holdfast.threads import run_in_thread
@@ -45,6 +51,8 @@ class Stores:
         self.services = services
         self.blobs = BlobStore(services.database, services.objects, verify=verify)
         self.worlds = WorldStore(services.database, services.objects, self.blobs)
+        self.runs = RunStore(services.database, self.worlds, services.clock, services.consumers)
+        self.effects = EffectWaiter(services.database, services.clock, services.consumers)
         self.leases = LeaseWaiter(services.database, services.clock, services.consumers, services.publish)
         self.entities = EntityStore(services.database, services.locks, services.log, services.policy, services.session)
         dispatcher = Dispatcher(
@@ -62,6 +70,7 @@ class Stores:
             for database in (services.database, services.database.stale)
         )
         self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.hosting = HostingStore(services.database, services.clock, services.consumers)
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
@@ -84,6 +93,8 @@ class AsyncStores:
         self.services = services
         self.blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
         self.worlds = AsyncWorldStore(services.database, services.objects, self.blobs)
+        self.runs = AsyncRunStore(services.database, self.worlds, services.clock, services.consumers)
+        self.effects = AsyncEffectWaiter(services.database, services.clock, services.consumers)
         self.leases = AsyncLeaseWaiter(services.database, services.clock, services.consumers, services.publish)
         self.entities = AsyncEntityStore(
             services.database, services.locks, services.log, services.policy, services.session
@@ -103,6 +114,7 @@ class AsyncStores:
             for database in (services.database, services.database.stale)
         )
         self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.hosting = AsyncHostingStore(services.database, services.clock, services.consumers)
         self.ingress = Ingress(
             services.database,
             self.blobs,

@@ -16,7 +16,9 @@ from there.
 
 import asyncio
 import hashlib
+import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Final
@@ -35,7 +37,18 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, world_forks, worlds
+from holdfast.layers import (
+    effects,
+    hosting,
+    inboxes,
+    journal_records,
+    journals,
+    segments,
+    snapshots,
+    timers,
+    world_forks,
+    worlds,
+)
 from holdfast.layers.idempotency import KeyedCall, run_idempotent, stored_result
 from holdfast.layers.journal_records import Kind, split
 from holdfast.layers.segments import SegmentRecord
@@ -43,6 +56,7 @@ from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.world_forks import Incarnations
 from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.blobs import AsyncBlobStore
+from holdfast.runtime.earlier_requests import index_timers_async
 from holdfast.tiers import Tier
 from holdfast.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Snapshot
 
@@ -51,6 +65,7 @@ _decode_described = msgspec.msgpack.Decoder(Described).decode
 
 
 _SNAPSHOTS_PAGE: Final = 100
+_INDEX_SECONDS: Final = 60.0
 
 
 class AsyncWorldStore:
@@ -62,6 +77,7 @@ class AsyncWorldStore:
         self._blobs = blobs
         self._cached: OrderedDict[str, list[bytes]] = OrderedDict()  # By checksum.
         self._cache_lock = threading.Lock()
+        self._timers_indexed: dict[str, float] = {}  # When, by universe, of the monotonic clock.
 
     async def read(self, world: World, start: int, limit: int, incarnation: int | None = None) -> Records:
         """At most `limit` records from the height `start` on, without a gap.
@@ -152,16 +168,18 @@ class AsyncWorldStore:
         *,
         promote: bool | None = None,
         incarnation: int | None = None,
+        claim: tuple[str, int] | None = None,
         call: KeyedCall | None = None,
     ) -> Snapshot:
         """Store and index a snapshot, and make it the baseline if it qualifies, unless `promote` is False.
 
-        `draft` is the index record; its `snapshot_ref`, and what else is missing, are filled in.
+        `draft` is the index record; its `snapshot_ref`, and what else is missing, are filled in. `claim` is the name of
+        the host that holds the world, with its fence.
         """
         stored = await self._blobs.put(world.universe, data, pinned=False)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
         return await self._database.transact_async(
-            _commit_snapshot, world, draft, promote=promote, incarnation=incarnation, call=call
+            _commit_snapshot, world, draft, promote=promote, incarnation=incarnation, claim=claim, call=call
         )
 
     async def compact(self, world: World, *, entries: int, margin: int, incarnation: int | None = None) -> Compacted:
@@ -227,13 +245,17 @@ class AsyncWorldStore:
             for segment in page:
                 await self._store().delete_async(segment.object_path)
                 await self._database.transact_async(segments.forget, world, segment, incarnation)
-        begin: bytes | None = b""
-        while begin is not None:
-            begin = await self._database.transact_async(
-                inboxes.clear_timers, world, incarnation, begin, limits.TRIM_ENTRIES
-            )
-        while not await self._database.transact_async(worlds.clear, world, incarnation, limits.TRIM_ENTRIES):
-            pass
+        await self._index_timers(world.universe)
+        for clear in (hosting.clear, effects.clear, timers.clear, worlds.clear):
+            while not await self._database.transact_async(clear, world, incarnation, limits.TRIM_ENTRIES):
+                pass
+
+    async def _index_timers(self, universe: str) -> None:
+        """Index the timers of earlier versions, so that those of a world can be found; at most once a minute."""
+        if time.monotonic() - self._timers_indexed.get(universe, -math.inf) >= _INDEX_SECONDS:
+            began = time.monotonic()
+            await index_timers_async(self._database, universe)
+            self._timers_indexed[universe] = began
 
     async def _export(self, world: World, incarnation: int, start: int, end: int, margin: int) -> None:
         path = segments.object_path(world, start, end, incarnation)
@@ -331,10 +353,15 @@ def _commit_snapshot(
     *,
     promote: bool | None,
     incarnation: int | None,
+    claim: tuple[str, int] | None,
     call: KeyedCall | None,
 ) -> Snapshot:
     def commit(tx: Transaction) -> Snapshot:
         worlds.describe(tx, world, incarnation)
+        if claim is None:
+            hosting.require_unheld(tx, world)
+        else:
+            hosting.require_claim(tx, world, owner=claim[0], fence=claim[1])
         record, is_baseline = snapshots.commit(tx, world, draft, promote=promote)
         return snapshots.describe(record, is_baseline=is_baseline)
 

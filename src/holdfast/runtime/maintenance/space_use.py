@@ -125,6 +125,8 @@ _KINDS: Final = {
     ),
     "effects": ("effects", "pending effects of worlds", "until they are done, or their world is deleted"),
     "timers": ("timers", "timers of worlds", "until they are due, or their world is deleted"),
+    "hosting": ("hosting index", "worlds that have work for a host", "until it is done, or their world is deleted"),
+    "runs": ("run index", "runs of workflows by their state", "until they are deleted"),
     "mail": ("mail", "mail, receipts and policies", "until it is confirmed or expires"),
     "mail-due": ("mail index", "when mail expires", "until the mail is confirmed or expires"),
     "agents": ("agents", "registered agents and their keys", "for ever"),

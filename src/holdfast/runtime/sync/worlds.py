@@ -1,6 +1,7 @@
 """Generated from runtime/worlds.py by tools/make_twins.py; change that file instead."""
 
 import hashlib
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -21,7 +22,18 @@ from holdfast.errors import (
     Unsupported,
 )
 from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, world_forks, worlds
+from holdfast.layers import (
+    effects,
+    hosting,
+    inboxes,
+    journal_records,
+    journals,
+    segments,
+    snapshots,
+    timers,
+    world_forks,
+    worlds,
+)
 from holdfast.layers.idempotency import KeyedCall, run_idempotent, stored_result
 from holdfast.layers.journal_records import Kind, split
 from holdfast.layers.segments import SegmentRecord
@@ -29,6 +41,7 @@ from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.world_forks import Incarnations
 from holdfast.layers.worlds import World, WorldState
 from holdfast.runtime.sync.blobs import BlobStore
+from holdfast.runtime.sync.earlier_requests import index_timers
 from holdfast.tiers import Tier
 from holdfast.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Snapshot
 
@@ -37,6 +50,7 @@ _decode_described = msgspec.msgpack.Decoder(Described).decode
 
 
 _SNAPSHOTS_PAGE: Final = 100
+_INDEX_SECONDS: Final = 60.0
 
 
 class WorldStore:
@@ -48,6 +62,7 @@ class WorldStore:
         self._blobs = blobs
         self._cached: OrderedDict[str, list[bytes]] = OrderedDict()  # By checksum.
         self._cache_lock = threading.Lock()
+        self._timers_indexed: dict[str, float] = {}  # When, by universe, of the monotonic clock.
 
     def read(self, world: World, start: int, limit: int, incarnation: int | None = None) -> Records:
         """At most `limit` records from the height `start` on, without a gap.
@@ -138,16 +153,18 @@ class WorldStore:
         *,
         promote: bool | None = None,
         incarnation: int | None = None,
+        claim: tuple[str, int] | None = None,
         call: KeyedCall | None = None,
     ) -> Snapshot:
         """Store and index a snapshot, and make it the baseline if it qualifies, unless `promote` is False.
 
-        `draft` is the index record; its `snapshot_ref`, and what else is missing, are filled in.
+        `draft` is the index record; its `snapshot_ref`, and what else is missing, are filled in. `claim` is the name of
+        the host that holds the world, with its fence.
         """
         stored = self._blobs.put(world.universe, data, pinned=False)
         draft = msgspec.structs.replace(draft, snapshot_ref=stored.hash)
         return self._database.transact(
-            _commit_snapshot, world, draft, promote=promote, incarnation=incarnation, call=call
+            _commit_snapshot, world, draft, promote=promote, incarnation=incarnation, claim=claim, call=call
         )
 
     def compact(self, world: World, *, entries: int, margin: int, incarnation: int | None = None) -> Compacted:
@@ -207,11 +224,17 @@ class WorldStore:
             for segment in page:
                 self._store().delete(segment.object_path)
                 self._database.transact(segments.forget, world, segment, incarnation)
-        begin: bytes | None = b""
-        while begin is not None:
-            begin = self._database.transact(inboxes.clear_timers, world, incarnation, begin, limits.TRIM_ENTRIES)
-        while not self._database.transact(worlds.clear, world, incarnation, limits.TRIM_ENTRIES):
-            pass
+        self._index_timers(world.universe)
+        for clear in (hosting.clear, effects.clear, timers.clear, worlds.clear):
+            while not self._database.transact(clear, world, incarnation, limits.TRIM_ENTRIES):
+                pass
+
+    def _index_timers(self, universe: str) -> None:
+        """Index the timers of earlier versions, so that those of a world can be found; at most once a minute."""
+        if time.monotonic() - self._timers_indexed.get(universe, -math.inf) >= _INDEX_SECONDS:
+            began = time.monotonic()
+            index_timers(self._database, universe)
+            self._timers_indexed[universe] = began
 
     def _export(self, world: World, incarnation: int, start: int, end: int, margin: int) -> None:
         path = segments.object_path(world, start, end, incarnation)
@@ -305,10 +328,15 @@ def _commit_snapshot(
     *,
     promote: bool | None,
     incarnation: int | None,
+    claim: tuple[str, int] | None,
     call: KeyedCall | None,
 ) -> Snapshot:
     def commit(tx: Transaction) -> Snapshot:
         worlds.describe(tx, world, incarnation)
+        if claim is None:
+            hosting.require_unheld(tx, world)
+        else:
+            hosting.require_claim(tx, world, owner=claim[0], fence=claim[1])
         record, is_baseline = snapshots.commit(tx, world, draft, promote=promote)
         return snapshots.describe(record, is_baseline=is_baseline)
 

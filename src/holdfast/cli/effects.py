@@ -1,0 +1,121 @@
+"""`holdfast effects`: the external calls that worlds ask for. They can be carried out from a shell."""
+
+from typing import Any, Final
+
+import click
+
+from holdfast.cli import completion, connect, printing, values
+from holdfast.cli.commands import CommandGroup
+from holdfast.cli.durations import SECONDS
+from holdfast.cli.exit_codes import NOTHING_RECEIVED
+from holdfast.handles.sync.effects import EffectClaim
+from holdfast.handles.sync.plane import Plane
+from holdfast.limits import EFFECT_CLAIMS_MAX, EFFECT_LEASE_SECONDS, READ_ENTRIES_MAX
+from holdfast.wire.effects import EffectInfo
+
+_COLUMNS: Final = ("world", "height", "number", "kind", "state", "due_at", "attempts", "fence", "owner", "error")
+
+
+@click.group(cls=CommandGroup, completions={"world": completion.worlds})
+def effects() -> None:
+    """List, claim and complete the external calls that worlds ask for."""
+
+
+@effects.command("list")
+@click.argument("world", required=False)
+@click.option("--after", default="", help="Start after the page that ended with this `next`.")
+@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
+def list_(world: str | None, after: str, limit: int) -> None:
+    """List the effects of WORLD, or of all worlds, that are pending or in flight."""
+    with connect.open_plane() as plane:
+        found = plane.effects.list(world, after=after, limit=limit).effects
+    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No effects.")
+
+
+@effects.command(examples=["holdfast effects claim charge_card --wait 20 --json"])
+@click.argument("kinds", metavar="KIND…", nargs=-1, required=True)
+@click.option("--owner", help="Who carries them out.  [default: a random name]")
+@click.option("-n", "limit", type=click.IntRange(1, EFFECT_CLAIMS_MAX), default=1, help="At most this many effects.")
+@click.option(
+    "--lease", "lease_seconds", type=SECONDS, default=EFFECT_LEASE_SECONDS, help="The lease ends after this time."
+)
+@click.option("--wait", type=SECONDS, default=0.0, help="How long to wait for an effect.  [default: 0]")
+def claim(kinds: tuple[str, ...], owner: str | None, limit: int, lease_seconds: float, wait: float) -> None:
+    """Claim effects of these kinds that are due; complete or fail each of them with its fence.
+
+    An effect whose lease ends is claimed again. The exit code is 3 if none is due.
+    """
+    with connect.open_plane() as plane:
+        claimed = plane.effects.claim(kinds, owner=owner, limit=limit, lease_seconds=lease_seconds, wait_seconds=wait)
+    printing.rows([_fields(each.info) for each in claimed], _COLUMNS, empty="No effect is due.")
+    if not claimed:
+        click.get_current_context().exit(NOTHING_RECEIVED)
+
+
+def _effect_arguments(command: Any) -> Any:
+    for parameter in (
+        click.option("--fence", type=int, required=True, help="The fence of the claim."),
+        click.argument("number", type=click.IntRange(0)),
+        click.argument("height", type=click.IntRange(0)),
+        click.argument("world"),
+    ):
+        command = parameter(command)
+    return command
+
+
+@effects.command(examples=["holdfast effects complete order-17 4 0 --fence 1 '{\"paid\": true}'"])
+@_effect_arguments
+@click.argument("result", required=False)
+@click.option("--file", metavar="PATH", help="Take the result from this file; - is standard input.")
+@click.option("--adapter", default="", help="Names what carried it out, for the receipt.")
+def complete(
+    *, world: str, height: int, number: int, fence: int, result: str | None, file: str | None, adapter: str
+) -> None:
+    """Complete the effect NUMBER of the record HEIGHT of WORLD: its receipt goes into the world's inbox."""
+    body = b""
+    if result is not None or file is not None:
+        with values.open_input(result, file) as stream:
+            body = stream.read()
+    with connect.open_plane() as plane:
+        _claimed(plane, world, height, number, fence).complete(body, adapter_id=adapter)
+    printing.result(
+        f"Effect {number} of {world}/{height} is complete", {"world": world, "height": height, "number": number}
+    )
+
+
+@effects.command(examples=['holdfast effects fail order-17 4 0 --fence 1 "the bank does not answer" --delay 1m'])
+@_effect_arguments
+@click.argument("error")
+@click.option("--delay", type=SECONDS, help="Until the next attempt.  [default: a back-off]")
+@click.option("--final", is_flag=True, help="Do not try again: the world gets a receipt with the error.")
+def fail(*, world: str, height: int, number: int, fence: int, error: str, delay: float | None, final: bool) -> None:
+    """Record that an attempt failed: the effect is due again later, or dead after its last attempt."""
+    with connect.open_plane() as plane:
+        found = _claimed(plane, world, height, number, fence).fail(error, delay_seconds=delay, final=final)
+    due_at = printing.timestamp(found.due_ms)
+    printing.result(
+        f"Effect {number} of {world}/{height} is {'dead' if found.is_dead else f'due again at {due_at}'}",
+        {"world": world, "height": height, "number": number, "is_dead": found.is_dead, "due_at": due_at},
+    )
+
+
+def _claimed(plane: Plane, world: str, height: int, number: int, fence: int) -> EffectClaim:
+    return plane.effects.claimed(world, height, number, fence=fence)
+
+
+def _fields(effect: EffectInfo) -> dict[str, Any]:
+    return {
+        "world": effect.world,
+        "height": effect.height,
+        "number": effect.number,
+        "kind": effect.kind,
+        "state": effect.state,
+        "due_at": printing.timestamp(effect.due_ms),
+        "attempts": effect.attempts,
+        "max_attempts": effect.max_attempts,
+        "fence": effect.fence,
+        "owner": effect.owner,
+        "error": effect.error,
+        "idempotency_key": effect.intent_hash.hex(),
+        **{name.replace("payload", "params"): value for name, value in printing.payload(effect.params).items()},
+    }

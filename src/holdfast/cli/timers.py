@@ -1,0 +1,38 @@
+"""`holdfast timers`: the times at which worlds want an item."""
+
+from typing import Any, Final
+
+import click
+
+from holdfast.cli import completion, connect, printing
+from holdfast.cli.commands import CommandGroup
+from holdfast.limits import READ_ENTRIES_MAX
+from holdfast.wire.timers import TimerInfo
+
+_COLUMNS: Final = ("due_at", "world", "timer_id", "height")
+
+
+@click.group(cls=CommandGroup, completions={"world": completion.worlds})
+def timers() -> None:
+    """Show the timers of worlds."""
+
+
+@timers.command("list")
+@click.argument("world", required=False)
+@click.option("--after", default="", help="Start after the page that ended with this `next`.")
+@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
+def list_(world: str | None, after: str, limit: int) -> None:
+    """List the timers of WORLD, or of all worlds, that have not fired."""
+    with connect.open_plane() as plane:
+        found = plane.timers.list(world, after=after, limit=limit).timers
+    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No timers.")
+
+
+def _fields(timer: TimerInfo) -> dict[str, Any]:
+    return {
+        "due_at": printing.timestamp(timer.deliver_at_ms),
+        "world": timer.world,
+        "timer_id": timer.timer_id,
+        "height": timer.height,
+        **printing.payload(timer.payload),
+    }

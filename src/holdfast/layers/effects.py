@@ -1,0 +1,226 @@
+"""Effects: the external calls that worlds ask for, until they are complete or dead.
+
+    (u, universe, "effects", "pending", world, height, number)         ->  a StoredEffect
+    (u, universe, "effects", "due", kind, at_ms, world, height, number) ->  nothing; when it can be claimed
+
+    pending ── claim ──► inflight ── complete ──► removed, with a receipt in the inbox
+       ▲                    │  └─── failed for the last time ──► removed, with a receipt that has the error
+       └─ failed, back-off ─┘
+                    └─ the lease ends: it can be claimed again
+
+An effect has one record in all its states, so that everything that looks for unfinished effects of a world finds it,
+also an earlier version, which knows no claims. While it is in flight, it is due when its lease ends. `effect_leases`
+has the operations on it; this module has what a world asks for, and what is removed with the world.
+
+An earlier version wrote the record without an entry in the due index, and may still do so while nodes are upgraded one
+by one. `index_earlier` adds the entry. An entry whose record is gone is left by a version that removed only the record;
+whatever meets it removes it.
+"""
+
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Subspace, Transaction
+from holdfast.layers.page_tokens import key_after, token_of
+from holdfast.layers.worlds import World, is_deleting
+from holdfast.limits import EFFECT_ATTEMPTS, EFFECT_KIND_BYTES_MAX, READ_ENTRIES_MAX
+from holdfast.wire.effects import EffectInfo, EffectPage
+from holdfast.wire.inboxes import Effect
+
+PENDING: Final = "pending"
+INFLIGHT: Final = "inflight"
+
+
+class StoredEffect(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The record of an effect. An earlier version wrote only the fields of `Effect`."""
+
+    kind: str
+    intent_hash: bytes
+    params: bytes = b""
+    max_attempts: int = EFFECT_ATTEMPTS
+    due_ms: int | None = None  # Where it is in the due index. None: an earlier version wrote it.
+    attempts: int = 0  # How many have begun.
+    fence: int = 0
+    owner: str | None = None  # Who carries it out, until `due_ms`. None: it is pending.
+    error: str | None = None  # Of the last attempt that failed.
+
+
+class EffectKey(NamedTuple):
+    """Identifies an effect of a universe."""
+
+    world: str
+    height: int
+    number: int
+
+
+class DueEffect(NamedTuple):
+    """An entry of the due index."""
+
+    at_ms: int
+    kind: str
+    effect: EffectKey
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(StoredEffect).decode
+
+
+def request(tx: Transaction, world: World, height: int, number: int, effect: Effect) -> None:
+    """Store an effect that the record at `height` asks for; it can be claimed from now on.
+
+    The effect must be valid (`wire.inboxes.check_requests`).
+    """
+    record = StoredEffect(effect.kind, effect.intent_hash, effect.params, effect.max_attempts)
+    write(tx, world.universe, EffectKey(world.name, height, number), record, due_ms=tx.now_ms)
+
+
+def find(tx: Transaction, universe: str, key: EffectKey) -> StoredEffect | None:
+    """The record of an effect; None if it was never asked for, or is complete, dead or removed."""
+    stored = tx.get(_pending(universe).key(*key))
+    return None if stored is None else _decode(stored)
+
+
+def write(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, *, due_ms: int) -> StoredEffect:
+    """Store a record that is due at `due_ms`, and move its entry in the due index."""
+    if record.due_ms is not None and record.due_ms != due_ms:
+        tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
+    # An item of an earlier version may have a longer kind, which no claim can name.
+    if len(record.kind.encode()) <= EFFECT_KIND_BYTES_MAX:
+        tx.put(_due_key(universe, DueEffect(due_ms, record.kind, key)), b"")
+        record = msgspec.structs.replace(record, due_ms=due_ms)
+    tx.put(_pending(universe).key(*key), _encode(record))
+    return record
+
+
+def remove(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect) -> None:
+    """Remove an effect."""
+    tx.delete(_pending(universe).key(*key))
+    if record.due_ms is not None:
+        tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
+
+
+def due(tx: Transaction, universe: str, kinds: list[str], *, until_ms: int, limit: int) -> list[DueEffect]:
+    """At most `limit` entries of these kinds that are due at `until_ms`, the oldest first. Read them in a snapshot."""
+    found: list[DueEffect] = []
+    for kind in kinds:
+        of_kind = _due(universe, kind)
+        begin, _ = of_kind.range()
+        for key, _ in tx.scan(begin, of_kind.key(until_ms + 1), limit=limit):
+            at_ms, *effect = of_kind.unpack(key)
+            found.append(DueEffect(at_ms, kind, EffectKey(*effect)))
+    return sorted(found)[:limit]
+
+
+def next_due_ms(tx: Transaction, universe: str, kinds: list[str]) -> int | None:
+    """When the next effect of these kinds is due; None if there is none."""
+    firsts = [
+        of_kind.unpack(key)[0]
+        for of_kind in (_due(universe, kind) for kind in kinds)
+        for key, _ in tx.scan(*of_kind.range(), limit=1)
+    ]
+    return min(firsts, default=None)
+
+
+def drop_entry(tx: Transaction, universe: str, entry: DueEffect) -> None:
+    """Remove an entry of the due index whose effect is gone, or is due at another time."""
+    tx.delete(_due_key(universe, entry))
+
+
+def has_unfinished(tx: Transaction, world: World, below: int) -> bool:
+    """Whether an effect that a record below the height `below` asks for is neither complete nor dead."""
+    pending = _pending(world.universe)
+    begin, _ = pending.range(world.name)
+    return bool(tx.scan(begin, pending.key(world.name, below), limit=1))
+
+
+def page(tx: Transaction, universe: str, world: str | None, *, after: str, limit: int) -> EffectPage:
+    """At most `limit` effects of a world, or of all worlds, after the token `after` of the page before."""
+    if not 0 < limit <= READ_ENTRIES_MAX:
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} effects")
+    pending = _pending(universe)
+    begin, end = pending.range() if world is None else pending.range(world)
+    pairs = tx.scan(key_after(pending.prefix, after, begin, end), end, limit=limit)
+    found = [info(EffectKey(*pending.unpack(key)), _decode(value)) for key, value in pairs]
+    return EffectPage(found, token_of(pending.prefix, pairs[-1][0]) if len(pairs) == limit else None)
+
+
+def info(key: EffectKey, record: StoredEffect) -> EffectInfo:
+    """An effect as it is shown to callers."""
+    return EffectInfo(
+        *key,
+        record.kind,
+        record.intent_hash,
+        record.params,
+        PENDING if record.owner is None else INFLIGHT,
+        record.due_ms or 0,
+        record.attempts,
+        record.max_attempts,
+        record.fence,
+        record.owner,
+        record.error,
+    )
+
+
+def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
+    """Remove at most `limit` effects of a deleting world; whether none are left."""
+    if not is_deleting(tx, world, incarnation):
+        return True
+    pending = _pending(world.universe)
+    pairs = tx.scan(*pending.range(world.name), limit=limit)
+    for key, value in pairs:
+        remove(tx, world.universe, EffectKey(*pending.unpack(key)), _decode(value))
+    return len(pairs) < limit
+
+
+class EarlierPage(NamedTuple):
+    """Keys that an earlier version wrote, and where to look on; None at the end."""
+
+    keys: list[bytes]
+    begin: bytes | None
+
+
+def earlier(tx: Transaction, universe: str, begin: bytes, limit: int) -> EarlierPage:
+    """The records without an entry in the due index among the next `limit` ones from the key `begin` on."""
+    first, end = _pending(universe).range()
+    pairs = tx.scan(max(begin, first), end, limit=limit)
+    keys = [key for key, value in pairs if not _is_indexed(value)]
+    return EarlierPage(keys, pairs[-1][0] + b"\x00" if len(pairs) == limit else None)
+
+
+def _is_indexed(value: bytes) -> bool:
+    """Whether an effect has an entry in the due index, or is damaged: that is reported when it is read."""
+    try:
+        return _decode(value).due_ms is not None
+    except msgspec.MsgspecError:
+        return True
+
+
+def index_earlier(tx: Transaction, universe: str, keys: list[bytes]) -> None:
+    """Add the entries of these records to the due index, unless they have one by now."""
+    for key in keys:
+        stored = tx.get(key)
+        record = None if stored is None else _decode(stored)
+        if record is not None and record.due_ms is None:
+            write(tx, universe, EffectKey(*_pending(universe).unpack(key)), record, due_ms=tx.now_ms)
+
+
+def watch_prefixes(universe: str, kinds: list[str]) -> list[bytes]:
+    """The key prefixes to watch for effects of these kinds that become due."""
+    return [_due(universe, kind).prefix for kind in kinds]
+
+
+@lru_cache(maxsize=1_024)
+def _pending(universe: str) -> Subspace:
+    return Subspace("u", universe, "effects", "pending")
+
+
+@lru_cache(maxsize=1_024)
+def _due(universe: str, kind: str) -> Subspace:
+    return Subspace("u", universe, "effects", "due", kind)
+
+
+def _due_key(universe: str, entry: DueEffect) -> bytes:
+    return _due(universe, entry.kind).key(entry.at_ms, *entry.effect)

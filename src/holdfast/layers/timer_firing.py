@@ -1,0 +1,43 @@
+"""Firing timers: a timer that is due moves into the inbox of its world, in one commit.
+
+Whoever finds it due may fire it: the first commit removes it, and a later one finds nothing. A timer whose world is
+gone is removed. A world that is paused or archived gets the item, and handles it once it is active.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from holdfast.kv import Transaction
+from holdfast.layers import blobs, inboxes, timers, worlds
+from holdfast.layers.blobs import Blob
+from holdfast.layers.timers import DueTimer
+from holdfast.layers.worlds import World, WorldState
+from holdfast.limits import INBOX_INLINE_BYTES_MAX
+from holdfast.wire.inboxes import TimerFired
+
+
+def fire(tx: Transaction, universe: str, due: Sequence[DueTimer]) -> int:
+    """Put an item into the inbox of the world of each of these timers; how many there were.
+
+    Timers that have fired, or were replaced or cancelled since they were read, are skipped.
+    """
+    return sum(_fire(tx, universe, each) for each in due)
+
+
+def _fire(tx: Transaction, universe: str, due: DueTimer) -> bool:
+    stored = timers.take(tx, universe, due)
+    if stored is None:
+        return False
+    world = World(universe, due.world)
+    meta = worlds.find(tx, world)
+    if meta is None or meta.state in (WorldState.DELETING, WorldState.DELETED):
+        return False
+    timer_id = timers.timer_id(due.intent_hash)
+    if len(stored.payload) <= INBOX_INLINE_BYTES_MAX:
+        item = TimerFired(timer_id=timer_id, payload=stored.payload)
+    else:  # An earlier version accepted it.
+        digest = hashlib.sha256(stored.payload).digest()
+        blobs.record(tx, universe, digest, Blob(len(stored.payload), stored.payload, pinned=False))
+        item = TimerFired(timer_id=timer_id, payload_blob=digest.hex())
+    inboxes.enqueue(tx, world, item, requested=True)
+    return True

@@ -1,0 +1,108 @@
+"""Waiting for effects: a caller that carries them out is woken when one of its kinds is due.
+
+    look ──► due: claim them, in one commit ──► returned
+      ▲ └──► none: wait for a commit that asks for one, or until the next one is due ─┐
+      └───────────────────────────────────────────────────────────────────────────────┘
+
+What is due is looked for in a snapshot, because the index has the effects of all worlds: a transaction over it would
+lock them all. The claim then checks each effect. If another caller has taken them all meanwhile, the next ones are
+looked for. Where several nodes share a PostgreSQL database, a poll every few seconds covers lost notifications.
+"""
+
+from functools import partial
+from typing import Final
+
+from holdfast.clock import Clock, SystemClock, on_clock_change
+from holdfast.kv import Database, Transaction
+from holdfast.layers import effect_leases, effects
+from holdfast.layers.effects import DueEffect
+from holdfast.layers.idempotency import KeyedCall
+from holdfast.runtime.cancellation import finish_or_undo_async
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
+from holdfast.tiers import Tier
+from holdfast.wire.effects import EffectInfo, EffectPage
+
+_LOOKS_MAX: Final = 64  # How often a caller whose effects are taken by others looks again before it waits.
+
+
+class AsyncEffectWaiter:
+    """Claims effects, immediately or after a wait."""
+
+    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._polling = Polling(database, options)
+
+    async def claim(
+        self,
+        universe: str,
+        kinds: list[str],
+        *,
+        owner: str,
+        limit: int,
+        lease_ms: int,
+        wait_ms: int,
+        call: KeyedCall | None = None,
+    ) -> EffectPage:
+        """At least one effect of these kinds, unless `wait_ms` pass without any.
+
+        Always CRITICAL: a fence must be durable before its holder learns it. A repeated `call` gets the effects that it
+        claimed before and still holds. A caller that is cancelled holds none.
+        """
+        if call is not None and not call.is_new_call():
+            before = await self._database.transact_async(effect_leases.stored_claims, universe, call)
+            if before is not None:
+                return EffectPage(before)
+        until_ms = self._clock.now_ms() + wait_ms
+        attempt = partial(self._try_claim, universe, kinds, call, owner=owner, limit=limit, lease_ms=lease_ms)
+        claimed, _ = await attempt()
+        if claimed or not wait_ms:
+            return EffectPage(claimed)
+        with self._database.watch(*effects.watch_prefixes(universe, kinds), additions=True) as watch:
+            stop_listening = on_clock_change(self._clock, watch.fire)
+            try:
+                while True:
+                    claimed, due_in_ms = await attempt()
+                    left_ms = until_ms - self._clock.now_ms()
+                    if claimed or left_ms <= 0:
+                        return EffectPage(claimed)
+                    pause_ms = left_ms if due_in_ms is None else min(left_ms, max(due_in_ms, 1))
+                    await watch.wait_async(self._polling.pause_ms(pause_ms) / 1_000)
+            finally:
+                stop_listening()
+
+    async def _try_claim(
+        self, universe: str, kinds: list[str], call: KeyedCall | None, *, owner: str, limit: int, lease_ms: int
+    ) -> tuple[list[EffectInfo], int | None]:
+        """The effects that were claimed, or in how many milliseconds the next one is due, if there is one."""
+        for _ in range(_LOOKS_MAX):
+            entries, due_in_ms = await self._database.read_async(
+                _look, universe, kinds, limit=limit, tier=Tier.IMPORTANT
+            )
+            if not entries:
+                return [], due_in_ms
+            claimed = await finish_or_undo_async(
+                self._database.transact_async(
+                    effect_leases.claim, universe, entries, owner=owner, lease_ms=lease_ms, call=call
+                ),
+                partial(self._release_undelivered, universe, call),
+            )
+            if claimed:
+                return claimed, None
+        return [], 1
+
+    def _release_undelivered(self, universe: str, call: KeyedCall | None, claimed: list[EffectInfo]) -> None:
+        """Give back effects whose caller was cancelled before it received them."""
+        claims = effect_leases.claims_of(claimed)
+        if call is not None:
+            self._database.transact(effect_leases.release_undelivered, universe, claims, call)
+        else:
+            self._database.transact(effect_leases.release, universe, claims)
+
+
+def _look(tx: Transaction, universe: str, kinds: list[str], *, limit: int) -> tuple[list[DueEffect], int | None]:
+    found = effects.due(tx, universe, kinds, until_ms=tx.now_ms, limit=limit)
+    if found:
+        return found, None
+    next_ms = effects.next_due_ms(tx, universe, kinds)
+    return [], None if next_ms is None else next_ms - tx.now_ms

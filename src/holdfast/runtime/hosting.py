@@ -1,0 +1,164 @@
+"""Claiming worlds: a host is woken by the commit that makes a world ready, or that adds items to a world it holds.
+
+    search ──► candidates ──► claim each in a transaction ──► claimed ──► returned
+      ▲  │                                            └─► another host was faster ─┐
+      │  └─► none: wait for a commit in the indexes, or for the next time there ─┐ │
+      └──────────────────────────────────────────────────────────────────────────┴─┘
+
+The search reads a snapshot and locks nothing. The watch is opened before the search, so what becomes ready between the
+search and the wait is not missed. Where several nodes share a PostgreSQL database, the watch fires for the commits of
+all of them, and a poll every few seconds covers lost notifications.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from holdfast.clock import Clock, SystemClock, on_clock_change
+from holdfast.errors import HoldfastError
+from holdfast.kv import Database, Transaction
+from holdfast.layers import hosting, turns
+from holdfast.layers.hosting import Ready
+from holdfast.layers.worlds import World
+from holdfast.limits import BATCH_BYTES_MAX, HOST_CLAIM_BATCH, HOST_CLAIM_BYTES_MAX
+from holdfast.runtime.cancellation import finish_or_undo_async
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
+from holdfast.tiers import Tier
+from holdfast.wire.hosting import ClaimedWorld, ClaimedWorlds, RenewedWorld, RenewedWorlds
+from holdfast.wire.requests import Committed
+
+Each = TypeVar("Each")
+
+
+class _Claim(NamedTuple):
+    """What a host asks for."""
+
+    universe: str
+    programs: list[str]
+    owner: str
+    limit: int
+    lease_ms: int
+
+
+class AsyncHostingStore:
+    """Claims, renews and gives back worlds."""
+
+    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._polling = Polling(database, options)
+
+    async def claim(
+        self, universe: str, programs: list[str], *, owner: str, limit: int, lease_ms: int, wait_ms: int
+    ) -> ClaimedWorlds:
+        """At least one world, unless `wait_ms` pass without any.
+
+        Always CRITICAL: a fence must be durable before its holder learns it. If the caller is cancelled, the worlds are
+        given back.
+        """
+        claim = _Claim(universe, programs, owner, limit, lease_ms)
+        if not wait_ms:
+            return ClaimedWorlds((await self._claim_once(claim))[0])
+        until_ms = self._clock.now_ms() + wait_ms
+        prefixes = hosting.watch_prefixes(universe, programs, owner)
+        with self._database.watch(*prefixes, additions=True) as watch:
+            stop_listening = on_clock_change(self._clock, watch.fire)
+            try:
+                while True:
+                    found, next_ms = await self._claim_once(claim)
+                    now_ms = self._clock.now_ms()
+                    left_ms = until_ms - now_ms
+                    if found or left_ms <= 0:
+                        return ClaimedWorlds(found)
+                    if next_ms is not None:
+                        left_ms = min(left_ms, max(next_ms - now_ms, 1))
+                    await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
+            finally:
+                stop_listening()
+
+    async def renew(self, claims: Sequence[tuple[World, int]], *, owner: str, lease_ms: int) -> RenewedWorlds:
+        """Renew claims (world, fence); those that the caller still holds."""
+        renewed: list[RenewedWorld] = []
+        for batch in _batches(claims):
+            renewed += await self._database.transact_async(_renew, batch, owner=owner, lease_ms=lease_ms)
+        return RenewedWorlds(renewed)
+
+    async def release(self, claims: Sequence[tuple[World, int]], *, owner: str, has_work: bool) -> Committed:
+        """Give worlds (world, fence) back."""
+        for batch in _batches(claims):
+            await self._database.transact_async(_release, batch, owner=owner, has_work=has_work)
+        return Committed(Tier.CRITICAL)
+
+    async def _claim_once(self, claim: _Claim) -> tuple[list[ClaimedWorld], int | None]:
+        """The worlds that could be claimed, and when the next one becomes ready."""
+        # What the search finds may be lost in a power failure until the claim, which waits for it, is durable.
+        found = await self._database.read_async(
+            hosting.candidates,
+            claim.universe,
+            programs=claim.programs,
+            owner=claim.owner,
+            limit=claim.limit,
+            tier=Tier.IMPORTANT,
+        )
+        claimed: list[ClaimedWorld] = []
+        for batch in _batches((*found.woken, *found.ready)):
+            try:
+                claimed += await finish_or_undo_async(
+                    self._database.transact_async(_claim, claim, batch, HOST_CLAIM_BYTES_MAX - _size_of(claimed)),
+                    partial(self._undo, claim),
+                )
+            except HoldfastError:
+                if not claimed:
+                    raise
+                break  # The host works on what it has.
+            if _size_of(claimed) >= HOST_CLAIM_BYTES_MAX:
+                break
+        # Another host was faster: search again at once.
+        is_behind = not claimed and (found.woken or found.ready)
+        return claimed, self._clock.now_ms() if is_behind else found.next_ms
+
+    def _undo(self, claim: _Claim, claimed: list[ClaimedWorld]) -> None:
+        self._database.transact(_undo, claim, claimed)
+
+
+def _claim(tx: Transaction, claim: _Claim, batch: Sequence[str | Ready], bytes_max: int) -> list[ClaimedWorld]:
+    claimed: list[ClaimedWorld] = []
+    size = 0
+    for each in batch:
+        most = min(BATCH_BYTES_MAX, bytes_max - size)
+        if most <= 0:
+            break
+        if isinstance(each, Ready):
+            world = World(claim.universe, each.world)
+            found = turns.claim(tx, world, each, owner=claim.owner, lease_ms=claim.lease_ms, bytes_max=most)
+        else:
+            found = turns.claim_woken(tx, World(claim.universe, each), owner=claim.owner, bytes_max=most)
+        if found is not None:
+            claimed.append(found)
+            size = _size_of(claimed)
+    return claimed
+
+
+def _undo(tx: Transaction, claim: _Claim, claimed: list[ClaimedWorld]) -> None:
+    for each in claimed:
+        turns.undo_claim(tx, World(claim.universe, each.world), each, owner=claim.owner)
+
+
+def _renew(tx: Transaction, batch: Sequence[tuple[World, int]], *, owner: str, lease_ms: int) -> list[RenewedWorld]:
+    renewed = [turns.renew(tx, world, owner=owner, fence=fence, lease_ms=lease_ms) for world, fence in batch]
+    return [each for each in renewed if each is not None]
+
+
+def _release(tx: Transaction, batch: Sequence[tuple[World, int]], *, owner: str, has_work: bool) -> None:
+    for world, fence in batch:
+        turns.release(tx, world, owner=owner, fence=fence, has_work=has_work)
+
+
+def _batches(items: Sequence[Each]) -> Iterator[Sequence[Each]]:
+    for start in range(0, len(items), HOST_CLAIM_BATCH):
+        yield items[start : start + HOST_CLAIM_BATCH]
+
+
+def _size_of(claimed: list[ClaimedWorld]) -> int:
+    """About the bytes of the items."""
+    return sum(len(item.payload) + 256 for each in claimed for _, item in each.items)

@@ -1,0 +1,58 @@
+"""Run operations beyond one transaction: waiting for the end of a run, and deleting it with its world."""
+
+from holdfast.clock import Clock, SystemClock, on_clock_change
+from holdfast.kv import Database
+from holdfast.layers import runs
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
+from holdfast.runtime.worlds import AsyncWorldStore
+from holdfast.tiers import Tier
+from holdfast.wire.requests import Committed
+from holdfast.wire.runs import RUNNING, RunInfo
+
+
+class AsyncRunStore:
+    """Waits for runs, and deletes them."""
+
+    def __init__(
+        self, database: Database, worlds: AsyncWorldStore, clock: Clock | None, options: ConsumerOptions
+    ) -> None:
+        self._database = database
+        self._worlds = worlds
+        self._clock = clock or SystemClock()
+        self._polling = Polling(database, options)
+
+    async def get(self, universe: str, id: str, *, wait_ms: int, tier: Tier) -> RunInfo:
+        """A run, as soon as it has ended or `wait_ms` are over.
+
+        Raises:
+            RunNotFound: there is no run with this id, or it was deleted meanwhile.
+        """
+        if not wait_ms:
+            found: RunInfo = await self._database.read_async(runs.get, universe, id, tier=tier)
+            return found
+        until_ms = self._clock.now_ms() + wait_ms
+        read_tier = Tier.IMPORTANT  # Only the answer has to be durable, not what is read before the wait.
+        with self._database.watch(runs.watch_key(universe, id)) as watch:
+            stop_listening = on_clock_change(self._clock, watch.fire)
+            try:
+                while True:
+                    found = await self._database.read_async(runs.get, universe, id, tier=read_tier)
+                    left_ms = until_ms - self._clock.now_ms()
+                    is_over = found.state != RUNNING or left_ms <= 0
+                    if is_over and read_tier is tier:
+                        return found
+                    if not is_over:
+                        await watch.wait_async(self._polling.pause_ms(left_ms) / 1_000)
+                    read_tier = tier
+            finally:
+                stop_listening()
+
+    async def delete(self, universe: str, id: str, *, tier: Tier) -> Committed:
+        """Delete a run that has ended, and its world; doing so again finishes what was interrupted.
+
+        Raises:
+            RunNotFound, RunNotEnded: there was never such a run, or it is running.
+        """
+        incarnation = await self._database.transact_async(runs.begin_delete, universe, id, tier=tier)
+        await self._worlds.delete(runs.world_of(universe, id), incarnation)
+        return Committed(tier)

@@ -1,0 +1,97 @@
+"""Generated from runtime/effects.py by tools/make_twins.py; change that file instead."""
+
+from functools import partial
+from typing import Final
+
+from holdfast.clock import Clock, SystemClock, on_clock_change
+from holdfast.kv import Database, Transaction
+from holdfast.layers import effect_leases, effects
+from holdfast.layers.effects import DueEffect
+from holdfast.layers.idempotency import KeyedCall
+from holdfast.runtime.cancellation import finish_or_undo
+from holdfast.runtime.consumer_options import ConsumerOptions, Polling
+from holdfast.tiers import Tier
+from holdfast.wire.effects import EffectInfo, EffectPage
+
+_LOOKS_MAX: Final = 64  # How often a caller whose effects are taken by others looks again before it waits.
+
+
+class EffectWaiter:
+    """Claims effects, immediately or after a wait."""
+
+    def __init__(self, database: Database, clock: Clock | None, options: ConsumerOptions) -> None:
+        self._database = database
+        self._clock = clock or SystemClock()
+        self._polling = Polling(database, options)
+
+    def claim(
+        self,
+        universe: str,
+        kinds: list[str],
+        *,
+        owner: str,
+        limit: int,
+        lease_ms: int,
+        wait_ms: int,
+        call: KeyedCall | None = None,
+    ) -> EffectPage:
+        """At least one effect of these kinds, unless `wait_ms` pass without any.
+
+        Always CRITICAL: a fence must be durable before its holder learns it. A repeated `call` gets the effects that it
+        claimed before and still holds. A caller that is cancelled holds none.
+        """
+        if call is not None and not call.is_new_call():
+            before = self._database.transact(effect_leases.stored_claims, universe, call)
+            if before is not None:
+                return EffectPage(before)
+        until_ms = self._clock.now_ms() + wait_ms
+        attempt = partial(self._try_claim, universe, kinds, call, owner=owner, limit=limit, lease_ms=lease_ms)
+        claimed, _ = attempt()
+        if claimed or not wait_ms:
+            return EffectPage(claimed)
+        with self._database.watch(*effects.watch_prefixes(universe, kinds), additions=True) as watch:
+            stop_listening = on_clock_change(self._clock, watch.fire)
+            try:
+                while True:
+                    claimed, due_in_ms = attempt()
+                    left_ms = until_ms - self._clock.now_ms()
+                    if claimed or left_ms <= 0:
+                        return EffectPage(claimed)
+                    pause_ms = left_ms if due_in_ms is None else min(left_ms, max(due_in_ms, 1))
+                    watch.wait(self._polling.pause_ms(pause_ms) / 1_000)
+            finally:
+                stop_listening()
+
+    def _try_claim(
+        self, universe: str, kinds: list[str], call: KeyedCall | None, *, owner: str, limit: int, lease_ms: int
+    ) -> tuple[list[EffectInfo], int | None]:
+        """The effects that were claimed, or in how many milliseconds the next one is due, if there is one."""
+        for _ in range(_LOOKS_MAX):
+            entries, due_in_ms = self._database.read(_look, universe, kinds, limit=limit, tier=Tier.IMPORTANT)
+            if not entries:
+                return [], due_in_ms
+            claimed = finish_or_undo(
+                self._database.transact(
+                    effect_leases.claim, universe, entries, owner=owner, lease_ms=lease_ms, call=call
+                ),
+                partial(self._release_undelivered, universe, call),
+            )
+            if claimed:
+                return claimed, None
+        return [], 1
+
+    def _release_undelivered(self, universe: str, call: KeyedCall | None, claimed: list[EffectInfo]) -> None:
+        """Give back effects whose caller was cancelled before it received them."""
+        claims = effect_leases.claims_of(claimed)
+        if call is not None:
+            self._database.transact(effect_leases.release_undelivered, universe, claims, call)
+        else:
+            self._database.transact(effect_leases.release, universe, claims)
+
+
+def _look(tx: Transaction, universe: str, kinds: list[str], *, limit: int) -> tuple[list[DueEffect], int | None]:
+    found = effects.due(tx, universe, kinds, until_ms=tx.now_ms, limit=limit)
+    if found:
+        return found, None
+    next_ms = effects.next_due_ms(tx, universe, kinds)
+    return [], None if next_ms is None else next_ms - tx.now_ms
