@@ -13,6 +13,7 @@ from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidValue
 from holdfast.handles.sync.plane import Plane
 from holdfast.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
+from holdfast.wire.hosting import HostingInfo
 from holdfast.wire.inboxes import Control, DomainEvent, InboxItem
 from holdfast.wire.worlds import Described, Record
 
@@ -27,10 +28,11 @@ def world() -> None:
 @world.command()
 @click.argument("name")
 @click.option("--manifest", "manifest_hash", metavar="HASH", help="The hash of the world's manifest.")
-def create(name: str, manifest_hash: str | None) -> None:
+@click.option("--program", help="The program that hosts run the world with.")
+def create(name: str, manifest_hash: str | None, program: str | None) -> None:
     """Create a world."""
     with connect.open_plane(create=True) as plane:
-        _print(plane.world(name).create(manifest_hash=manifest_hash))
+        _print(plane.world(name).create(manifest_hash=manifest_hash, program=program))
 
 
 @world.command("list")
@@ -256,6 +258,78 @@ def compact(name: str, entries: int, margin: int) -> None:
     printing.result(text, {"world": name, **msgspec.structs.asdict(found)})
 
 
+@world.command(
+    examples=["holdfast world program order-17", "holdfast world program order-17 counter"],
+)
+@click.argument("name")
+@click.argument("program", required=False)
+@click.option("--remove", is_flag=True, help="Remove the program: no host runs the world any more.")
+def program(name: str, program: str | None, remove: bool) -> None:
+    """Show how hosts run a world, or set its PROGRAM. Another program takes the world from its host."""
+    if program is not None and remove:
+        raise InvalidValue("Give a program, or --remove, but not both")
+    with connect.open_plane() as plane:
+        found = plane.world(name)
+        _print_hosting(found.hosting() if program is None and not remove else found.set_program(program))
+
+
+@world.command("resume-program")
+@click.argument("name")
+def resume_program(name: str) -> None:
+    """Let hosts run a world again that an error has stopped."""
+    with connect.open_plane() as plane:
+        _print_hosting(plane.world(name).resume_program())
+
+
+@world.group(completions={"name": completion.worlds})
+def aside() -> None:
+    """Manage items that were set aside because their program kept failing."""
+
+
+@aside.command("list")
+@click.argument("name")
+@click.option("--after", type=int, help="Start after this item.")
+@click.option(
+    "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
+)
+def list_aside(name: str, after: int | None, count: int) -> None:
+    """List the items that were set aside, with their errors."""
+    with connect.open_plane() as plane:
+        found = plane.world(name).aside(after=after, limit=count)
+    rows = [
+        {
+            "sequence": each.sequence,
+            "set_aside_at": printing.timestamp(each.set_aside_ms),
+            "error": each.error,
+            "item": msgspec.to_builtins(each.item),
+        }
+        for each in found
+    ]
+    printing.rows(rows, ("sequence", "set_aside_at", "error", "item"), empty="No items are set aside.")
+
+
+@aside.command()
+@click.argument("name")
+@click.argument("sequence", type=click.IntRange(0))
+def retry(name: str, sequence: int) -> None:
+    """Put an item that was set aside back at the end of the inbox."""
+    with connect.open_plane() as plane:
+        plane.world(name).retry_aside(sequence)
+    printing.result(f"Put item {sequence} back into the inbox of {name}", {"world": name, "sequence": sequence})
+
+
+@aside.command()
+@click.argument("name")
+@click.argument("sequence", type=click.IntRange(0))
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def drop(name: str, sequence: int, yes: bool) -> None:
+    """Permanently remove an item that was set aside."""
+    values.confirm(f"Permanently remove item {sequence} of {name}?", yes=yes)
+    with connect.open_plane() as plane:
+        plane.world(name).drop_aside(sequence)
+    printing.result(f"Removed item {sequence} of {name}", {"world": name, "sequence": sequence})
+
+
 @world.command()
 @click.argument("name")
 @click.argument("target")
@@ -300,6 +374,28 @@ def delete(name: str, yes: bool) -> None:
         _print(plane.world(name).delete())
 
 
+@world.command(
+    examples=["holdfast world policy --sends-to bank,shop", "holdfast --universe bank world policy --accepts-from main"]
+)
+@click.option("--sends-to", metavar="UNIVERSES", help="Universes to send to: a,b or *, or none.")
+@click.option("--accepts-from", metavar="UNIVERSES", help="Universes whose sends are accepted: a,b or *, or none.")
+def policy(sends_to: str | None, accepts_from: str | None) -> None:
+    """Show to and from which universes worlds may send events. Options replace the lists."""
+    is_changed = sends_to is not None or accepts_from is not None
+    with connect.open_plane(create=is_changed) as plane:
+        if is_changed:
+            found = plane.hosting.set_policy(sends_to=_universes(sends_to), accepts_from=_universes(accepts_from))
+        else:
+            found = plane.hosting.policy()
+    printing.record({"sends_to": found.sends_to, "accepts_from": found.accepts_from})
+
+
+def _universes(given: str | None) -> list[str] | None:
+    if given is None:
+        return None
+    return [] if given == "none" else [each.strip() for each in given.split(",")]
+
+
 def _item(
     schema: str | None, payload: str | None, file: str | None, item: str | None, control: str | None
 ) -> InboxItem:
@@ -328,6 +424,22 @@ def _print_record(record: Record) -> None:
 
 def _print(found: Described) -> None:
     printing.record(_fields(found))
+
+
+def _print_hosting(found: HostingInfo) -> None:
+    printing.record(
+        {
+            "name": found.world,
+            "program": found.program,
+            "host": found.owner,
+            "held_until": printing.timestamp(found.expires_ms),
+            "ready_at": printing.timestamp(found.ready_ms),
+            "failed_attempts": found.attempts,
+            "is_stopped": found.is_stopped,
+            "set_aside": found.set_aside,
+            "error": found.error,
+        }
+    )
 
 
 def _fields(found: Described) -> dict[str, Any]:

@@ -1,11 +1,18 @@
-"""The check of arguments that are lists of items."""
+"""The check of arguments that can be given in more than one way."""
 
 from collections.abc import AsyncIterable, Iterable, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from holdfast.errors import InvalidArgument
 
 Items = TypeVar("Items")
+
+
+class Program(Protocol):
+    """A program of a host, which has a name."""
+
+    @property
+    def name(self) -> str: ...
 
 
 def checked_items(items: Items, instead: str) -> Items:
@@ -19,3 +26,8 @@ def checked_items(items: Items, instead: str) -> Items:
     ):
         raise InvalidArgument(f"A list of items is needed, not one {type(items).__name__}; {instead}")
     return items
+
+
+def program_name(program: str | Program | None) -> str | None:
+    """The name of a program that is given by its name, or itself."""
+    return program if program is None or isinstance(program, str) else program.name

@@ -10,13 +10,17 @@ from holdfast.handles.agents import AsyncAgents
 from holdfast.handles.atomic import AsyncAtomic
 from holdfast.handles.backups import AsyncBackups
 from holdfast.handles.blobs import AsyncBlobs
+from holdfast.handles.effects import AsyncEffects
 from holdfast.handles.entities import AsyncEntities
+from holdfast.handles.hosting import AsyncHosting
 from holdfast.handles.leases import AsyncLeaseKey
 from holdfast.handles.locks import AsyncLocks
 from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.pairs import AsyncPairs
 from holdfast.handles.queues import AsyncQueue
+from holdfast.handles.runs import AsyncWorkflows
 from holdfast.handles.states import AsyncState
+from holdfast.handles.timers import AsyncTimers
 from holdfast.handles.tokens import AsyncTokens
 from holdfast.handles.within import AsyncWithin
 from holdfast.handles.worlds import AsyncWorld
@@ -49,6 +53,10 @@ class AsyncPlane:
         self.tokens = AsyncTokens(transport)
         self.backups = AsyncBackups(transport)
         self.agents = AsyncAgents(transport, self.universe)
+        self.workflows = AsyncWorkflows(transport, self.universe)
+        self.hosting = AsyncHosting(transport, self.universe)
+        self.effects = AsyncEffects(transport, self.universe)
+        self.timers = AsyncTimers(transport, self.universe)
 
     async def universes(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of universes that contain data, in order, starting after `after`."""

@@ -21,7 +21,9 @@ from holdfast.wire.queues import AckMessages, ExtendMessages, PutMessages
 from holdfast.wire.requests import Answer, Request
 
 # Requests of these kinds never touch a queue. Raw pairs may be anywhere, and other requests are not parts of a batch.
-_APART_FROM_QUEUES: Final = frozenset({"agents", "blobs", "entities", "leases", "mail", "states", "worlds"})
+_APART_FROM_QUEUES: Final = frozenset(
+    {"agents", "blobs", "entities", "hosting", "leases", "mail", "runs", "states", "worlds"}
+)
 
 
 def run_alone(tx: Transaction, run: Run, request: Request[Answer]) -> tuple[Answer, list[tuple[Any, ...]]]:

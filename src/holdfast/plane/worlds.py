@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journal_records, journals, segments, snapshots, worlds
+from holdfast.layers import hosting, inboxes, journal_records, journals, segments, snapshots, turns, worlds
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.snapshots import SnapshotRecord
 from holdfast.layers.worlds import World, WorldState
@@ -73,6 +73,8 @@ class _OfIncarnation(_OfWorld, Protocol):
 def create(tx: Transaction, request: CreateWorld) -> Described:
     world = _world(request)
     snapshots.create_world(tx, world, request.manifest_hash or snapshots.NO_MANIFEST)
+    if request.program is not None:
+        turns.set_program(tx, world, request.program)
     return segments.describe(tx, world)
 
 
@@ -129,6 +131,7 @@ def lag(tx: Transaction, universe: str, *, after: str, limit: int) -> tuple[list
 def append(tx: Transaction, request: AppendEntries) -> Height:
     world = _world(request)
     incarnation = worlds.require_active(tx, world, request.incarnation)
+    hosting.require_unheld(tx, world)
     batch = [journal_records.entry(value) for value in request.entries]
     return Height(journals.append_to_active(tx, world, batch, expected_head=request.expected_head), incarnation)
 
@@ -141,6 +144,7 @@ def read(stores: AnyStores, request: ReadJournal) -> Served[Records]:
 @transaction
 def drain(tx: Transaction, request: DrainInbox) -> Drained:
     world, incarnation = _current(tx, request)
+    hosting.require_unheld(tx, world)
     return Drained(inboxes.drain(tx, world, limit=request.limit), incarnation)
 
 
@@ -167,6 +171,7 @@ def cursor(tx: Transaction, request: GetCursor) -> Sequence:
 @transaction
 def set_manifest(tx: Transaction, request: SetManifest) -> Height:
     world, incarnation = _current(tx, request)
+    hosting.require_unheld(tx, world)
     height = snapshots.set_manifest(tx, world, request.manifest_hash, expected_head=request.expected_head)
     return Height(height, incarnation)
 
@@ -181,6 +186,7 @@ def commit_snapshot(stores: AnyStores, request: CommitSnapshot, call: KeyedCall 
         draft,
         promote=request.promote,
         incarnation=request.incarnation,
+        claim=None if request.owner is None or request.fence is None else (request.owner, request.fence),
         call=call,
     )
 
@@ -188,6 +194,10 @@ def commit_snapshot(stores: AnyStores, request: CommitSnapshot, call: KeyedCall 
 @transaction
 def promote_snapshot(tx: Transaction, request: PromoteSnapshot) -> Snapshot:
     world, _ = _current(tx, request)
+    if request.owner is None or request.fence is None:
+        hosting.require_unheld(tx, world)
+    else:
+        hosting.require_claim(tx, world, owner=request.owner, fence=request.fence)
     return snapshots.describe(snapshots.promote(tx, world, request.height), is_baseline=True)
 
 
@@ -233,6 +243,7 @@ def change(tx: Transaction, request: ChangeWorld) -> Described:
     if request.state not in ("active", "paused", "archived"):
         raise InvalidArgument(f"state is {request.state!r}; choose active, paused or archived")
     worlds.change_state(tx, world, WorldState(request.state))
+    turns.note_state(tx, world)
     return segments.describe(tx, world)
 
 

@@ -20,7 +20,9 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy
 from holdfast.kv import Database, Subspace, Transaction
+from holdfast.testing.effect_scenarios import effects
 from holdfast.testing.histories import Outcome, Violation, check_all_fences, check_counter, check_registers
+from holdfast.testing.host_scenarios import hosts
 from holdfast.testing.job_scenarios import jobs
 from holdfast.testing.lease_scenarios import entities, leases
 from holdfast.testing.mail_scenarios import mail
@@ -170,7 +172,21 @@ def tiers(simulation: Simulation) -> Check:
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     scenario.__name__: scenario
-    for scenario in (registers, counters, transfers, fences, tiers, worlds, leases, entities, queues, jobs, mail)
+    for scenario in (
+        registers,
+        counters,
+        transfers,
+        fences,
+        tiers,
+        worlds,
+        effects,
+        leases,
+        entities,
+        queues,
+        jobs,
+        mail,
+        hosts,
+    )
 }
 
 

@@ -10,13 +10,17 @@ from holdfast.handles.sync.agents import Agents
 from holdfast.handles.sync.atomic import Atomic
 from holdfast.handles.sync.backups import Backups
 from holdfast.handles.sync.blobs import Blobs
+from holdfast.handles.sync.effects import Effects
 from holdfast.handles.sync.entities import Entities
+from holdfast.handles.sync.hosting import Hosting
 from holdfast.handles.sync.leases import LeaseKey
 from holdfast.handles.sync.locks import Locks
 from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.pairs import Pairs
 from holdfast.handles.sync.queues import Queue
+from holdfast.handles.sync.runs import Workflows
 from holdfast.handles.sync.states import State
+from holdfast.handles.sync.timers import Timers
 from holdfast.handles.sync.tokens import Tokens
 from holdfast.handles.sync.within import Within
 from holdfast.handles.sync.worlds import World
@@ -49,6 +53,10 @@ class Plane:
         self.tokens = Tokens(transport)
         self.backups = Backups(transport)
         self.agents = Agents(transport, self.universe)
+        self.workflows = Workflows(transport, self.universe)
+        self.hosting = Hosting(transport, self.universe)
+        self.effects = Effects(transport, self.universe)
+        self.timers = Timers(transport, self.universe)
 
     def universes(self, *, after: str = "", limit: int = 100) -> list[str]:
         """At most `limit` names of universes that contain data, in order, starting after `after`."""

@@ -8,14 +8,24 @@ import cbor2
 import msgspec
 
 from holdfast.errors import HashMismatch, MissingEntry
-from holdfast.handles.arguments import checked_items
+from holdfast.handles.arguments import Program, checked_items, program_name
 from holdfast.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Transport
 from holdfast.wire.blobs import GetBlob, PutBlob
 from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import InboxItem
+from holdfast.wire.hosting import (
+    AsideItem,
+    DescribeHosting,
+    HostingInfo,
+    ListAside,
+    ResumeWorld,
+    RetryAside,
+    SetProgram,
+)
+from holdfast.wire.inboxes import DomainEvent, InboxItem
+from holdfast.wire.json_values import encode_json
 from holdfast.wire.restores import Entry, Restored, Verdict
 from holdfast.wire.worlds import (
     AppendEntries,
@@ -49,6 +59,15 @@ from holdfast.wire.worlds import (
 Reducer = Callable[[Any, Entry], Any]
 
 
+class HostedProgram(Protocol):
+    """A program: its reducer also folds what the host has recorded, and `state_of` leaves that out."""
+
+    @property
+    def reducer(self) -> Reducer: ...
+
+    def state_of(self, folded: Any) -> Any: ...
+
+
 class _OfIncarnation(Protocol):
     @property
     def incarnation(self) -> int: ...
@@ -77,15 +96,20 @@ class World:
         """The incarnation that this handle works on; None before its first answer."""
         return self._current.number
 
-    def create(self, *, manifest_hash: str | None = None) -> Described:
+    def create(self, *, manifest_hash: str | None = None, program: str | Program | None = None) -> Described:
         """Create the world, with the empty state as its first baseline; this handle works on it from now on.
 
         If a deleted world had this name, the new one is its next incarnation.
 
+        Args:
+            manifest_hash: the hash of the manifest that defines the world.
+            program: what hosts run the world with: the name of a program, or the program itself.
+
         Raises:
             WorldExists: it exists already, or its deletion is not finished.
         """
-        made = self._transport.call(CreateWorld(self.name, self._universe, manifest_hash))
+        request = CreateWorld(self.name, self._universe, manifest_hash, program_name(program))
+        made = self._transport.call(request)
         self._current.number = made.incarnation
         return made
 
@@ -133,6 +157,8 @@ class World:
 
         Raises:
             HeadAdvanced: another writer appended first; read the new entries, then decide.
+            WorldHeld: a host holds the world. It has folded the journal up to its own last turn, so entries of others
+                would be missing from its state; put an item into the inbox instead.
             EmptyBatch, BatchTooLarge: a batch has 1 to 256 entries and at most 256 KiB.
         """
         encoded = [canonical(entry) for entry in checked_items(entries, "wrap it in a list: append([entry], …)")]
@@ -160,9 +186,63 @@ class World:
                 return Checked(None, *counts, found.fault, found.incarnation)
 
     def drain(self, *, limit: int = 256) -> list[int]:
-        """Move the next inbox items into the journal, each exactly once; their heights."""
+        """Move the next inbox items into the journal, each exactly once; their heights.
+
+        Raises:
+            WorldHeld: a host holds the world, and only that host writes its journal.
+        """
         request = DrainInbox(self.name, limit, self._universe, self.incarnation)
         return self._current.learn(self._transport.call(request)).heights
+
+    def send(self, schema: str, body: Any = None, *, key: str | bytes | None = None) -> int:
+        """Put a domain event into the inbox, with a body as JSON; its sequence.
+
+        Args:
+            schema: names the type of the event.
+            body: a value that JSON has; bytes are sent as they are.
+            key: names what the event is about.
+
+        Raises:
+            InvalidValue: the body is neither bytes nor a value that JSON has.
+        """
+        payload = body if isinstance(body, bytes) else encode_json(body)
+        named = key.encode() if isinstance(key, str) else key
+        return self.inbox.put(DomainEvent(schema=schema, key=named, payload=payload))
+
+    def set_program(self, program: str | Program | None) -> HostingInfo:
+        """Have the world run by the hosts that have this program; with None, by no host. Another program ends a claim.
+
+        The program sees the items that are still in the inbox, and those that arrive.
+        """
+        return self._transport.call(SetProgram(self.name, program_name(program), self._universe))
+
+    def hosting(self) -> HostingInfo:
+        """How the world is run: its program, the host that holds it, and the error of its last failed turn."""
+        return self._transport.call(DescribeHosting(self.name, self._universe))
+
+    def resume_program(self) -> HostingInfo:
+        """Let hosts run the world again after an error stopped it. Does nothing if it is not stopped."""
+        return self._transport.call(ResumeWorld(self.name, self._universe))
+
+    def aside(self, *, after: int | None = None, limit: int = 100) -> list[AsideItem]:
+        """At most `limit` items that were set aside because the program failed to handle them, in order."""
+        return (self._transport.call(ListAside(self.name, after, limit, self._universe))).items
+
+    def retry_aside(self, sequence: int) -> None:
+        """Put an item that was set aside back at the end of the inbox.
+
+        Raises:
+            ItemNotFound: no such item is set aside.
+        """
+        self._transport.call(RetryAside(self.name, sequence, universe=self._universe))
+
+    def drop_aside(self, sequence: int) -> None:
+        """Remove an item that was set aside.
+
+        Raises:
+            ItemNotFound: no such item is set aside.
+        """
+        self._transport.call(RetryAside(self.name, sequence, drop=True, universe=self._universe))
 
     def set_manifest(self, manifest_hash: str, *, expected_head: int) -> int:
         """Record that another manifest defines the world from here on; the height of the record."""
@@ -178,8 +258,10 @@ class World:
         request = ListSegments(self.name, after, limit, self._universe, self.incarnation)
         return self._current.learn(self._transport.call(request)).segments
 
-    def restore(self, reducer: Reducer) -> Restored:
+    def restore(self, reducer: Reducer | HostedProgram) -> Restored:
         """The current state: the baseline, with every later record applied by `reducer(state, entry)`.
+
+        Of a world that hosts run, pass the program itself: the result has the state that it returned last.
 
         The reducer must be pure: its result depends only on its arguments, and can be encoded as CBOR. Before anything
         is folded, the baseline and all records after it are checked to be present.
@@ -197,20 +279,21 @@ class World:
                 f"The baseline of world {self.name} at height {baseline.height} does not match its hash; "
                 "restore a backup, or compute the state from the first record with replay"
             )
-        restored = self._fold(reducer, cbor2.loads(data), baseline.height)
+        restored = self._fold(_reducer_of(reducer), cbor2.loads(data), baseline.height)
         if restored.height < point.head:
             raise MissingEntry(
                 f"The journal of world {self.name} ends at {restored.height}, below its head {point.head}; "
                 "restore a backup"
             )
-        return restored
+        return _seen(reducer, restored)
 
-    def replay(self, reducer: Reducer) -> Restored:
+    def replay(self, reducer: Reducer | HostedProgram) -> Restored:
         """The current state, computed from the first record without snapshots."""
-        return self._fold(reducer, None, 0)
+        return _seen(reducer, self._fold(_reducer_of(reducer), None, 0))
 
-    def verify(self, reducer: Reducer) -> Verdict:
+    def verify(self, reducer: Reducer | HostedProgram) -> Verdict:
         """Compare every snapshot and the result of `restore` with a full replay, byte for byte."""
+        reducer = _reducer_of(reducer)
         state, height, checked = None, 0, 0
         start = 0
         while page := self.snapshots.list(start=start):
@@ -223,15 +306,17 @@ class World:
             start = page[-1].height + 1
         replayed = self._fold(reducer, state, height)
         restored = self.restore(reducer)
-        if canonical(restored.state) != canonical(replayed.state):
-            return Verdict(False, checked, replayed.height)
+        # Others may have appended records since they were replayed.
+        state, height = self._fold_to(reducer, replayed.state, replayed.height, restored.height)
+        if canonical(restored.state) != canonical(state):
+            return Verdict(False, checked, height)
         return Verdict(True, checked, None)
 
     def _fold(self, reducer: Reducer, state: Any, height: int) -> Restored:
         start = height
         while records := self.read(height, limit=READ_ENTRIES_MAX):
             for record in records:
-                state = reducer(state, Entry(record.height, record.kind, cbor2.loads(record.value)))
+                state = reducer(state, self._entry(reducer, record))
             height = records[-1].height + 1
         return Restored(state, height, height - start, start)
 
@@ -239,9 +324,18 @@ class World:
         while height < end:
             records = self.read(height, limit=min(READ_ENTRIES_MAX, end - height))
             for record in records:
-                state = reducer(state, Entry(record.height, record.kind, cbor2.loads(record.value)))
+                state = reducer(state, self._entry(reducer, record))
             height = records[-1].height + 1
         return state, height
+
+    def _entry(self, reducer: Reducer, record: Record) -> Entry:
+        """A record as the reducer sees it. One that `reads_payloads` also gets the bytes of payloads that are blobs."""
+        value = cbor2.loads(record.value)
+        if record.kind == "ingress" and getattr(reducer, "reads_payloads", False):
+            blob = value.get("payload_blob")
+            if blob is not None:
+                value["payload"] = (self._transport.call(GetBlob(blob, self._universe))).data
+        return Entry(record.height, record.kind, value)
 
     def _change(self, state: str) -> Described:
         request = ChangeWorld(self.name, state, self._universe, self.incarnation)
@@ -357,3 +451,15 @@ class Incarnation:
         if self.number is None:
             self.number = answer.incarnation
         return answer
+
+
+def _reducer_of(folding: Reducer | HostedProgram) -> Reducer:
+    found: Any = folding
+    reducer: Reducer = getattr(found, "reducer", found)
+    return reducer
+
+
+def _seen(folding: Reducer | HostedProgram, restored: Restored) -> Restored:
+    """The result as the caller's program or reducer knows the state."""
+    state_of = getattr(folding, "state_of", None)
+    return restored if state_of is None else msgspec.structs.replace(restored, state=state_of(restored.state))

@@ -13,20 +13,41 @@ from itertools import count, product
 from typing import Any, Final, TypeVar
 
 import cbor2
+import msgspec
 
-from holdfast.errors import CommitUnknown, CursorAdvanced, HeadAdvanced, InvalidArgument, MissingEntry
+from holdfast.errors import (
+    CommitUnknown,
+    CursorAdvanced,
+    EffectNotFound,
+    FencingMismatch,
+    HeadAdvanced,
+    InvalidArgument,
+    MissingEntry,
+)
 from holdfast.kv import Database, Pair, Subspace, Transaction, Work
-from holdfast.layers import inboxes, journal_records, journals, worlds
+from holdfast.layers import (
+    effect_leases,
+    effects,
+    inboxes,
+    journal_records,
+    journals,
+    timer_firing,
+    timers,
+    worlds,
+)
+from holdfast.layers.effects import EffectKey
 from holdfast.layers.worlds import World
 from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
 from holdfast.testing.conformance.workloads import in_threads, put_all, raises
 from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
 from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, DomainEvent, Effect, InboxItem, Timer
+from holdfast.wire.effects import EffectInfo
+from holdfast.wire.inboxes import Control, DomainEvent, Effect, EffectReceipt, InboxItem, Timer, TimerFired
 
 Check = Callable[[Database], None]
 Refusal = TypeVar("Refusal", bound=BaseException)
 
+_FAR_MS: Final = 1 << 42  # Later than any clock of a test.
 FAULTS: Final[tuple[Callable[[], BaseException], ...]] = (
     Crash,
     partial(CommitUnknown, "The answer is lost on purpose"),
@@ -275,10 +296,83 @@ def check_requests_are_indexed_by_the_drain_and_only_by_it(database: Database) -
     raises(LookupError, lambda: database.transact(drain_and_fail))
     assert indexed() == [[], []]
     database.transact(inboxes.drain, world, limit=2)
-    assert indexed() == [[("pending", "world", 1, 0), ("pending", "world", 1, 1)], [("due", 7, b"timer", "world")]]
+    (due, pending), timers = _split(indexed()[0]), indexed()[1]
+    assert pending == [("pending", "world", 1, 0), ("pending", "world", 1, 1)]
+    assert [(kind, *where) for _, kind, _, *where in due] == [("mail", "world", 1, 0), ("mail", "world", 1, 1)]
+    assert timers == [("due", 7, b"timer", "world")]
     database.transact(inboxes.drain, world)
-    pending = [("pending", "world", height, number) for height in (1, 2) for number in (0, 1)]
-    assert indexed() == [pending, [("due", 7, b"timer", "world"), ("due", 8, b"timer", "world")]]
+    (due, pending), timers = _split(indexed()[0]), indexed()[1]
+    assert pending == [("pending", "world", height, number) for height in (1, 2) for number in (0, 1)]
+    assert sorted(where for _, _, _, *where in due) == [["world", height, number] for _, _, height, number in pending]
+    assert timers == [("due", 8, b"timer", "world")]  # It replaces the timer with the same intent hash.
+
+
+def check_concurrent_callers_complete_each_effect_once(database: Database) -> None:
+    """Leases end at once, so that callers hold stale fences."""
+    world = _empty_world(database, check_concurrent_callers_complete_each_effect_once)
+    _put(database, world, [_item_with_requests(7)] * 10)
+    _drain_all(database, world)
+    completed: list[EffectKey] = []
+
+    def run_one(number: int) -> None:
+        while due := database.read(effects.due, world.universe, ["mail"], until_ms=_FAR_MS, limit=4):
+            for info in database.transact(effect_leases.claim, world.universe, due, owner=str(number), lease_ms=0):
+                key = EffectKey(info.world, info.height, info.number)
+                with suppress(EffectNotFound, FencingMismatch):
+                    database.transact(effect_leases.complete, world.universe, key, info.fence)
+                    completed.append(key)
+
+    in_threads(6, run_one)
+    receipts = [item for _, item in _inbox(database, world) if isinstance(item, EffectReceipt)]
+    assert len(receipts) == 20
+    dead = [receipt for receipt in receipts if receipt.error is not None]
+    assert len(set(completed)) == len(completed) == 20 - len(dead)
+    assert database.read(effects.page, world.universe, None, after="", limit=1).effects == []
+
+
+def check_concurrent_callers_fire_each_timer_once(database: Database) -> None:
+    world = _empty_world(database, check_concurrent_callers_fire_each_timer_once)
+    for number in range(40):
+        database.transact(timers.set, world, 0, Timer(number, b"%d" % number))
+    fired: list[int] = []
+
+    def run_one(number: int) -> None:
+        del number
+        while due := database.read(timers.due, world.universe, until_ns=40, limit=5):
+            fired.append(database.transact(timer_firing.fire, world.universe, due))
+
+    in_threads(6, run_one)
+    ids = [item.timer_id for _, item in _inbox(database, world) if isinstance(item, TimerFired)]
+    assert sum(fired) == 40
+    assert sorted(ids) == sorted(str(number) for number in range(40))
+
+
+def check_an_effect_that_is_completed_again_after_a_crash_has_one_receipt(database: Database) -> None:
+    """A caller that lost the answer learns from a repeated call that the effect is complete."""
+
+    def ask() -> World:
+        world = _empty_world(database, check_an_effect_that_is_completed_again_after_a_crash_has_one_receipt)
+        database.transact(effects.request, world, 0, 0, Effect("mail", b"1"))
+        return world
+
+    def complete(faulty: Database, world: World) -> None:
+        due = faulty.read(effects.due, world.universe, ["mail"], until_ms=_FAR_MS, limit=1)
+        if due:
+            faulty.transact(effect_leases.claim, world.universe, due, owner="ada", lease_ms=0)
+        for info in faulty.read(effects.page, world.universe, None, after="", limit=1).effects:
+            key = EffectKey(info.world, info.height, info.number)
+            faulty.transact(effect_leases.complete, world.universe, key, info.fence, payload=b"done")
+
+    counting = ChosenFault()
+    complete(FaultyDatabase(database, counting), ask())
+    for error, fail_at in product(FAULTS, range(len(counting.points))):
+        world = ask()
+        raises(type(error()), partial(complete, FaultyDatabase(database, ChosenFault(fail_at, error)), world))
+        complete(database, world)
+        (item,) = [item for _, item in _inbox(database, world)]
+        assert isinstance(item, EffectReceipt)
+        assert (item.payload, item.error) == (b"done", None)
+        assert database.read(effects.page, world.universe, None, after="", limit=1).effects == []
 
 
 def check_a_gap_in_a_journal_is_reported(database: Database) -> None:
@@ -307,9 +401,22 @@ def _empty_world(database: Database, check: Check) -> World:
     return world
 
 
+def _split(keys: list[tuple[Any, ...]]) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    """The keys of effects in the due index, and those of their records."""
+    return [key for key in keys if key[0] == "due"], [key for key in keys if key[0] == "pending"]
+
+
 def _stored(database: Database, world: World) -> list[Pair]:
     """All pairs of a world's universe."""
     return database.read(Transaction.scan, *Subspace("u", world.universe).range(), limit=10_000)
+
+
+def _outcome(database: Database, world: World) -> tuple[list[Pair], list[EffectInfo]]:
+    """The same, with effects as they are listed, without the time from which they can be claimed."""
+    begin, end = Subspace("u", world.universe, "effects").range()
+    pairs = [pair for pair in _stored(database, world) if not begin <= pair[0] < end]
+    found = database.read(effects.page, world.universe, None, after="", limit=1_000).effects
+    return pairs, [msgspec.structs.replace(each, due_ms=0) for each in found]
 
 
 def _entries(name: str, number: int) -> list[bytes]:
@@ -385,13 +492,13 @@ def _assert_faults_change_nothing(
     counting = ChosenFault()
     prepared = _stored(database, world)
     protocol(FaultyDatabase(database, counting), world)
-    expected = _stored(database, world)
+    expected = _outcome(database, world)
     for error, fail_at in product(FAULTS, range(len(counting.points))):
         database.transact(Transaction.delete_range, *Subspace("u", world.universe).range())
         database.transact(put_all, prepared)
         raises(type(error()), partial(protocol, FaultyDatabase(database, ChosenFault(fail_at, error)), world))
         protocol(database, world)
-        assert _stored(database, world) == expected, f"{error} at {counting.points[fail_at]}, number {fail_at}"
+        assert _outcome(database, world) == expected, f"{error} at {counting.points[fail_at]}, number {fail_at}"
 
 
 WORLD_CHECKS: Final[tuple[Check, ...]] = tuple(

@@ -1,0 +1,166 @@
+"""Handlers of hosting requests: how hosts claim worlds and commit turns."""
+
+from typing import Protocol
+
+from holdfast.errors import BatchTooLarge, EmptyBatch, InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers import leases, sends, turns
+from holdfast.layers.worlds import World
+from holdfast.limits import (
+    DELAY_SECONDS_MAX,
+    HOST_LEASE_SECONDS_MAX,
+    HOST_PROGRAMS_MAX,
+    HOST_WAIT_SECONDS_MAX,
+    HOSTED_WORLDS_MAX,
+)
+from holdfast.names import checked_name
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.stores import AnyStores, Served
+from holdfast.wire.hosting import (
+    AsideItems,
+    ClaimedWorlds,
+    ClaimWorlds,
+    CommitTurn,
+    DescribeHosting,
+    FailTurn,
+    GetSendPolicy,
+    HostingInfo,
+    ListAside,
+    ReleaseWorlds,
+    RenewedWorlds,
+    RenewWorlds,
+    ResumeWorld,
+    RetryAside,
+    SendPolicy,
+    SendToWorld,
+    SetProgram,
+    SetSendPolicy,
+    TurnCommitted,
+)
+from holdfast.wire.inboxes import DomainEvent
+from holdfast.wire.requests import Committed
+
+
+class _OfWorld(Protocol):
+    @property
+    def world(self) -> str: ...
+
+    @property
+    def universe(self) -> str: ...
+
+
+@service
+def claim(stores: AnyStores, request: ClaimWorlds) -> Served[ClaimedWorlds]:
+    if len(request.programs) > HOST_PROGRAMS_MAX:
+        raise InvalidArgument(f"A claim names at most {HOST_PROGRAMS_MAX} programs, not {len(request.programs)}")
+    if not 0 < request.limit <= HOSTED_WORLDS_MAX:
+        raise InvalidArgument(f"limit is {request.limit}; one claim returns 1 to {HOSTED_WORLDS_MAX} worlds")
+    if not 0 <= request.wait_seconds <= HOST_WAIT_SECONDS_MAX:
+        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {HOST_WAIT_SECONDS_MAX:.0f}")
+    leases.check_owner(request.owner)
+    return stores.hosting.claim(
+        checked_name("universe", request.universe),
+        sorted({checked_name("program", program) for program in request.programs}),
+        owner=request.owner,
+        limit=request.limit,
+        lease_ms=_lease_ms(request.lease_seconds),
+        wait_ms=round(request.wait_seconds * 1_000),
+    )
+
+
+@transaction
+def commit(tx: Transaction, request: CommitTurn) -> TurnCommitted:
+    return turns.commit_turn(tx, _world(request), request, lease_ms=_lease_ms(request.lease_seconds))
+
+
+@transaction
+def fail(tx: Transaction, request: FailTurn) -> Committed:
+    if not 0 <= request.delay_seconds <= DELAY_SECONDS_MAX:
+        raise InvalidArgument(f"delay_seconds is {request.delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+    turns.fail_turn(
+        tx,
+        _world(request),
+        owner=request.owner,
+        fence=request.fence,
+        error=request.error,
+        delay_ms=round(request.delay_seconds * 1_000),
+        is_stopped=request.is_stopped,
+    )
+    return Committed(request.tier)
+
+
+@transaction
+def send(tx: Transaction, request: SendToWorld) -> Committed:
+    receiver = World(checked_name("universe", request.to_universe), checked_name("world", request.to))
+    event = DomainEvent(schema=request.schema, key=request.key, payload=request.payload)
+    sends.send(tx, _world(request), receiver, event, owner=request.owner, fence=request.fence)
+    return Committed(request.tier)
+
+
+@transaction
+def get_policy(tx: Transaction, request: GetSendPolicy) -> SendPolicy:
+    return sends.policy_of(tx, checked_name("universe", request.universe))
+
+
+@transaction
+def set_policy(tx: Transaction, request: SetSendPolicy) -> SendPolicy:
+    universe = checked_name("universe", request.universe)
+    return sends.set_policy(tx, universe, sends_to=request.sends_to, accepts_from=request.accepts_from)
+
+
+@service
+def renew(stores: AnyStores, request: RenewWorlds) -> Served[RenewedWorlds]:
+    return stores.hosting.renew(
+        _claims(request.universe, request.worlds), owner=request.owner, lease_ms=_lease_ms(request.lease_seconds)
+    )
+
+
+@service
+def release(stores: AnyStores, request: ReleaseWorlds) -> Served[Committed]:
+    claims = _claims(request.universe, request.worlds)
+    return stores.hosting.release(claims, owner=request.owner, has_work=request.has_work)
+
+
+@transaction
+def set_program(tx: Transaction, request: SetProgram) -> HostingInfo:
+    return turns.set_program(tx, _world(request), request.program)
+
+
+@transaction
+def describe(tx: Transaction, request: DescribeHosting) -> HostingInfo:
+    return turns.describe(tx, _world(request))
+
+
+@transaction
+def resume(tx: Transaction, request: ResumeWorld) -> HostingInfo:
+    return turns.resume(tx, _world(request))
+
+
+@transaction
+def list_aside(tx: Transaction, request: ListAside) -> AsideItems:
+    return AsideItems(turns.aside(tx, _world(request), after=request.after, limit=request.limit))
+
+
+@transaction
+def retry_aside(tx: Transaction, request: RetryAside) -> Committed:
+    turns.retry_aside(tx, _world(request), request.sequence, drop=request.drop)
+    return Committed(request.tier)
+
+
+def _claims(universe: str, claims: list[tuple[str, int]]) -> list[tuple[World, int]]:
+    if not claims:
+        raise EmptyBatch("The batch has no worlds; name at least one")
+    if len(claims) > HOSTED_WORLDS_MAX:
+        raise BatchTooLarge(f"One batch has at most {HOSTED_WORLDS_MAX} worlds, not {len(claims)}; split it")
+    checked_name("universe", universe)
+    return [(World(universe, checked_name("world", name)), fence) for name, fence in claims]
+
+
+def _lease_ms(seconds: float) -> int:
+    if not 0.001 <= seconds <= HOST_LEASE_SECONDS_MAX:  # NaN fails this too.
+        raise InvalidArgument(f"lease_seconds is {seconds}; choose 0.001 to {HOST_LEASE_SECONDS_MAX:.0f}")
+    return round(seconds * 1_000)
+
+
+def _world(request: _OfWorld) -> World:
+    return World(checked_name("universe", request.universe), checked_name("world", request.world))
