@@ -52,6 +52,7 @@ def populate(plane: Plane) -> None:
         plane.queue(queue).put(1)
     plane.queue("jobs").schedule("nightly", "0 3 * * *", 1)
     plane.world("ada").create()
+    plane.workflows.start("research", "q", id="r-1")
     plane.agents.register("planner")
     plane.mailbox("ada").send("bob", "hi")
     plane.lease("orders/17").acquire("ada", ttl_seconds=3_600)
@@ -70,7 +71,10 @@ EXPECTED = {
     ("message", "show", "jobs-"): ["jobs-late"],
     ("bench", "--queue", "m"): ["mail"],
     ("world", "tail", "a"): ["ada"],
-    ("world", "inbox", "read", ""): ["ada"],
+    ("world", "inbox", "read", ""): ["ada", "run:r-1"],
+    ("workflows", "show", "r"): ["r-1"],
+    ("workflows", "start", ""): ["research"],
+    ("workflows", "list", "--workflow", "r"): ["research"],
     ("agent", "show", "p"): ["planner"],
     ("mail", "read", ""): ["ada", "bob", "planner"],
     ("mail", "send", "ada", "b"): ["bob"],

@@ -1,4 +1,4 @@
-"""Shell completion with the names in the selected plane: queues, worlds, agents, locks, schedules, tokens, universes.
+"""Shell completion with the names in the selected plane: queues, worlds, runs, agents, locks, schedules and so on.
 
 The shell runs `holdfast` while its user waits, so this never waits long, never prints an error, and changes nothing: a
 plane is not created, and a data directory is read without its lock, also while another process has it open.
@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
 from holdfast.errors import HoldfastError
-from holdfast.limits import NAME_BYTES_MAX
+from holdfast.limits import NAME_BYTES_MAX, RUN_ID_BYTES_MAX
 
 if TYPE_CHECKING:
     from holdfast.cli.connect import Target
@@ -69,6 +69,22 @@ def worlds(lookup: Lookup) -> list[str]:
 
     names: list[str] = lookup.call(ListWorlds(*lookup.page)).names
     return names
+
+
+def runs(lookup: Lookup) -> list[str]:
+    from holdfast.wire.runs import ListRuns
+
+    after, limit, universe = lookup.page
+    after = after[:RUN_ID_BYTES_MAX]  # The padding of the page is as long as a name may be.
+    return [each.id for each in lookup.call(ListRuns(after=after, limit=limit, universe=universe)).runs]
+
+
+def workflows(lookup: Lookup) -> list[str]:
+    """The workflows of the first runs: which ones hosts have is not known to the plane."""
+    from holdfast.wire.runs import ListRuns
+
+    found = lookup.call(ListRuns(limit=_NAMES_MAX, universe=lookup.universe)).runs
+    return sorted({each.workflow for each in found})
 
 
 def agents(lookup: Lookup) -> list[str]:

@@ -13,7 +13,9 @@ from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.queues import AsyncQueue, MessageOptions, new_message, payload_of, stored_messages
 from holdfast.handles.receipts import encoded_result, stored_result
+from holdfast.handles.runs import with_stored_arguments, with_stored_value
 from holdfast.handles.states import AsyncState
+from holdfast.handles.workflow_types import WorkflowLike, encoded_arguments, name_of
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
@@ -24,6 +26,8 @@ from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
 from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
 from holdfast.wire.queues import AckMessages, CheckMessages, NewMessage, NewResult, PutMessages
+from holdfast.wire.run_values import encode_value
+from holdfast.wire.runs import SignalRun, StartRun
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
 
@@ -129,6 +133,15 @@ class AsyncAtomic:
         encoded = {field: canonical(value) for field, value in fields.items()}
         return self._add(WriteEntities([EntityWrite(kind, id, encoded)], universe=self._universe))
 
+    def start_run(self, workflow: WorkflowLike | str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Self:
+        """Start a run of a workflow, as `workflows.start` does."""
+        arguments = encoded_arguments(workflow, args, kwargs)
+        return self._add(StartRun(name_of(workflow), id, arguments, universe=self._universe))
+
+    def signal_run(self, id: str, name: str, value: Any = None) -> Self:
+        """Send a signal to a run."""
+        return self._add(SignalRun(id, name, encode_value(value, f"The value of signal {name}"), self._universe))
+
     def check(self, held: AsyncLease | AsyncMessage) -> Self:
         """Commit only if the lease still holds; of a message, only if it is still leased and not settled."""
         if isinstance(held, AsyncMessage):
@@ -158,6 +171,10 @@ class AsyncAtomic:
         if isinstance(step, AckMessages) and step.results:
             results = [each and await stored_result(transport, universe, each) for each in step.results]
             return msgspec.structs.replace(step, results=results)
+        if isinstance(step, StartRun):
+            return await with_stored_arguments(transport, universe, step)
+        if isinstance(step, SignalRun):
+            return await with_stored_value(transport, universe, step)
         return step
 
     def _add(self, step: Step) -> Self:

@@ -10,6 +10,7 @@ from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.queues import AsyncQueue
 from holdfast.handles.receipts import new_result
+from holdfast.handles.runs import AsyncWorkflows
 from holdfast.handles.states import AsyncState
 from holdfast.handles.worlds import AsyncWorld
 from holdfast.wire import AsyncTransport
@@ -28,6 +29,7 @@ class AsyncWithin:
         self._transport = transport
         self._universe = universe
         self.entities = AsyncEntities(transport, universe)
+        self.workflows = AsyncWorkflows(transport, universe)
 
     def queue(self, name: str) -> AsyncQueue:
         """The queue of that name: put messages into it."""

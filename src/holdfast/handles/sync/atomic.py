@@ -13,8 +13,10 @@ from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import MessageOptions, Queue, new_message, payload_of, stored_messages
 from holdfast.handles.sync.receipts import encoded_result, stored_result
+from holdfast.handles.sync.runs import with_stored_arguments, with_stored_value
 from holdfast.handles.sync.states import State
 from holdfast.handles.sync.worlds import World
+from holdfast.handles.workflow_types import WorkflowLike, encoded_arguments, name_of
 from holdfast.tiers import Tier
 from holdfast.wire import Transport
 from holdfast.wire.atomic import CommitAtomic, Step
@@ -24,6 +26,8 @@ from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
 from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
 from holdfast.wire.queues import AckMessages, CheckMessages, NewMessage, NewResult, PutMessages
+from holdfast.wire.run_values import encode_value
+from holdfast.wire.runs import SignalRun, StartRun
 from holdfast.wire.states import RemoveState, UpdateState
 from holdfast.wire.worlds import AppendEntries, PutItem
 
@@ -129,6 +133,15 @@ class Atomic:
         encoded = {field: canonical(value) for field, value in fields.items()}
         return self._add(WriteEntities([EntityWrite(kind, id, encoded)], universe=self._universe))
 
+    def start_run(self, workflow: WorkflowLike | str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Self:
+        """Start a run of a workflow, as `workflows.start` does."""
+        arguments = encoded_arguments(workflow, args, kwargs)
+        return self._add(StartRun(name_of(workflow), id, arguments, universe=self._universe))
+
+    def signal_run(self, id: str, name: str, value: Any = None) -> Self:
+        """Send a signal to a run."""
+        return self._add(SignalRun(id, name, encode_value(value, f"The value of signal {name}"), self._universe))
+
     def check(self, held: Lease | Message) -> Self:
         """Commit only if the lease still holds; of a message, only if it is still leased and not settled."""
         if isinstance(held, Message):
@@ -158,6 +171,10 @@ class Atomic:
         if isinstance(step, AckMessages) and step.results:
             results = [each and stored_result(transport, universe, each) for each in step.results]
             return msgspec.structs.replace(step, results=results)
+        if isinstance(step, StartRun):
+            return with_stored_arguments(transport, universe, step)
+        if isinstance(step, SignalRun):
+            return with_stored_value(transport, universe, step)
         return step
 
     def _add(self, step: Step) -> Self:

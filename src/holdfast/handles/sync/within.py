@@ -10,6 +10,7 @@ from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.queues import Queue
 from holdfast.handles.sync.receipts import new_result
+from holdfast.handles.sync.runs import Workflows
 from holdfast.handles.sync.states import State
 from holdfast.handles.sync.worlds import World
 from holdfast.wire import Transport
@@ -28,6 +29,7 @@ class Within:
         self._transport = transport
         self._universe = universe
         self.entities = Entities(transport, universe)
+        self.workflows = Workflows(transport, universe)
 
     def queue(self, name: str) -> Queue:
         """The queue of that name: put messages into it."""

@@ -1,0 +1,241 @@
+"""`holdfast workflows`: runs of workflows."""
+
+import sys
+from typing import Any, Final
+
+import click
+import msgspec
+
+from holdfast.cli import completion, connect, printing, values
+from holdfast.cli.commands import CommandGroup, wants_json
+from holdfast.cli.durations import WAIT
+from holdfast.errors import InvalidValue, ResultNotReady
+from holdfast.handles.sync.plane import Plane
+from holdfast.limits import RUNS_LISTED_MAX
+from holdfast.wire.hosting import HostingInfo
+from holdfast.wire.run_timeline import TimelineEvent
+from holdfast.wire.run_values import decode_value
+from holdfast.wire.runs import RUN_PREFIX, STATES, RunInfo
+from holdfast.wire.timers import TimerInfo
+
+_COLUMNS: Final = ("id", "workflow", "state", "started_at", "ended_at", "error")
+_TIMELINE_COLUMNS: Final = ("at", "kind", "name", "duration", "details")
+_DETAIL_CHARACTERS: Final = 200  # Of the details of an event in a table; JSON output has all of them.
+
+
+@click.group(cls=CommandGroup, completions={"id": completion.runs, "workflow": completion.workflows})
+def workflows() -> None:
+    """Start runs of workflows, signal and cancel them, and read their results."""
+
+
+@workflows.command(
+    examples=[
+        "holdfast workflows start research 'What is a durable queue?' --id r-17",
+        "holdfast workflows start order 4711 --kwarg customer=ada --kwarg express:=true",
+    ]
+)
+@click.argument("workflow", metavar="NAME")
+@click.argument("arguments", metavar="[ARG]…", nargs=-1)
+@click.option("--id", help="The id of the run: a repeat with the same id starts nothing.  [default: a new one]")
+@click.option(
+    "--kwarg", "keywords", multiple=True, metavar="NAME=TEXT", help="A keyword argument; NAME:=JSON for JSON."
+)
+def start(workflow: str, arguments: tuple[str, ...], id: str | None, keywords: tuple[str, ...]) -> None:
+    """Start a run of the workflow NAME, and print its id.
+
+    An ARG that is JSON is passed as its value, and any other one as text. For the text 5, give '"5"'.
+    """
+    args = [_argument(each) for each in arguments]
+    kwargs = dict(values.parse_field(each) for each in keywords)
+    if "id" in kwargs:
+        raise InvalidValue("id is the id of the run; pass an argument of this name by its position")
+    with connect.open_plane(create=True) as plane:
+        run = plane.workflows.start(workflow, *args, id=id, **kwargs)
+    fields = {"id": run.id, "workflow": workflow, "is_duplicate": run.is_duplicate}
+    printing.result(run.id, fields)
+    if run.is_duplicate and not wants_json():
+        click.echo(f"Run {run.id} had been started before.", err=True)
+
+
+@workflows.command(
+    examples=["holdfast workflows signal r-17 approval true", "holdfast workflows signal r-17 edit '{\"page\": 3}'"]
+)
+@click.argument("id")
+@click.argument("name")
+@click.argument("value", metavar="[VALUE]", required=False)
+def signal(id: str, name: str, value: str | None) -> None:
+    """Send the signal NAME to a run. VALUE is JSON, or text; without it, the signal has no value."""
+    with connect.open_plane() as plane:
+        plane.workflows.signal(id, name, None if value is None else _argument(value))
+    printing.result(f"Sent {name} to {id}", {"id": id, "signal": name})
+
+
+@workflows.command(
+    examples=["holdfast workflows result r-17 --wait 30", "holdfast workflows result r-17 --wait forever"]
+)
+@click.argument("id")
+@click.option("--wait", type=WAIT, default=0.0, help="How long to wait for the end, or `forever`.  [default: 0]")
+def result(id: str, wait: float) -> None:
+    """Print the result of a run: JSON, or bytes as they are.
+
+    Exit code 7 means that the run has not ended yet, and 5 that it failed or was cancelled.
+    """
+    pending: ResultNotReady | None = None
+
+    def read(plane: Plane, seconds: float) -> tuple[Any] | None:
+        nonlocal pending
+        try:
+            return (plane.workflows.result(id, wait_seconds=seconds),)
+        except ResultNotReady as error:
+            pending = error
+            return None
+
+    with connect.PlaneCaller(connect.current_target()) as caller:
+        found = caller.poll(read, wait)
+    if found is None:
+        assert pending is not None
+        raise pending
+    if wants_json():
+        printing.record({"id": id, "result": printing.jsonable(found[0])})
+    elif isinstance(found[0], bytes):
+        sys.stdout.buffer.write(found[0])
+        sys.stdout.buffer.flush()
+    else:
+        click.echo(printing.escape_control(printing.compact(found[0])))
+
+
+@workflows.command("list", examples=["holdfast workflows list --state failed --workflow research"])
+@click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
+@click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
+@click.option("--after", default="", help="Start after this id.")
+@click.option("--limit", type=click.IntRange(1), default=1_000, help="The maximum number of results.  [default: 1000]")
+def list_(state: str | None, workflow: str | None, after: str, limit: int) -> None:
+    """List runs in the order of their ids."""
+    found: list[RunInfo] = []
+    following: str | None = after
+    with connect.open_plane() as plane:
+        while following is not None and len(found) < limit:
+            page = plane.workflows.list(
+                state=state, workflow=workflow, after=following, limit=min(limit - len(found), RUNS_LISTED_MAX)
+            )
+            found += page.runs
+            following = page.next
+    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No runs.")
+
+
+@workflows.command()
+@click.argument("id")
+def show(id: str) -> None:
+    """Show a run: its state, its timeline with durations, its timers, and the error that stops it, if one does."""
+    with connect.open_plane() as plane:
+        found = plane.workflows.describe(id)
+        events = plane.workflows.history(id)
+        timers = plane.workflows.timers(id)
+        hosting = plane.world(RUN_PREFIX + id).hosting()
+    fields = {**_fields(found), **_values(found), **_hosting_fields(hosting)}
+    if wants_json():
+        printing.record(
+            {
+                **fields,
+                "timeline": [printing.jsonable(msgspec.structs.asdict(each)) for each in events],
+                "timers": [_timer_fields(each) for each in timers],
+            }
+        )
+        return
+    printing.record(fields)
+    click.echo()
+    printing.rows([_event_row(each) for each in events], _TIMELINE_COLUMNS, empty="Nothing has happened yet.")
+    if timers:
+        click.echo()
+        printing.rows([_timer_fields(each) for each in timers], ("timer", "due_at"))
+
+
+@workflows.command()
+@click.argument("id")
+def query(id: str) -> None:
+    """Print what a run has published with `run.state`."""
+    with connect.open_plane() as plane:
+        found = plane.workflows.query(id)
+    if wants_json():
+        printing.record({"id": id, "published": printing.jsonable(found)})
+    else:
+        click.echo(printing.escape_control(printing.compact(found)))
+
+
+@workflows.command(examples=["holdfast workflows cancel r-17 --reason 'not needed any more'"])
+@click.argument("id")
+@click.option("--reason", default="", help="Why; the error of the run, once it has ended.")
+@click.option("--force", is_flag=True, help="End the run at once, without its clean-up: if no host can run it.")
+def cancel(id: str, reason: str, force: bool) -> None:
+    """Ask a run to end. Its code can clean up first. A run that has ended is not changed."""
+    with connect.open_plane() as plane:
+        found = plane.workflows.cancel(id, reason, force=force)
+    text = f"Cancelling {id}" if found.ended_ms is None else f"Run {id} is {found.state}"
+    printing.result(text, _fields(found))
+
+
+@workflows.command()
+@click.argument("id")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def delete(id: str, yes: bool) -> None:
+    """Delete a run that has ended, with its history."""
+    values.confirm(f"Delete run {id} with its history?", yes=yes)
+    with connect.open_plane() as plane:
+        plane.workflows.delete(id)
+    printing.result(f"Deleted {id}", {"id": id, "deleted": True})
+
+
+def _argument(text: str) -> Any:
+    """The value of a JSON text; any other text itself."""
+    try:
+        return values.parse_json(text)
+    except InvalidValue:
+        return text
+
+
+def _fields(found: RunInfo) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "workflow": found.workflow,
+        "state": "cancelling" if found.is_cancelling and found.ended_ms is None else found.state,
+        "started_at": printing.timestamp(found.started_ms),
+        "ended_at": printing.timestamp(found.ended_ms),
+        "parent": found.parent,
+        "error": found.error,
+        "error_code": found.error_code,
+    }
+
+
+def _values(found: RunInfo) -> dict[str, Any]:
+    """The result and what was published, as far as there are any."""
+    given = {"result": found.result, "published": found.published}
+    shown = {name: printing.jsonable(decode_value(data)) for name, data in given.items() if data is not None}
+    return shown if found.result_blob is None else {**shown, "result_blob": found.result_blob}
+
+
+def _hosting_fields(hosting: HostingInfo) -> dict[str, Any]:
+    """Which host has the run, and why it does not go on, if it does not."""
+    fields: dict[str, Any] = {"host": hosting.owner}
+    if hosting.error is not None:
+        fields |= {"is_stopped": hosting.is_stopped, "failed_turns": hosting.attempts, "turn_error": hosting.error}
+    return fields
+
+
+def _event_row(event: TimelineEvent) -> dict[str, Any]:
+    duration = "pending" if event.is_pending else None
+    if event.duration_ms is not None:
+        duration = f"{event.duration_ms / 1_000:.3f} s"
+    details = printing.compact(event.details) if event.details else ""
+    if len(details) > _DETAIL_CHARACTERS:
+        details = f"{details[: _DETAIL_CHARACTERS - 1]}…"
+    return {
+        "at": printing.timestamp(event.at_ms),
+        "kind": event.kind,
+        "name": event.name,
+        "duration": duration,
+        "details": details,
+    }
+
+
+def _timer_fields(timer: TimerInfo) -> dict[str, Any]:
+    return {"timer": timer.timer_id, "due_at": printing.timestamp(timer.deliver_at_ms)}

@@ -1,0 +1,400 @@
+"""Runs of workflows: their records, an index by state, and the items that start, signal and cancel them.
+
+    (u, universe, "w", "run:<id>", "run")        ->  a RunRecord
+    (u, universe, "runs", state, "run:<id>")     ->  the name of the workflow
+
+    start ──► running ──► completed, failed or cancelled ──► deleted
+
+A run is a world whose program is the workflow. Everything that reaches it is an item of its inbox: what it was started
+with, signals, a cancellation, and the ends of its children. The host that has claimed the world commits how far the run
+is, under the fence of its claim. In the commit that ends a run, its parent gets an item, its timers are removed, and
+its world has no program any more: no host claims it again.
+"""
+
+import hashlib
+from typing import Final
+
+import cbor2
+import msgspec
+
+from holdfast.errors import InvalidArgument, InvalidName, PayloadTooLarge, RunEnded, RunExists, RunNotEnded, RunNotFound
+from holdfast.kv import Subspace, Transaction
+from holdfast.layers import blobs, hosting, inboxes, snapshots, timers, turns, worlds
+from holdfast.layers.worlds import World, WorldState, subspace
+from holdfast.limits import (
+    RUN_ERROR_BYTES_MAX,
+    RUN_ID_BYTES_MAX,
+    RUN_REASON_BYTES_MAX,
+    RUN_TIMERS_MAX,
+    RUN_VALUE_BYTES_MAX,
+    RUNS_LISTED_MAX,
+    RUNS_SCANNED_MAX,
+)
+from holdfast.names import checked_name
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import Control, DomainEvent
+from holdfast.wire.runs import (
+    CANCEL,
+    CANCELLED,
+    CHILD,
+    NO_ARGUMENTS,
+    NOTHING,
+    RUN_PREFIX,
+    RUNNING,
+    SIGNAL,
+    START,
+    STATES,
+    WORKFLOW_PREFIX,
+    ChildEnd,
+    RunInfo,
+    Runs,
+)
+
+
+class RunRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The record of a run."""
+
+    workflow: str
+    state: str
+    started_ms: int
+    arguments_sha256: bytes
+    incarnation: int
+    parent: str | None = None
+    parent_incarnation: int = 0
+    is_cancelling: bool = False
+    ended_ms: int | None = None
+    result: bytes | None = None
+    result_blob: str | None = None
+    error: str | None = None
+    error_code: str | None = None
+    published: bytes | None = None
+
+
+_CHILD_BYTES_MAX: Final = RUN_VALUE_BYTES_MAX + RUN_ERROR_BYTES_MAX + 512  # The names of its fields.
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(RunRecord).decode
+
+
+def start(
+    tx: Transaction,
+    universe: str,
+    *,
+    workflow: str,
+    id: str | None = None,
+    arguments: bytes = NO_ARGUMENTS,
+    arguments_blob: str | None = None,
+    parent: str | None = None,
+) -> RunInfo:
+    """Start a run, once: a run of this id with the same workflow, arguments and parent is returned as a duplicate.
+
+    Raises:
+        RunExists: another run, or a world, has this id.
+        RunNotFound, RunEnded: the parent does not exist, or has ended.
+        PayloadTooLarge: the arguments are too large; store them as a blob.
+    """
+    checked_name("workflow", workflow)
+    program = checked_name("workflow", WORKFLOW_PREFIX + workflow)
+    world = world_of(universe, tx.new_id().hex if id is None else id)
+    if arguments_blob is None:
+        _check_size("The arguments", arguments)
+        digest = hashlib.sha256(arguments).digest()
+    else:
+        digest = blobs.digest_of(arguments_blob)  # Of the same bytes, so both forms of a call are equal.
+    known = _find(tx, world)
+    if known is not None:
+        if (known.workflow, known.arguments_sha256, known.parent) != (workflow, digest, parent):
+            raise RunExists(
+                f"Run {id} exists: it is a run of workflow {known.workflow}, with other arguments or another parent; "
+                "choose another id"
+            )
+        return _described(world, known, is_duplicate=True)
+    parent_incarnation = 0 if parent is None else _require_running(tx, world_of(universe, parent)).incarnation
+    if (incarnation := _new_incarnation(tx, world)) is None:
+        raise RunExists(f"A world {world.name} exists, or is being deleted; choose another id, or delete that world")
+    snapshots.create_world(tx, world)
+    turns.set_program(tx, world, program)
+    record = RunRecord(workflow, RUNNING, tx.now_ms, digest, incarnation, parent, parent_incarnation)
+    tx.put(_key(world), _encode(record))
+    tx.put(_index(world, RUNNING), workflow.encode())
+    inline = arguments if arguments_blob is None else b""
+    item = DomainEvent(schema=START, payload=inline, payload_blob=arguments_blob)
+    inboxes.enqueue(tx, world, item, payload_bytes_max=RUN_VALUE_BYTES_MAX)
+    return _described(world, record)
+
+
+def get(tx: Transaction, universe: str, id: str) -> RunInfo:
+    """A run.
+
+    Raises:
+        RunNotFound: there is no run with this id.
+    """
+    world = world_of(universe, id)
+    return _described(world, _require(tx, world))
+
+
+def page(
+    tx: Transaction,
+    universe: str,
+    *,
+    state: str | None = None,
+    workflow: str | None = None,
+    after: str = "",
+    limit: int,
+) -> Runs:
+    """At most `limit` runs in the order of their ids, starting after `after`: all, or those of a state or workflow.
+
+    A page of a workflow's runs reads a bounded number of others, so it may be short, or empty, and have a next one.
+    """
+    if not 0 < limit <= RUNS_LISTED_MAX:
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {RUNS_LISTED_MAX} runs")
+    if state is not None and state not in STATES:
+        raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(STATES)}")
+    last = world_of(universe, after).name if after else RUN_PREFIX
+    scanned = limit + 1 if workflow is None else max(limit + 1, RUNS_SCANNED_MAX)
+    indexed: list[tuple[str, str]] = []
+    complete_until: str | None = None  # Later names may be missing: the scan of some state ended there.
+    for each in STATES if state is None else (state,):
+        index = Subspace("u", universe, "runs", each)
+        pairs = tx.scan(index.key(last) + b"\x00", index.range()[1], limit=scanned)
+        names = [(index.unpack(key)[0], value.decode()) for key, value in pairs]
+        indexed += names
+        if len(names) == scanned and (complete_until is None or names[-1][0] < complete_until):
+            complete_until = names[-1][0]
+    found: list[RunInfo] = []
+    for name, of_workflow in sorted(indexed):
+        if complete_until is not None and name > complete_until:
+            break
+        if workflow in (None, of_workflow):
+            if len(found) == limit:
+                return Runs(found, last.removeprefix(RUN_PREFIX))
+            world = World(universe, name)
+            described = _described(world, _require(tx, world))
+            found.append(msgspec.structs.replace(described, result=None, published=None))
+        last = name
+    return Runs(found, None if complete_until is None else complete_until.removeprefix(RUN_PREFIX))
+
+
+def signal(
+    tx: Transaction, universe: str, id: str, name: str, *, value: bytes = NOTHING, value_blob: str | None = None
+) -> None:
+    """Send a signal to a run that has not ended.
+
+    Raises:
+        RunNotFound, RunEnded: there is no such run, or it has ended.
+        PayloadTooLarge: the value is too large; store it as a blob.
+    """
+    checked_name("signal", name)
+    if value_blob is None:
+        _check_size("The value of the signal", value)
+    world = world_of(universe, id)
+    _require_running(tx, world)
+    item = DomainEvent(
+        schema=SIGNAL, key=name.encode(), payload=value if value_blob is None else b"", payload_blob=value_blob
+    )
+    inboxes.enqueue(tx, world, item, payload_bytes_max=RUN_VALUE_BYTES_MAX)
+
+
+def cancel(tx: Transaction, universe: str, id: str, *, reason: str = "", force: bool = False) -> RunInfo:
+    """Ask a run to end, once; with `force` it ends now. A run that has ended is not changed.
+
+    Raises:
+        RunNotFound: there is no such run.
+    """
+    if len(reason.encode()) > RUN_REASON_BYTES_MAX:
+        raise InvalidArgument(f"The reason has more than {RUN_REASON_BYTES_MAX} bytes; shorten it")
+    world = world_of(universe, id)
+    record = _require(tx, world)
+    if record.state != RUNNING or (record.is_cancelling and not force):
+        return _described(world, record)
+    if force:
+        ended = msgspec.structs.replace(record, state=CANCELLED, is_cancelling=True, error=reason or None)
+        return _end(tx, world, ended)
+    record = msgspec.structs.replace(record, is_cancelling=True)
+    tx.put(_key(world), _encode(record))
+    inboxes.enqueue(tx, world, Control(command=CANCEL, payload=reason.encode()))
+    return _described(world, record)
+
+
+def update(
+    tx: Transaction,
+    universe: str,
+    id: str,
+    *,
+    fence: int,
+    state: str = RUNNING,
+    result: bytes | None = None,
+    result_blob: str | None = None,
+    error: str | None = None,
+    error_code: str | None = None,
+    published: bytes | None = None,
+) -> RunInfo:
+    """Record how far a run is, under the fence of the claim on its world.
+
+    Raises:
+        Fenced: the claim is lost.
+        RunNotFound, RunEnded: there is no such run, or it has ended.
+        PayloadTooLarge: the result is too large, or what is published; store a large result as a blob.
+    """
+    if state not in STATES:
+        raise InvalidArgument(f"state is {state!r}; choose one of {', '.join(STATES)}")
+    if state == RUNNING and (result, result_blob, error, error_code) != (None, None, None, None):
+        raise InvalidArgument("A run that has not ended has neither a result nor an error; give its end state as well")
+    for kind, value in (("The result", result), ("What is published", published)):
+        if value is not None:
+            _check_size(kind, value)
+    world = world_of(universe, id)
+    record = _require_running(tx, world)
+    claim = hosting.find(tx, world)
+    hosting.require_claim(tx, world, owner=(claim and claim.owner) or "", fence=fence)
+    if result_blob is not None:
+        blobs.use(tx, universe, result_blob)
+    record = msgspec.structs.replace(
+        record,
+        state=state,
+        result=result if result_blob is None else None,
+        result_blob=result_blob,
+        error=_cut(error),
+        error_code=error_code,
+        published=record.published if published is None else published,
+    )
+    if state != RUNNING:
+        return _end(tx, world, record)
+    tx.put(_key(world), _encode(record))
+    return _described(world, record)
+
+
+def begin_delete(tx: Transaction, universe: str, id: str) -> int:
+    """Remove a run that has ended from the index, and mark its world as being deleted; its incarnation.
+
+    Doing so again continues a deletion that was interrupted, and changes nothing after it.
+
+    Raises:
+        RunNotFound: there was never a run with this id.
+        RunNotEnded: it is running.
+    """
+    world = world_of(universe, id)
+    record = _find(tx, world)
+    if record is None:
+        meta = worlds.find(tx, world)
+        if meta is None or meta.state not in (WorldState.DELETING, WorldState.DELETED):
+            raise _not_found(world)
+        return meta.incarnation
+    if record.state == RUNNING:
+        raise RunNotEnded(f"Run {id} is running; cancel it and wait until it has ended, or cancel it with force")
+    tx.delete(_index(world, record.state))
+    tx.delete(_key(world))
+    worlds.change_state(tx, world, WorldState.ARCHIVED)
+    return worlds.change_state(tx, world, WorldState.DELETING).incarnation
+
+
+def world_of(universe: str, id: str) -> World:
+    """The world of a run.
+
+    Raises:
+        InvalidName: it is not the id of a run.
+    """
+    if len(checked_name("run", id)) > RUN_ID_BYTES_MAX:
+        raise InvalidName(f"The id of a run has at most {RUN_ID_BYTES_MAX} characters; {id[:40]!r}… has {len(id)}")
+    return World(universe, RUN_PREFIX + id)
+
+
+def watch_key(universe: str, id: str) -> bytes:
+    """The key that every change of a run writes."""
+    return _key(world_of(universe, id))
+
+
+def _end(tx: Transaction, world: World, record: RunRecord) -> RunInfo:
+    """Commit the end of a run, and tell its parent."""
+    record = msgspec.structs.replace(record, ended_ms=tx.now_ms)
+    tx.put(_key(world), _encode(record))
+    tx.delete(_index(world, RUNNING))
+    tx.put(_index(world, record.state), record.workflow.encode())
+    timers.cancel_all(tx, world, limit=RUN_TIMERS_MAX)
+    turns.set_program(tx, world, None)
+    described = _described(world, record)
+    if record.parent is not None:
+        _tell_parent(tx, world_of(world.universe, record.parent), record, described)
+    return described
+
+
+def _tell_parent(tx: Transaction, parent: World, record: RunRecord, child: RunInfo) -> None:
+    """Put the end of a child into the inbox of its parent, if that still runs."""
+    known, meta = _find(tx, parent), worlds.find(tx, parent)
+    if known is None or known.state != RUNNING or known.incarnation != record.parent_incarnation:
+        return
+    if meta is None or meta.state in (WorldState.DELETING, WorldState.DELETED):
+        return
+    value = None if child.result is None else cbor2.loads(child.result)
+    end = ChildEnd(child.state, value, child.result_blob, child.error, child.error_code)
+    payload = canonical(msgspec.structs.asdict(end))
+    item = DomainEvent(schema=CHILD, key=child.id.encode(), payload=payload)
+    inboxes.enqueue(tx, parent, item, requested=True, payload_bytes_max=_CHILD_BYTES_MAX)
+
+
+def _new_incarnation(tx: Transaction, world: World) -> int | None:
+    """The incarnation of a world that can be created; None if one of this name exists."""
+    before = worlds.find(tx, world)
+    if before is None:
+        return 1
+    return before.incarnation + 1 if before.state is WorldState.DELETED else None
+
+
+def _find(tx: Transaction, world: World) -> RunRecord | None:
+    stored = tx.get(_key(world))
+    return None if stored is None else _decode(stored)
+
+
+def _require(tx: Transaction, world: World) -> RunRecord:
+    record = _find(tx, world)
+    if record is None:
+        raise _not_found(world)
+    return record
+
+
+def _require_running(tx: Transaction, world: World) -> RunRecord:
+    record = _require(tx, world)
+    if record.state != RUNNING:
+        raise RunEnded(f"Run {world.name.removeprefix(RUN_PREFIX)} is {record.state}; it takes nothing any more")
+    return record
+
+
+def _not_found(world: World) -> RunNotFound:
+    return RunNotFound(f"There is no run {world.name.removeprefix(RUN_PREFIX)} in {world.universe}; start it first")
+
+
+def _described(world: World, record: RunRecord, *, is_duplicate: bool = False) -> RunInfo:
+    return RunInfo(
+        world.name.removeprefix(RUN_PREFIX),
+        record.workflow,
+        record.state,
+        record.started_ms,
+        record.ended_ms,
+        record.result,
+        record.error,
+        record.error_code,
+        record.published,
+        record.parent,
+        is_duplicate,
+        record.result_blob,
+        record.is_cancelling,
+        record.incarnation,
+    )
+
+
+def _check_size(kind: str, value: bytes) -> None:
+    if len(value) > RUN_VALUE_BYTES_MAX:
+        raise PayloadTooLarge(
+            f"{kind} has {len(value)} bytes and may have {RUN_VALUE_BYTES_MAX}; store it as a blob, and give its hash"
+        )
+
+
+def _cut(error: str | None) -> str | None:
+    return None if error is None else error.encode()[:RUN_ERROR_BYTES_MAX].decode(errors="ignore")
+
+
+def _key(world: World) -> bytes:
+    return subspace(world).key("run")
+
+
+def _index(world: World, state: str) -> bytes:
+    return Subspace("u", world.universe, "runs", state).key(world.name)

@@ -1,0 +1,84 @@
+"""Handlers of run requests."""
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers import runs
+from holdfast.limits import RUN_WAIT_SECONDS_MAX
+from holdfast.names import checked_name
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.stores import AnyStores, Served
+from holdfast.wire.requests import Committed
+from holdfast.wire.runs import (
+    CancelRun,
+    DeleteRun,
+    GetRun,
+    ListRuns,
+    RunInfo,
+    Runs,
+    SignalRun,
+    StartRun,
+    UpdateRun,
+)
+
+
+@transaction
+def start(tx: Transaction, request: StartRun) -> RunInfo:
+    return runs.start(
+        tx,
+        checked_name("universe", request.universe),
+        workflow=request.workflow,
+        id=request.id,
+        arguments=request.arguments,
+        arguments_blob=request.arguments_blob,
+        parent=request.parent,
+    )
+
+
+@service
+def get(stores: AnyStores, request: GetRun) -> Served[RunInfo]:
+    if not 0 <= request.wait_seconds <= RUN_WAIT_SECONDS_MAX:
+        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RUN_WAIT_SECONDS_MAX:.0f}")
+    universe = checked_name("universe", request.universe)
+    return stores.runs.get(universe, request.id, wait_ms=round(request.wait_seconds * 1_000), tier=request.tier)
+
+
+@transaction
+def page(tx: Transaction, request: ListRuns) -> Runs:
+    universe = checked_name("universe", request.universe)
+    return runs.page(
+        tx, universe, state=request.state, workflow=request.workflow, after=request.after, limit=request.limit
+    )
+
+
+@transaction
+def signal(tx: Transaction, request: SignalRun) -> Committed:
+    universe = checked_name("universe", request.universe)
+    runs.signal(tx, universe, request.id, request.name, value=request.value, value_blob=request.value_blob)
+    return Committed(request.tier)
+
+
+@transaction
+def cancel(tx: Transaction, request: CancelRun) -> RunInfo:
+    universe = checked_name("universe", request.universe)
+    return runs.cancel(tx, universe, request.id, reason=request.reason, force=request.force)
+
+
+@transaction
+def update(tx: Transaction, request: UpdateRun) -> RunInfo:
+    return runs.update(
+        tx,
+        checked_name("universe", request.universe),
+        request.id,
+        fence=request.fence,
+        state=request.state,
+        result=request.result,
+        result_blob=request.result_blob,
+        error=request.error,
+        error_code=request.error_code,
+        published=request.published,
+    )
+
+
+@service
+def delete(stores: AnyStores, request: DeleteRun) -> Served[Committed]:
+    return stores.runs.delete(checked_name("universe", request.universe), request.id, tier=request.tier)
