@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from holdfast.handles.atomic import AsyncAtomic
     from holdfast.handles.backups import AsyncBackups
     from holdfast.handles.blobs import AsyncBlobs
+    from holdfast.handles.effects import AsyncEffectClaim, AsyncEffects
     from holdfast.handles.entities import AsyncEntities, AsyncTieredTransaction, Entity, EntityChange
+    from holdfast.handles.hosting import AsyncHosting
     from holdfast.handles.leases import AsyncLease, AsyncLeaseKey
     from holdfast.handles.locks import AsyncLocks
     from holdfast.handles.mailboxes import AsyncMailbox
@@ -38,13 +40,16 @@ if TYPE_CHECKING:
     from holdfast.handles.plane import AsyncPlane
     from holdfast.handles.queues import AsyncQueue
     from holdfast.handles.receipts import AsyncPutReceipt
+    from holdfast.handles.runs import AsyncRun, AsyncWorkflows
     from holdfast.handles.states import AsyncState, Document
     from holdfast.handles.sync.activity import Activity
     from holdfast.handles.sync.agents import Agents
     from holdfast.handles.sync.atomic import Atomic
     from holdfast.handles.sync.backups import Backups
     from holdfast.handles.sync.blobs import Blobs
+    from holdfast.handles.sync.effects import EffectClaim, Effects
     from holdfast.handles.sync.entities import Entities, TieredTransaction
+    from holdfast.handles.sync.hosting import Hosting
     from holdfast.handles.sync.leases import Lease, LeaseKey
     from holdfast.handles.sync.locks import Locks
     from holdfast.handles.sync.mailboxes import Mailbox
@@ -53,15 +58,27 @@ if TYPE_CHECKING:
     from holdfast.handles.sync.plane import Plane
     from holdfast.handles.sync.queues import Queue
     from holdfast.handles.sync.receipts import PutReceipt
+    from holdfast.handles.sync.runs import Run, Workflows
     from holdfast.handles.sync.states import State
+    from holdfast.handles.sync.timers import Timers
     from holdfast.handles.sync.tokens import Tokens
     from holdfast.handles.sync.within import Within
     from holdfast.handles.sync.worlds import Inbox, Snapshots, World
     from holdfast.handles.task_control import Reject, RetryLater
+    from holdfast.handles.timers import AsyncTimers
     from holdfast.handles.tokens import AsyncTokens
     from holdfast.handles.within import AsyncWithin
     from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerStats
     from holdfast.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
+    from holdfast.hosts.adapters import EffectCall
+    from holdfast.hosts.apps import HostApp
+    from holdfast.hosts.default_app import adapter, program, workflow
+    from holdfast.hosts.host import AsyncHost, HostStats
+    from holdfast.hosts.programs import Event, Program, TurnContext
+    from holdfast.hosts.threads import Host
+    from holdfast.hosts.workflows.retry import Retry
+    from holdfast.hosts.workflows.run import WorkflowRun
+    from holdfast.hosts.workflows.workflow import Workflow
     from holdfast.kv import Subspace, Transaction
     from holdfast.plane import fenced
     from holdfast.tasks.app import Task, TaskApp
@@ -71,7 +88,9 @@ if TYPE_CHECKING:
     from holdfast.tasks.workers import TaskWorker
     from holdfast.tiers import Tier, TierPolicy
     from holdfast.wire.agents import Agent
+    from holdfast.wire.effects import Attempted, EffectInfo, EffectPage
     from holdfast.wire.entities import EntityKind, Written
+    from holdfast.wire.hosting import AsideItem, ClaimedWorld, HostingInfo, RenewedWorld, SendPolicy, TurnCommitted
     from holdfast.wire.inboxes import (
         Control,
         DomainEvent,
@@ -100,8 +119,11 @@ if TYPE_CHECKING:
         Schedule,
     )
     from holdfast.wire.restores import Entry, Restored, Verdict
+    from holdfast.wire.run_timeline import TimelineEvent
+    from holdfast.wire.runs import RunInfo, Runs
     from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
     from holdfast.wire.states import UpdatedState
+    from holdfast.wire.timers import TimerInfo, TimerPage
     from holdfast.wire.tokens import NewToken, TokenInfo
     from holdfast.wire.transport import HeldLock, LockStats
     from holdfast.wire.worlds import Record, Segment, Snapshot
@@ -111,12 +133,17 @@ __all__ = [
     "Agent",
     "AgentKey",
     "Agents",
+    "AsideItem",
     "AsyncActivity",
     "AsyncAgents",
     "AsyncAtomic",
     "AsyncBackups",
     "AsyncBlobs",
+    "AsyncEffectClaim",
+    "AsyncEffects",
     "AsyncEntities",
+    "AsyncHost",
+    "AsyncHosting",
     "AsyncInbox",
     "AsyncLease",
     "AsyncLeaseKey",
@@ -127,17 +154,22 @@ __all__ = [
     "AsyncPlane",
     "AsyncPutReceipt",
     "AsyncQueue",
+    "AsyncRun",
     "AsyncSnapshots",
     "AsyncState",
     "AsyncTieredTransaction",
+    "AsyncTimers",
     "AsyncTokens",
     "AsyncWithin",
     "AsyncWorker",
+    "AsyncWorkflows",
     "AsyncWorld",
     "Atomic",
+    "Attempted",
     "Backups",
     "Blobs",
     "Chain",
+    "ClaimedWorld",
     "Clock",
     "Collected",
     "Control",
@@ -145,17 +177,28 @@ __all__ = [
     "Document",
     "DomainEvent",
     "Effect",
+    "EffectCall",
+    "EffectClaim",
+    "EffectInfo",
+    "EffectPage",
     "EffectReceipt",
+    "Effects",
     "Entities",
     "Entity",
     "EntityChange",
     "EntityKind",
     "Entry",
     "Envelope",
+    "Event",
     "Failure",
     "Group",
     "HeldLock",
     "HoldfastError",
+    "Host",
+    "HostApp",
+    "HostStats",
+    "Hosting",
+    "HostingInfo",
     "InboundMessage",
     "Inbox",
     "InboxItem",
@@ -187,6 +230,7 @@ __all__ = [
     "Plane",
     "PlaneParent",
     "PlaneStatus",
+    "Program",
     "PutReceipt",
     "Queue",
     "QueuePolicy",
@@ -195,13 +239,19 @@ __all__ = [
     "Record",
     "Reducer",
     "Reject",
+    "RenewedWorld",
     "RestartPolicy",
     "Restored",
+    "Retry",
     "RetryAdvice",
     "RetryLater",
+    "Run",
+    "RunInfo",
+    "Runs",
     "Schedule",
     "SealBinding",
     "Segment",
+    "SendPolicy",
     "SentMail",
     "Signature",
     "Snapshot",
@@ -218,19 +268,29 @@ __all__ = [
     "Tier",
     "TierPolicy",
     "TieredTransaction",
+    "TimelineEvent",
     "Timer",
     "TimerFired",
+    "TimerInfo",
+    "TimerPage",
+    "Timers",
     "TokenInfo",
     "Tokens",
     "Transaction",
+    "TurnCommitted",
+    "TurnContext",
     "Unsealed",
     "UpdatedState",
     "Verdict",
     "Within",
     "Worker",
     "WorkerStats",
+    "Workflows",
+    "Workflow",
+    "WorkflowRun",
     "World",
     "Written",
+    "adapter",
     "connect",
     "connect_async",
     "current_job",
@@ -238,7 +298,9 @@ __all__ = [
     "group",
     "open",
     "open_async",
+    "program",
     "task",
+    "workflow",
 ]
 
 _MODULES: Final = {
@@ -246,12 +308,17 @@ _MODULES: Final = {
     "Agent": "holdfast.wire.agents",
     "AgentKey": "holdfast.encryption",
     "Agents": "holdfast.handles.sync.agents",
+    "AsideItem": "holdfast.wire.hosting",
     "AsyncActivity": "holdfast.handles.activity",
     "AsyncAgents": "holdfast.handles.agents",
     "AsyncAtomic": "holdfast.handles.atomic",
     "AsyncBackups": "holdfast.handles.backups",
     "AsyncBlobs": "holdfast.handles.blobs",
+    "AsyncEffectClaim": "holdfast.handles.effects",
+    "AsyncEffects": "holdfast.handles.effects",
     "AsyncEntities": "holdfast.handles.entities",
+    "AsyncHost": "holdfast.hosts.host",
+    "AsyncHosting": "holdfast.handles.hosting",
     "AsyncInbox": "holdfast.handles.worlds",
     "AsyncLease": "holdfast.handles.leases",
     "AsyncLeaseKey": "holdfast.handles.leases",
@@ -262,17 +329,22 @@ _MODULES: Final = {
     "AsyncPlane": "holdfast.handles.plane",
     "AsyncPutReceipt": "holdfast.handles.receipts",
     "AsyncQueue": "holdfast.handles.queues",
+    "AsyncRun": "holdfast.handles.runs",
     "AsyncSnapshots": "holdfast.handles.worlds",
     "AsyncState": "holdfast.handles.states",
     "AsyncTieredTransaction": "holdfast.handles.entities",
+    "AsyncTimers": "holdfast.handles.timers",
     "AsyncTokens": "holdfast.handles.tokens",
     "AsyncWithin": "holdfast.handles.within",
     "AsyncWorker": "holdfast.handles.workers",
+    "AsyncWorkflows": "holdfast.handles.runs",
     "AsyncWorld": "holdfast.handles.worlds",
     "Atomic": "holdfast.handles.sync.atomic",
+    "Attempted": "holdfast.wire.effects",
     "Backups": "holdfast.handles.sync.backups",
     "Blobs": "holdfast.handles.sync.blobs",
     "Chain": "holdfast.tasks.chains",
+    "ClaimedWorld": "holdfast.wire.hosting",
     "Clock": "holdfast.clock",
     "Collected": "holdfast.wire.space",
     "Control": "holdfast.wire.inboxes",
@@ -280,17 +352,28 @@ _MODULES: Final = {
     "Document": "holdfast.handles.states",
     "DomainEvent": "holdfast.wire.inboxes",
     "Effect": "holdfast.wire.inboxes",
+    "EffectCall": "holdfast.hosts.adapters",
+    "EffectClaim": "holdfast.handles.sync.effects",
+    "EffectInfo": "holdfast.wire.effects",
+    "EffectPage": "holdfast.wire.effects",
     "EffectReceipt": "holdfast.wire.inboxes",
+    "Effects": "holdfast.handles.sync.effects",
     "Entities": "holdfast.handles.sync.entities",
     "Entity": "holdfast.handles.entities",
     "EntityChange": "holdfast.handles.entities",
     "EntityKind": "holdfast.wire.entities",
     "Entry": "holdfast.wire.restores",
     "Envelope": "holdfast.wire.mail",
+    "Event": "holdfast.hosts.programs",
     "Failure": "holdfast.wire.queues",
     "Group": "holdfast.tasks.chains",
     "HeldLock": "holdfast.wire.transport",
     "HoldfastError": "holdfast.errors",
+    "Host": "holdfast.hosts.threads",
+    "HostApp": "holdfast.hosts.apps",
+    "HostStats": "holdfast.hosts.host",
+    "Hosting": "holdfast.handles.sync.hosting",
+    "HostingInfo": "holdfast.wire.hosting",
     "InboundMessage": "holdfast.wire.inboxes",
     "Inbox": "holdfast.handles.sync.worlds",
     "InboxItem": "holdfast.wire.inboxes",
@@ -322,6 +405,7 @@ _MODULES: Final = {
     "Plane": "holdfast.handles.sync.plane",
     "PlaneParent": "holdfast.wire.planes",
     "PlaneStatus": "holdfast.wire.planes",
+    "Program": "holdfast.hosts.programs",
     "PutReceipt": "holdfast.handles.sync.receipts",
     "Queue": "holdfast.handles.sync.queues",
     "QueuePolicy": "holdfast.wire.queues",
@@ -330,13 +414,19 @@ _MODULES: Final = {
     "Record": "holdfast.wire.worlds",
     "Reducer": "holdfast.handles.worlds",
     "Reject": "holdfast.handles.task_control",
+    "RenewedWorld": "holdfast.wire.hosting",
     "RestartPolicy": "holdfast.handles.workers",
     "Restored": "holdfast.wire.restores",
+    "Retry": "holdfast.hosts.workflows.retry",
     "RetryAdvice": "holdfast.errors",
     "RetryLater": "holdfast.handles.task_control",
+    "Run": "holdfast.handles.sync.runs",
+    "RunInfo": "holdfast.wire.runs",
+    "Runs": "holdfast.wire.runs",
     "Schedule": "holdfast.wire.queues",
     "SealBinding": "holdfast.encryption",
     "Segment": "holdfast.wire.worlds",
+    "SendPolicy": "holdfast.wire.hosting",
     "SentMail": "holdfast.wire.mail",
     "Signature": "holdfast.tasks.chains",
     "Snapshot": "holdfast.wire.worlds",
@@ -353,23 +443,35 @@ _MODULES: Final = {
     "Tier": "holdfast.tiers",
     "TierPolicy": "holdfast.tiers",
     "TieredTransaction": "holdfast.handles.sync.entities",
+    "TimelineEvent": "holdfast.wire.run_timeline",
     "Timer": "holdfast.wire.inboxes",
     "TimerFired": "holdfast.wire.inboxes",
+    "TimerInfo": "holdfast.wire.timers",
+    "TimerPage": "holdfast.wire.timers",
+    "Timers": "holdfast.handles.sync.timers",
     "TokenInfo": "holdfast.wire.tokens",
     "Tokens": "holdfast.handles.sync.tokens",
     "Transaction": "holdfast.kv",
+    "TurnCommitted": "holdfast.wire.hosting",
+    "TurnContext": "holdfast.hosts.programs",
     "Unsealed": "holdfast.encryption",
     "UpdatedState": "holdfast.wire.states",
     "Verdict": "holdfast.wire.restores",
     "Within": "holdfast.handles.sync.within",
     "Worker": "holdfast.handles.workers",
     "WorkerStats": "holdfast.handles.workers",
+    "Workflows": "holdfast.handles.sync.runs",
+    "Workflow": "holdfast.hosts.workflows.workflow",
+    "WorkflowRun": "holdfast.hosts.workflows.run",
     "World": "holdfast.handles.sync.worlds",
     "Written": "holdfast.wire.entities",
+    "adapter": "holdfast.hosts.default_app",
     "current_job": "holdfast.tasks.jobs",
     "fenced": "holdfast.plane",
     "group": "holdfast.tasks.chains",
+    "program": "holdfast.hosts.default_app",
     "task": "holdfast.tasks.default_app",
+    "workflow": "holdfast.hosts.default_app",
 }
 
 

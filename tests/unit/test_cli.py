@@ -214,6 +214,7 @@ def test_a_directory_in_use_is_exit_code_9(hf: Hf, tmp_path: Path) -> None:
 
 
 _NEEDS_PLANE: Final = {
+    "host": ("some.module:app",),
     "worker": ("some.module:app",),
     "queue list": (),
     "queue stats": (),
@@ -265,10 +266,28 @@ _NEEDS_PLANE: Final = {
     "world promote": ("ada", "1"),
     "world compact": ("ada",),
     "world fork": ("ada", "eve", "--height", "0"),
+    "world policy": (),
+    "world program": ("ada",),
+    "world resume-program": ("ada",),
+    "world aside list": ("ada",),
+    "world aside retry": ("ada", "0"),
+    "world aside drop": ("ada", "0", "--yes"),
     "world pause": ("ada",),
     "world resume": ("ada",),
     "world archive": ("ada",),
     "world delete": ("ada", "--yes"),
+    "workflows list": (),
+    "workflows show": ("r-1",),
+    "workflows result": ("r-1",),
+    "workflows query": ("r-1",),
+    "workflows signal": ("r-1", "approval"),
+    "workflows cancel": ("r-1",),
+    "workflows delete": ("r-1", "--yes"),
+    "effects list": (),
+    "effects claim": ("mail",),
+    "effects complete": ("ada", "0", "0", "--fence", "1"),
+    "effects fail": ("ada", "0", "0", "--fence", "1", "why"),
+    "timers list": (),
     "entity get": ("task", "t-1"),
     "entity scan": ("task",),
     "entity history": ("task", "t-1"),
@@ -305,6 +324,7 @@ _CREATES_PLANE: Final = {
     "lock run": ("deploy", "--", "true"),
     "state set": ("k", "1"),
     "world create": ("ada",),
+    "workflows start": ("research", "q"),
     "entity set": ("task", "t-1", "a=b"),
     "blob put": ("-",),
     "activity log": ("s", "{}"),
@@ -740,6 +760,16 @@ def test_numbers_that_json_lacks_are_shown_as_text(hf: Hf, tmp_path: Path) -> No
     assert parsed(hf("state", "get", "s", "--json"))["value"] == ["NaN", "Infinity", {"low": "-Infinity"}]
 
 
+def test_a_universe_is_given_a_policy_for_sends(hf: Hf) -> None:
+    def policy(*options: str) -> Any:
+        return parsed(hf("--universe", "bank", "world", "policy", *options, "--json"))
+
+    assert policy("--sends-to", "shop, main") == {"sends_to": ["main", "shop"], "accepts_from": []}
+    assert policy("--accepts-from", "*") == {"sends_to": ["main", "shop"], "accepts_from": ["*"]}
+    assert policy("--sends-to", "none") == policy() == {"sends_to": [], "accepts_from": ["*"]}
+    assert "Invalid universe name" in hf("world", "policy", "--sends-to", "a,,b", code=2).stderr
+
+
 def test_queues_are_paused_purged_and_given_a_policy(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x", "--delay", "1h")
     hf("queue", "put", "jobs", "y")
@@ -955,6 +985,36 @@ def test_a_command_that_ignores_sigterm_is_killed_before_its_lease_ends(
 
 
 # Worlds, blobs, states, entities, activity.
+
+
+def test_effects_are_claimed_failed_and_completed_from_a_shell(hf: Hf) -> None:
+    ask = {
+        "type": "control",
+        "command": "pay",
+        "effects": [{"kind": "charge", "intent_hash": "YQ==", "params": "e30="}],
+        "timers": [{"deliver_at_ns": 1 << 62, "intent_hash": "cmVtaW5k"}],
+    }
+    hf("world", "create", "ada")
+    hf("world", "inbox", "put", "ada", "--item", json.dumps(ask))
+    hf("world", "drain", "ada")
+    assert [(each["timer_id"], each["due_at"][:4]) for each in parsed(hf("timers", "list", "--json"))] == [
+        ("remind", "2116")
+    ]
+    assert [(each["kind"], each["params"]) for each in parsed(hf("effects", "list", "ada", "--json"))] == [
+        ("charge", "{}")
+    ]
+    hf("effects", "claim", "other", code=3)
+    (claimed,) = parsed(hf("effects", "claim", "charge", "--owner", "sh", "--json"))
+    assert (claimed["fence"], claimed["attempts"], claimed["idempotency_key"]) == (1, 1, "61")
+    effect = ("ada", "0", "0", "--fence")
+    hf("effects", "complete", *effect, "7", "{}", code=6)
+    assert parsed(hf("effects", "fail", *effect, "1", "no answer", "--delay", "0", "--json"))["is_dead"] is False
+    hf("effects", "claim", "charge", "--wait", "1")
+    assert "complete" in hf("effects", "complete", *effect, "2", '{"paid": true}').stdout
+    hf("effects", "complete", *effect, "2", code=4)
+    assert parsed(hf("effects", "list", "--json")) == []
+    (receipt,) = parsed(hf("world", "inbox", "read", "ada", "--json"))
+    assert receipt["item"]["effect_kind"] == "charge"
 
 
 def test_a_world_is_created_written_read_and_deleted(hf: Hf) -> None:
@@ -1588,3 +1648,28 @@ def test_a_worker_says_why_a_module_has_no_tasks(
     (tmp_path / "shop.py").write_text(code)
     hf("state", "set", "k", "1")
     assert error in hf("worker", module, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "error"),
+    [
+        ("no_such_module", "", "There is no module no_such_module; run the command in its folder"),
+        (
+            "shop:other",
+            "import holdfast; app = holdfast.HostApp()",
+            "other of module shop is not a HostApp; it has app",
+        ),
+        ("shop:app", "app = 1", "app of module shop is not a HostApp; leave it out"),
+        ("shop", "import holdfast; app = holdfast.HostApp()", "belong to an app; write shop:app"),
+        ("shop:app", "import holdfast; app = holdfast.HostApp()", "The app has no programs, workflows or adapters"),
+    ],
+)
+def test_a_host_says_why_a_module_has_nothing_to_run(
+    *, hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, code: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    (tmp_path / "shop.py").write_text(code)
+    hf("state", "set", "k", "1")
+    assert error in hf("host", module, code=2).stderr

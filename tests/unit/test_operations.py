@@ -67,6 +67,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.one_of([values_of(part) for part in get_args(kind)])
     if get_origin(kind) is tuple and get_args(kind)[-1] is ...:
         return st.lists(values_of(get_args(kind)[0]), max_size=3).map(tuple)
+    if get_origin(kind) is tuple:
+        return st.tuples(*map(values_of, get_args(kind)))
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return instances(kind)
     return st.from_type(kind)

@@ -119,7 +119,7 @@ def job_arguments(options: LakeArguments) -> JobArguments:
 reducer_option = click.option(
     "--reducer",
     metavar="MODULE:NAME",
-    help="The function (state, record) -> state that replays worlds.  [default: a hash chain]",
+    help="What replays worlds: a function (state, record) -> state, a program, or an app.  [default: a hash chain]",
 )
 
 

@@ -1,13 +1,11 @@
 """`holdfast worker`: runs the tasks of a Python module."""
 
-import importlib
 import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Final
 
 import click
@@ -17,6 +15,7 @@ from holdfast.cli import connect
 from holdfast.cli.commands import LeafCommand, given_options
 from holdfast.cli.completion import Names, queues
 from holdfast.cli.durations import SECONDS
+from holdfast.cli.modules import load_module
 from holdfast.errors import InvalidArgument
 from holdfast.tasks.app import TaskApp
 from holdfast.tasks.default_app import DEFAULT_APP
@@ -110,7 +109,7 @@ def _find_app(name: str) -> TaskApp:
         InvalidArgument: the module cannot be imported, or has no such app.
     """
     module_name, _, attribute = name.partition(":")
-    module = _import(module_name)
+    module = load_module(module_name)
     apps = [key for key, value in vars(module).items() if isinstance(value, TaskApp)]
     found = getattr(module, attribute, None) if attribute else DEFAULT_APP
     if not isinstance(found, TaskApp):
@@ -119,17 +118,3 @@ def _find_app(name: str) -> TaskApp:
     if not attribute and not DEFAULT_APP.tasks and apps:
         raise InvalidArgument(f"The tasks of module {module_name} belong to an app; write {module_name}:{apps[0]}")
     return found
-
-
-def _import(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return importlib.import_module(name)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            raise InvalidArgument(
-                f"There is no module {name}; run the command in its folder, or set PYTHONPATH"
-            ) from error
-        logging.getLogger("holdfast.worker").error("module %s cannot be imported", name, exc_info=error)
-        raise InvalidArgument(f"Module {name} cannot be imported: {type(error).__name__}: {error}") from error

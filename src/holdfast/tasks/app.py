@@ -89,6 +89,14 @@ class Task(Generic[Parameters, Result]):
         messages = self._messages(calls)
         return await (await self._registry.planes.get_async()).queue(self.queue).put_many(messages)
 
+    def message(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> NewMessage:
+        """The message of a call, for code that puts it by itself; `send` puts it.
+
+        Raises:
+            InvalidArgument: arguments do not fit the annotations.
+        """
+        return self._message(self._call(args, kwargs))
+
     def with_options(self, **options: Unpack[MessageOptions]) -> "Task[Parameters, Result]":
         """The task with other options of `queue.put` for what is sent: delay_seconds, priority, unique_key, …"""
         merged: MessageOptions = {**self._options, **options}

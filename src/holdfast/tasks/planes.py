@@ -58,7 +58,7 @@ class AppPlanes:
 
     async def new_async(self) -> AsyncPlane:
         """Another handle of the plane, for an event loop."""
-        return _async_plane(await asyncio.to_thread(self.get))  # A data directory takes time to open.
+        return async_plane_of(await asyncio.to_thread(self.get))  # A data directory takes time to open.
 
     def set_async(self, plane: AsyncPlane) -> None:
         """Use a plane on the running event loop."""
@@ -114,7 +114,8 @@ async def close_handle(plane: AsyncPlane) -> None:
         await plane.close()
 
 
-def _async_plane(plane: Plane) -> AsyncPlane:
+def async_plane_of(plane: Plane) -> AsyncPlane:
+    """Another handle of an open plane, for an event loop."""
     from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
 
     transport = plane._transport

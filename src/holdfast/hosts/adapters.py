@@ -1,0 +1,241 @@
+"""Adapters: functions that carry out effects, and the pool that runs them.
+
+claim ──► run the adapter, renewing the lease ──► returns ──► complete: its result is a receipt in the world's inbox
+                                              └─► raises  ──► fail: tried again after a back-off, or dead
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import copy_context
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import Fenced, HoldfastError, InvalidArgument, NotFound
+from holdfast.handles.queues import payload_of
+from holdfast.handles.task_control import Reject, RetryLater
+from holdfast.handles.workers import RestartPolicy
+from holdfast.hosts.failures import is_final, text_of
+from holdfast.limits import EFFECT_CLAIMS_MAX, HOST_WAIT_SECONDS_MAX, INBOX_INLINE_BYTES_MAX
+from holdfast.wire import AsyncTransport
+from holdfast.wire.blobs import PutBlob
+from holdfast.wire.effects import ClaimEffects, CompleteEffect, EffectInfo, ExtendEffect, FailEffect
+from holdfast.wire.json_values import decode_json
+
+_log = logging.getLogger("holdfast.host")
+_RENEWALS_PER_LEASE: Final = 3
+
+AdapterFunction = Callable[["EffectCall"], Any] | Callable[["EffectCall"], Awaitable[Any]]
+
+
+class EffectCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt to carry out an effect, as an adapter is given it."""
+
+    kind: str
+    payload: bytes  # The parameters.
+    idempotency_key: str  # The same in all attempts of the effect, and different for every other effect.
+    world: str
+    universe: str
+    attempt: int  # 1 for the first one.
+    max_attempts: int
+
+    def json(self) -> Any:
+        """The parameters, from JSON.
+
+        Raises:
+            InvalidValue: they are not JSON, or nested too deep.
+        """
+        return decode_json(self.payload)
+
+
+class Adapter:
+    """The function that carries out the effects of a kind."""
+
+    def __init__(self, kind: str, function: AdapterFunction) -> None:
+        if not callable(function):
+            raise InvalidArgument(f"The adapter of {kind} must be a function, not {type(function).__name__}")
+        self.kind = kind
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+
+
+class AdapterPool:
+    """Claims the effects of some adapters, and carries them out until it is stopped."""
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        universe: str,
+        owner: str,
+        adapters: Mapping[str, Adapter],
+        *,
+        concurrency: int,
+        lease_seconds: float,
+    ) -> None:
+        self.completed = 0
+        self.failed = 0
+        self._transport = transport
+        self._universe = universe
+        self._owner = owner
+        self._adapters = dict(adapters)
+        self._concurrency = concurrency
+        self._lease_seconds = lease_seconds
+        self._running: dict[asyncio.Task[None], EffectInfo] = {}
+        self._has_room = asyncio.Event()
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="holdfast-adapter")
+
+    async def run(self) -> None:
+        """Carry out effects until it is cancelled.
+
+        Raises:
+            HoldfastError: effects cannot be claimed, and a retry cannot succeed.
+        """
+        if not self._adapters:
+            return
+        renewing = asyncio.create_task(self._renew())
+        failures, restarts = 0, RestartPolicy(longest_seconds=30.0)
+        try:
+            while True:
+                try:
+                    await self.claim(wait_seconds=HOST_WAIT_SECONDS_MAX)
+                    failures = 0
+                except HoldfastError as error:
+                    if is_final(error):
+                        raise
+                    failures += 1
+                    _log.warning("effects cannot be claimed: %s", error)
+                    await asyncio.sleep(restarts.pause_seconds(failures))
+        finally:
+            renewing.cancel()
+
+    async def claim(self, *, wait_seconds: float = 0.0) -> int:
+        """Claim effects for which there is room, and start to carry them out; how many."""
+        while (room := self._concurrency - len(self._running)) <= 0:
+            self._has_room.clear()
+            await self._has_room.wait()
+        request = ClaimEffects(
+            list(self._adapters),
+            self._owner,
+            min(room, EFFECT_CLAIMS_MAX),
+            self._lease_seconds,
+            wait_seconds,
+            self._universe,
+        )
+        effects = (await self._transport.call(request)).effects if self._adapters else []
+        for effect in effects:
+            task = asyncio.create_task(self._carry_out(effect))
+            self._running[task] = effect
+            task.add_done_callback(self._finished)
+        return len(effects)
+
+    async def finish(self, drain_seconds: float | None = None) -> None:
+        """Wait for running adapters, at most `drain_seconds`; the leases of the rest end by themselves."""
+        if self._running:
+            _, late = await asyncio.wait(list(self._running), timeout=drain_seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+
+    def close(self) -> None:
+        """Let its threads end when they have finished."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        self._has_room.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("unexpected error of an adapter's task", exc_info=error)
+
+    async def _carry_out(self, effect: EffectInfo) -> None:
+        try:
+            payload = await self._call(effect)
+        except Exception as error:
+            self.failed += 1
+            _log.warning("effect %s of world %s failed: %s", effect.kind, effect.world, error, exc_info=error)
+            await self._fail(effect, error)
+            return
+        try:
+            await self._complete(effect, payload)
+        except (Fenced, NotFound) as error:
+            _log.warning("effect %s of world %s was done, but is lost: %s", effect.kind, effect.world, error)
+        except HoldfastError as error:
+            if is_final(error):
+                await self._fail(effect, error)
+            else:  # Its lease ends, and it is done again with the same idempotency key.
+                _log.warning("effect %s of world %s was done, not completed: %s", effect.kind, effect.world, error)
+        else:
+            self.completed += 1
+
+    async def _call(self, effect: EffectInfo) -> bytes:
+        """The result of the adapter, as bytes."""
+        adapter = self._adapters[effect.kind]
+        call = EffectCall(
+            kind=effect.kind,
+            payload=effect.params,
+            idempotency_key=effect.intent_hash.hex(),
+            world=effect.world,
+            universe=self._universe,
+            attempt=effect.attempts,
+            max_attempts=effect.max_attempts,
+        )
+        if adapter.is_async:
+            result = await adapter.function(call)
+        else:
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(self._threads, copy_context().run, adapter.function, call)
+        return payload_of(result)[0]
+
+    async def _complete(self, effect: EffectInfo, payload: bytes) -> None:
+        blob = None
+        if len(payload) > INBOX_INLINE_BYTES_MAX:
+            blob = (await self._transport.call(PutBlob(payload, self._universe, pinned=False))).hash
+            payload = b""
+        await self._transport.call(
+            CompleteEffect(
+                effect.world,
+                effect.height,
+                effect.number,
+                effect.fence,
+                payload,
+                blob,
+                adapter_id=self._owner,
+                universe=self._universe,
+            )
+        )
+
+    async def _fail(self, effect: EffectInfo, error: Exception) -> None:
+        request = FailEffect(
+            effect.world,
+            effect.height,
+            effect.number,
+            effect.fence,
+            str(error) if isinstance(error, Reject | RetryLater) else text_of(error),
+            delay_seconds=error.seconds if isinstance(error, RetryLater) else None,
+            is_final=isinstance(error, Reject),
+            universe=self._universe,
+        )
+        with suppress(HoldfastError):  # It is lost, or its lease ends.
+            await self._transport.call(request)
+
+    async def _renew(self) -> None:
+        """Extend the leases of running effects; an adapter whose effect is lost is cancelled."""
+        while True:
+            await asyncio.sleep(self._lease_seconds / _RENEWALS_PER_LEASE)
+            await asyncio.gather(*(self._extend(task, effect) for task, effect in list(self._running.items())))
+
+    async def _extend(self, task: asyncio.Task[None], effect: EffectInfo) -> None:
+        request = ExtendEffect(
+            effect.world, effect.height, effect.number, effect.fence, self._lease_seconds, self._universe
+        )
+        try:
+            await self._transport.call(request)
+        except (Fenced, NotFound):
+            _log.warning("effect %s of world %s is lost: its lease has ended", effect.kind, effect.world)
+            task.cancel()
+        except HoldfastError as error:
+            _log.warning("the lease of effect %s of world %s is not extended: %s", effect.kind, effect.world, error)
