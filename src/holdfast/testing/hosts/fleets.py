@@ -1,0 +1,345 @@
+"""Several hosts at once, under a seed: they pause, crash, lose answers and lose their claims.
+
+The hosts are real ones, with programs, adapters and workflows. They share one plane in memory and one event loop whose
+time moves by itself (`virtual_loop`); the clock of the plane follows it. The seed decides what happens at each boundary
+of a host:
+
+    kill      the process ends there, and another one starts a little later
+    pause     everything in the process stands still, often for longer than its claims last
+    refused   a commit is refused, and nothing is written
+    lost      it is committed, and the host gets an error instead of the answer
+
+    python -m holdfast.testing.hosts.fleets --seeds 1000       a thousand seeds
+    python -m holdfast.testing.hosts.fleets --seed 17 --show   one seed, with everything that its hosts did
+
+In the end, everything that was asked for is done once: at most one host has written a world at a time, and the replay
+of every journal gives the state that its host had, byte for byte.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+from collections import Counter
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from holdfast.clock import IdSource
+from holdfast.errors import CommitUnknown, HoldfastError, Unreachable
+from holdfast.handles.plane import AsyncPlane
+from holdfast.handles.sync.plane import Plane
+from holdfast.hosts.adapters import EffectCall
+from holdfast.hosts.apps import HostApp
+from holdfast.hosts.programs import Event, TurnContext
+from holdfast.hosts.workflows.retry import Retry
+from holdfast.hosts.workflows.run import WorkflowRun
+from holdfast.names import UNIVERSE
+from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from holdfast.plane.open import Options, open_plane
+from holdfast.testing.clock import START_MS
+from holdfast.testing.histories import Violation
+from holdfast.testing.hosts.contents import read_contents
+from holdfast.testing.hosts.host_test import fire_due_timers
+from holdfast.testing.hosts.processes import Action, HostProcess
+from holdfast.testing.hosts.virtual_loop import VirtualLoop
+from holdfast.wire.runs import COMPLETED
+
+Fault = TypeVar("Fault", Action, float, HoldfastError)
+
+HOSTS: Final = 3
+ACCOUNTS: Final = ("account-0", "account-1")
+ORDERS: Final = 4
+ERRANDS: Final = 3
+_LEASE_SECONDS: Final = 4.0
+_TIMER_SECONDS: Final = 0.5  # How often due timers are fired.
+_END_SECONDS_MAX: Final = 3_600.0  # Far longer than the hosts need for everything.
+
+
+class FleetRates(msgspec.Struct, frozen=True):
+    """The probability of each fault at a boundary."""
+
+    kill: float = 0.015
+    pause: float = 0.04
+    refused: float = 0.02
+    lost: float = 0.02
+
+
+def make_app(choices: random.Random) -> HostApp:
+    """Accounts that take orders, a ledger that is told about them, and errands with flaky steps."""
+    app = HostApp()
+
+    @app.program
+    def account(state: Any, event: Event, context: TurnContext) -> Any:
+        state = state or {"ordered": [], "paid": [], "reminded": []}
+        if event.name == "order":
+            order = event.json()["order"]
+            context.call("pay", {"order": order}, max_attempts=1_000)
+            context.timer(order, seconds=2)
+            return {**state, "ordered": [*state["ordered"], order]}
+        if event.is_receipt("pay"):
+            order = event.json()
+            context.send("ledger", {"entry": order})
+            context.put("paid", {"order": order})
+            return {**state, "paid": [*state["paid"], order]}
+        return {**state, "reminded": [*state["reminded"], event.name]}
+
+    @app.program
+    def ledger(state: Any, event: Event, context: TurnContext) -> Any:
+        del context
+        return [*(state or []), event.json()["entry"]]
+
+    @app.adapter("pay")
+    async def pay(call: EffectCall) -> Any:
+        await asyncio.sleep(choices.random())
+        return call.json()["order"]
+
+    async def look_up(errand: str) -> str:
+        await asyncio.sleep(choices.random())
+        if choices.random() < 0.3:
+            raise OSError("try again")
+        return errand.upper()
+
+    @app.workflow
+    async def deliver(run: WorkflowRun, what: str) -> str:
+        await run.sleep(1)
+        return what
+
+    @app.workflow
+    async def errand(run: WorkflowRun, name: str) -> list[Any]:
+        again = Retry(1_000, delay_seconds=0.5, factor=1.5, delay_seconds_max=3.0)
+        first, second = await run.gather(
+            run.step(look_up, name, retry=again), run.step(look_up, f"{name}-2", retry=again)
+        )
+        await run.put("found", {"errand": first})
+        approval = await run.wait_for("approval", timeout=8)
+        await run.send("ledger", {"entry": second})
+        return [first, second, approval, await run.child(deliver, name)]
+
+    return app
+
+
+class Fleet:
+    """One run of a seed."""
+
+    def __init__(self, seed: int, rates: FleetRates | None = None) -> None:
+        self.seed = seed
+        self.events: list[str] = []  # What the hosts did, in order.
+        self.faults: Counter[str] = Counter()
+        self._random = random.Random(seed)
+        self._rates = rates or FleetRates()
+        self._stale: list[str] = []
+        self._is_calm = False  # The hosts are left alone, so that everything ends.
+        self._loop = VirtualLoop()
+        services = open_plane("memory:", Options(clock=_LoopClock(self._loop), ids=IdSource(seed))).services
+        services.publish = _ignore_events  # type: ignore[method-assign]
+        self._services = services
+        self._app = make_app(random.Random(seed + 1))
+        self._plane = AsyncPlane(AsyncEmbeddedTransport(services))
+        self._processes: dict[int, HostProcess] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def run(self) -> None:
+        """Run it, and check the outcome.
+
+        Raises:
+            Violation: something was done twice or lost, or an old fence was accepted.
+        """
+        try:
+            self._loop.run_until_complete(self._run())
+            self._check()
+        except Violation as violation:
+            violation.add_note(f"to repeat it: python -m holdfast.testing.hosts.fleets --seed {self.seed} --show")
+            raise
+        finally:
+            self._loop.run_until_complete(self._end())
+            self._loop.close()
+            self._services.stop()
+
+    # What the hosts meet at their boundaries.
+
+    def reach(self, process: HostProcess, name: str) -> Action | float | HoldfastError | None:
+        """Note a boundary, and decide what happens there."""
+        self.events.append(f"{self._loop.time():9.3f} {process.host.owner} {name}")
+        if self._is_calm:
+            return None
+        chance, rates = self._random.random(), self._rates
+        if chance < rates.kill:
+            return self._fault("kill", "kill")
+        chance -= rates.kill
+        if chance < rates.pause:
+            return self._fault("pause", self._random.uniform(0.1, 2 * _LEASE_SECONDS))
+        chance -= rates.pause
+        if name.startswith("before commit") and chance < rates.refused:
+            return self._fault("refused", Unreachable("Refused on purpose"))
+        if name.startswith("after commit") and chance < rates.lost:
+            return self._fault("lost", CommitUnknown("Answer lost on purpose"))
+        return None
+
+    def note_stale(self, process: HostProcess, name: str) -> None:
+        """An old fence was accepted."""
+        self._stale.append(f"{process.host.owner} has committed {name} with an old fence")
+
+    def _fault(self, name: str, what: Fault) -> Fault:
+        self.faults[name] += 1
+        self.events.append(f"{self._loop.time():9.3f} {name}")
+        return what
+
+    # Its tasks.
+
+    async def _run(self) -> None:
+        for name in ACCOUNTS:
+            await self._plane.world(name).create(program="account")
+        await self._plane.world("ledger").create(program="ledger")
+        self._tasks = [asyncio.create_task(self._keep_running(number)) for number in range(HOSTS)]
+        self._tasks.append(asyncio.create_task(self._fire_timers()))
+        for number in range(ORDERS):
+            await asyncio.sleep(self._random.random())
+            await self._plane.world(ACCOUNTS[number % len(ACCOUNTS)]).send("order", {"order": f"o-{number}"})
+            if number < ERRANDS:
+                await self._plane.workflows.start("errand", f"e-{number}", id=f"e-{number}")
+        await asyncio.sleep(3 * self._random.random())
+        for number in range(0, ERRANDS, 2):  # The others wait for the timeout.
+            await self._plane.workflows.signal(f"e-{number}", "approval", number)
+        await asyncio.sleep(8 * self._random.random())
+        self._is_calm = True
+        until = self._loop.time() + _END_SECONDS_MAX
+        while not await self._is_done():
+            if self._loop.time() > until:
+                raise Violation(f"Seed {self.seed}: the hosts have not done everything", [])
+            await asyncio.sleep(1)
+
+    async def _keep_running(self, number: int) -> None:
+        """Run a host, and start another one when it is killed."""
+        for life in range(1, sys.maxsize):
+            process = HostProcess(
+                self._services,
+                UNIVERSE,
+                self._app,
+                boundary=self,
+                owner=f"host-{number}.{life}",
+                lease_seconds=_LEASE_SECONDS,
+                snapshot_every=8,
+                drain_seconds=60.0,
+            )
+            self._processes[number] = process
+            if await process.run(process.host.run) != "kill":
+                return
+            await process.kill()
+            await asyncio.sleep(2 * self._random.random())
+
+    async def _fire_timers(self) -> None:
+        while True:
+            await self._services.database.transact_async(fire_due_timers, UNIVERSE)
+            await asyncio.sleep(_TIMER_SECONDS)
+
+    async def _is_done(self) -> bool:
+        if (await self._plane.workflows.list(state="running")).runs:
+            return False
+        if (await self._plane.effects.list()).effects or (await self._plane.timers.list()).timers:
+            return False
+        for name in (*ACCOUNTS, "ledger"):
+            inbox = self._plane.world(name).inbox
+            if await inbox.read(after=await inbox.cursor(), limit=1):
+                return False
+        return True
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for process in self._processes.values():
+            await process.kill()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+    # The outcome.
+
+    def _check(self) -> None:
+        plane = Plane(EmbeddedTransport(self._services))
+        found = read_contents(plane, self._app, _unchanged)
+        wrong = [*self._stale, *found.faults]
+        orders = [f"o-{number}" for number in range(ORDERS)]
+        errands = [f"e-{number}" for number in range(ERRANDS)]
+        for index, name in enumerate(ACCOUNTS):
+            state = found.values[f"the state of world {name}"]
+            mine = orders[index :: len(ACCOUNTS)]
+            if state["ordered"] != mine or sorted(state["paid"]) != mine or sorted(state["reminded"]) != mine:
+                wrong.append(f"the state of {name} is {state}; its orders are {mine}")
+        entries = sorted([*orders, *(f"{each}-2".upper() for each in errands)])
+        ledger = found.values["the state of world ledger"]
+        if sorted(ledger or []) != entries:
+            wrong.append(f"the ledger has {sorted(ledger or [])}, and should have {entries}")
+        for queue, expected in (("paid", orders), ("found", [each.upper() for each in errands])):
+            found_messages = [msgspec.json.decode(each.payload or b"") for each in plane.queue(queue).peek(100)]
+            messages = sorted(value for message in found_messages for value in message.values())
+            if messages != expected:
+                wrong.append(f"queue {queue} has {messages}, and should have {expected}")
+        for number, each in enumerate(errands):
+            outcome = [each.upper(), f"{each}-2".upper(), None if number % 2 else number, each]
+            state, result = (found.values[f"the {what} of run {each}"] for what in ("state", "result"))
+            if state != COMPLETED or result != outcome:
+                wrong.append(f"run {each} is {state} with {result}, and should have {outcome}")
+        if wrong:
+            raise Violation(f"Seed {self.seed}:\n    " + "\n    ".join(wrong), [])
+
+
+class _LoopClock:
+    """The clock of a plane that follows the time of an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def now_ms(self) -> int:
+        return START_MS + int(self._loop.time() * 1_000)
+
+
+def play_fleet(seed: int, rates: FleetRates | None = None) -> Fleet:
+    """Run one seed, check it, and return what happened.
+
+    Raises:
+        Violation: something was done twice or lost, or an old fence was accepted. A note names the seed.
+    """
+    fleet = Fleet(seed, rates)
+    fleet.run()
+    return fleet
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="holdfast.testing.hosts.fleets", description="Run several hosts with random seeds."
+    )
+    parser.add_argument("--seeds", type=int, default=100, help="the number of seeds (default 100)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--seed", type=int, help="run only this seed")
+    parser.add_argument("--show", action="store_true", help="print what the hosts did")
+    options = parser.parse_args(arguments)
+    seeds = range(options.first, options.first + options.seeds) if options.seed is None else [options.seed]
+    faults: Counter[str] = Counter()
+    for seed in seeds:
+        fleet = Fleet(seed)
+        try:
+            fleet.run()
+        except Violation as violation:
+            sys.stdout.write(
+                "\n".join([*(fleet.events if options.show else ()), str(violation), *violation.__notes__, ""])
+            )
+            return 1
+        if options.show:
+            sys.stdout.write("\n".join([*fleet.events, ""]))
+        faults.update(fleet.faults)
+    sys.stdout.write(f"{len(seeds)} seeds, {dict(faults)}: no violation\n")
+    return 0
+
+
+def _ignore_events(events: Any) -> None:
+    """Publish nothing: no threads are started."""
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

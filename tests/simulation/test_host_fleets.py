@@ -1,0 +1,87 @@
+"""Several hosts with faults do everything once, and broken ones are found."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.hosts.hosted_world import HostedWorld
+from holdfast.kv import Transaction
+from holdfast.layers import effect_leases, effects, hosting
+from holdfast.layers.hosting import Hosting
+from holdfast.layers.worlds import World
+from holdfast.testing.histories import Violation
+from holdfast.testing.hosts.fleets import FleetRates, main, play_fleet
+from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.hosting import TurnCommitted
+
+SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_hosts_that_pause_crash_and_lose_claims_do_everything_once(first: int) -> None:
+    faults: Counter[str] = Counter()
+    for seed in range(first, first + 50):
+        faults.update(play_fleet(seed).faults)
+    assert set(faults) == {"kill", "pause", "refused", "lost"}
+    assert min(faults.values()) > 15
+
+
+@pytest.mark.nightly
+def test_ten_thousand_seeds_find_no_violation() -> None:
+    for seed in range(1_000, 11_000):
+        play_fleet(seed, FleetRates(kill=0.02, pause=0.06) if seed % 2 else None)
+
+
+def test_a_seed_gives_the_same_run_again() -> None:
+    assert play_fleet(17).events == play_fleet(17).events
+
+
+def test_the_command_runs_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--show"]) == 0
+    shown = capsys.readouterr().out
+    assert "before commit: hosting.commit of account-0" in shown
+    assert shown.endswith("no violation\n")
+
+
+def fences_of_turns_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    def trusting(tx: Transaction, world: World, *, owner: str, fence: int) -> Hosting:
+        found = hosting.find(tx, world)
+        assert found is not None
+        return found
+
+    patch.setattr(hosting, "require_claim", trusting)
+
+
+def fences_of_effects_are_not_checked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(effect_leases, "_held", lambda tx, universe, key, fence: effects.find(tx, universe, key))
+
+
+def sends_are_committed_by_themselves(patch: pytest.MonkeyPatch) -> None:
+    commit = HostedWorld.commit
+
+    async def twice(world: HostedWorld, *, operations: Sequence[Any] = (), **turn: Any) -> TurnCommitted:
+        committed = await commit(world, **turn)
+        if operations:
+            await world.transport.call(CommitAtomic(list(operations)))
+        return committed
+
+    patch.setattr(HostedWorld, "commit", twice)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "found"),
+    [
+        (fences_of_turns_are_not_checked, "has committed hosting.commit of .* with an old fence"),
+        (fences_of_effects_are_not_checked, "has committed effects.* with an old fence|EffectNotFound"),
+        (sends_are_committed_by_themselves, "should have|have not done everything"),
+    ],
+)
+def test_a_broken_host_is_found(
+    break_it: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    with pytest.raises(Violation, match=found):
+        for seed in range(SEEDS_TO_FIND):
+            play_fleet(seed)

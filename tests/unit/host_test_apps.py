@@ -1,0 +1,97 @@
+"""An app that uses everything that programs and workflows can do, and scenarios of it."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from holdfast.handles.sync.runs import Run
+from holdfast.hosts.adapters import EffectCall
+from holdfast.hosts.apps import HostApp
+from holdfast.hosts.programs import Event, TurnContext
+from holdfast.hosts.workflows.run import WorkflowRun
+from holdfast.testing import HostTest
+
+app = HostApp()
+
+
+@app.program
+def order(state: Any, event: Event, context: TurnContext) -> Any:
+    """Charges a card, reminds after an hour, and tells everyone when it is paid."""
+    state = state or {"status": "new", "log": []}
+    log = [*state["log"], f"{event.kind} {event.name}"]
+    if event.name == "order":
+        context.call("charge_card", {"order": event.json()["id"]})
+        context.timer("reminder", seconds=3_600)
+        return {"status": "waiting", "log": log}
+    if event.is_receipt("charge_card"):
+        context.send("warehouse", {"ship": event.json()})
+        context.put("emails", {"paid": event.json()})
+        context.mail("ada@main", {"paid": event.json()}, sender="shop")
+        context.publish({"status": "paid"})
+        return {"status": "paid", "log": log}
+    return {**state, "log": log}
+
+
+@app.program
+def warehouse(state: Any, event: Event, context: TurnContext) -> Any:
+    """Counts what it is told to ship."""
+    return {"shipped": [*(state or {"shipped": []})["shipped"], event.json()["ship"]]}
+
+
+@app.adapter("charge_card")
+async def charge_card(call: EffectCall) -> Any:
+    return call.json()["order"] * 100
+
+
+def look_up(item: str) -> str:
+    return item.upper()
+
+
+async def wait_long(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@app.workflow
+async def shipping(run: WorkflowRun, item: str) -> str:
+    await run.sleep(timedelta(days=1))
+    return f"shipped {item}"
+
+
+@app.workflow
+async def buy(run: WorkflowRun, item: str) -> list[Any]:
+    found, waited = await run.gather(run.step(look_up, item), run.step(wait_long, 86_400.0))
+    run.state({"found": found})
+    await run.put("emails", {"bought": found})
+    await run.send("warehouse", {"ship": found})
+    await run.mail("ada@main", {"bought": found})
+    if not await run.wait_for("approval", timeout=timedelta(days=30)):
+        return [found, waited, None]
+    return [found, waited, await run.child(shipping, found)]
+
+
+def place_order(test: HostTest) -> Any:
+    """The scenario of the program."""
+    for name, program in (("order-1", order), ("warehouse", warehouse)):
+        test.plane.world(name).create(program=program)
+    test.plane.agents.register("shop")
+    test.plane.agents.register("ada")
+    test.plane.world("order-1").send("order", {"id": 17})
+    test.run_until_idle()
+    test.advance(hours=2)
+    return test.state("order-1")["status"]
+
+
+def start_to_buy(test: HostTest) -> Run:
+    """A run of the workflow that waits for an approval."""
+    test.plane.world("warehouse").create(program=warehouse)
+    run = test.plane.workflows.start(buy, "book", id="b-1")
+    test.run_until_idle()
+    return run
+
+
+def buy_book(test: HostTest) -> Any:
+    """The scenario of the workflow."""
+    run = start_to_buy(test)
+    run.signal("approval", True)
+    return test.run_to_end(run)
