@@ -138,7 +138,7 @@ def test_audit_accepts_a_lake_behind_the_plane_and_rejects_one_ahead(spark: Spar
     def cut_off(tx: Transaction) -> int:
         world = World("main", "world-0000")
         head = journals.head(tx, world) - 30
-        tx.put(journals._head_key(world), head.to_bytes(8, "big"))
+        tx.put(journals.head_key(world), head.to_bytes(8, "big"))
         return head
 
     with planes.opened(config.data) as plane:

@@ -519,7 +519,7 @@ def test_segments_of_several_worlds_are_fetched_concurrently(data, staging, cach
             stores = {INLINE_STORE} if packer else {batch.staging for batch in batches}
             assert {chunk.store for chunk in chunks} == stores
         assert not [path for path in (data.parent / "packed").rglob("*") if path.is_file()]
-        audit_batches = list(audit._batches(view, f"{staging}/audit", _EmptyLakeJournal(), 1 << 30))
+        audit_batches = list(audit._batches(view, f"{staging}/audit", _EmptyLakeJournal(), 1 << 30, None))
         chunks = [chunk for batch in audit_batches for each in batch.audit_inputs for chunk in each.chunks]
         assert [(chunk.world, chunk.start, chunk.path) for chunk in chunks] == wanted
         assert {chunk.store for chunk in chunks} == {f"{staging}/audit/batch-0"}

@@ -16,7 +16,7 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from holdfast.errors import Corrupt, HoldfastError, ObjectNotFound
+from holdfast.errors import Corrupt, HashMismatch, HoldfastError, ObjectNotFound
 from holdfast.layers.journal_records import Kind
 from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord, is_completion
 from holdfast.limits import FINDINGS_PER_WORLD_MAX, STATE_REPORTED_BYTES_MAX
@@ -45,6 +45,15 @@ class SnapshotBody(msgspec.Struct, frozen=True):
     staged: bool = False  # Written for this audit only; if it is missing, the plane is not damaged.
 
 
+class PayloadBody(msgspec.Struct, frozen=True):
+    """A payload that is a blob, and the location of its bytes: inline, or in a store."""
+
+    hash: str
+    inline: bytes | None = None
+    store: str = ""
+    path: str = ""
+
+
 class AuditInput(msgspec.Struct, frozen=True):
     """Everything needed to audit one world."""
 
@@ -56,6 +65,8 @@ class AuditInput(msgspec.Struct, frozen=True):
     chunks: list[JournalChunk]
     lake_next: int = 0  # The lake has the records below this height,
     lake_gaps: list[tuple[int, int]] = []  # except these ranges (inclusive).
+    program: str | None = None  # That hosts run the world with.
+    payloads: list[PayloadBody] = []  # Of its items, if the reducer reads them.
 
     @property
     def size(self) -> int:
@@ -109,8 +120,10 @@ class _WorldAuditor:
     def __init__(self, audit_input: AuditInput, open_store: OpenStore, reducer: str | None) -> None:
         self._case = audit_input
         self._open = open_store
-        self._reducer = replays.reducer_of(reducer)
-        self._compares_snapshots = reducer is not None
+        found = replays.reducer_of(reducer, audit_input.world, audit_input.program)
+        self._reducer = found or replays.chain
+        self._compares_snapshots = reducer is not None and found is not None
+        self._payloads = {each.hash: each for each in audit_input.payloads}
         self._bodies = {body.record.height: body for body in audit_input.snapshots}
         self._manifest = self._bodies[0].record.manifest_hash or NO_MANIFEST if 0 in self._bodies else NO_MANIFEST
         self._findings: list[Finding] = []
@@ -215,7 +228,22 @@ class _WorldAuditor:
     def _reduce(self, state: Any, record: bytes, kind: str, value: Any) -> Any:
         if self._reducer is replays.chain:  # It needs only the bytes, which are canonical already.
             return hashlib.sha256((state or b"") + record).digest()
-        return self._reducer(state, Entry(self._height, kind, value))
+        return self._reducer(state, Entry(self._height, kind, self._with_payload(kind, value)))
+
+    def _with_payload(self, kind: str, value: Any) -> Any:
+        """The value of an item with the bytes of a payload that is a blob, if the reducer reads them."""
+        if kind != "ingress" or not getattr(self._reducer, "reads_payloads", False):
+            return value
+        blob = value.get("payload_blob")
+        if blob is None:
+            return value
+        body = self._payloads.get(blob)
+        data = None if body is None else body.inline
+        if body is not None and body.path:
+            data = self._open(body.store).get(body.path)
+        if data is None or hashlib.sha256(data).hexdigest() != blob:
+            raise HashMismatch(f"the payload {blob} is missing or damaged")
+        return {**value, "payload": data}
 
     def _check_snapshot_here(self) -> None:
         """Compare the state with the snapshot at this height, or resume from it if the state is unknown."""

@@ -1,7 +1,8 @@
 """Replays: the state of a world as the fold of its records. No Spark here.
 
 A reducer is what a world's `restore` takes, `(state, entry) -> state`, named as `module:function` so that it can be
-sent to executors. The default, `chain`, hashes all records in order.
+sent to executors. A program and an app of a host can be named in the same way: an app has the reducers of its programs
+and of the runs of workflows. The default, `chain`, hashes all records in order.
 """
 
 import hashlib
@@ -12,10 +13,14 @@ from typing import Any, TypeAlias
 import cbor2
 
 from holdfast.errors import InvalidArgument
+from holdfast.hosts.apps import HostApp
+from holdfast.hosts.programs import Program
+from holdfast.hosts.workflows.records import fold
 from holdfast.layers import journal_records
 from holdfast.layers.journal_records import Kind
 from holdfast.wire.canonical import canonical
 from holdfast.wire.restores import Entry
+from holdfast.wire.runs import RUN_PREFIX
 
 Reducer: TypeAlias = Callable[[Any, Entry], Any]
 
@@ -26,8 +31,10 @@ def chain(state: bytes | None, entry: Entry) -> bytes:
     return hashlib.sha256((state or b"") + record).digest()
 
 
-def reducer_of(name: str | None) -> Reducer:
+def reducer_of(name: str | None, world: str = "", program: str | None = None) -> Reducer | None:
     """The reducer named `module:function`; `chain` for None.
+
+    If the name is that of an app, the reducer for a world of the given name and program; None if the app has none.
 
     Raises:
         InvalidArgument: the function does not exist.
@@ -43,6 +50,13 @@ def reducer_of(name: str | None) -> Reducer:
         raise InvalidArgument(
             f"Cannot load the reducer {name!r} ({error}); use module:function, importable on all executors"
         ) from error
+    if isinstance(found, HostApp):
+        if world.startswith(RUN_PREFIX):
+            return fold
+        known = found.programs.get(program or "")
+        return None if known is None else known.reducer
+    if isinstance(found, Program):
+        return found.reducer
     if not callable(found):
         raise InvalidArgument(f"{name!r} is not callable; a reducer is called with a state and an entry")
     return found  # type: ignore[no-any-return]

@@ -8,21 +8,26 @@ table has the rows of the one that ended last; each returns its own findings.
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final
 
+import cbor2
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import HashMismatch, MissingObject
-from holdfast.layers import blobs
+from holdfast.errors import Corrupt, HashMismatch, MissingObject
+from holdfast.kv import Transaction
+from holdfast.layers import blobs, hosting
+from holdfast.layers.journal_records import Kind
 from holdfast.layers.snapshots import SnapshotRecord
+from holdfast.layers.worlds import World
 from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX, SCAN_TASK_BYTES
-from holdfast.pipeline import audit_rules, hash_checks, ownership, redactions, replays, tasks
-from holdfast.pipeline.audit_rules import AuditInput, AuditResult, Finding, SnapshotBody
+from holdfast.pipeline import audit_rules, codec, hash_checks, ownership, redactions, replays, tasks
+from holdfast.pipeline.audit_rules import AuditInput, AuditResult, Finding, PayloadBody, SnapshotBody
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.hash_checks import Check, Problem
 from holdfast.pipeline.intake.plans import journal_watermark
@@ -73,7 +78,9 @@ def run(
             notes.append("Worlds, blobs and logs were not audited, because the key space is damaged")
             return _result(counts, [_problem_row(problem) for problem in problems], notes, started)
         writer = Writer(WORLD_STATE, lake.location.child(WORLD_STATE.name), is_sorted=False)
-        batches = _batches(plane, staged.store_url, lake_journal, AUDIT_TASK_BYTES * tasks.parallelism(spark))
+        batches = _batches(
+            plane, staged.store_url, lake_journal, AUDIT_TASK_BYTES * tasks.parallelism(spark), config.reducer
+        )
         for audit_batch in batches:
             results = list(_audit_batch(spark, config, plane, audit_batch.audit_inputs, lake_journal))
             staging.clear(staged.child(audit_batch.folder))
@@ -328,7 +335,9 @@ class _Task(msgspec.Struct, frozen=True):
     audit_inputs: list[AuditInput]
 
 
-def _batches(view: View, url: str, lake_journal: _LakeJournal, batch_bytes: int) -> Iterator[_Batch]:
+def _batches(
+    view: View, url: str, lake_journal: _LakeJournal, batch_bytes: int, reducer: str | None
+) -> Iterator[_Batch]:
     count = 0
     audit_batch = _Batch(f"batch-{count}", [])
     for universe in view.universes():
@@ -337,14 +346,14 @@ def _batches(view: View, url: str, lake_journal: _LakeJournal, batch_bytes: int)
             audit_batch.audit_inputs.append(audit_input)
             audit_batch.size += audit_input.size
             if audit_batch.size >= batch_bytes or len(audit_batch.audit_inputs) >= AUDIT_WORLDS_MAX:
-                yield _make_readable(view, audit_batch, url)
+                yield _make_readable(view, audit_batch, url, reducer)
                 count += 1
                 audit_batch = _Batch(f"batch-{count}", [])
     if audit_batch.audit_inputs:
-        yield _make_readable(view, audit_batch, url)
+        yield _make_readable(view, audit_batch, url, reducer)
 
 
-def _make_readable(view: View, audit_batch: _Batch, url: str) -> _Batch:
+def _make_readable(view: View, audit_batch: _Batch, url: str, reducer: str | None) -> _Batch:
     """The batch with all of its segments in stores that executors can read."""
     chunks = view.make_readable(
         (chunk for audit_input in audit_batch.audit_inputs for chunk in audit_input.chunks),
@@ -354,7 +363,39 @@ def _make_readable(view: View, audit_batch: _Batch, url: str) -> _Batch:
         msgspec.structs.replace(audit_input, chunks=list(islice(chunks, len(audit_input.chunks))))
         for audit_input in audit_batch.audit_inputs
     ]
+    audit_inputs = [_with_payloads(view, each, reducer, f"{url}/{audit_batch.folder}") for each in audit_inputs]
     return _Batch(audit_batch.folder, audit_inputs, audit_batch.size)
+
+
+def _with_payloads(view: View, audit_input: AuditInput, reducer: str | None, url: str) -> AuditInput:
+    """The same input with the payloads of its items that are blobs, if its reducer reads them."""
+    found = replays.reducer_of(reducer, audit_input.world, audit_input.program)
+    if not getattr(found, "reads_payloads", False):
+        return audit_input
+    hashes: dict[str, None] = {}
+    for chunk in audit_input.chunks:
+        with suppress(Corrupt):  # The audit itself reports it.
+            for record in codec.read_chunk(chunk, view.stores(chunk.store)):
+                hash = _payload_blob(record) if _PAYLOAD_BLOB in record else None
+                if hash is not None:
+                    hashes[hash] = None
+    bodies = [_payload_body(view, audit_input.universe, hash, url) for hash in hashes]
+    return msgspec.structs.replace(audit_input, payloads=bodies)
+
+
+def _payload_blob(record: bytes) -> str | None:
+    """The blob that is the payload of an item; None if the record is none, or is damaged."""
+    try:
+        number, value = cbor2.loads(record)
+        found = value.get("payload_blob") if number == Kind.INGRESS else None
+    except Exception:  # A decoder may raise anything on bytes it does not understand.
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _payload_body(view: View, universe: str, hash: str, url: str) -> PayloadBody:
+    body = _snapshot_body(view, universe, SnapshotRecord(hash, 0, 0, None, None), url)
+    return PayloadBody(hash, body.inline, body.store, body.path)
 
 
 def _audit_input(view: View, world: WorldView, url: str, lake_journal: _LakeJournal) -> AuditInput:
@@ -368,7 +409,13 @@ def _audit_input(view: View, world: WorldView, url: str, lake_journal: _LakeJour
         view.locate_chunks(world, 0, url),
         min(lake_next, world.head),
         gaps,
+        view.database.read(_program_of, World(world.universe, world.name)),
     )
+
+
+def _program_of(tx: Transaction, world: World) -> str | None:
+    found = hosting.find(tx, world)
+    return None if found is None else found.program
 
 
 def _snapshot_body(view: View, universe: str, record: SnapshotRecord, url: str) -> SnapshotBody:
@@ -448,3 +495,4 @@ def _finding_row(verdict: AuditResult, finding: Finding) -> dict[str, Any]:
 _CHECKS_AT_A_TIME: Final = 10_000
 _SCANNED_COLUMNS: Final = ("world", "height", "raw", "hash", "redacted")
 _UNREADABLE: Final = frozenset(("missing", "checksum", "malformed", "schema"))
+_PAYLOAD_BLOB: Final = b"payload_blob"  # In every record of an item whose payload is a blob.
