@@ -303,6 +303,41 @@ class TestEntities:
         assert (answer.status, answer.code) == (400, code)
 
 
+class TestEffects:
+    def test_an_effect_is_claimed_failed_and_completed(self, server: Any, name: str) -> None:
+        server.ask("PUT", f"/v1/worlds/{name}")
+        hash = base64.b64encode(b"intent").decode()
+        effect = {"kind": name, "intent_hash": hash, "params": base64.b64encode(b"{}").decode()}
+        timer = {"deliver_at_ns": 1 << 62, "intent_hash": hash}
+        item = {"type": "control", "command": "go", "effects": [effect], "timers": [timer]}
+        assert server.post(f"/v1/worlds/{name}/inbox", {"item": item}).status == 201
+        server.post(f"/v1/worlds/{name}/drain")
+        (listed,) = server.get(f"/v1/worlds/{name}/effects").json()["effects"]
+        assert (listed["kind"], listed["state"], listed["attempts"]) == (name, "pending", 0)
+        assert server.get(f"/v1/worlds/{name}/timers").json()["timers"][0]["timer_id"] == "intent"
+        assert server.get("/v1/timers?limit=1").status == server.get("/v1/effects").status == 200
+        claim = {"kinds": [name], "owner": "ada", "wait_seconds": 5}
+        (claimed,) = server.post("/v1/effects/claim", claim).json()["effects"]
+        path, fence = f"/v1/worlds/{name}/effects/0/0", claimed["fence"]
+        assert (fence, claimed["intent_hash"]) == (1, hash)
+        assert server.post("/v1/effects/claim", {**claim, "wait_seconds": 0}).json()["effects"] == []
+        assert server.post(f"{path}/extend", {"fence": fence, "lease_seconds": 60}).status == 200
+        stale = server.post(f"{path}/complete", {"fence": 9})
+        assert (stale.status, stale.code) == (403, "fencing_mismatch")
+        failed = server.post(f"{path}/fail", {"fence": fence, "error": "busy", "delay_seconds": 0}).json()
+        assert failed["is_dead"] is False
+        (again,) = server.post("/v1/effects/claim", claim).json()["effects"]
+        given = {key: again[key] for key in ("world", "height", "number", "fence")}
+        assert server.post("/v1/effects/release", {"effects": [given]}).status == 200
+        (again,) = server.post("/v1/effects/claim", claim).json()["effects"]
+        done = {"fence": again["fence"], "payload": base64.b64encode(b"ok").decode()}
+        assert server.post(f"{path}/complete", done).status == 200
+        gone = server.post(f"{path}/complete", done)
+        assert (gone.status, gone.code) == (404, "effect_not_found")
+        (receipt,) = [item for _, item in server.get(f"/v1/worlds/{name}/inbox").json()["items"][1:]]
+        assert (receipt["type"], receipt["payload"]) == ("receipt", done["payload"])
+
+
 class TestWorlds:
     def test_a_world_goes_through_its_lifecycle(self, server: Any, name: str) -> None:
         path = f"/v1/worlds/{name}"
@@ -486,12 +521,14 @@ ROUND_TRIPS = {
     "/v1/queues/{queue}/policy": "/v1/queues/r/policy",
     "/v1/queues/{queue}/schedules/{name}": "/v1/queues/r/schedules/nightly",
     "/v1/mail/policy": "/v1/mail/policy",
+    "/v1/hosting/policy": "/v1/hosting/policy",
     "/v1/agents/{name}": "/v1/agents/round-trip",
+    "/v1/worlds/{world}/program": "/v1/worlds/round-trip/program",
     "/v1/state/{key:path}": "/v1/state/round/trip",
     "/v1/entities/{kind}/{id}": "/v1/entities/task/round-trip",
 }
 # PUT adds something; it does not replace what GET returns.
-CREATE_ONLY = {"/v1/worlds/{world}", "/v1/blobs", "/v1/blobs/{hash}/pin"}
+CREATE_ONLY = {"/v1/worlds/{world}", "/v1/blobs", "/v1/blobs/{hash}/pin", "/v1/runs/{id}"}
 
 
 @pytest.fixture(scope="module")
@@ -506,11 +543,59 @@ def resources(server: Any) -> None:
             "message": {"payload": {"n": 1}, "priority": 3, "attributes": {"a": "b"}},
         },
         "/v1/mail/policy": {"pending_max": 900, "ttl_seconds": 3_600},
+        "/v1/hosting/policy": {"sends_to": ["other"], "accepts_from": ["*"]},
+        "/v1/worlds/round-trip/program": {"program": "counter"},
         "/v1/agents/round-trip": {"public_key": key, "world": "round-trip"},
         "/v1/state/round/trip": {"etag": "a field of the value", "n": [1, None]},
         "/v1/entities/task/round-trip": {"fields": {"status": "open", "n": 1}, "expected_version": 0},
     }.items():
         assert server.ask("PUT", path, body).status in (200, 201), path
+
+
+class TestHosting:
+    def test_a_world_is_run_by_a_host(self, server: Any, name: str) -> None:
+        path = f"/v1/worlds/{name}"
+        assert server.post("/v1/worlds", {"world": name, "program": name}).status == 201
+        for number in range(2):
+            item = {"type": "domain_event", "schema": f"s-{number}", "payload": base64.b64encode(b"{}").decode()}
+            server.post(f"{path}/inbox", {"item": item})
+        claim = {"programs": [name], "owner": "h1", "wait_seconds": 5, "lease_seconds": 600}
+        (claimed,) = server.post("/v1/hosting/claim", claim).json()["worlds"]
+        assert [sequence for sequence, _ in claimed["items"]] == [0, 1]
+        turn = {
+            "owner": "h1",
+            "fence": claimed["fence"],
+            "expected_head": 0,
+            "take": 1,
+            "opening": [{"turn": 1}],
+            "entries": [{"state": None}],
+            "aside": [[1, "Traceback"]],
+            "effects": [[1, {"kind": "mail", "intent_hash": base64.b64encode(b"h").decode()}]],
+        }
+        done = server.post(f"{path}/turns", turn)
+        assert (done.status, done.json()["head"], done.json()["has_more"]) == (201, 4, False)
+        late = server.post(f"{path}/turns", {**turn, "fence": claimed["fence"] + 1})
+        assert (late.status, late.code) == (409, "lease_conflict")
+        held = server.post(f"{path}/entries", {"entries": [1], "expected_head": 4})
+        assert (held.status, held.code) == (409, "world_held")
+        values = [each["value"] for each in server.get(f"{path}/entries").json()["records"]]
+        assert (values[0], values[2:]) == ({"turn": 1}, [{"aside": 1}, {"state": None}])
+        assert [each["height"] for each in server.get(f"{path}/effects").json()["effects"]] == [1]
+        (aside,) = server.get(f"{path}/aside").json()["items"]
+        assert (aside["sequence"], aside["error"], aside["item"]["schema"]) == (1, "Traceback", "s-1")
+        assert server.post(f"{path}/aside/1/retry").status == 200
+        assert server.ask("DELETE", f"{path}/aside/1").code == "item_not_found"
+        worlds = [[name, claimed["fence"]]]
+        (renewed,) = server.post("/v1/hosting/renew", {"worlds": worlds, "owner": "h1"}).json()["worlds"]
+        assert renewed["world"] == name
+        failed = {"owner": "h1", "fence": claimed["fence"], "error": "bad", "is_stopped": True}
+        assert server.post(f"{path}/turns/fail", failed).status == 200
+        info = server.get(f"{path}/program").json()
+        assert (info["program"], info["is_stopped"], info["attempts"], info["error"]) == (name, True, 1, "bad")
+        assert not server.post(f"{path}/program/resume").json()["is_stopped"]
+        assert server.post("/v1/hosting/release", {"worlds": worlds, "owner": "h1"}).status == 200
+        assert server.ask("PUT", f"{path}/program", {"program": None}).json()["program"] is None
+        assert server.post("/v1/hosting/claim", {"programs": [name], "owner": "h1"}).json() == {"worlds": []}
 
 
 class TestRoundTrips:

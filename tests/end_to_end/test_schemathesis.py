@@ -81,6 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             for leased, ready in zip(receipts[:50], receipts[150:], strict=True):
                 IDS.extend([done.id, ready.id, leased.id])
             plane.queue(KNOWN).schedule(KNOWN, "0 3 * * *", {"n": 1})
+            plane.workflows.start(KNOWN, id=KNOWN)
             world = plane.world(KNOWN)
             world.create()
             world.append([{"n": number} for number in range(50)], expected_head=world.head())

@@ -44,6 +44,10 @@ _TAGS: Final = {
     "states": "One document per key, guarded by leases and ETags.",
     "entities": "Records whose fields have durability tiers.",
     "worlds": "Event-sourced agents: journals, inboxes, snapshots.",
+    "hosting": "Worlds that have a program: claimed by hosts, and run turn by turn.",
+    "runs": "Runs of workflows: started once, signalled, cancelled and awaited.",
+    "effects": "External calls that worlds ask for: claimed, carried out, and completed with a receipt.",
+    "timers": "Times at which worlds want an item in their inbox.",
     "universes": "Tenants, each with a key space of its own.",
     "activity": "Session logs.",
     "blobs": "Content-addressed binary objects.",
@@ -267,6 +271,10 @@ def _use_json_schemas(components: dict[str, Any]) -> None:
         for (kind, name), shape in fields.items():
             if (component := _name_of(kind, components)) is not None:
                 components[component]["properties"][name] = _shape_schema(shape, value)
+    for (kind, name), schemas in json_codec.ARGUMENT_FIELDS.items():
+        if (component := _name_of(kind, components)) is not None:
+            del components[component]["properties"][name]
+            components[component]["properties"] |= copy.deepcopy(schemas)
     for kind, json_type in {**json_codec.BODY_TYPES, **_VIEWS}.items():
         if (component := _name_of(kind, components)) is not None:
             components[component] = {"$ref": _REFS.format(name=json_type.__name__)}

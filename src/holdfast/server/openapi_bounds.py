@@ -32,6 +32,8 @@ _RETENTION: Final = _between(0.001, limits.TTL_SECONDS_MAX)
 _BATCH: Final = {"minItems": 1, "maxItems": limits.MESSAGES_MAX}
 _BASE64: Final = {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
 
+_CLAIMS: Final = ("RenewWorlds", "ReleaseWorlds")
+
 # Bounds by field name, in any request.
 _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "universe": _NAME,
@@ -49,6 +51,8 @@ _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "secret_sha256": _HASH,
     "payload_blob": _HASH,
     "result_blob": _HASH,
+    "arguments_blob": _HASH,
+    "value_blob": _HASH,
     "owner": _text(limits.OWNER_BYTES_MAX),
     "txn_id": _text(limits.OWNER_BYTES_MAX),
     "correlation_id": {"pattern": f"^[ -~]{{1,{limits.CORRELATION_ID_CHARACTERS_MAX}}}$"},
@@ -89,6 +93,33 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("AcquireLease", "wait_seconds"): _between(0, limits.LEASE_WAIT_SECONDS_MAX),
     ("ReceiveMessages", "wait_seconds"): _between(0, limits.RECEIVE_WAIT_SECONDS_MAX),
     ("WaitForCancel", "wait_seconds"): _between(0, limits.RECEIVE_WAIT_SECONDS_MAX),
+    ("GetRun", "wait_seconds"): _COUNT,
+    ("ClaimEffects", "wait_seconds"): _between(0, limits.HOST_WAIT_SECONDS_MAX),
+    ("ReleaseEffects", "effects"): {"minItems": 1, "maxItems": limits.EFFECT_CLAIMS_MAX},
+    ("ClaimEffects", "limit"): _between(1, limits.EFFECT_CLAIMS_MAX),
+    ("ClaimEffects", "kinds"): {"minItems": 1, "maxItems": limits.EFFECT_KINDS_MAX},
+    **{
+        (kind, "lease_seconds"): _between(0.001, limits.EFFECT_LEASE_SECONDS_MAX)
+        for kind in ("ClaimEffects", "ExtendEffect")
+    },
+    ("FailEffect", "delay_seconds"): _between(0, limits.EFFECT_DELAY_SECONDS_LONGEST),
+    ("Effect", "max_attempts"): _between(1, limits.EFFECT_ATTEMPTS_MAX),
+    ("ClaimWorlds", "programs"): {"maxItems": limits.HOST_PROGRAMS_MAX},
+    ("ClaimWorlds", "limit"): _between(1, limits.HOSTED_WORLDS_MAX),
+    ("ClaimWorlds", "wait_seconds"): _between(0, limits.HOST_WAIT_SECONDS_MAX),
+    **{
+        (kind, "lease_seconds"): _between(0.001, limits.HOST_LEASE_SECONDS_MAX)
+        for kind in ("ClaimWorlds", "CommitTurn", "RenewWorlds")
+    },
+    **{(kind, "worlds"): {"minItems": 1, "maxItems": limits.HOSTED_WORLDS_MAX} for kind in _CLAIMS},
+    **{("CommitTurn", name): {"maxItems": limits.TURN_REQUESTS_MAX} for name in ("effects", "timers")},
+    ("CommitTurn", "cancelled_timers"): {"maxItems": limits.TURN_REQUESTS_MAX},
+    ("CommitTurn", "expected_head"): _COUNT,
+    ("CommitTurn", "take"): _COUNT,
+    ("SetProgram", "program"): _NAME,
+    **{("SendToWorld", name): _NAME for name in ("to", "to_universe")},
+    **{("SetSendPolicy", name): {"maxItems": limits.SEND_UNIVERSES_MAX} for name in ("sends_to", "accepts_from")},
+    ("CreateWorld", "program"): _NAME,
     ("GetResult", "wait_seconds"): _COUNT,  # An HTTP response waits for `wait_seconds_max` of the server at most.
     **{(kind, "key"): _MESSAGE_KEY for kind in ("EnqueueBody", "EnqueueMeta", "MessageBody", "GetKey", "PauseKey")},
     ("PauseKey", "seconds"): _between(0, limits.DELAY_SECONDS_MAX),
@@ -107,6 +138,12 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
         (kind, "limit"): _between(1, limits.SUMMARY_LIST_MAX)
         for kind in ("ListKinds", "ListWaits", "SurveyQueues", "SurveyWorlds")
     },
+    ("ListRuns", "limit"): _between(1, limits.RUNS_LISTED_MAX),
+    ("ListRuns", "state"): {"enum": ["running", "completed", "failed", "cancelled"]},
+    ("StartRun", "workflow"): _NAME,
+    ("StartRun", "id"): _NAME,
+    ("StartRun", "parent"): _NAME,
+    ("CancelRun", "reason"): {"maxLength": limits.RUN_REASON_BYTES_MAX},
     ("CheckWorld", "start"): _COUNT,
     ("RedriveMessages", "limit"): {"minimum": 1},
     ("DrainInbox", "limit"): _between(1, limits.BATCH_ENTRIES_MAX),
@@ -122,12 +159,15 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("ChangeWorld", "state"): {"enum": ["active", "paused", "archived"]},
     # Byte strings.
     ("DomainEvent", "key"): {},
+    ("SendToWorld", "key"): {},
     ("GetPair", "key"): {},
     # Path and header parameters.
     ("path", "kind"): _NAME,
     ("path", "id"): _NAME,
     ("path", "name"): _NAME,
     ("path", "height"): _COUNT,
+    ("path", "number"): _COUNT,
+    ("path", "sequence"): _COUNT,
     ("path", "hash"): {"pattern": "^[0-9A-Fa-f]{64}$"},
     ("header", "X-Holdfast-Universe"): _NAME,
     ("header", "Idempotency-Key"): _text(IDEMPOTENCY_KEY_CHARACTERS_MAX),

@@ -37,6 +37,7 @@ from holdfast.server.problems import HttpError
 from holdfast.wire.activity import LoggedRecord, LogRecords
 from holdfast.wire.canonical import canonical
 from holdfast.wire.entities import Change, EntityRecord, EntityWrite, PutEntity
+from holdfast.wire.hosting import CommitTurn
 from holdfast.wire.queues import (
     Delivery,
     LeasedMessage,
@@ -47,6 +48,7 @@ from holdfast.wire.queues import (
     NewResult,
     SidecarState,
 )
+from holdfast.wire.runs import RunInfo, SignalRun, StartRun, UpdateRun
 from holdfast.wire.states import StateDocument, UpdateState
 from holdfast.wire.worlds import AppendEntries, CommitSnapshot, Record
 
@@ -69,8 +71,22 @@ CBOR_FIELDS: Final[dict[tuple[type, str], Shape]] = {
     (EntityRecord, "fields"): Shape.MAP,
     (Change, "fields"): Shape.MAP,
     (AppendEntries, "entries"): Shape.LIST,
+    (CommitTurn, "opening"): Shape.LIST,
+    (CommitTurn, "entries"): Shape.LIST,
     (CommitSnapshot, "data"): Shape.ONE,
     (Record, "value"): Shape.ONE,
+    (RunInfo, "result"): Shape.ONE,
+    (RunInfo, "published"): Shape.ONE,
+    (SignalRun, "value"): Shape.ONE,
+    (UpdateRun, "result"): Shape.ONE,
+    (UpdateRun, "published"): Shape.ONE,
+}
+# Fields that have another form: the fields that they are in JSON, with their schemas.
+ARGUMENT_FIELDS: Final[dict[tuple[type, str], dict[str, dict[str, Any]]]] = {
+    (StartRun, "arguments"): {
+        "args": {"type": "array", "description": "The positional arguments of the workflow."},
+        "kwargs": {"type": "object", "description": "The keyword arguments of the workflow."},
+    },
 }
 # Fields whose values are encoded JSON.
 JSON_FIELDS: Final[dict[tuple[type, str], Shape]] = {
@@ -184,6 +200,8 @@ def _object(kind: type[msgspec.Struct], value: dict[str, Any], universe: str, pa
         if result is None:
             raise HttpError(400, "missing_fields", f"{path} has no result; send result, result_base64 or result_blob")
         return _builtins(result)
+    if kind is StartRun:
+        value = _with_arguments(value, path)
     fields = _fields(kind)
     built: dict[str, Any] = {}
     for name, each in value.items():
@@ -198,6 +216,17 @@ def _object(kind: type[msgspec.Struct], value: dict[str, Any], universe: str, pa
     if "universe" in fields and "universe" not in value:
         built["universe"] = universe
     return built
+
+
+def _with_arguments(value: dict[str, Any], path: str) -> dict[str, Any]:
+    """The fields of a StartRun, with `args` and `kwargs` encoded as its arguments."""
+    if "arguments" in value:
+        raise unknown_field("arguments", ["args", "kwargs"], path)
+    args, kwargs = value.get("args", []), value.get("kwargs", {})
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise HttpError(400, "invalid_body", f"{path}.args must be a list, and {path}.kwargs an object")
+    others = {name: each for name, each in value.items() if name not in ("args", "kwargs")}
+    return others if value.keys() == others.keys() else {**others, "arguments": canonical([args, kwargs])}
 
 
 def unknown_field(name: str, known: list[str], path: str) -> HttpError:
@@ -294,7 +323,7 @@ def _encoder(kind: type, name: str) -> Callable[[Any, str], Any] | None:
 
 def _decoder(kind: type, name: str) -> Callable[[Any], Any] | None:
     if (kind, name) in CBOR_FIELDS:
-        return lambda value: _apply(CBOR_FIELDS[kind, name], value, name, from_cbor)
+        return lambda value: None if value is None else _apply(CBOR_FIELDS[kind, name], value, name, from_cbor)
     if (kind, name) in JSON_FIELDS:
         return lambda value: _apply(JSON_FIELDS[kind, name], value, name, msgspec.json.decode)
     return None
