@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -155,7 +156,7 @@ def running_fleet(url: str) -> Iterator[None]:
         for queue, (_, seconds, workers) in QUEUES.items()
         for number in range(workers)
     ]
-    jobs += [threading.Thread(target=each, args=(url, stopped)) for each in (send_mail, append)]
+    jobs += [threading.Thread(target=each, args=(url, stopped)) for each in (send_mail, append, research)]
     jobs += [threading.Thread(target=read_mail, args=(url, stopped, agent)) for agent in AGENTS[::2]]
     jobs += [threading.Thread(target=hold_lease, args=(url, stopped, key, owner)) for key, owner in LEASES]
     for job in jobs:
@@ -250,6 +251,41 @@ def append(url: str, stopped: threading.Event) -> None:
                 )
 
 
+def research(url: str, stopped: threading.Event) -> None:
+    """A host with a run that has done some steps and waits for an approval."""
+    app = holdfast.HostApp()
+    generator = random.Random(13)
+    failures = iter(["search.internal:8080 refused the connection"])
+
+    async def plan(question: str) -> list[str]:
+        await asyncio.sleep(0.6)
+        return [f"{topic}: {question}" for topic in ("size", "competitors", "prices")]
+
+    async def search(topic: str) -> dict[str, object]:
+        await asyncio.sleep(generator.uniform(0.4, 1.4))
+        if error := next(failures, None):
+            raise ConnectionError(error)
+        return {"topic": topic, "sources": generator.randrange(3, 12)}
+
+    async def draft(found: list[dict[str, object]]) -> str:
+        await asyncio.sleep(1.2)
+        return f"A report of {len(found)} chapters"
+
+    @app.workflow
+    async def market_report(run: holdfast.WorkflowRun, question: str) -> str:
+        topics = await run.step(plan, question)
+        found = await run.gather(*(run.step(search, topic, retry=holdfast.Retry(5)) for topic in topics))
+        await run.sleep(0.5)
+        report = await run.step(draft, found)
+        await run.state({"stage": "review", "chapters": len(found), "draft": report})
+        await run.wait_for("approval", timeout=timedelta(days=30))
+        return report
+
+    with holdfast.connect(url) as plane, holdfast.Host(plane, app, owner="agents-eu-1"):
+        plane.workflows.start(market_report, "agents in Europe", id="report-2026-11")
+        stopped.wait()
+
+
 def hold_lease(url: str, stopped: threading.Event, key: str, owner: str) -> None:
     with holdfast.connect(url) as plane:
         while not stopped.is_set():
@@ -270,6 +306,7 @@ def take_screenshots(browser: Browser, url: str, folder: Path, seconds: float) -
     for name, address in {
         "queues": "#/queues",
         "dead-letters": "#/queues/invoices",
+        "run": "#/runs/report-2026-11",
         "world": "#/worlds/ledger-eu",
         "mail": "#/mail",
         "leases": "#/leases",

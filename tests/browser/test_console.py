@@ -3,11 +3,14 @@
 import importlib.util
 import json
 import os
+import random
 import re
 import resource
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,15 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 import holdfast
 from holdfast import Plane
 from holdfast.errors import MessageCancelled
+from holdfast.layers import journal_records
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
+from holdfast.server.http import json_codec
+from holdfast.wire import run_timeline
+from holdfast.wire.canonical import canonical
+from holdfast.wire.inboxes import Control, DomainEvent, Effect, Timer, TimerFired
+from holdfast.wire.runs import CANCEL, CHILD, SIGNAL, START
+from holdfast.wire.worlds import Record
 
 _spec = importlib.util.spec_from_file_location(
     "holdfast_processes", Path(__file__).parents[1] / "end_to_end" / "processes.py"
@@ -40,8 +50,11 @@ PAGES = [
     "queues/invoices",
     "mail",
     "mail/bob",
+    "runs",
+    "runs/r-1",
     "worlds",
     "worlds/ledger",
+    "worlds/agent",
     "leases",
     "entities",
     "entities/order",
@@ -111,8 +124,51 @@ def add_data(plane: Plane) -> None:
     promise = {"promote": True, "receipt_horizon_height": 80, "manifest_hash": NO_MANIFEST}
     world.snapshots.commit({"n": 80}, height=80, **promise)
     world.compact(entries=20, margin=10)
+    add_run(plane)
+    add_hosted_world(plane)
     plane.lease("orders/1").acquire(f"ada {MARKUP}", ttl_seconds=3_600)
     plane.entities.write("order", "a-1", {"total": 5, "metrics": 1, "note": MARKUP})
+
+
+def add_run(plane: Plane) -> None:
+    """A run that waits for a signal, held by a host that does nothing any more."""
+    plane.workflows.start("research", MARKUP, id="r-1")
+    [claimed] = plane.hosting.claim(["workflow:research"], owner="ada", lease_seconds=3_600)
+    now_ms = round(time.time() * 1_000)
+    entries = [
+        ["begin", now_ms, 7],
+        ["retry", now_ms - 400, 0, MARKUP, now_ms - 900, ["ValueError", MARKUP], now_ms - 300],
+        ["step", now_ms, 0, MARKUP, now_ms - 300, {"plan": MARKUP}],
+        ["wait", now_ms, 1, MARKUP_NAME, now_ms + 3_600_000],
+    ]
+    timer = Timer(intent_hash=b"0.1", deliver_at_ns=(now_ms + 3_600_000) * 1_000_000)
+    plane.hosting.commit(
+        claimed,
+        owner="ada",
+        expected_head=claimed.head,
+        take=claimed.items[-1][0],
+        opening=[{"turn": now_ms - 1_000}],
+        entries=entries,
+        timers=[(5, timer)],
+    )
+
+
+def add_hosted_world(plane: Plane) -> None:
+    """A world with a program, an effect, a timer and an item that was set aside."""
+    plane.world("agent").create(program="agent")
+    for number in range(2):
+        plane.world("agent").send("order", {"id": number, "note": MARKUP})
+    [claimed] = plane.hosting.claim(["agent"], owner=f"ada {MARKUP}", lease_seconds=3_600)
+    [(first, _), (second, _)] = claimed.items
+    plane.hosting.commit(
+        claimed,
+        owner=f"ada {MARKUP}",
+        expected_head=claimed.head,
+        take=second,
+        effects=[(1, Effect(kind="charge", intent_hash=b"e" * 32, params=json.dumps({"note": MARKUP}).encode()))],
+        timers=[(1, Timer(intent_hash=b"reminder", deliver_at_ns=(1 << 62)))],
+        aside=[(first, f"Traceback (most recent call last):\n  ...\nValueError: {MARKUP}")],
+    )
 
 
 def dead_letter(plane: Plane, queue: str, error: str) -> str:
@@ -441,6 +497,241 @@ def test_an_unknown_page_shows_the_overview(page: Page, server: Any) -> None:
     for where in ("constructor", "__proto__", "nothing/%E0%A4%A"):
         page.goto(f"{server.url}/console#/{where}")
         expect(page.get_by_role("heading", level=1)).to_have_text("Overview")
+
+
+# Runs and worlds with programs.
+
+
+def test_a_run_is_followed_and_approved(untimed: Page, server: Any) -> None:
+    page = untimed
+    app = holdfast.HostApp()
+    attempts = iter(range(9))
+
+    async def make_plan(question: str) -> dict[str, Any]:
+        if next(attempts) == 0:
+            raise ValueError(f"no answer {MARKUP}")
+        return {"question": question, "sources": 3}
+
+    @app.workflow
+    async def follow(run: holdfast.WorkflowRun, question: str) -> dict[str, Any]:
+        plan = await run.step(make_plan, question, retry=holdfast.Retry(3, delay_seconds=0.01))
+        await run.state({"plan": plan})
+        approved = await run.wait_for("approval", timeout=timedelta(days=30))
+        return {"approved": approved, "note": MARKUP}
+
+    with server.plane() as plane, holdfast.Host(plane, app):
+        open_page(page, server, "runs")
+        plane.workflows.start(follow, MARKUP, id="r-17")
+        expect(page.get_by_role("row", name="r-17")).to_contain_text("running")
+        page.get_by_role("link", name="r-17").click()
+        expect(page.get_by_label("Published state")).to_contain_text('"sources": 3')
+        timeline = page.get_by_role("region", name="Timeline")
+        retry = timeline.get_by_role("row").filter(has_text="retry")
+        expect(retry).to_contain_text("ValueError: no answer <img")
+        step = timeline.get_by_role("row").filter(has=page.locator(".pill.good"))
+        expect(step).to_contain_text("make_plan")
+        expect(step.get_by_role("cell").nth(4)).to_have_text("2")
+        step.locator("summary").click()
+        expect(step.locator("pre")).to_contain_text('"question": "<img')
+        expect(timeline).to_contain_text("so far")
+        expect(page.get_by_role("region", name="Timers")).to_contain_text("29 d 23 h")
+        expect(page.get_by_role("heading", name="Result")).to_be_hidden()
+        page.get_by_role("button", name="Approve approval").click()
+        expect(page.get_by_label("Result")).to_contain_text('"approved": true')
+        expect(page.get_by_label("Result")).to_contain_text("onerror=")
+        expect(timeline).to_contain_text("completed")
+        expect(timeline).not_to_contain_text("so far")
+        for name in ("Approve approval", "Cancel run", "Send"):
+            expect(page.get_by_role("button", name=name, exact=True)).to_be_hidden()
+        assert plane.workflows.result("r-17") == {"approved": True, "note": MARKUP}
+        expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
+
+
+def test_a_run_is_sent_a_signal_and_cancelled_with_a_reason(untimed: Page, server: Any) -> None:
+    page = untimed
+    app = holdfast.HostApp()
+
+    @app.workflow
+    async def listen(run: holdfast.WorkflowRun) -> None:
+        while True:
+            await run.state(await run.wait_for("news"))
+
+    with server.plane() as plane, holdfast.Host(plane, app):
+        plane.workflows.start(listen, id="r-18")
+        open_page(page, server, "runs/r-18")
+        page.get_by_label("Name").fill("news")
+        page.get_by_label("Value (JSON)").fill("{no json")
+        page.get_by_role("button", name="Send", exact=True).click()
+        expect(page.get_by_role("alert").filter(has_text="not JSON")).to_be_visible()
+        page.get_by_label("Value (JSON)").fill('{"note": "<b>new</b>"}')
+        page.get_by_role("button", name="Send", exact=True).click()
+        expect(page.get_by_label("Published state")).to_contain_text('"note": "<b>new</b>"')
+        page.get_by_role("button", name="Cancel run").click()
+        check_by_axe(page)
+        page.get_by_role("button", name="Keep it").click()
+        assert not plane.workflows.describe("r-18").is_cancelling
+        page.get_by_role("button", name="Cancel run").click()
+        page.get_by_label("Reason").fill(MARKUP)
+        page.get_by_role("button", name="Cancel the run").click()
+        expect(page.get_by_label("Result")).to_contain_text(MARKUP)
+        assert plane.workflows.describe("r-18").state == "cancelled"
+        expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
+        page.get_by_role("link", name="Runs", exact=True).last.click()
+        page.get_by_label("State").select_option("cancelled")
+        expect(page.get_by_role("row", name="r-18")).to_be_visible()
+        expect(page.get_by_role("link", name="r-1", exact=True)).to_have_count(0)
+        page.get_by_label("Workflow").fill("another")
+        page.get_by_label("Workflow").press("Enter")
+        expect(page.get_by_text("There are no such runs.")).to_be_visible()
+
+
+def test_the_page_derives_the_same_timeline_as_the_history_of_a_run(page: Page, server: Any) -> None:
+    journals = [random_journal(random.Random(seed)) for seed in range(300)]
+    open_page(page, server, "runs")
+    found = page.evaluate(
+        """async (journals) => {
+            const { Timeline } = await import(new URL("console/timeline.js", location.href).href);
+            return journals.map((records) => {
+                const timeline = new Timeline();
+                timeline.add(records);
+                return timeline.events.map((each) => [each.at, each.kind, each.name, each.duration, each.pending]);
+            });
+        }""",
+        [[json_codec.to_json(record) for record in journal] for journal in journals],
+    )
+    expected = [
+        [[each.at_ms, each.kind.replace("_", " "), each.name, each.duration_ms, each.is_pending] for each in events]
+        for events in map(run_timeline.timeline, journals)
+    ]
+    assert found == expected
+    assert {kind for events in expected for _, kind, *_ in events} >= {"wait", "sleep", "child", "signal", "cancel"}
+    assert {pending for events in expected for *_, pending in events} == {False, True}
+
+
+def random_journal(generator: random.Random) -> list[Record]:
+    """Records that a run could have, in an order that it could have, and some in another order."""
+    names = ["approval", "news"]
+    now_ms = 1_000
+    found: list[Any] = []
+
+    def item(item: Any) -> None:
+        found.append(Record(len(found), *journal_records.split(journal_records.ingress(len(found), item))))
+
+    def entry(value: Any) -> None:
+        found.append(Record(len(found), "entry", canonical(value)))
+
+    item(DomainEvent(schema=START, payload=canonical([["q"], {}])))
+    for number in range(generator.randrange(1, 40)):
+        now_ms += generator.randrange(50)
+        name = generator.choice(names)
+        any_number = generator.randrange(number + 1)
+        started_ms = now_ms - generator.randrange(30)
+        match generator.randrange(16):
+            case 0 | 1:
+                entry({"turn": now_ms})
+            case 2 | 3:
+                item(DomainEvent(schema=SIGNAL, key=name.encode(), payload=canonical({"by": [1, None]})))
+            case 4:
+                item(TimerFired(timer_id=f"0.{any_number}"))
+            case 5:
+                item(DomainEvent(schema=CHILD, key=f"c-{any_number}".encode(), payload=canonical({"state": "failed"})))
+            case 6 | 7:
+                entry(["wait", now_ms, number, name, generator.choice([None, now_ms + 9])])
+            case 8:
+                entry(["sleep", now_ms, number, None, now_ms + 9])
+            case 9:
+                entry(["child", now_ms, number, "audit", f"c-{number}"])
+            case 10:
+                entry(["step", now_ms, any_number, "plan", started_ms, {"n": 1}])
+            case 11:
+                entry(["retry", now_ms, any_number, "plan", started_ms, ["ValueError", "no"], now_ms + 9])
+            case 12:
+                entry(["failed", now_ms, any_number, "plan", generator.choice([None, started_ms]), ["E", "no"], 3])
+            case 13:
+                entry(["queued", now_ms, number, "plan", "pages", "m-1"])
+            case 14:
+                entry([generator.choice(["put", "send", "mail", "signal", "state"]), now_ms, number, "emails"])
+            case _:
+                rare = generator.randrange(5)
+                if rare == 0:
+                    item(Control(command=CANCEL, payload=b"enough"))
+                elif rare == 1:
+                    entry(["continue", now_ms, b"seed", [[], {}], []])
+                elif rare == 2:
+                    entry(["patch", now_ms, "second"])
+                elif rare == 3:
+                    entry({"aside": number})
+                else:
+                    entry(["end", now_ms, "completed", {"n": 1}, None])
+    return found
+
+
+def test_items_that_were_set_aside_are_retried_and_dropped(untimed: Page, server: Any) -> None:
+    page = untimed
+    app = holdfast.HostApp()
+    is_fixed = threading.Event()
+    is_charged = threading.Event()
+
+    @app.program("shop")
+    def shop(state: Any, event: holdfast.Event, context: holdfast.TurnContext) -> Any:
+        if event.name == "order" and event.json()["id"] > 1 and not is_fixed.is_set():
+            raise ValueError(f"unknown order {MARKUP}")
+        if event.name == "order":
+            context.call("charge", {"note": MARKUP})
+            context.timer("reminder", seconds=3_600)
+        return (state or 0) + 1
+
+    @app.adapter("charge")
+    def charge(call: holdfast.EffectCall) -> None:
+        is_charged.wait(SLACK_MS / 1_000)
+
+    with server.plane() as plane, holdfast.Host(plane, app, owner="host-7", max_attempts=1):
+        world = plane.world("shop")
+        world.create(program="shop")
+        for number in (1, 2, 3):
+            world.send("order", {"id": number})
+        open_page(page, server, "worlds/shop")
+        program = page.locator("section").filter(has=page.get_by_role("heading", name="Program"))
+        expect(program).to_contain_text("held by a host")
+        expect(program).to_contain_text("host-7")
+        expect(page.get_by_role("region", name="Effects")).to_contain_text("in flight")
+        expect(page.get_by_role("region", name="Timers")).to_contain_text("reminder")
+        aside = page.get_by_role("region", name="Set aside")
+        expect(aside.locator("tbody tr")).to_have_count(2)
+        expect(aside).to_contain_text("ValueError: unknown order <img")
+        aside.locator(".opener").first.click()
+        expect(aside.locator("pre").first).to_contain_text("Traceback")
+        expect(aside.locator("pre").last).to_contain_text('"id": 2')
+        check_by_axe(page)
+        first, second = world.aside()
+        is_fixed.set()
+        page.get_by_role("button", name=f"Retry item {first.sequence}").click()
+        expect(page.get_by_role("button", name=f"Retry item {first.sequence}")).to_have_count(0)
+        page.get_by_role("button", name=f"Drop item {second.sequence}").click()
+        page.get_by_role("button", name="Drop the item").click()
+        expect(page.get_by_role("heading", name="Set aside")).to_be_hidden()
+        is_charged.set()
+        expect(page.get_by_text("No effect is pending or in flight.")).to_be_visible()
+        assert world.aside() == []
+        assert world.restore(shop.reducer).state["state"] == 4  # Two orders and their receipts.
+        expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
+
+
+def test_a_stopped_world_is_resumed(untimed: Page, server: Any) -> None:
+    page = untimed
+    with server.plane() as plane:
+        plane.world("stopped").create(program="stopping")
+        plane.world("stopped").send("order", {"id": 1})
+        [claimed] = plane.hosting.claim(["stopping"], owner="ada")
+        plane.hosting.fail(claimed, owner="ada", error=f"WorkflowChanged: {MARKUP}", is_stopped=True)
+        open_page(page, server, "worlds/stopped")
+        expect(page.get_by_label("Error of the last failed turn")).to_contain_text("WorkflowChanged: <img")
+        expect(page.locator("h1 .pill.bad")).to_have_text("stopped")
+        page.get_by_role("button", name="Resume program").click()
+        expect(page.get_by_text("has work", exact=True)).to_be_visible()
+        expect(page.get_by_role("button", name="Resume program")).to_be_hidden()
+        assert not plane.world("stopped").hosting().is_stopped
+        expect(page.locator("main img, main script, main [onerror]")).to_have_count(0)
 
 
 # Mail, worlds, leases, entities, reports.
@@ -789,6 +1080,9 @@ def test_the_documented_verbs_are_sufficient_for_all_pages(page: Page, tmp_path:
         for name in PAGES[1:-1]:
             open_page(page, running, name)
             expect(page.locator(".problem")).to_be_hidden()
+        for name, action in (("runs/r-1", r"Approve|Reject|Send|Cancel run"), ("worlds/agent", r"Retry|Drop|Resume")):
+            open_page(page, running, name)  # The token allows to read only.
+            expect(page.get_by_role("button", name=re.compile(f"^({action})"))).to_have_count(0)
         page.get_by_role("link", name="Queues", exact=True).first.click()
         page.get_by_role("link", name="invoices").click()
         page.get_by_role("region", name="Dead letters").locator(".opener").click()

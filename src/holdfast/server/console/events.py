@@ -44,13 +44,15 @@ from holdfast.wire.mail import ListMailboxes
 from holdfast.wire.permissions import METRICS
 from holdfast.wire.queues import SurveyQueues
 from holdfast.wire.requests import Request
+from holdfast.wire.runs import ListRuns
 from holdfast.wire.worlds import SurveyWorlds
 
 # The key prefixes of each section of a universe, and the request that the caller must be allowed to make.
 _SECTIONS: Final[dict[str, tuple[tuple[str, ...], type[Request[Any]]]]] = {
     "queues": (("q",), SurveyQueues),
     "mail": (("mail",), ListMailboxes),
-    "worlds": (("w", "segments"), SurveyWorlds),
+    "worlds": (("w", "segments", "effects", "timers"), SurveyWorlds),
+    "runs": (("runs",), ListRuns),
     "leases": (("leases",), ListLeases),
     "entities": (("entities",), ListKinds),
 }

@@ -44,6 +44,10 @@ export class Api {
     return this.#fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
   }
 
+  async delete(path) {
+    return this.#fetch(path, { method: "DELETE", headers: this.headers({ "Idempotency-Key": key() }) });
+  }
+
   async #fetch(path, options) {
     let response;
     try {
@@ -57,6 +61,12 @@ export class Api {
     if (response.status === 401) this.onUnauthorized(problem);
     throw problem;
   }
+}
+
+// For calls that a token may not allow: the page shows the rest.
+export function orNullIfRefused(problem) {
+  if (problem.status === 403) return null;
+  throw problem;
 }
 
 function key() {

@@ -9,12 +9,14 @@ import * as mail from "./mail.js";
 import * as overview from "./overview.js";
 import * as queues from "./queues.js";
 import * as reports from "./reports.js";
+import * as runs from "./runs.js";
 import { Series } from "./series.js";
 import * as space from "./space.js";
 import * as worlds from "./worlds.js";
 
-const PAGES = { overview, queues, mail, worlds, leases, entities, space, reports };
-const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", worlds: "Worlds", leases: "Leases", entities: "Entities", space: "Space", reports: "Reports" };
+const PAGES = { overview, queues, mail, runs, worlds, leases, entities, space, reports };
+const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", runs: "Runs", worlds: "Worlds", leases: "Leases", entities: "Entities", space: "Space", reports: "Reports" };
+const KEYS = { ...Object.fromEntries(Object.keys(NAMES).map((name) => [name, name[0]])), reports: "p" };
 const REFRESH_MS = 5_000; // Refreshes values that change with time only.
 const SESSION_MS = 30_000; // Refreshes the list of universes, and detects expired tokens.
 const REFRESH_PAUSE_MS = 400; // Minimum pause between two refreshes, however much is written.
@@ -304,7 +306,7 @@ class App {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
     if (this.going) {
       this.going = false;
-      const name = Object.keys(NAMES).find((each) => each[0] === event.key);
+      const name = Object.keys(NAMES).find((each) => KEYS[each] === event.key);
       if (name) location.hash = `#/${name}`;
     } else if (event.key === "g") this.going = true;
     else if (event.key === "t") this.theme();
@@ -370,7 +372,7 @@ function filter() {
 }
 
 function help() {
-  const keys = [...Object.entries(NAMES).map(([name, words]) => [`g ${name[0]}`, words]), ["/", "Filter"], ["r", "Refresh"], ["t", "Toggle dark mode"], ["?", "This list"], ["Esc", "Close"]];
+  const keys = [...Object.entries(NAMES).map(([name, words]) => [`g ${KEYS[name]}`, words]), ["/", "Filter"], ["r", "Refresh"], ["t", "Toggle dark mode"], ["?", "This list"], ["Esc", "Close"]];
   const dialog = h("dialog", { "aria-labelledby": "keys-title" }, h("h2", { id: "keys-title", text: "Keyboard" }), h("dl", { class: "facts" }, keys.map(([key, words]) => h("div", {}, h("dt", {}, key.split(" ").map((each) => h("kbd", { text: each }))), h("dd", { text: words })))), button("Close", () => dialog.close(), { class: "plain" }));
   return dialog;
 }

@@ -36,6 +36,7 @@ const ICONS = {
   overview: "M2 13h3l2-7 3 5 2-4 2 6",
   queues: "M2 4h12M2 8h12M2 12h7",
   mail: "M2 4h12v8H2zM2 4.5l6 4.5 6-4.5",
+  runs: "M3 3v10l5-5zM9 4h5M11 8h3M9 12h5",
   worlds: "M8 2a6 6 0 1 0 0 12A6 6 0 0 0 8 2M2 8h12M8 2c2 2 2 10 0 12M8 2c-2 2-2 10 0 12",
   leases: "M4 7h8v6H4zM5.5 7V5a2.5 2.5 0 0 1 5 0v2",
   entities: "M8 2l6 3-6 3-6-3zM2 8l6 3 6-3M2 11l6 3 6-3",

@@ -1,6 +1,7 @@
 // Queues: depth, next messages, leased messages and dead letters.
 
 import { Table, ago, brief, button, bytes, card, clock, count, countHeading, fold, h, link, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
+import { orNullIfRefused } from "./api.js";
 import * as messagePage from "./messages.js";
 
 const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
@@ -135,11 +136,6 @@ function messages(queue, caption, empty, before = [], after = []) {
 }
 
 // A token without queue:leased sees the rest of the page.
-function orNullIfRefused(problem) {
-  if (problem.status === 403) return null;
-  throw problem;
-}
-
 function leasedMessages(queue) {
   const left = (row) => row.lease_expires_at_unix - Date.now() / 1000;
   return new Table(

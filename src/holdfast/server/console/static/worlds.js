@@ -1,6 +1,7 @@
 // Worlds: their journals to scale, their records, and their verification.
 
 import { Table, brief, button, bytes, card, clock, count, countHeading, fold, h, link, number, pill, pretty, setText, svg, text } from "./dom.js";
+import { hosting } from "./hosting.js";
 
 const RECORDS = 50;
 const MARKS = 1_000; // Segments and snapshots that are drawn and listed.
@@ -59,7 +60,9 @@ function strip({ head, hot, baseline, most }) {
   );
 }
 
-function openOne({ api, act }, name) {
+function openOne(context, name) {
+  const { api, act } = context;
+  const run = hosting(context, name);
   const path = `v1/worlds/${encodeURIComponent(name)}`;
   const state = h("span", {});
   const timeline = h("div", { class: "timeline" });
@@ -184,19 +187,23 @@ function openOne({ api, act }, name) {
     segments.show([...cold.segments].reverse());
     snapshots.show([...kept.snapshots].reverse().map((each) => ({ ...each, isBaseline: each.height === baseline.height })));
     if (follow) await read(world.head - RECORDS);
+    const hosted = await run.load();
+    if (hosted?.is_stopped) state.append(pill("bad", "stopped"));
   }
 
   return {
     heading: [h("a", { href: "#/worlds", text: "Worlds" }), name, state],
-    actions: [verify],
+    actions: [verify, run.resume],
     element: h(
       "div",
       {},
+      run.element,
       card("Journal", size, timeline, progress, verdict),
       card("Records", form, records.element),
       h("div", { class: "columns" }, card("Snapshots", "", snapshots.element), card("Segments", "", segments.element)),
     ),
     load,
+    tick: run.tick,
     dispose: () => {
       gone = true;
     },
