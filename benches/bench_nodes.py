@@ -112,11 +112,11 @@ def postgresql() -> Iterator[str]:
 
 
 class Process:
-    """A node, or a plain table's client."""
+    """A node, or a plain table's client; or another script that does a task for each line."""
 
-    def __init__(self, kind: str, url: str) -> None:
+    def __init__(self, *arguments: str, script: Path = PROCESS) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(PROCESS), kind, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def start(self, **task: Any) -> None:
@@ -124,8 +124,8 @@ class Process:
         self._process.stdin.write(json.dumps(task) + "\n")
         self._process.stdin.flush()
 
-    def result(self) -> dict[str, int]:
-        found: dict[str, int] = json.loads(self._line())
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._line())
         return found
 
     def _line(self) -> str:

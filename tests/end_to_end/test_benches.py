@@ -53,3 +53,25 @@ def test_every_line_of_the_nodes_compares_all_candidates(tmp_path: Path) -> None
         )
         assert all(each["per_second"] > 0 for each in candidates), name
         assert all(each[count] >= 0 for each in candidates for count in ("conflicts", "retries", "lock_waits")), name
+
+
+@pytest.mark.nightly
+def test_workflows_are_measured_on_both_storages(tmp_path: Path) -> None:
+    found = tmp_path / "results.json"
+    subprocess.run(
+        [sys.executable, "-m", "benches.bench_workflows", "--quick", "--json", str(found)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        check=True,
+    )
+    storages = json.loads(found.read_bytes())
+    assert list(storages) == ["postgres", "embedded"]
+    for contestants in storages.values():
+        assert set(contestants) == {"dbos", "holdfast"}
+        for figures in contestants.values():
+            assert figures["row_steps_per_second"] > 0
+            assert figures["concurrent_steps_per_second"] > 0
+            assert figures["first_step_p50_ms"] > 0
+            assert figures["restore_seconds"] > 0
+            assert figures["resident_mib_asleep"] > 0
+    assert storages["embedded"]["dbos"]["versions"] | {"synchronous": "2"} == storages["embedded"]["dbos"]["versions"]
