@@ -124,6 +124,7 @@ def open_postgres(postgres_url: str, request: pytest.FixtureRequest) -> Callable
 @pytest.fixture(autouse=True)
 def _signal_handlers() -> Iterator[None]:
     """A test that leaves a signal handler behind would change what an interrupt does in later tests."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A Spark session of an earlier test has its own.
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     yield
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

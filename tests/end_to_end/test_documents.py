@@ -133,6 +133,8 @@ def free_port() -> int:
     "document",
     [
         "tutorial.md",
+        "tutorial-agents.md",
+        "how-to/versions-of-workflows.md",
         "how-to/write-a-worker.md",
         "how-to/find-a-job.md",
         "how-to/tasks.md",
@@ -175,7 +177,18 @@ def is_served(port: int, path: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "document", ["write-a-backend", "back-up-and-restore", "free-space", "hold-a-lease", "send-mail"]
+    "document",
+    [
+        "write-a-backend",
+        "back-up-and-restore",
+        "free-space",
+        "effects-and-timers",
+        "hold-a-lease",
+        "send-mail",
+        "test-agents",
+        "write-programs",
+        "write-workflows",
+    ],
 )
 def test_the_blocks_of_a_guide_run(document: str, tmp_path: Path) -> None:
     run_blocks(f"how-to/{document}.md", tmp_path, {})

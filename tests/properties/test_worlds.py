@@ -24,7 +24,16 @@ from holdfast.wire.canonical import canonical
 from holdfast.wire.inboxes import Control, DomainEvent, EffectReceipt, InboundMessage, InboxItem, TimerFired
 
 BATCH_BYTES_MAX = 262_144
-DEFAULTS = {"key": None, "headers": {}, "payload": b"", "payload_blob": None, "effects": (), "timers": ()}
+DEFAULTS = {
+    "key": None,
+    "headers": {},
+    "payload": b"",
+    "payload_blob": None,
+    "effects": (),
+    "timers": (),
+    "error": None,
+    "sender": None,
+}
 ANSWER = 2  # transact: begin, transact: commit, transact: answer
 
 text = st.text(max_size=4)
