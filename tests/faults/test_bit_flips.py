@@ -22,6 +22,7 @@ import pytest
 from click.testing import CliRunner
 
 import holdfast
+from holdfast import limits
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.backends.rocksdb.log_records import LogWalk, fragments
 from holdfast.cli.main import root
@@ -181,8 +182,10 @@ def make_data(folder: Path, pairs: int, *, blob_bytes: int) -> None:
     done = CliRunner().invoke(root, ["--url", f"dir:{folder / 'data'}", "backup", str(folder / "backup")])
     assert done.exit_code == 0, done.output
     shutil.copytree(folder / "data", folder / "used")
-    with RocksDatabase(folder / "used" / "kv") as database:  # It has tables, now also a log.
-        for number in range(pairs):
+    with pytest.MonkeyPatch.context() as patch, RocksDatabase(folder / "used" / "kv") as database:
+        # The watermark is written with every sync, not only every few milliseconds: a cut must be found anywhere.
+        patch.setattr(limits, "WATERMARK_WRITE_SECONDS", 0.0)
+        for number in range(pairs):  # It has tables, now also a log.
             database.transact(put_number, number)
         shutil.copytree(folder / "used", folder / "any")
 
