@@ -1,7 +1,7 @@
 """Firing timers: a timer that is due moves into the inbox of its world, in one commit.
 
-Whoever finds it due may fire it: the first commit removes it, and a later one finds nothing. A timer whose world is
-gone is removed. A world that is paused or archived gets the item, and handles it once it is active.
+Any node may fire a timer that is due: the first commit removes it, and a later one finds nothing. A timer whose world
+is gone is removed. A world that is paused or archived gets the item, and handles it once it is active.
 """
 
 import hashlib

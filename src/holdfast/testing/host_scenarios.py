@@ -125,7 +125,7 @@ def _check(simulation: Simulation) -> None:
 
 
 def _check_wakes(simulation: Simulation) -> None:
-    """Check that a host is told of items for a world that it holds, while it holds it."""
+    """Check that a host learns of the items that arrive for a world while it holds it."""
     database = simulation.database
     for name in _NAMES:
         database.transact(_put, name, f"before {name}")
