@@ -4,6 +4,7 @@ import asyncio
 import os
 import ssl
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from secrets import token_hex
@@ -31,7 +32,7 @@ _FRAME_DATA_BYTES_MAX: Final = 262_144  # A larger blob is streamed over HTTP an
 _UPLOADS_MAX: Final = 16  # Uploads wait for their chunks, so they have their own threads.
 
 
-class _Server:
+class _Server(ABC):
     """The address of a server, and what both transports send over HTTP."""
 
     def __init__(self, url: str, *, token: str | None, tls: ssl.SSLContext | None, patience_seconds: float) -> None:
@@ -57,9 +58,9 @@ class _Server:
         del tx, request
         raise _not_embedded()
 
+    @abstractmethod
     def check_open(self) -> None:
         """Raises Closed if the transport is closed."""
-        raise NotImplementedError
 
     def _upload(self, request: PutBlob) -> Stored:
         try:

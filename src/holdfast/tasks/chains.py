@@ -5,6 +5,7 @@ group(a.s(1), a.s(2)).then(c.s())               c gets the list of both results
 a.s(1).on_failure(undo.s(1))                    undo is put when a has failed for good
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class Sender(Protocol):
     async def put_async(self, steps: list[Step]) -> list[AsyncPutReceipt]: ...
 
 
-class Chainable:
+class Chainable(ABC):
     """What can be a step: a call, a chain or a group."""
 
     def __init__(self, sender: Sender) -> None:
@@ -55,8 +56,8 @@ class Chainable:
             )
         return steps
 
-    def _steps(self, *, takes_result: bool) -> list[Step]:
-        raise NotImplementedError
+    @abstractmethod
+    def _steps(self, *, takes_result: bool) -> list[Step]: ...
 
 
 class Signature(Chainable):
