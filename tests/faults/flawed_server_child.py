@@ -9,7 +9,7 @@ from holdfast import limits
 from holdfast.backends.postgres import groups, listener, locked_view, sessions
 from holdfast.errors import QueueMessageLeaseMismatch
 from holdfast.layers import leases
-from holdfast.layers.queues import enqueue, leasing
+from holdfast.layers.queues import enqueue, settling
 
 
 def isolate_nothing() -> None:
@@ -19,7 +19,7 @@ def isolate_nothing() -> None:
 
 def accept_old_fences() -> None:
     """An ack is accepted although the lease of its message has ended."""
-    checked: Any = leasing._ack
+    checked: Any = settling._ack
 
     def unchecked(*args: Any) -> Any:
         try:
@@ -27,7 +27,7 @@ def accept_old_fences() -> None:
         except QueueMessageLeaseMismatch:
             return ""
 
-    leasing._ack = unchecked  # type: ignore[assignment]
+    settling._ack = unchecked  # type: ignore[assignment]
 
 
 def grant_held_leases() -> None:

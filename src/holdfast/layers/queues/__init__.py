@@ -36,23 +36,25 @@ from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.queues.leasing import (
     Leased,
     Prefetched,
+    deliveries_of,
+    lease,
+    lease_or_wait,
+    packed_of,
+)
+from holdfast.layers.queues.outcomes import failed
+from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
+from holdfast.layers.queues.settling import (
     ack,
     ack_many,
     ack_packed,
     check,
     defer_all,
-    deliveries_of,
     ended,
     extend,
     extend_many,
-    lease,
-    lease_or_wait,
     nack,
-    packed_of,
     reject,
 )
-from holdfast.layers.queues.outcomes import failed
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
 from holdfast.layers.queues.upkeep import fold, needs_upkeep, run_upkeep
 from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.stored_messages import StoredMessage, format_id

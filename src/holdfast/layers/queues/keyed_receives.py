@@ -14,7 +14,8 @@ from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, s
 from holdfast.layers.queues import message_leases
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
 from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.queues.leasing import Leased, Prefetched, ack_packed, defer_all, lease_or_wait
+from holdfast.layers.queues.leasing import Leased, Prefetched, lease_or_wait
+from holdfast.layers.queues.settling import ack_packed, defer_all
 from holdfast.wire.queues import PackedAck, RefusedAck
 
 

@@ -1,4 +1,4 @@
-"""Leasing: delivering messages, and settling them.
+"""Leasing: delivering messages. `settling` has what consumers do with them.
 
                  ┌────────── nack, or the lease ends ──────────┐
                  ▼                                             │
@@ -17,54 +17,41 @@ entries, or leased workflow states, is kept.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import zip_longest
 from typing import Any
 
-from holdfast.errors import HoldfastError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
+from holdfast.errors import InvalidArgument
 from holdfast.kv import Pair, Transaction
 from holdfast.layers.leases import check_owner
 from holdfast.layers.queues import (
     dead_letters,
-    failures,
     key_flow,
     locations,
     message_leases,
-    outcomes,
     sidecars,
     unique_keys,
 )
 from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
 from holdfast.layers.queues.expiry import process_due
 from holdfast.layers.queues.failures import (
-    FAILED,
-    REJECTED,
     Failures,
     delivered_failures,
-    makes_dead_letter,
-    retry_delay_ms,
 )
 from holdfast.layers.queues.keys import QueueKey, priority_at
-from holdfast.layers.queues.message_leases import HeldLease, HeldLeases
+from holdfast.layers.queues.message_leases import HeldLease
 from holdfast.layers.queues.policies import policy_of
 from holdfast.layers.queues.rate_budgets import RateBudget
-from holdfast.limits import DELAY_SECONDS_MAX, LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
+from holdfast.layers.queues.settling import settle_packed
+from holdfast.limits import LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
 from holdfast.wire.deliveries import delivery_of
 from holdfast.wire.queues import (
-    LEASE_BYTES,
     Delivery,
-    MessageLease,
-    NewResult,
     PackedAck,
     PackedLease,
     QueuePolicy,
     RefusedAck,
     SidecarState,
-    lease_mismatch,
-    message_cancelled,
-    positions_in,
 )
-from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, format_id
+from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head
 
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
 
@@ -196,7 +183,7 @@ def lease_or_wait(
         raise InvalidArgument(f"limit is {limit}; one delivery has 1 to {MESSAGES_MAX} messages")
     queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
-    refused, has_acked = _ack_packed(queue_tx, acks) if acks else ([], False)
+    refused, has_acked = settle_packed(queue_tx, acks) if acks else ([], False)
     changed = process_due(queue_tx) or has_acked
     if changed or with_state or acks:  # An ack that is repeated here may not be synced yet.
         tx.keep()
@@ -331,324 +318,6 @@ def packed_of(leased: Leased) -> list[PackedLease]:
     return packed
 
 
-def ack(tx: Transaction, queue: QueueKey, proof: MessageLease, result: NewResult | None = None) -> str:
-    """Remove a leased message for good, unless this lease acknowledged it before; returns its correlation id.
-
-    A result is kept for `result_ttl_seconds` of the policy.
-
-    Raises:
-        QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
-        MessageCancelled: it was cancelled.
-    """
-    if result is not None:
-        outcomes.check_result(result)
-    queue_tx = QueueTransaction(tx, queue)
-    held_leases = HeldLeases(queue_tx)
-    correlation_id = _ack(queue_tx, held_leases, proof, result)
-    if held_leases.save():
-        queue_tx.save()
-    return correlation_id
-
-
-def ack_many(
-    tx: Transaction,
-    queue: QueueKey,
-    proofs: Sequence[MessageLease],
-    results: Sequence[NewResult | None] = (),
-) -> list[str | HoldfastError]:
-    """`ack` several messages; returns the correlation id of each, or why it was refused.
-
-    `results` are those of the first messages.
-    """
-    for result in results:
-        if result is not None:
-            outcomes.check_result(result)
-    queue_tx = QueueTransaction(tx, queue)
-    held_leases = HeldLeases(queue_tx)
-    answers: list[str | HoldfastError] = []
-    for proof, result in zip_longest(proofs, results):
-        try:
-            answers.append(_ack(queue_tx, held_leases, proof, result))
-        except (InvalidArgument, QueueMessageLeaseMismatch) as error:
-            answers.append(error)
-    if held_leases.save():
-        queue_tx.save()
-    return answers
-
-
-def ack_packed(tx: Transaction, queue: QueueKey, acks: Sequence[PackedAck]) -> list[RefusedAck]:
-    """`ack` messages by lease and position; returns those that are not leased any more.
-
-    Raises:
-        InvalidArgument: a position is out of range.
-    """
-    queue_tx = QueueTransaction(tx, queue)
-    refused, changed = _ack_packed(queue_tx, acks)
-    if changed:
-        queue_tx.save()
-    return refused
-
-
-def _ack_packed(queue_tx: QueueTransaction, acks: Sequence[PackedAck]) -> tuple[list[RefusedAck], bool]:
-    """`ack_packed`, and whether the queue has changed, which the caller saves."""
-    held_leases, refused = HeldLeases(queue_tx), list[RefusedAck]()
-    for each in acks:
-        mask = each.mask
-        if mask.bit_length() > MESSAGES_MAX:
-            raise InvalidArgument(f"A lease has at most {MESSAGES_MAX} messages; send the positions of its own")
-        held = held_leases.load(each.lease)
-        if held is not None and (held.record.fence, held.record.fences) == (each.fence, each.fences):
-            here = mask & ((1 << held.record.count) - 1) & ~held.left
-            _ack_here(queue_tx, held_leases, held, here & ~held.acked)
-            mask &= ~here
-        if mask:
-            refused += _ack_elsewhere(queue_tx, held_leases, each, mask)
-    return refused, held_leases.save()
-
-
-def _ack_elsewhere(
-    queue_tx: QueueTransaction, held_leases: HeldLeases, ack: PackedAck, mask: int
-) -> Iterator[RefusedAck]:
-    """Acknowledge messages that are not in the lease: they were extended alone, or acknowledged before, or lost."""
-    tx, keys = queue_tx.tx, queue_tx.keys
-    mask &= ~message_leases.acked_positions(tx, keys, ack.lease, ack.fences or [ack.fence])
-    for position in positions_in(mask):
-        fence, own = ack.fence_at(position), None
-        if fence is not None and len(ack.lease) == LEASE_BYTES:
-            own = ack.lease + bytes((position,))
-            held = held_leases.load(own)
-            if held is not None and held.record.fence == fence:
-                _ack_here(queue_tx, held_leases, held, 1 & ~held.acked)
-                continue
-            if message_leases.acked_positions(tx, keys, own, [fence]):
-                continue
-        is_cancelled = outcomes.is_cancelled(tx, keys, own or ack.lease)
-        yield RefusedAck(ack.lease, position, MessageCancelled.code if is_cancelled else QueueMessageLeaseMismatch.code)
-
-
-def _ack(
-    queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease, result: NewResult | None = None
-) -> str:
-    found = held_leases.find(proof)
-    if found is None:
-        before = message_leases.acked_before(queue_tx.tx, queue_tx.keys, proof)
-        if before is None:
-            raise _refusal(queue_tx, proof)
-        return before
-    held, position = found
-    _ack_here(queue_tx, held_leases, held, 1 << position & ~held.acked, result)
-    return held.correlation_id(position)
-
-
-def _refusal(queue_tx: QueueTransaction, proof: MessageLease) -> QueueMessageLeaseMismatch:
-    """Why a message cannot be settled by `proof`."""
-    _, ref = message_leases.ref_of(proof)
-    is_cancelled = outcomes.is_cancelled(queue_tx.tx, queue_tx.keys, ref)
-    return message_cancelled(proof.id) if is_cancelled else lease_mismatch(proof)
-
-
-def _ack_here(
-    queue_tx: QueueTransaction,
-    held_leases: HeldLeases,
-    held: HeldLease,
-    mask: int,
-    result: NewResult | None = None,
-) -> None:
-    """Acknowledge messages of a lease that are still in it; `mask` has their bits."""
-    if not mask:
-        return
-    positions, record = positions_in(mask), held.record
-    held.acked |= mask
-    held_leases.change(held)
-    queue_tx.counters.leased -= len(positions)
-    queue_tx.counters.acked += len(positions)
-    for position in positions:
-        if record.is_plain and result is None:
-            id = record.id_at(position)
-            correlation_id = format_id(id)
-        else:
-            message = held.message(position)
-            id, correlation_id = message.id, message.correlation_id
-            key_flow.release(queue_tx, message)
-            if result is not None or (message.job is not None and message.job.keep_result):
-                outcomes.record(queue_tx, message, "done", result=result)
-            dead_letters.remove(queue_tx, message)
-        queue_tx.emit_of("acked", id, correlation_id, record.attempt_at(position))
-
-
-def _take(queue_tx: QueueTransaction, proof: MessageLease) -> StoredMessage:
-    """Take a message out of its lease.
-
-    Raises:
-        QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
-    """
-    held, position = _unsettled(queue_tx, HeldLeases(queue_tx).find(proof), proof)
-    message = held.message(position)
-    held.left |= 1 << position
-    held.save(queue_tx)
-    queue_tx.counters.leased -= 1
-    key_flow.release(queue_tx, message)
-    return message
-
-
-def nack(
-    tx: Transaction,
-    queue: QueueKey,
-    proof: MessageLease,
-    *,
-    delay_seconds: float | None = None,
-    counts: bool = True,
-    error: str | None = None,
-    error_type: str | None = None,
-    traceback: str | None = None,
-) -> str:
-    """Return a leased message to the queue, for delivery after the delay; returns its correlation id.
-
-    With `counts` it is a failure: the default delay is the back-off of the policy, and the last allowed failure makes
-    it a dead letter. Without an `error` the message keeps the error of its last failure. Without `counts` it is
-    delivered again at once by default.
-
-    Raises:
-        QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
-    """
-    if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
-    queue_tx = QueueTransaction(tx, queue)
-    message = _take(queue_tx, proof)
-    delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)
-    if counts:
-        policy = _record_failure(queue_tx, message, FAILED, error=error, error_type=error_type, traceback=traceback)
-        if delay_seconds is None:
-            delay_ms = retry_delay_ms(policy, message)
-    queue_tx.emit("nacked" if counts else "deferred", message)
-    if counts and makes_dead_letter(message, FAILED):
-        dead_letters.dead_letter(queue_tx, message)
-    else:
-        dead_letters.requeue(queue_tx, message, delay_ms=delay_ms)
-    queue_tx.save()
-    return message.correlation_id
-
-
-def defer_all(tx: Transaction, queue: QueueKey, messages: Sequence[StoredMessage]) -> list[tuple[Any, ...]]:
-    """Return leased messages that were never delivered, without counting a failure; returns the events to publish."""
-    for message in messages:
-        with suppress(QueueMessageLeaseMismatch):
-            nack(tx, queue, MessageLease(format_id(message.id), message.lease_id, message.fence), counts=False)
-    return tx.events
-
-
-def reject(
-    tx: Transaction,
-    queue: QueueKey,
-    proof: MessageLease,
-    *,
-    error: str | None = None,
-    error_type: str | None = None,
-    traceback: str | None = None,
-) -> str:
-    """Make a leased message a dead letter at once; returns its correlation id.
-
-    Raises:
-        QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
-    """
-    queue_tx = QueueTransaction(tx, queue)
-    message = _take(queue_tx, proof)
-    _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
-    if makes_dead_letter(message, REJECTED):
-        dead_letters.dead_letter(queue_tx, message)
-    else:  # It is a dead letter already.
-        queue_tx.emit("nacked", message)
-        dead_letters.requeue(queue_tx, message, delay_ms=0)
-    queue_tx.save()
-    return message.correlation_id
-
-
-def extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int) -> StoredMessage:
-    """Extend the lease of a message to at least `by_ms` from now. It never gets shorter.
-
-    Raises:
-        InvalidArgument: `by_ms` is not positive.
-        QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
-    """
-    outcome = extend_many(tx, queue, [proof], by_ms=by_ms)[0]
-    if isinstance(outcome, HoldfastError):
-        raise outcome
-    return outcome
-
-
-def extend_many(
-    tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease], *, by_ms: int
-) -> list[StoredMessage | HoldfastError]:
-    """`extend` several messages; returns each as it is leased now, or why it was refused.
-
-    Messages that are all that is left of a lease keep it, and the lease is extended. Others leave it.
-    """
-    if by_ms < 1:
-        raise InvalidArgument("A lease is extended by at least 0.001 s; to return the message to the queue, nack it")
-    queue_tx, due_ms = QueueTransaction(tx, queue), tx.now_ms + by_ms
-    held_leases = HeldLeases(queue_tx)
-    found: list[tuple[HeldLease, int] | HoldfastError] = []
-    for proof in proofs:
-        try:
-            found.append(_unsettled(queue_tx, held_leases.find(proof), proof))
-        except (InvalidArgument, QueueMessageLeaseMismatch) as error:
-            found.append(error)
-    extended: dict[bytes, tuple[HeldLease, set[int]]] = {}
-    for each in found:
-        if not isinstance(each, HoldfastError):
-            held, position = each
-            extended.setdefault(held.id, (held, set()))[1].add(position)
-    outcomes = [each if isinstance(each, HoldfastError) else each[0].message(each[1]) for each in found]
-    for held, positions in extended.values():
-        if due_ms > held.record.due_ms:
-            _extend(queue_tx, held, positions, due_ms)
-    for outcome in outcomes:
-        if isinstance(outcome, StoredMessage) and due_ms > outcome.due_ms:
-            outcome.due_ms = due_ms
-            sidecars.extend(tx, queue, outcome)
-    if extended:
-        queue_tx.save()
-    return outcomes
-
-
-def _extend(queue_tx: QueueTransaction, held: HeldLease, positions: set[int], due_ms: int) -> None:
-    if positions.issuperset(held.remaining()):
-        held.move(queue_tx, due_ms)
-        return
-    for position in positions:
-        held.separate(queue_tx, position, due_ms)
-    held.save(queue_tx)
-
-
-def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:
-    """Raise QueueMessageLeaseMismatch unless the message is leased by `proof` and the lease has not expired."""
-    queue_tx = QueueTransaction(tx, queue)
-    held, _ = _unsettled(queue_tx, HeldLeases(queue_tx).find(proof), proof)
-    if tx.now_ms >= held.record.due_ms:
-        raise lease_mismatch(proof)
-
-
-def ended(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -> list[HoldfastError | None]:
-    """Why each of these leases does not hold any more; None for those that do."""
-    answers: list[HoldfastError | None] = []
-    for proof in proofs:
-        try:
-            check(tx, queue, proof)
-        except (InvalidArgument, QueueMessageLeaseMismatch) as error:
-            answers.append(error)
-        else:
-            answers.append(None)
-    return answers
-
-
-def _unsettled(
-    queue_tx: QueueTransaction, found: tuple[HeldLease, int] | None, proof: MessageLease
-) -> tuple[HeldLease, int]:
-    if found is None or found[0].acked >> found[1] & 1:
-        raise _refusal(queue_tx, proof)
-    return found
-
-
 def _next_ready(queue_tx: QueueTransaction, limit: int, prefetched: Prefetched | None) -> tuple[Sequence[Pair], bool]:
     """At most `limit` ready messages, in delivery order, and whether there may be more. Moves the front behind them."""
     tx, keys, counters = queue_tx.tx, queue_tx.keys, queue_tx.counters
@@ -714,28 +383,3 @@ def _take_prefetched(counters: QueueCounters, priority: int, limit: int, prefetc
     if found:
         counters.fronts[priority] = prefetched.front = found[-1][0][-16:] + b"\x00"
     return found
-
-
-def _record_failure(
-    queue_tx: QueueTransaction,
-    message: StoredMessage,
-    outcome: str,
-    *,
-    error: str | None,
-    error_type: str | None,
-    traceback: str | None,
-) -> QueuePolicy:
-    """Count and store a failure that its consumer reported; returns the policy of the queue."""
-    queue_tx.counters.failed += 1
-    policy = policy_of(queue_tx.tx, queue_tx.queue)
-    failures.record(
-        queue_tx,
-        policy,
-        message,
-        outcome,
-        failed_ms=queue_tx.tx.now_ms,
-        error=error,
-        error_type=error_type,
-        traceback=traceback,
-    )
-    return policy
