@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from holdfast.backends.postgres.sessions import Session
 from holdfast.backends.postgres.statements import Statement
 from holdfast.kv import Transaction
 from holdfast.kv.keys import pack, prefix_range
+from holdfast.layers import locks
+from holdfast.layers.lock_transaction import Waiting
+from holdfast.wire.locks import GrantedLocks, LockSession
 
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 AREAS = ("q", "w", "mail", "states", "leases")
@@ -53,14 +57,29 @@ def value_of(tx: Transaction, key: bytes) -> bytes | None:
     return tx.get(key)
 
 
-class Held:
-    """A transaction that stays open after its first read, until it is released."""
+def acquire(tx: Transaction, owner: str, path: tuple[str, str], mode: str = "X") -> GrantedLocks | Waiting:
+    """An ordered lock of the session of `owner`."""
+    session = LockSession(f"session-of-{owner}-0123456789")
+    steps = locks.steps_of([path], mode)
+    return locks.acquire(tx, session, "claim", steps, owner=owner, lease_ms=60_000, may_wait=True)
 
-    def __init__(self, database: PostgresDatabase, key: bytes, *, shares: bool = False) -> None:
+
+class Held:
+    """A transaction that stays open after its first read, or after its work, until it is released."""
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        key: bytes = b"",
+        *,
+        shares: bool = False,
+        work: Callable[[Transaction], object] | None = None,
+    ) -> None:
         self.runs = 0
         self._database = database
         self._key = key
         self._shares = shares
+        self._special_work = work
         self._is_open = threading.Event()
         self._release = threading.Event()
         self._thread = threading.Thread(target=self._transact, daemon=True)
@@ -68,7 +87,9 @@ class Held:
 
     def _work(self, tx: Transaction) -> None:
         self.runs += 1
-        if self._shares:
+        if self._special_work is not None:
+            self._special_work(tx)
+        elif self._shares:
             tx.share(self._key)
             tx.put(self._key + b"shared by the first", b"")
             tx.get(self._key)
@@ -240,6 +261,87 @@ def test_transactions_that_share_a_part_do_not_wait_for_each_other(
     assert owning.result(DEADLINE_SECONDS) == 2
 
 
+def test_a_part_that_is_not_shared_any_more_is_waited_for(
+    nodes: list[PostgresDatabase], threads: ThreadPoolExecutor, wait_for_waiters: Callable[[int], None]
+) -> None:
+    one, other, _ = nodes
+    key = key_in("q", "shared")
+    runs = []
+
+    def own(tx: Transaction) -> tuple[bytes | None, int]:
+        runs.append(1)
+        tx.share(key)
+        first = tx.get(key + b"exclusive")
+        tx.unshare(key)
+        tx.share(key)  # Without effect: what it writes would not be locked.
+        tx.put(key + b"exclusive", b"")
+        return first, len(tx.scan(*prefix_range(key), limit=10))
+
+    with Held(one, key, shares=True):
+        owning = threads.submit(other.transact, own)
+        wait_for_waiters(1)
+        assert not owning.done()
+    assert owning.result(DEADLINE_SECONDS) == (None, 2)
+    assert len(runs) == 2
+
+
+def test_rows_of_one_type_are_locked_at_the_same_time_and_their_table_is_not(
+    nodes: list[PostgresDatabase], threads: ThreadPoolExecutor, wait_for_waiters: Callable[[int], None]
+) -> None:
+    """The intents on the type are shared until a commit; a lock of the whole type waits for it."""
+    one, other, third = nodes
+    one.transact(acquire, "dora", ("record_id", "user/1"))  # The first one of a universe leaves a mark.
+    with Held(one, work=partial(acquire, owner="ada", path=("record_id", "task/1"))):
+        row = threads.submit(other.transact, acquire, "bob", ("record_id", "task/2"))
+        assert isinstance(row.result(DEADLINE_SECONDS), GrantedLocks)
+        table = threads.submit(third.transact, acquire, "carl", ("entity_type", "task"), "S")
+        wait_for_waiters(1)
+        assert not table.done()
+    waiting = table.result(DEADLINE_SECONDS)
+    assert isinstance(waiting, Waiting)
+    assert sorted(owner for owner, _ in waiting.holders) == ["ada", "bob"]
+    assert contention_of(nodes)[:2] == (0, 0)
+
+
+def test_a_write_excludes_ordered_locks_until_its_transaction_ends(
+    nodes: list[PostgresDatabase],
+    threads: ThreadPoolExecutor,
+    wait_for_waiters: Callable[[int], None],
+    postgres_url: str,
+) -> None:
+    """Also in a transaction of the caller's own connection."""
+    one, other, _ = nodes
+    one.transact(acquire, "dora", ("entity_type", "user"))
+    with psycopg.connect(postgres_url) as connection:
+        assert one.within(connection).run(locks.obstacles, "main", [("task", "1")]) == []
+        table = threads.submit(other.transact, acquire, "ada", ("entity_type", "task"))
+        wait_for_waiters(1)
+        assert not table.done()
+        connection.commit()
+        assert isinstance(table.result(DEADLINE_SECONDS), GrantedLocks)
+        (obstacle,) = one.within(connection).run(locks.obstacles, "main", [("task", "1")])
+        assert obstacle.owner == "ada"
+
+
+def test_a_row_lock_and_its_release_take_a_known_number_of_round_trips(
+    nodes: list[PostgresDatabase], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sends: list[int] = []
+
+    def counted(session: Session, wanted: Any, **options: Any) -> Any:
+        sends.append(len(wanted))
+        return send(session, wanted, **options)
+
+    nodes[0].transact(acquire, "ada", ("record_id", "task/1"))
+    send = Session._send
+    monkeypatch.setattr(Session, "_send", counted)
+    nodes[1].transact(acquire, "bob", ("record_id", "task/2"))
+    assert len(sends) == 6  # Its session, the mark of the universe, three locks, and the commit.
+    sends.clear()
+    nodes[1].transact(locks.release, LockSession("session-of-bob-0123456789"), "claim")
+    assert len(sends) == 5
+
+
 # Several parts.
 
 
@@ -264,10 +366,10 @@ def test_prefetched_keys_are_read_in_one_round_trip_and_seen_as_by_get(
     run = Session.run
     monkeypatch.setattr(Session, "run", counted)
     assert nodes[1].transact(prefetch) == [b"1", b"own", None]
-    assert [trip for trip in trips if b"get" in trip] == [[b"wait_shared", b"try", b"get", b"get", b"get"]]
+    assert [trip for trip in trips if b"get" in trip] == [[b"wait_shared", b"keys", b"try", b"get", b"get", b"get"]]
     trips.clear()
     assert nodes[1].read(prefetch_and_get, one, new) == [b"1", None]
-    assert [trip for trip in trips if b"get" in trip] == [[b"now", b"get", b"get"]]
+    assert [trip for trip in trips if b"get" in trip] == [[b"now", b"keys", b"get", b"get"]]
 
 
 def prefetch_and_get(tx: Transaction, *keys: bytes) -> list[bytes | None]:

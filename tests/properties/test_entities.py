@@ -121,6 +121,7 @@ class Entities(RuleBasedStateMachine):
         self.unsafe: list[Model] = []
         self.logged: list[dict[str, Any]] = []  # Records in earlier log files.
         self.unsaved: list[dict[str, Any]] = []  # Records in the current log file.
+        self.deletions: list[tuple[int, Name]] = []  # The number of records before each deletion.
         self.start()
 
     def start(self) -> None:
@@ -156,6 +157,21 @@ class Entities(RuleBasedStateMachine):
     def log(self, name: Name, fields: Fields) -> None:
         if read_log := best_effort(name[0], fields):
             self.unsaved.append({"kind": name[0], "id": name[1], "fields": read_log})
+
+    def newest(self, name: Name) -> Fields:
+        """The BEST_EFFORT values that a read can show: the newest ones since the entity was deleted."""
+        since = max((at for at, deleted in self.deletions if deleted == name), default=0)
+        values: Fields = {}
+        for record in (self.logged + self.unsaved)[since:]:
+            if (record["kind"], record["id"]) == name:
+                values |= record["fields"]
+                values = {field: value for field, value in values.items() if field not in record.get("removed", ())}
+        return values
+
+    def all_fields(self, name: Name) -> Fields | None:
+        """The fields of an entity with its BEST_EFFORT values; None if it has neither."""
+        newest = self.newest(name)
+        return None if self.known(name).fields is None and not newest else {**(self.known(name).fields or {}), **newest}
 
     # Writes.
 
@@ -227,11 +243,13 @@ class Entities(RuleBasedStateMachine):
 
     @rule(name=names, data=st.data())
     def fields_are_removed(self, name: Name, data: st.DataObject) -> None:
-        """By name, existing or not; removing a BEST_EFFORT field does nothing."""
+        """By name, existing or not; the removal of a BEST_EFFORT field is logged."""
         removed = data.draw(st.sets(st.sampled_from(FIELDS[name[0]]), min_size=1, max_size=2))
-        with self.entities.transaction() as transaction:
+        with self.entities.transaction(session="s") as transaction:
             for field in sorted(removed):
                 transaction.remove(*name, field)
+        if logged := [field for field in sorted(removed) if tier_of(name[0], field) is Tier.BEST_EFFORT]:
+            self.unsaved.append({"kind": name[0], "id": name[1], "fields": {}, "removed": logged})
         tier = strongest_of(tier_of(name[0], field) for field in removed)
         if tier is not Tier.BEST_EFFORT:
             gone = frozenset(field for field in removed if tier_of(name[0], field) is not Tier.BEST_EFFORT)
@@ -271,6 +289,7 @@ class Entities(RuleBasedStateMachine):
             if known.fields is not None:
                 change = Change(Tier.CRITICAL, {}, frozenset(known.fields), deleted=True)
                 self.unsafe.append(self.now | {name: known.then(None, change)})
+                self.deletions.append((len(self.logged) + len(self.unsaved), name))
         self.make_durable()
 
     # Reads.
@@ -279,6 +298,25 @@ class Entities(RuleBasedStateMachine):
     def an_entity_is_read(self, name: Name) -> None:
         found = self.entities.get(*name)
         assert (None if found is None else found.fields) == self.known(name).fields
+        self.make_durable()
+
+    @rule(name=names)
+    def an_entity_is_read_with_best_effort_values(self, name: Name) -> None:
+        found = self.entities.get(*name, best_effort=True)
+        assert (None if found is None else found.fields) == self.all_fields(name)
+        assert found is None or (found.version, found.best_effort.keys()) == (
+            self.known(name).version,
+            self.newest(name).keys(),
+        )
+        self.make_durable()
+
+    @rule(limit=st.integers(1, 3), after=st.sampled_from(("", "1")))
+    def tasks_are_scanned_with_best_effort_values(self, limit: int, after: str) -> None:
+        found = self.entities.scan("task", after=after, limit=limit, best_effort=True)
+        existing = [(name, self.all_fields(name)) for name in NAMES if name[0] == "task" and name[1] > after]
+        assert [((each.kind, each.id), each.fields) for each in found] == [
+            each for each in existing if each[1] is not None
+        ][:limit]
         self.make_durable()
 
     @rule(name=names, limit=st.integers(1, 5), after=st.integers(-1, 6))
@@ -329,6 +367,7 @@ class Entities(RuleBasedStateMachine):
         if not torn:
             assert after == self.unsaved
         self.logged, self.unsaved = found, []
+        self.deletions = [(min(at, len(found)), name) for at, name in self.deletions]
 
     def read_log(self) -> list[dict[str, Any]]:
         records = self.plane.activity.read(session="s", kind="entities", limit=10_000).records
@@ -345,6 +384,7 @@ class Entities(RuleBasedStateMachine):
     @invariant()
     def the_log_is_read_in_order(self) -> None:
         if hasattr(self, "plane"):
+            self.clock.advance_ms(1)  # Whether a deletion or a BEST_EFFORT value came first is decided by their times.
             assert self.read_log() == self.logged + self.unsaved
 
 

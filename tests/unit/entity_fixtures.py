@@ -47,6 +47,11 @@ def rows_locked(plane: Plane) -> int:
     return plane.locks.stats()["record_id"].acquisitions
 
 
+def row_locks(plane: Plane, count: int) -> int:
+    """How many rows writes have to lock: none where processes share locks, unless another caller has locked them."""
+    return 0 if plane._transport.locks is None else count
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Wait until another thread reaches a condition."""
     deadline = time.monotonic() + PATIENCE_SECONDS

@@ -31,6 +31,7 @@ plane = _shared["plane"]
 everything = _shared["everything"]
 logged = _shared["logged"]
 rows_locked = _shared["rows_locked"]
+row_locks = _shared["row_locks"]
 
 
 # Tiers of fields.
@@ -86,8 +87,13 @@ def test_a_toml_document_overrides_the_defaults() -> None:
         [patterns]
         "trace_*" = "best_effort"
         "ml_*" = "important"
+
+        [records]
+        "task_*" = "task"
+        "*" = "other"
         """
     )
+    assert (policy.record_name("task_1"), policy.record_name("Task_1")) == ("task/task_1", "other/Task_1")
     assert policy.classify("order", "total") is Tier.CRITICAL
     assert policy.classify("task", "status") is Tier.IMPORTANT
     assert policy.classify("order", "trace_id") is Tier.BEST_EFFORT
@@ -102,7 +108,10 @@ def test_a_toml_document_overrides_the_defaults() -> None:
     [
         ("[feilds]\n", "did you mean fields"),
         ("[pattern]\n", "did you mean patterns"),
-        ("[xyz]\n", "fields or patterns"),
+        ("[xyz]\n", "fields, patterns or records"),
+        ("[record]\n", "did you mean records"),
+        ("records = 3", r"write \[records\]"),
+        ('[records]\n"a/*" = "task"', "pattern of record ids"),
         ("fields = 3", r"write \[fields\]"),
         ('[fields]\n"task.status" = "crucial"', "crucial"),
         ('[fields]\n"task.status" = 7', "7"),
@@ -134,8 +143,8 @@ def test_a_critical_field_is_synced_and_locks_its_row(plane: Plane) -> None:
     written = plane.entities.write("task", "1", {"status": "open"})
     assert (written.versions, written.durability) == ([1], Tier.CRITICAL)
     stats = plane.locks.stats()
-    assert (stats["record_id"].acquisitions, stats["record_id"].holders) == (1, 0)
-    assert (stats["entity_type"].intents, stats["database"].intents) == (1, 1)
+    assert (stats["record_id"].acquisitions, stats["record_id"].holders) == (row_locks(plane, 1), 0)
+    assert (stats["entity_type"].intents, stats["database"].intents) == (row_locks(plane, 1),) * 2
 
 
 def test_an_important_field_takes_no_lock(plane: Plane) -> None:

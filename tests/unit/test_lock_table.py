@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from holdfast.errors import LockOrderViolation, LockTimeout
-from holdfast.runtime.locks.table import DATA_LEVELS, RESOURCE_LEVELS, Held, LockTable, Mode
+from holdfast.layers import locks
+from holdfast.runtime.locks.counters import LockCounters
+from holdfast.runtime.locks.table import DATA_LEVELS, CallerLocks, Held, LockTable, Mode
 
 _shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
 row = _shared["row"]
@@ -393,9 +395,8 @@ async def test_locks_are_released_in_reverse_order(table: LockTable) -> None:
 # Statistics.
 
 
-def test_resource_levels_are_locked_in_their_declared_order() -> None:
-    assert RESOURCE_LEVELS == ("identity", "contacts", "dedupe", "inbox", "outbox", "readstate")
-    table = LockTable(RESOURCE_LEVELS, nested=False)
+def test_levels_without_nesting_are_locked_in_their_declared_order() -> None:
+    table = LockTable(("identity", "contacts", "dedupe", "inbox", "outbox", "readstate"), nested=False)
     with table.acquire(["identity"]), table.acquire(["inbox", "agent-7"]), table.acquire(["inbox", "agent-8"], "S"):
         with pytest.raises(LockOrderViolation, match="contacts comes before inbox agent-8"):
             table.acquire(["contacts"])
@@ -466,3 +467,52 @@ def test_holders_lists_holders_and_waiters(table: LockTable, ada: Actor, bob: Ac
     assert table.line_length(row(2)) == 0
     held.release()
     done(waiting)
+
+
+async def test_a_lock_of_a_coroutine_without_a_task_names_no_task(table: LockTable) -> None:
+    def call() -> None:
+        try:
+            table.acquire_async(row(1)).send(None)
+        except StopIteration as answer:
+            acquired.set_result(answer.value)
+
+    loop = asyncio.get_running_loop()
+    acquired: asyncio.Future[Held] = loop.create_future()
+    loop.call_soon(call)  # Runs in no task.
+    held = await acquired
+    with pytest.raises(LockTimeout, match=r"task of a call \(X\)"):
+        await table.acquire_async(row(1), timeout_seconds=0)
+    held.release()
+    assert_empty(table)
+
+
+@pytest.mark.parametrize(("may_wait", "levels"), [(True, ["record_id"]), (False, [])])
+def test_the_duration_of_an_acquire_that_may_wait_is_observed(may_wait: bool, levels: list[str]) -> None:
+    counters, observed = LockCounters(), []
+    counters.on_wait = lambda level, seconds: observed.append((level, seconds >= 0))
+    with counters.acquiring("main", locks.steps_of([row(1)], "X"), may_wait=may_wait):
+        pass
+    assert observed == [(level, True) for level in levels]
+
+
+# The locks of a plane's callers.
+
+
+def test_the_first_lock_of_callers_waits_once_for_earlier_writes(table: LockTable) -> None:
+    waits: list[bool] = []
+    callers = CallerLocks(table, lambda: waits.append(table.has_callers))
+    first = callers.acquire  # A caller may keep it.
+    for number in range(2):
+        first(row(number)).release()
+        callers.acquire(row(number)).release()
+    assert waits == [True]
+
+
+async def test_several_locks_can_be_the_first_of_callers(table: LockTable) -> None:
+    waits: list[bool] = []
+    callers = CallerLocks(table, lambda: waits.append(table.has_callers))
+    async with await callers.acquire_all_async([row(2), row(1)]) as held:
+        assert held.paths == [("record_id", "task/1"), ("record_id", "task/2")]
+        assert held.fences == {}  # Other processes cannot acquire them.
+    assert waits == [True]
+    assert_empty(table)

@@ -1,21 +1,11 @@
 """The lock table: deadlock-free locks among the threads and asyncio tasks of one process.
 
-Levels have a declared order, `database → entity_type → record_id`, or the six resource levels
-`identity → contacts → dedupe → inbox → outbox → readstate`. Within a level, names sort alphabetically.
+Modes and levels are those of `holdfast.lock_rules`; a table may have other levels, as for leases.
 
     requested ──► checked against the order ──► acquired, node by node ──► held ──► released in reverse order
                     │                              │       ▲
                     ▼                              ▼       │ granted by a release
                   LockOrderViolation             waits in the node's line ──► LockTimeout, cancelled: all is released
-
-Two owners may hold the same node at once where the matrix has a `+`. Locking a row first takes an intent on its type
-and on the database, which is how row locks and table locks conflict:
-
-            IS   IX   S    X
-        IS  +    +    +    .      IS   intends to read a node below
-        IX  +    +    .    .      IX   intends to write a node below
-        S   +    .    +    .      S    reads all of it
-        X   .    .    .    .      X    writes all of it
 
 Why there is no deadlock: an owner waits only for a node that comes after everything it holds. It waits for the holders
 of the node, which can themselves wait only for later nodes, and for the claims before it in the node's line. So along
@@ -35,31 +25,30 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from time import monotonic
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
 from holdfast import limits
-from holdfast.errors import Busy, Closed, InvalidArgument, LockOrderViolation, LockTimeout
+from holdfast.errors import Busy, Closed, InvalidArgument, LockTimeout
 from holdfast.kv.fork_safety import invalidate_in_children
-from holdfast.runtime.locks.rules import (
-    Claim,
+from holdfast.lock_rules import (
+    DATA_LEVELS,
     Key,
     Levels,
-    LevelStats,
-    LockRegistry,
     Mode,
-    NoTask,
-    Owner,
     Path,
     Step,
     parse_mode,
+    released_error,
+    timeout_error,
 )
+from holdfast.runtime.locks.registry import Claim, LockRegistry, NoTask, Owner
+from holdfast.threads import run_in_thread
+from holdfast.wire.locks import LevelStats
 
-__all__ = ["DATA_LEVELS", "RESOURCE_LEVELS", "Held", "HolderInfo", "LevelStats", "LockTable", "Mode"]
+__all__ = ["DATA_LEVELS", "Held", "HolderInfo", "LevelStats", "LockTable", "Mode"]
 
-DATA_LEVELS: Final = ("database", "entity_type", "record_id")
-RESOURCE_LEVELS: Final = ("identity", "contacts", "dedupe", "inbox", "outbox", "readstate")
 HOLDERS_NAMED: Final = 3  # In an error message; a lock may have thousands of holders.
 
 
@@ -82,14 +71,14 @@ class LockTable:
         *,
         nested: bool = True,
         waiters_max: int = limits.LOCK_WAITERS_MAX,
-        later: "Callable[[], Sequence[LockTable]] | None" = None,
+        find_type: Callable[[str], str | None] | None = None,
     ) -> None:
-        """`later` returns the tables whose locks come after those of this one."""
+        """`find_type` returns the full name, `type/id`, of a record that is named by its id alone."""
         if waiters_max.__class__ is not int or waiters_max < 0:
             raise InvalidArgument(f"waiters_max must be an integer of at least 0, not {waiters_max!r}")
-        self.levels = Levels(levels, nested=nested)
+        self.levels = Levels(levels, nested=nested, find_type=find_type)
+        self.has_callers = False  # Whether callers of the plane acquire locks here, besides writes of entities.
         self._waiters_max = waiters_max
-        self._later = later
         self._reset()
         invalidate_in_children(self)
 
@@ -212,8 +201,6 @@ class LockTable:
     def _try_acquire(self, held: "Held", seconds: float, new_waiter: "Callable[[], AnyWaiter]") -> "AnyWaiter | None":
         """Acquire everything for `held`; on a conflict, queue it and return the waiter to wait on."""
         registry = self._registry
-        if self._later is not None:
-            self._check_order(held, self._later())
         if registry.unnoticed and not seconds:
             self._reclaim_orphans()
         try:
@@ -237,19 +224,6 @@ class LockTable:
             if self._pending_releases or registry.completed:
                 self._finish_releases()
         raise self._timeout(obstacle, seconds)
-
-    def _check_order(self, held: "Held", later: "Sequence[LockTable]") -> None:
-        """Refuse a claim of an owner that holds a lock of a later table."""
-        for table in later:
-            owner = table._registry.owners.get(held.owner.identity)
-            last = next(reversed(owner.grants), None) if owner is not None else None
-            if last is not None:
-                self._registry.counters[held.steps[0][0][0]].violations += 1
-                wanted = self.levels.describe(held.steps[0][0])
-                raise LockOrderViolation(
-                    f"{wanted} comes before {table.levels.describe(last)} in lock order, which is already held: "
-                    f"waiting for it could deadlock. Acquire {wanted} first"
-                )
 
     def _finish(self, held: "Held", seconds: float) -> None:
         """Return if `held` was completed while it waited; otherwise release it and raise LockTimeout."""
@@ -316,11 +290,8 @@ class LockTable:
         return obstacle
 
     def _timeout(self, obstacle: "Obstacle", seconds: float) -> LockTimeout:
-        holders = ", ".join(f"{_name(owner)} ({mode})" for owner, mode in obstacle.holding)
-        return LockTimeout(
-            f"{self.levels.describe(obstacle.key)} was not granted within {seconds:g} s: it is held by {holders}, and "
-            f"{obstacle.in_line} requests wait for it. Try again later, or raise timeout_seconds"
-        )
+        holders = [f"{_name(owner)} ({mode})" for owner, mode in obstacle.holding]
+        return timeout_error(self.levels.describe(obstacle.key), seconds, holders, obstacle.in_line)
 
 
 class Obstacle(NamedTuple):
@@ -365,11 +336,115 @@ class Held(Claim):
     def __exit__(self, *error: object) -> None:
         self.release()
 
+    fence = None  # Other processes cannot acquire it, so there is nothing to compare.
+    proof = None
+    is_lost = False
+
+    @property
+    def fences(self) -> dict[tuple[str, str], int]:
+        return {}
+
+    def check(self) -> None:
+        """Return if the locks are held.
+
+        Raises:
+            LeaseExpired: they were released.
+        """
+        if self._released:
+            raise released_error()
+
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, *error: object) -> None:
         self.release()
+
+
+class AsyncHeld:
+    """`Held` for an event loop: `release` is awaited, as it is for locks that processes share."""
+
+    __slots__ = ("_held",)
+
+    fence = None
+    proof = None
+    is_lost = False
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    @property
+    def paths(self) -> list[tuple[str, str]]:
+        """The requested paths, in lock order."""
+        return self._held.paths
+
+    @property
+    def fences(self) -> dict[tuple[str, str], int]:
+        return self._held.fences
+
+    def check(self) -> None:
+        """Return if the locks are held; raises LeaseExpired if they were released."""
+        self._held.check()
+
+    async def release(self) -> None:
+        """Release everything in reverse order. It never blocks, and is idempotent."""
+        self._held.release()
+
+    async def __aenter__(self) -> Self:
+        self._held.__enter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._held.release()
+
+
+class LocksBegun(Exception):
+    """The first caller has acquired a lock since a transaction without locks began. Repeat it with locks."""
+
+
+class CallerLocks:
+    """The lock table as callers of a plane use it."""
+
+    def __init__(self, table: LockTable, wait_for_writes: Callable[[], None]) -> None:
+        """`wait_for_writes` returns when all writes have ended that began before it was called."""
+        self.acquire: Callable[..., Held] = self._acquire_first
+        self.acquire_all: Callable[..., Held] = self._acquire_all_first
+        self.stats = table.stats
+        self._table = table
+        self._wait_for_writes = wait_for_writes
+        self._is_used = False
+
+    def _acquire_first(self, *args: Any, **kwargs: Any) -> Held:
+        self._begin_use()
+        return self._table.acquire(*args, **kwargs)
+
+    def _acquire_all_first(self, *args: Any, **kwargs: Any) -> Held:
+        self._begin_use()
+        return self._table.acquire_all(*args, **kwargs)
+
+    def _begin_use(self) -> None:
+        """From now on all durable writes of entities lock their rows; wait for those that began before."""
+        if not self._is_used:
+            self._table.has_callers = True
+            self._wait_for_writes()
+            self._is_used = True
+            self.acquire = self._table.acquire  # Not a method of its own: a call more is a cost for every lock.
+            self.acquire_all = self._table.acquire_all
+
+    async def acquire_async(
+        self, path: Path, mode: Mode | str = Mode.EXCLUSIVE, *, timeout_seconds: float | None = None
+    ) -> AsyncHeld:
+        """`LockTable.acquire_async`."""
+        if not self._is_used:
+            await run_in_thread(self._begin_use)
+        return AsyncHeld(await self._table.acquire_async(path, mode, timeout_seconds=timeout_seconds))
+
+    async def acquire_all_async(
+        self, paths: Sequence[Path], mode: Mode | str = Mode.EXCLUSIVE, *, timeout_seconds: float | None = None
+    ) -> AsyncHeld:
+        """`LockTable.acquire_all_async`."""
+        if not self._is_used:
+            await run_in_thread(self._begin_use)
+        return AsyncHeld(await self._table.acquire_all_async(paths, mode, timeout_seconds=timeout_seconds))
 
 
 class ThreadWaiter:

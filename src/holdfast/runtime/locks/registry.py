@@ -1,55 +1,24 @@
-"""Lock modes, lock levels, and the registry of holders and waiters.
+"""The registry of the holders and waiters of locks in one process.
 
 Nothing in this module blocks, and only one thread at a time may use it; `holdfast.runtime.locks.table` guarantees that
 and documents the locking protocol.
 """
 
 import asyncio
-import math
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from collections.abc import Iterator
 from operator import itemgetter
 from time import monotonic
 from typing import Any, Final, Protocol, TypeAlias
 
-import msgspec
-
-from holdfast import limits
-from holdfast.errors import InvalidArgument, LockOrderViolation
-
-
-class Mode(StrEnum):
-    """The mode of a lock."""
-
-    INTENT_SHARED = "IS"
-    INTENT_EXCLUSIVE = "IX"
-    SHARED = "S"
-    EXCLUSIVE = "X"
-
-
-IS, IX, S, X = Mode
-COMPATIBLE: Final[dict[Mode, set[Mode]]] = {IS: {IS, IX, S}, IX: {IS, IX}, S: {IS, S}, X: set()}
-COVERED: Final = {
-    IS: {IS},
-    IX: {IX, IS},
-    S: {S, IS},
-    X: {X, S, IX, IS},
-}  # The modes that each mode includes; the weakest first.
-INTENT: Final = {IS: IS, IX: IX, S: IS, X: IX}  # The mode to take on every ancestor.
+from holdfast.errors import LockOrderViolation
+from holdfast.lock_rules import COMPATIBLE, Grant, Key, Levels, Mode, Step, find_violation
+from holdfast.wire.locks import LevelStats
 
 # The holders of a node are counted in one integer with 32 bits per mode, so that a single `&` finds a conflict.
 UNIT: Final = {mode: 1 << 32 * index for index, mode in enumerate(Mode)}
 CONFLICTS: Final = {mode: sum(UNIT[each] * 0xFFFF_FFFF for each in set(Mode) - COMPATIBLE[mode]) for mode in Mode}
-
-Path = Sequence[str]  # A level and a name on it, as callers write them.
-Key = tuple[int, str]  # The index of a level and a name on it. Keys sort in lock order.
-Step = tuple[
-    Key, Mode, bool
-]  # The key, its mode, and whether the caller requested it (otherwise it is an intent on an ancestor).
-Grant = tuple[Mode, float]  # The mode of a held lock, and since when it is held.
-ROOT: Final[Key] = (0, "")
 
 
 class NoTask:
@@ -60,118 +29,6 @@ class NoTask:
 
 
 Identity: TypeAlias = "threading.Thread | asyncio.Task[Any] | NoTask"
-
-
-def parse_mode(mode: Mode | str) -> Mode:
-    """The mode with this name.
-
-    Raises:
-        InvalidArgument: there is no such mode.
-    """
-    if isinstance(mode, Mode):
-        return mode
-    try:
-        return Mode(mode)
-    except ValueError:
-        raise InvalidArgument(f"Unknown lock mode {mode!r}; use one of {', '.join(Mode)}") from None
-
-
-class Levels:
-    """The levels of a lock table in lock order; resolves paths to keys."""
-
-    def __init__(self, names: Sequence[str], *, nested: bool) -> None:
-        is_valid = isinstance(names, list | tuple) and names and all(name and name.__class__ is str for name in names)
-        if not is_valid:
-            raise InvalidArgument(f"A lock table needs a list of level names in lock order, not {names!r}")
-        self.names = tuple(names)
-        self._nested = nested
-        self._deepest = len(names) - 1
-        self._indexes = {name.lower(): index for index, name in enumerate(names)}
-        if len(self._indexes) < len(names):
-            raise InvalidArgument(f"Two levels of the lock table have the same name: {', '.join(names)}")
-
-    def steps(self, path: Path, mode: Mode) -> list[Step]:
-        """The locks to take for `path`, in lock order: intents on its ancestors, then `path` itself."""
-        key = level, name = self._parse(path)
-        if not self._nested:
-            return [(key, mode, True)]
-        if not level:
-            if name:
-                raise InvalidArgument(
-                    f"The level {self.names[0]} has a single node without a name; remove the name {name!r}"
-                )
-            return [(key, mode, True)]
-        parts = name.split("/", level - 1)
-        # A type with a slash in its name would collide with the records of another type.
-        if len(parts) < level or "" in parts or (level < self._deepest and "/" in parts[-1]):
-            raise self._invalid_name(level, name)
-        intent = INTENT[mode]
-        steps: list[Step] = [(ROOT, intent, False)]
-        above = parts[0]
-        for depth in range(1, level):
-            steps.append(((depth, above), intent, False))
-            above = f"{above}/{parts[depth]}"
-        steps.append((key, mode, True))
-        return steps
-
-    def steps_for_all(self, paths: Sequence[Path], mode: Mode) -> list[Step]:
-        """The locks to take for all of `paths`, without duplicates, in lock order."""
-        if isinstance(paths, str) or not isinstance(paths, Sequence):
-            raise InvalidArgument(f"acquire_all takes a list of paths, not {paths!r}")
-        steps: dict[Key, Step] = {}
-        for path in paths:
-            for step in self.steps(path, mode):
-                if step[2] or step[0] not in steps:  # A mode includes its own intent.
-                    steps[step[0]] = step
-        return sorted(steps.values(), key=itemgetter(0))
-
-    def timeout_for(self, timeout_seconds: float | None, steps: list[Step]) -> float:
-        """The wait limit in seconds: `timeout_seconds`, or the default for the levels of `steps`."""
-        if timeout_seconds is None:
-            for (level, _), _, requested in steps:
-                if requested and level < self._deepest and self._nested:
-                    return limits.LOCK_BULK_WAIT_SECONDS
-            return limits.LOCK_WAIT_SECONDS
-        if timeout_seconds.__class__ not in (int, float) or not 0 <= timeout_seconds < math.inf:
-            raise InvalidArgument(f"timeout_seconds must be a number of at least 0, not {timeout_seconds!r}")
-        return timeout_seconds
-
-    def path(self, key: Key) -> tuple[str, str]:
-        """`key` as a path."""
-        return self.names[key[0]], key[1]
-
-    def describe(self, key: Key) -> str:
-        """`key` as text for a message."""
-        level, name = self.path(key)
-        return f"{level} {name}" if name else level
-
-    def _parse(self, path: Sequence[object]) -> Key:
-        if path.__class__ not in (list, tuple) and (isinstance(path, str) or not isinstance(path, Sequence)):
-            raise InvalidArgument(f"A path must be a list of a level and a name, not {path!r}")
-        if len(path) == 2:
-            level, name = path
-        elif len(path) == 1:
-            level, name = path[0], ""
-        else:
-            raise InvalidArgument(f"A path has a level and an optional name; {path!r} has {len(path)} parts")
-        if not isinstance(level, str) or not isinstance(name, str):
-            raise InvalidArgument(f"The level and the name of a path must be strings, not {path!r}")
-        index = self._indexes.get(level)
-        if index is None:
-            index = self._indexes.get(level.lower())
-            if index is None:
-                raise InvalidArgument(f"Unknown lock level {level!r}; use one of {', '.join(self.names)}")
-        if len(name) > limits.LOCK_NAME_CHARACTERS_MAX:
-            raise InvalidArgument(
-                f"A lock name has at most {limits.LOCK_NAME_CHARACTERS_MAX} characters; this one has {len(name):,}"
-            )
-        return index, name
-
-    def _invalid_name(self, level: int, name: str) -> InvalidArgument:
-        form = {1: "a name without a slash", 2: "type/id"}.get(level, "/".join(self.names[1 : level + 1]))
-        return InvalidArgument(
-            f"Invalid name {name!r} for the level {self.names[level]}; write {form}, with no empty part"
-        )
 
 
 class Owner:
@@ -215,27 +72,6 @@ class Claim:
         return self.steps[self.taken]
 
 
-class LevelStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Lock statistics of one level: totals since the table was created, and current counts."""
-
-    acquisitions: int  # Requested locks that were acquired.
-    intents: int  # Intents that were acquired on ancestors.
-    waits: int  # How many of both had to wait.
-    unserved: int  # Waits that ended without the lock: timed out or cancelled.
-    wait_seconds_total: float
-    wait_seconds_max: float
-    timeouts: int  # Including attempts with a timeout of 0.
-    violations: int
-    holders: int  # Including intents.
-    waiting: int
-
-    @property
-    def contention(self) -> float:
-        """The share of requests that had to wait, from 0 to 1."""
-        requests = self.acquisitions + self.intents + self.unserved + self.waiting
-        return self.waits / requests if requests else 0.0
-
-
 class Counters:
     """Mutable counters of one level."""
 
@@ -269,20 +105,11 @@ class LockRegistry:
         Raises:
             LockOrderViolation: it might wait for an earlier key, or for a stronger mode of a held key.
         """
-        grants = claim.owner.grants
-        last = next(reversed(grants))
-        refused = None
-        for step in claim.steps:
-            grant = grants.get(step[0])
-            if grant is None:
-                if step[0] < last:
-                    refused = step
-                break  # The remaining steps are later in lock order.
-            if step[1] not in COVERED[grant[0]]:
-                refused = step  # The last one gives the best message: the earlier ones are intents on its ancestors.
+        refused = find_violation(self.levels, claim.steps, claim.owner.grants)
         if refused is not None:
-            self.counters[refused[0][0]].violations += 1
-            raise LockOrderViolation(self._violation_message(refused, grants.get(refused[0]), last))
+            (key, _, _), message = refused
+            self.counters[key[0]].violations += 1
+            raise LockOrderViolation(message)
 
     def advance(self, claim: Claim, served: Key | None = None) -> bool:
         """Acquire the remaining steps of `claim` until one conflicts; whether the claim is complete.
@@ -381,21 +208,6 @@ class LockRegistry:
             (key, claim.next[1], claim.owner, claim.since, True) for key, line in self.lines.items() for claim in line
         ]
         return sorted([*held, *waiting], key=itemgetter(0))
-
-    def _violation_message(self, refused: Step, grant: Grant | None, last: Key) -> str:
-        key, mode, requested = refused
-        wanted = self.levels.describe(key)
-        if grant is None:
-            first = wanted if requested else f"the intent ({mode}) on {wanted}"
-            return (
-                f"{wanted} comes before {self.levels.describe(last)} in lock order, which is already held: waiting for "
-                f"it could deadlock. Acquire both with acquire_all, or acquire {first} first"
-            )
-        both = next(each for each in COVERED if {mode, grant[0]} <= COVERED[each])
-        return (
-            f"{wanted} is held in mode {grant[0]}; waiting to upgrade it to {mode} could deadlock. "
-            f"Acquire it in mode {both} at first"
-        )
 
     def _serve(self, key: Key) -> None:
         """Grant `key` to the claims at the front of its line, as far as their modes are compatible."""

@@ -1,0 +1,63 @@
+"""`holdfast locks`: the sessions that hold ordered locks of the database, entity types and records."""
+
+from typing import Any, Final
+
+import click
+
+from holdfast.cli import completion, connect, printing
+from holdfast.cli.commands import CommandGroup
+from holdfast.errors import NotFound
+from holdfast.limits import READ_ENTRIES_MAX
+from holdfast.wire.locks import LockHolding, LockSessionInfo
+
+_COLUMNS: Final = ("number", "owner", "since", "expires_at", "holds", "waits_for")
+
+
+@click.group(cls=CommandGroup, completions={"number": completion.lock_sessions})
+def locks() -> None:
+    """Show and end the sessions that hold ordered locks.
+
+    A session is one caller of `plane.locks`, such as a thread of a program. `holdfast lock` is for leases on any name.
+    """
+
+
+@locks.command("list", examples=["holdfast locks list", "holdfast locks list --json"])
+@click.option("--after", default="", help="Start after the session with this number.")
+@click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
+def list_(after: str, limit: int) -> None:
+    """List the sessions with the locks that they hold and wait for, and when they end unless they are renewed.
+
+    Locks of a program that has a directory open by itself are within its process, and not listed.
+    """
+    with connect.open_plane() as plane:
+        found = plane.locks.sessions(after=after, limit=limit).sessions
+    printing.rows([_fields(each) for each in found], _COLUMNS, empty="No ordered locks are held.")
+
+
+@locks.command(examples=["holdfast locks end 5ac52464988b344a86662cdc"])
+@click.argument("number")
+def end(number: str) -> None:
+    """End the session NUMBER: its locks are released at once, and its holder is fenced off.
+
+    Do this if a holder hangs and is renewed nonetheless. The locks of a process that was killed end by themselves.
+    """
+    with connect.open_plane() as plane:
+        ended = plane.locks.end_session(number)
+    if not ended:
+        raise NotFound(f"There is no session {number} of locks; `holdfast locks list` shows them")
+    printing.result(f"Session {number} has ended", {"number": number, "ended": True})
+
+
+def _fields(session: LockSessionInfo) -> dict[str, Any]:
+    return {
+        "number": session.number,
+        "owner": session.owner,
+        "since": printing.timestamp(session.since_ms),
+        "expires_at": printing.timestamp(session.expires_ms),
+        "holds": [_text(each) for each in session.locks if not each.is_waiting and not each.is_intent],
+        "waits_for": next((_text(each) for each in session.locks if each.is_waiting), None),
+    }
+
+
+def _text(lock: LockHolding) -> str:
+    return " ".join(part for part in (lock.level, lock.name, lock.mode) if part)
