@@ -19,23 +19,22 @@ from typing import Final, NamedTuple
 
 from rich.table import Table
 
-from benches.comparison import compare, echo
+from benches.comparison import echo
 from benches.ycsb import quantile
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy
 from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import agents, mailboxes
+from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import INGRESS_QUEUE_MAX, INGRESS_WAIT_SECONDS
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.ingress.dedupe import key_of
 from holdfast.runtime.ingress.ingress import Ingress
 from holdfast.runtime.ingress.validation import mail_of
-from holdfast.runtime.locks.table import RESOURCE_LEVELS, LockTable
 from holdfast.testing.faults import FaultyDatabase
 from holdfast.wire.ingress import NewPush
-from holdfast.wire.mail import MailPolicy, NewMail
+from holdfast.wire.mail import MailPolicy
 
 CALLERS: Final = 64
 PUSHES: Final = 4_096
@@ -43,7 +42,6 @@ ROUNDS: Final = 5
 MAILBOXES: Final = 50
 PAYLOAD: Final = urlsafe_b64encode(b"x" * 200).decode().rstrip("=")
 IMAGE: Final = Path(__file__).parent.parent / "docs" / "ingress.png"
-HOLD_SECONDS: Final = 0.002  # The duration of an fsync on a common disk.
 KEYS: Final = Subspace("bench").key("keys")
 
 Push = Callable[[int], Awaitable[None]]
@@ -67,8 +65,7 @@ class Figures(NamedTuple):
 def main() -> None:
     pushed = asyncio.run(compare_pushes())
     busy = asyncio.run(measure_busy_answers())
-    locks = compare_locks()
-    draw(pushed, busy, locks)
+    draw(pushed, busy)
     echo(f"Drawn: {IMAGE}")
 
 
@@ -141,8 +138,7 @@ async def through_ingress(database: Database, *, synced: bool) -> Result:
 
 
 def ingress_on(database: Database) -> Ingress:
-    locks = LockTable(RESOURCE_LEVELS, nested=False)
-    return Ingress(database, AsyncBlobStore(database, None), lambda _: None, locks=locks, pushes_per_minute=0)
+    return Ingress(database, AsyncBlobStore(database, None), lambda _: None, pushes_per_minute=0)
 
 
 async def measure(push: Push, finish: Callable[[], Awaitable[None]]) -> Result:
@@ -276,86 +272,15 @@ async def measure_sleeps() -> list[float]:
     return sorted(durations)
 
 
-# Locks.
-
-
-def compare_locks() -> dict[str, dict[str, float]]:
-    """12 threads on the inboxes, outboxes and contacts of 4 agents, with one lock for all or one for each."""
-    found = {
-        "an operation that holds its lock for 2 ms": compare_lock_granularity(
-            f"holding {HOLD_SECONDS * 1e3:g} ms", wait, 25
-        )
-    }
-    with tempfile.TemporaryDirectory() as folder, RocksDatabase(Path(folder) / "kv") as database:
-        database.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
-        found["a synced transaction of this key space"] = compare_lock_granularity(
-            "synced transactions", synced_operations(database), 150
-        )
-    return found
-
-
-def compare_lock_granularity(label: str, operation: Callable[[str, int], None], each: int) -> dict[str, float]:
-    resources = [(resource, agent) for resource in ("contacts", "inbox", "outbox") for agent in range(4)]
-
-    def run(path: Callable[[str, int], tuple[str, str]]) -> int:
-        table = LockTable(RESOURCE_LEVELS, nested=False)
-
-        def work(resource: str, agent: int) -> None:
-            for _ in range(each):
-                with table.acquire(path(resource, agent), timeout_seconds=60):
-                    operation(resource, agent)
-
-        threads = [threading.Thread(target=work, args=pair) for pair in resources]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return len(resources) * each
-
-    return compare(
-        f"12 threads on inboxes, outboxes and contacts, {label}",
-        {
-            "one lock for everything": lambda: run(lambda *_: ("identity", "")),
-            "a lock for each kind": lambda: run(lambda resource, _: (resource, "")),
-            "a lock for each kind and agent": lambda: run(lambda resource, agent: (resource, f"agent-{agent}")),
-        },
-        rounds=3,
-    )
-
-
-def wait(resource: str, agent: int) -> None:
-    """Sleep as long as a store that waits for its disk."""
-    del resource, agent
-    time.sleep(HOLD_SECONDS)
-
-
-def synced_operations(database: Database) -> Callable[[str, int], None]:
-    """An operation that commits a synced transaction on the given resource."""
-
-    def operation(resource: str, agent: int) -> None:
-        me, peer = Address("main", f"agent-{agent}"), Address("main", f"peer-{agent}")
-        if resource == "contacts":
-            database.transact(agents.register, "main", me.agent)
-        else:
-            sender, to = (peer, me) if resource == "inbox" else (me, peer)
-            database.transact(mailboxes.send, sender, to, NewMail("", b"x" * 200))
-
-    return operation
-
-
-def draw(pushed: dict[str, Figures], busy: Figures, locks: dict[str, dict[str, float]]) -> None:
+def draw(pushed: dict[str, Figures], busy: Figures) -> None:
     from benches import plots
 
-    figure, axes = plots.page("Ingress", 2 + len(locks))
+    figure, axes = plots.page("Ingress", 2)
     latencies = {name: {"p50": each.p50_ms, "p95": each.p95_ms} for name, each in pushed.items()}
     latencies["ERR_BUSY, the store hangs"] = {"p50": busy.p50_ms, "p95": busy.p95_ms}
     plots.bars(axes[0], latencies, "Time until a push is answered", "ms (logarithmic)", logarithmic=True)
     rates = {name: {"stored": each.stored_per_second} for name, each in pushed.items()}
     plots.bars(axes[1], rates, "Pushes stored in their mailboxes", "a second")
-    for panel, (label, rows) in zip(axes[2:], locks.items(), strict=True):
-        plots.bars(
-            panel, {name: {"operations": rate} for name, rate in rows.items()}, f"12 threads, {label}", "a second"
-        )
     plots.save(figure, IMAGE)
 
 

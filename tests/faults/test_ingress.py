@@ -24,7 +24,6 @@ from holdfast.layers.mailboxes import Address
 from holdfast.limits import INGRESS_QUEUE_MAX
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.runtime.locks.table import RESOURCE_LEVELS, LockTable
 from holdfast.testing.faults import FaultyDatabase, SeededFaults
 from holdfast.wire.ingress import NewPush, Pushed
 from holdfast.wire.mail import MailPolicy
@@ -55,7 +54,6 @@ def ingress_on(database: Database) -> Ingress:
         database,
         AsyncBlobStore(database, open_objects("memory:")),
         lambda _: None,
-        locks=LockTable(RESOURCE_LEVELS, nested=False),
         pushes_per_minute=0,
     )
 
@@ -210,23 +208,14 @@ async def test_a_failing_writer_loses_only_unsynced_pushes(seed: int) -> None:
 
 CHILD = """
 import asyncio, sys
-from holdfast.plane.open import Options, open_plane_async
-from holdfast.plane.ingress import push
-from holdfast.wire.mail import MailPolicy, SetMailPolicy
-from holdfast.wire.ingress import NewPush
+import holdfast
 
 async def main() -> None:
-    transport = await open_plane_async(sys.argv[1], Options(pushes_per_minute=0))
-    await transport.call(SetMailPolicy(MailPolicy(pending_max=1_000_000)))
+    plane = await holdfast.open_async(sys.argv[1], ingress_pushes_per_minute=0)
+    await plane.set_mail_policy(holdfast.MailPolicy(pending_max=1_000_000))
     for number in range(1_000_000):
-        new = NewPush(
-            topic="t",
-            content_type="text/plain",
-            payload_base64="aGk",
-            idempotency_key=str(number),
-            durability="synced" if number % 100 == 99 else "accepted",
-        )
-        answer = await push(transport, "ada", f"r{number % 20}", new, universe="main")
+        to, key, synced = f"r{number % 20}", str(number), number % 100 == 99
+        answer = await plane.ingress.push(to, "t", "hi", idempotency_key=key, synced=synced, sender="ada")
         sys.stdout.write(f"{number} {answer.durability}\\n")
         sys.stdout.flush()
 

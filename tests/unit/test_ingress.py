@@ -13,8 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
 from holdfast.errors import (
@@ -23,13 +21,11 @@ from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
     InvalidArgument,
-    LockOrderViolation,
     MailboxFull,
     PayloadTooLarge,
     RateLimited,
     SenderBlocked,
     Unreachable,
-    Validation,
 )
 from holdfast.kv import Database
 from holdfast.layers import agents, dedupe, inboxes, mailboxes, worlds
@@ -37,11 +33,9 @@ from holdfast.layers.mailboxes import Address
 from holdfast.limits import INGRESS_QUEUE_MAX, PUSH_PEERS_MAX
 from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.runtime.ingress.validation import DataPush
-from holdfast.runtime.locks.table import RESOURCE_LEVELS, LockTable
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import FaultyDatabase
-from holdfast.wire.ingress import PUSH_MEDIA, NewPush, Pushed, PushedData
+from holdfast.wire.ingress import PUSH_MEDIA, DataPush, NewPush, Pushed, PushedData
 from holdfast.wire.mail import Envelope, MailPolicy
 
 ADA, BOB, EVE = (Address("main", name) for name in ("ada", "bob", "eve"))
@@ -84,7 +78,6 @@ class Bench:
         self.gate = Gate()
         self.inner = MemoryDatabase(clock=clock)
         self.database = FaultyDatabase(self.inner, self.gate)
-        self.locks = LockTable(RESOURCE_LEVELS, nested=False)
         self.events: list[Any] = []
         self.flushes: list[int] = []
         self.objects: Any = open_objects("memory:")
@@ -97,7 +90,6 @@ class Bench:
             AsyncBlobStore(self.database, self.objects),
             self.events.extend,
             clock=self.clock,
-            locks=self.locks,
             pushes_per_minute=self.per_minute,
         )
         ingress.on_flush(lambda pushes, _: self.flushes.append(pushes))
@@ -508,6 +500,48 @@ async def test_batches_behind_a_hanging_commit_are_abandoned_before_they_start(b
     assert bench.count() == 1
 
 
+# Batches.
+
+
+def batch(*keys: str, **fields: Any) -> list[tuple[Address, NewPush]]:
+    return [(BOB, new(key, durability="synced", **fields)) for key in keys]
+
+
+@pytest.mark.parametrize("size", [1, 60_000])
+async def test_one_commit_stores_a_synced_batch(bench: Bench, size: int) -> None:
+    """Large payloads wait for the object store in between, and still share the commit."""
+    keys = [str(number) for number in range(20)]
+    outcomes = (await bench.ingress.push_many(ADA, batch(*keys, payload=b"x" * size))).outcomes
+    assert {each.pushed.durability for each in outcomes if each.pushed is not None} == {"synced"}
+    assert (bench.flushes, bench.count()) == ([20], 20)
+
+
+async def test_a_failed_commit_fails_a_batch_and_releases_its_keys(bench: Bench) -> None:
+    bench.gate.fail(Unreachable("gone"))
+    outcomes = (await bench.ingress.push_many(ADA, batch("1", "2"))).outcomes
+    assert [each.code for each in outcomes] == ["busy", "busy"]
+    assert not bench.ingress.counters.lost, "their caller got the error"
+    outcomes = (await bench.ingress.push_many(ADA, batch("1", "2"))).outcomes
+    assert [each.pushed is not None and not each.pushed.deduped for each in outcomes] == [True, True]
+    assert bench.count() == 2
+
+
+async def test_a_batch_ends_at_the_first_push_without_space(bench: Bench) -> None:
+    """Otherwise each of its pushes would wait for space in turn."""
+    bench.gate.close()
+    await bench.push("first", durability="accepted")
+    await bench.pass_ms(200)
+    await until(bench.gate.reached.is_set)
+    for number in range(INGRESS_QUEUE_MAX - 1):
+        await bench.push(f"filler-{number}", to=Address("main", f"agent-{number % 8}"))
+    pushing = asyncio.create_task(bench.ingress.push_many(ADA, batch("fits", *map(str, range(255)))))
+    await bench.pass_ms(20)
+    bench.gate.opened.set()
+    outcomes = (await pushing).outcomes
+    assert [each.code for each in outcomes] == [None] + ["busy"] * 255
+    assert bench.ingress.counters.rejects == {"busy": 255}
+
+
 # Listeners.
 
 
@@ -762,81 +796,6 @@ async def test_unreadable_keys_do_not_stop_the_ingress(bench: Bench, caplog: pyt
     assert "are not deduplicated: gone" in caplog.text
 
 
-# Locks.
-
-
-async def test_a_commit_holds_exactly_the_locks_of_what_it_changes_in_lock_order(bench: Bench) -> None:
-    bench.gate.close()
-    task = bench.begin("k", durability="synced")
-    await until(bench.gate.reached.is_set)
-    held = [holder.path for holder in bench.locks.holders()]
-    assert held == [("dedupe", ""), ("inbox", "bob@main"), ("outbox", "ada@main")]
-    bench.gate.opened.set()
-    await task
-    assert bench.locks.holders() == []
-
-
-async def test_a_commit_waits_only_for_the_locks_it_needs(bench: Bench) -> None:
-    """Locks of unrelated resources do not block each other."""
-    others = [("identity", "ada@main"), ("contacts", "bob@main"), ("inbox", "eve@main"), ("readstate", "bob@main")]
-    async with await bench.locks.acquire_all_async(others):
-        await bench.push("1", durability="synced")
-    async with await bench.locks.acquire_async(("inbox", "bob@main")):
-        waiting = bench.begin("2", durability="synced")
-        await until(lambda: bench.locks.line_length(("inbox", "bob@main")) == 2)
-        assert not waiting.done()
-    await waiting
-    assert bench.count() == 2
-
-
-async def test_pushes_to_other_inboxes_do_not_wait_for_a_locked_one(bench: Bench) -> None:
-    async with await bench.locks.acquire_async(("inbox", "bob@main")):
-        waiting = bench.begin("1", durability="synced")
-        stored = bench.begin("2", durability="synced", to=EVE)
-        assert (await stored).accepted
-        assert not waiting.done()
-    await waiting
-    assert (bench.count(), bench.count(EVE)) == (1, 1)
-
-
-async def test_a_caller_keeps_the_ingress_out_of_an_inbox() -> None:
-    async with holdfast.open_async("memory:") as plane:
-        transport: Any = plane._transport
-        async with await plane.locks.acquire(["inbox", "bob"]):
-            waiting = asyncio.create_task(transport.ingress.push(ADA, BOB, new(durability="synced")))
-            await until(lambda: transport.services.resources.line_length(("inbox", "bob@main")) == 2)
-            await plane.entities.write("task", "1", {"status": "done"})  # Locks of data come after those of agents.
-            assert await plane.mailbox("bob").count() == 0
-            places = [(lock.path, lock.waiting_seconds is None) for lock in (await plane.waits()).locks]
-            assert places == [(["inbox", "bob@main"], True), (["inbox", "bob@main"], False)]
-            elsewhere = AsyncPlane(transport, "other").locks
-            (await elsewhere.acquire_all([["outbox", "bob"], ["inbox", "bob"]])).release()
-        assert (await waiting).accepted
-        assert await plane.mailbox("bob").count() == 1
-        async with await plane.locks.acquire(["record_id", "task/1"]):
-            with pytest.raises(LockOrderViolation, match="inbox bob@main comes before record_id task/1"):
-                await plane.locks.acquire(["inbox", "bob@main"])
-        stats = plane.locks.stats()
-        assert (stats["inbox"].violations, stats["inbox"].waiting, stats["record_id"].holders) == (1, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("paths", "message"),
-    [
-        ([["inbox", "bob"], ["record_id", "task/1"]], "acquire those of agents first"),
-        ([["outbx", "bob"]], "Unknown lock level 'outbx'; use one of database.*readstate"),
-        ([["dedupe", "bob"]], "remove the name 'bob'"),
-        ([["inbox"]], "agent"),
-        ([["inbox", "bob@other"]], "other"),
-        ([["inbox", "bob", "x"]], "3 parts"),
-        ("inbox", "a list of paths"),
-    ],
-)
-def test_invalid_locks_of_agents_are_refused(paths: Any, message: str) -> None:
-    with holdfast.open("memory:") as plane, pytest.raises(Validation, match=message):
-        plane.locks.acquire_all(paths)
-
-
 # Threads and loops.
 
 
@@ -859,9 +818,8 @@ async def test_concurrent_first_pushes_start_the_ingress_once(bench: Bench) -> N
 
 async def test_every_backend_stores_pushes_and_remembers_their_keys(database: Database) -> None:
     def ingress_on_it() -> Ingress:
-        locks = LockTable(RESOURCE_LEVELS, nested=False)
         blobs = AsyncBlobStore(database, open_objects("memory:"))
-        return Ingress(database, blobs, lambda _: None, locks=locks, pushes_per_minute=0)
+        return Ingress(database, blobs, lambda _: None, pushes_per_minute=0)
 
     first = ingress_on_it()
     async with asyncio.timeout(SECONDS_MAX):

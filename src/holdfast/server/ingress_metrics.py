@@ -7,16 +7,16 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.server.histograms import SECONDS, SIZES, Histogram
+from holdfast.server.histograms import SECONDS, SIZES, Histogram, Recorder, no_recorder
 
 
 class IngressMetrics(Collector):
     """Collects the metrics of one ingress; register it with the server's registry."""
 
-    def __init__(self, ingress: Ingress) -> None:
+    def __init__(self, ingress: Ingress, recorder: Recorder = no_recorder) -> None:
         self._ingress = ingress
-        self._batch = Histogram(SIZES)
-        self._flush = Histogram(SECONDS)
+        self._batch = Histogram(SIZES, recorder("holdfast_ingress_batch_size", SIZES, {}))
+        self._flush = Histogram(SECONDS, recorder("holdfast_ingress_flush_seconds", SECONDS, {}))
         ingress.on_flush(self._on_flush)
 
     def collect(self) -> Iterator[Metric]:

@@ -1,9 +1,9 @@
 """The ingress accepts pushes into memory immediately; one writer stores them in mailboxes, in batches.
 
     push ──► validated ──► key reserved ──► in the buffer: accepted ──► listeners ──► a batch ──► one synced commit
-                │              │              │                                          │
-                ▼              ▼              ▼                                          ▼
-            rejected       duplicate        Busy                         rejected or lost: the key is released
+                │              │              │               │                          │
+                ▼              ▼              ▼               ▼                          ▼
+            rejected       duplicate        Busy           watches       rejected or lost: the key is released
 
 `accepted` is a BEST_EFFORT promise: pushes in memory are lost when the process is killed. A program that ends by itself
 stores them, also without `close` (`close_at_exit`). A push with `durability="synced"`
@@ -17,7 +17,7 @@ Everything here runs on one event loop, except commits (`writer.py`).
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 
@@ -42,18 +42,31 @@ from holdfast.runtime.blobs import AsyncBlobStore
 from holdfast.runtime.ingress import validation
 from holdfast.runtime.ingress.buffer import IngressBuffer
 from holdfast.runtime.ingress.dedupe import Dedupe, Reservation, Stage, key_of
-from holdfast.runtime.ingress.validation import DataPush, IngressCounters, QueuedPush
+from holdfast.runtime.ingress.recent import RecentPushes
+from holdfast.runtime.ingress.validation import IngressCounters, QueuedPush
 from holdfast.runtime.ingress.writer import OnFlush, PushWriter, short_reason
-from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Publish
 from holdfast.runtime.rate_limits import RateLimiter
 from holdfast.runtime.timers import sleep
 from holdfast.tiers import Tier
-from holdfast.wire.ingress import ACCEPTED, SYNCED, Durability, NewPush, Pushed
+from holdfast.wire.ingress import (
+    ACCEPTED,
+    SYNCED,
+    DataPush,
+    Durability,
+    IngressStats,
+    NewPush,
+    Pushed,
+    PushOutcome,
+    PushOutcomes,
+    SeenPushes,
+)
+from holdfast.wire.problems import retry_after_seconds
+from holdfast.wire.transport import OnDataPush
 
 _log = logging.getLogger("holdfast.ingress")
 
-Listener = Callable[[DataPush], None]
+AddressedPush = tuple[Address, NewPush]  # A push and its recipient.
 
 
 class Ingress:
@@ -66,7 +79,6 @@ class Ingress:
         publish: Publish,
         *,
         clock: Clock | None = None,
-        locks: LockTable,
         pushes_per_minute: int = limits.PUSHES_PER_MINUTE,
     ) -> None:
         self._database = database
@@ -88,10 +100,10 @@ class Ingress:
             self.dedupe,
             publish=publish,
             clock=self._clock,
-            locks=locks,
             counters=self.counters,
         )
-        self._listeners: list[Listener] = []
+        self._listeners: list[OnDataPush] = []
+        self._recent = RecentPushes(self._clock)
         self._logged_ms: dict[str, int] = {}  # When each kind of warning was last logged.
         self._refused = 0  # Pushes rejected as Busy since that was last logged.
         self._saved_ms = self._clock.now_ms()
@@ -111,13 +123,47 @@ class Ingress:
         """How long the oldest of them has waited."""
         return self._buffer.lag_seconds
 
-    def on_data_push(self, listener: Listener) -> Callable[[], None]:
+    def on_data_push(self, listener: OnDataPush) -> Callable[[], None]:
         """Call `listener` with every accepted push, until the returned function is called.
 
         The listener runs on the event loop, before the push is stored, so it must be fast. Its errors are logged.
         """
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+
+        def stop() -> None:
+            with suppress(ValueError):  # It was stopped before.
+                self._listeners.remove(listener)
+
+        return stop
+
+    async def watch(
+        self, universe: str, *, to: str | None, topic: str | None, after: str | None, limit: int, wait_seconds: float
+    ) -> SeenPushes:
+        """The pushes to a universe that were accepted after a position, as `RecentPushes.read`.
+
+        Raises:
+            InvalidArgument: `after` is not a position, or another event loop pushes.
+            Busy: there are too many watches.
+            Closed: the plane is being closed.
+        """
+        await self._ensure_started()
+        return await self._recent.read(
+            universe, to=to, topic=topic, after=after, limit=limit, wait_seconds=wait_seconds
+        )
+
+    def stats(self) -> IngressStats:
+        """What waits now, and what was counted since the start."""
+        counters = self.counters
+        return IngressStats(
+            depth=self.depth,
+            lag_seconds=self.lag_seconds,
+            accepted=counters.accepted,
+            duplicates=counters.deduped,
+            refused=dict(counters.rejects),
+            lost=dict(counters.lost),
+            pushes_per_minute=self.pushes_per_minute,
+            watches=self._recent.waiting,
+        )
 
     def on_flush(self, listener: OnFlush) -> None:
         """Call `listener` after every batch, stored or dropped, with the number of pushes and the seconds it took."""
@@ -151,15 +197,53 @@ class Ingress:
             MailboxFull, SenderBlocked: the recipient's mailbox rejected it.
             Closed: the server is shutting down.
         """
-        if self._closed or not self._tasks or self._loop is not asyncio.get_running_loop():
-            await self.start()
+        await self._ensure_started()
         try:
-            if self._database.low_space:
-                raise Busy("The disk is nearly full (disk_reserve_bytes); free some space, then push it again")
-            return await self._push(sender, to, new)
+            known, is_duplicate = await self._accept(sender, to, new, is_urgent=new.durability == SYNCED)
+            return await self._outcome(known, new, is_duplicate=is_duplicate)
         except HoldfastError as error:
             self.counters.rejects[error.code] += 1
             raise
+
+    async def push_many(self, sender: Address, pushes: Sequence[AddressedPush | HoldfastError]) -> PushOutcomes:
+        """Accept pushes in order, as `push` accepts each; the outcome of each. One that is an error has that outcome.
+
+        Synced ones become due when all are accepted, so one commit stores them, unless other pushes fill the batch.
+        When there is no space for one, those after it are refused without waiting for it, too.
+
+        Raises:
+            Closed: the server is shutting down.
+        """
+        await self._ensure_started()
+        accepted: list[tuple[NewPush, Reservation, bool] | HoldfastError] = []
+        busy: Busy | None = None
+        is_awaited = False
+        for each in pushes:
+            try:
+                if isinstance(each, HoldfastError):
+                    raise each
+                if busy is not None:
+                    raise Busy(str(busy))
+                to, new = each
+                accepted.append((new, *await self._accept(sender, to, new, is_urgent=False)))
+                is_awaited = is_awaited or new.durability == SYNCED
+            except HoldfastError as error:
+                if type(error) is Busy:
+                    busy = error
+                accepted.append(error)
+        if is_awaited:
+            self._buffer.flush_soon()
+        return PushOutcomes([await self._outcome_in_batch(each) for each in accepted])
+
+    async def _outcome_in_batch(self, accepted: tuple[NewPush, Reservation, bool] | HoldfastError) -> PushOutcome:
+        try:
+            if isinstance(accepted, HoldfastError):
+                raise accepted
+            new, known, is_duplicate = accepted
+            return PushOutcome(await self._outcome(known, new, is_duplicate=is_duplicate))
+        except HoldfastError as error:
+            self.counters.rejects[error.code] += 1
+            return PushOutcome(None, error.code, str(error), retry_after_seconds(error))
 
     async def close(self) -> None:
         """Reject new pushes, store accepted ones, and save their dedupe keys."""
@@ -167,6 +251,7 @@ class Ingress:
             return
         self._closed = True
         self._buffer.close()
+        self._recent.close()
         if self._starting is not None and self._loop is asyncio.get_running_loop():
             await self._starting
             writing, maintaining = self._tasks
@@ -196,55 +281,74 @@ class Ingress:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._writer.write()), loop.create_task(self._maintain())]
 
-    async def _push(self, sender: Address, to: Address, new: NewPush) -> Pushed:
+    async def _ensure_started(self) -> None:
+        if self._closed or not self._tasks or self._loop is not asyncio.get_running_loop():
+            await self.start()
+
+    async def _accept(self, sender: Address, to: Address, new: NewPush, *, is_urgent: bool) -> tuple[Reservation, bool]:
+        """Accept a push: its reservation, or that of the first push with its key, and whether it is a duplicate."""
+        if self._database.low_space:
+            raise Busy("The disk is nearly full (disk_reserve_bytes); free some space, then push it again")
         author, recipient = str(sender), str(to)
         validation.check_fields(new)
         self._check_rate(author)
         payload = validation.payload_of(new)
+        if self._database.quotas is not None:
+            self._database.quotas.check_size(to.universe, len(payload))
         validation.check_session(new)
         key = key_of(recipient, author, new.topic, new.idempotency_key)
         known = self.dedupe.find(key)
         if known is not None:
-            return await self._duplicate_result(known, new)
+            return known, True
         if new.durability != SYNCED and self._writer.is_recently_full(to):
             raise MailboxFull(
                 f"The mailbox of {to} is full; nothing was accepted. Push it again after some of its mail is confirmed"
             )
         reservation = self.dedupe.reserve(key)
         try:
-            await self._enqueue(sender, to, new, payload, reservation)
+            await self._enqueue(sender, to, new, payload, reservation, is_urgent=is_urgent)
         except BaseException as error:
             lost = Busy("The first push with this idempotency key was not accepted; push it again")
             self.dedupe.release(reservation, error if isinstance(error, HoldfastError) else lost)
             raise
         self.counters.accepted += 1
-        if self._listeners:
-            self._notify_listeners(author, recipient, new, payload, reservation)
+        if self._listeners or self._recent.is_watched(to.universe):
+            self._announce(author, to, new, payload, reservation)
+        return reservation, False
+
+    async def _outcome(self, known: Reservation, new: NewPush, *, is_duplicate: bool) -> Pushed:
+        """The result of an accepted push, or of a duplicate: that of the first push."""
+        if is_duplicate:
+            await known.wait_past(Stage.ENTERING)
         if new.durability == SYNCED:
-            await reservation.wait_past(Stage.QUEUED)
-        return _push_result(reservation, deduped=reservation.is_duplicate)
+            if is_duplicate:
+                self._buffer.flush_soon()
+            await known.wait_past(Stage.QUEUED)
+        if is_duplicate:
+            self.counters.deduped += 1
+        return _push_result(known, deduped=is_duplicate or known.is_duplicate)
 
     def _check_rate(self, author: str) -> None:
         wait_ms = self.rate_limiter.wait_ms(author)
         if wait_ms:
+            seconds = wait_ms / 1_000
             raise RateLimited(
                 f"{author} exceeds {self.pushes_per_minute} pushes per minute (ingress_pushes_per_minute); nothing was "
-                f"accepted. Push it again in {wait_ms / 1_000:.1f} s"
+                f"accepted. Push it again in {seconds:g} s, or raise that setting",
+                retry_after_seconds=seconds,
             )
 
-    async def _duplicate_result(self, known: Reservation, new: NewPush) -> Pushed:
-        """The result of a push whose key is known: that of the first push."""
-        await known.wait_past(Stage.ENTERING)
-        if new.durability == SYNCED:
-            self._buffer.flush_soon()
-            await known.wait_past(Stage.QUEUED)
-        self.counters.deduped += 1
-        return _push_result(known, deduped=True)
-
     async def _enqueue(
-        self, sender: Address, to: Address, new: NewPush, payload: bytes, reservation: Reservation
+        self,
+        sender: Address,
+        to: Address,
+        new: NewPush,
+        payload: bytes,
+        reservation: Reservation,
+        *,
+        is_urgent: bool,
     ) -> None:
-        id, is_urgent = reservation.key.hex(), new.durability == SYNCED
+        id = reservation.key.hex()
         mail = validation.mail_of(new, id, len(payload))
         size = len(mail.body)
         try:
@@ -258,7 +362,15 @@ class Ingress:
                 self._buffer.release_bytes(size - len(mail.body))
                 size = len(mail.body)
             self._buffer.put(
-                QueuedPush(sender, to, mail, reservation, enqueued_ms=self._clock.now_ms(), is_urgent=is_urgent)
+                QueuedPush(
+                    sender,
+                    to,
+                    mail,
+                    reservation,
+                    enqueued_ms=self._clock.now_ms(),
+                    is_urgent=is_urgent,
+                    is_awaited=new.durability == SYNCED,
+                )
             )
         except BaseException:
             self._buffer.release_space(size)
@@ -286,13 +398,12 @@ class Ingress:
         except (Backend, TimeoutError) as error:
             raise Busy(f"The payload could not be stored as a blob ({short_reason(error)}); push it again") from error
 
-    def _notify_listeners(
-        self, author: str, recipient: str, new: NewPush, payload: bytes, reservation: Reservation
-    ) -> None:
+    def _announce(self, author: str, to: Address, new: NewPush, payload: bytes, reservation: Reservation) -> None:
+        """Call the listeners with an accepted push, then wake the watches."""
         event = DataPush(
             id=reservation.key.hex(),
             sender=author,
-            to=recipient,
+            to=str(to),
             topic=new.topic,
             content_type=new.content_type,
             payload=payload,
@@ -307,6 +418,7 @@ class Ingress:
             except Exception:  # The push is accepted; an error now would make its sender push it again.
                 if self._may_log("listener"):
                     _log.exception("a push listener failed; the push was accepted")
+        self._recent.add(to.universe, event)
 
     async def _maintain(self) -> None:
         """Periodically remove expired keys and save the dedupe keys."""
@@ -320,6 +432,7 @@ class Ingress:
     async def _maintain_once(self) -> None:
         self.dedupe.prune()
         self._writer.prune()
+        self._recent.prune()
         if self.lag_seconds > limits.INGRESS_LAG_SECONDS:
             _log.warning(
                 "the writer of pushes is lagging", extra={"lag_seconds": self.lag_seconds, "waiting": self.depth}

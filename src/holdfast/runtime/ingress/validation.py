@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from base64 import urlsafe_b64decode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from typing import Final
 
@@ -12,36 +12,21 @@ from holdfast.errors import InvalidArgument, PayloadTooLarge
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import PUSH_PAYLOAD_BYTES_MAX, PUSH_TEXT_CHARACTERS_MAX
 from holdfast.runtime.ingress.dedupe import Reservation
-from holdfast.wire.ingress import CHAT_TOPIC, PUSH_MEDIA, NewPush, PushedData
+from holdfast.wire.ingress import CHAT_TOPIC, PUSH_MEDIA, BinaryPush, NewPush, PushedData
 from holdfast.wire.mail import NewMail
 
 _BASE64URL: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-_REQUIRED: Final = ("topic", "content_type", "payload_base64", "idempotency_key")
+_REQUIRED: Final = ("topic", "content_type", "idempotency_key")
 _SHORT: Final = ("topic", "content_type", "idempotency_key", "session_id", "reply_to")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 encode = msgspec.json.Encoder().encode
 
 
-class DataPush(msgspec.Struct, frozen=True, kw_only=True):
-    """An accepted push, as listeners receive it."""
-
-    id: str
-    sender: str
-    to: str
-    topic: str
-    content_type: str
-    payload: bytes
-    idempotency_key: str
-    session_id: str | None
-    reply_to: str | None
-    received_ms: int
-
-
 class QueuedPush:
     """A push in the ingress buffer."""
 
-    __slots__ = ("enqueued_ms", "is_urgent", "mail", "reservation", "sender", "to")
+    __slots__ = ("enqueued_ms", "is_awaited", "is_urgent", "mail", "reservation", "sender", "to")
 
     def __init__(
         self,
@@ -52,13 +37,16 @@ class QueuedPush:
         *,
         enqueued_ms: int,
         is_urgent: bool,
+        is_awaited: bool,
     ) -> None:
+        """`is_urgent`: its batch is due at once. `is_awaited`: its caller gets the outcome of the commit."""
         self.sender = sender
         self.to = to
         self.mail = mail
         self.reservation = reservation
         self.enqueued_ms = enqueued_ms
         self.is_urgent = is_urgent
+        self.is_awaited = is_awaited
 
     @property
     def size(self) -> int:
@@ -81,9 +69,11 @@ def check_fields(new: NewPush) -> None:
     Raises:
         InvalidArgument: a field is missing or too long.
     """
-    for name in _REQUIRED:
+    for name in _REQUIRED if isinstance(new, BinaryPush) else (*_REQUIRED, "payload_base64"):
         if not getattr(new, name).strip():
             raise InvalidArgument(f"{name} is required and must not be blank")
+    if isinstance(new, BinaryPush) and not new.payload:
+        raise InvalidArgument("payload is required and must not be empty")
     for name in _SHORT:
         text = getattr(new, name)
         if text is not None and (len(text) > PUSH_TEXT_CHARACTERS_MAX or _CONTROL.search(text)):
@@ -95,21 +85,25 @@ def check_fields(new: NewPush) -> None:
 
 
 def payload_of(new: NewPush) -> bytes:
-    """The decoded payload of a push.
+    """The payload of a push.
 
     Raises:
         InvalidArgument: it is not base64url without padding.
         PayloadTooLarge: it has more than PUSH_PAYLOAD_BYTES_MAX bytes.
     """
-    text = new.payload_base64.encode(errors="replace")
-    if text.translate(None, _BASE64URL) or len(text) % 4 == 1:
-        raise InvalidArgument("payload_base64 is not base64url without padding; encode it again")
-    payload = urlsafe_b64decode(text + b"=" * (-len(text) % 4))
+    payload = new.payload if isinstance(new, BinaryPush) else _decoded(new.payload_base64)
     if len(payload) > PUSH_PAYLOAD_BYTES_MAX:
         raise PayloadTooLarge(
             f"The payload has {len(payload)} bytes, of at most {PUSH_PAYLOAD_BYTES_MAX}; store a blob and push its hash"
         )
     return payload
+
+
+def _decoded(payload_base64: str) -> bytes:
+    text = payload_base64.encode(errors="replace")
+    if text.translate(None, _BASE64URL) or len(text) % 4 == 1:
+        raise InvalidArgument("payload_base64 is not base64url without padding; encode it again")
+    return urlsafe_b64decode(text + b"=" * (-len(text) % 4))
 
 
 def check_session(new: NewPush) -> None:
@@ -134,10 +128,16 @@ def mail_of(new: NewPush, id: str, size: int, *, blob: str | None = None) -> New
         topic=new.topic,
         content_type=new.content_type,
         idempotency_key=new.idempotency_key,
-        payload_base64=new.payload_base64 if blob is None else None,
+        payload_base64=_encoded(new) if blob is None else None,
         blob=blob,
         size=size,
         session_id=new.session_id,
         reply_to=new.reply_to,
     )
     return NewMail("", encode(body), id=id, content_type=PUSH_MEDIA)
+
+
+def _encoded(new: NewPush) -> str:
+    if isinstance(new, BinaryPush):
+        return urlsafe_b64encode(new.payload).rstrip(b"=").decode()
+    return new.payload_base64

@@ -1,8 +1,7 @@
 """The writer of pushes: stores the batches of the ingress buffer as mail, each batch in one synced commit.
 
-Commits run in one dedicated thread, one at a time, and hold the locks of everything that they change, in the declared
-order: dedupe keys, the recipients' inboxes, the senders' outboxes. A commit that takes too long is abandoned. If it has
-not started by then, it never happens. If it is being synced, it may still succeed; a retry then finds the mail stored.
+Commits run in one dedicated thread, one at a time. A commit that takes too long is abandoned. If it has not started by
+then, it never happens. If it is being synced, it may still succeed; a retry then finds the mail stored.
 """
 
 import asyncio
@@ -25,7 +24,6 @@ from holdfast.layers.mailboxes import Address
 from holdfast.runtime.ingress.buffer import IngressBuffer
 from holdfast.runtime.ingress.dedupe import Dedupe, Stage
 from holdfast.runtime.ingress.validation import IngressCounters, QueuedPush
-from holdfast.runtime.locks.table import LockTable
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.runtime.timers import call_after, wake
 from holdfast.tiers import Tier
@@ -36,7 +34,6 @@ _log = logging.getLogger("holdfast.ingress")
 
 OnFlush = Callable[[int, float], None]  # The number of pushes in a batch, and the duration of its commit in seconds.
 
-_DEDUPE: Final = ("dedupe",)
 _REST_BATCH: Final = limits.INGRESS_BATCH_BYTES_MAX // limits.MAIL_BYTES_MAX  # Pushes that fit one commit, of any size.
 
 
@@ -51,13 +48,11 @@ class PushWriter:
         *,
         publish: Publish,
         clock: Clock,
-        locks: LockTable,
         counters: IngressCounters,
     ) -> None:
         self._database = database
         self._publish = publish
         self._clock = clock
-        self._locks = locks
         self._buffer = buffer
         self._keys = keys
         self._tallies = counters
@@ -77,20 +72,11 @@ class PushWriter:
                 await asyncio.sleep(limits.INGRESS_FLUSH_SECONDS)
 
     async def _write_batch(self) -> bool:
-        """Store the next batch; False if the buffer is closed and empty."""
+        """Store the next batch; drop what cannot be stored. False if the buffer is closed and empty."""
         batch = await self._buffer.next_batch()
         if not batch:
             return False
-        # Pushes to other inboxes do not wait for a locked one, and are not lost with it.
         self._unsettled |= {id(each): each for each in batch}
-        locked = {to for to in {each.to for each in batch} if self._locks.line_length(("inbox", str(to)))}
-        for part in ([each for each in batch if each.to not in locked], [each for each in batch if each.to in locked]):
-            if part:
-                await self._write_part(part)
-        return True
-
-    async def _write_part(self, batch: list[QueuedPush]) -> None:
-        """Store pushes in one commit; those that cannot be stored are dropped."""
         started, abandoned = time.perf_counter(), threading.Event()
         try:
             self._settle(batch, await self._run_in_writer_thread(self._store, batch, abandoned))
@@ -99,6 +85,7 @@ class PushWriter:
             self._drop_batch([each for each in batch if each.reservation.stage < Stage.STORED], error)
         self._forget(batch)
         self.on_flush(len(batch), time.perf_counter() - started)
+        return True
 
     def _forget(self, batch: list[QueuedPush]) -> None:
         for each in batch:
@@ -158,21 +145,14 @@ class PushWriter:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _store(self, batch: list[QueuedPush], abandoned: threading.Event) -> list[SendOutcome]:
-        paths: list[tuple[str, ...]] = [_DEDUPE]
-        paths += {("inbox", str(each.to)) for each in batch}
-        paths += {("outbox", str(each.sender)) for each in batch}  # Receipts are written there.
-        with self._locks.acquire_all(paths, timeout_seconds=limits.INGRESS_STORE_SECONDS):
-            outcomes, events = self._database.transact(_send_all, batch, abandoned)
+        outcomes, events = self._database.transact(_send_all, batch, abandoned)
         self._forget(batch)
         self._publish(events)
         return outcomes
 
     def _save(self, entries: list[Entry]) -> None:
         since_ms = self._clock.now_ms() - self._keys.ttl_ms
-        with self._locks.acquire(_DEDUPE, timeout_seconds=limits.INGRESS_STORE_SECONDS):
-            self._database.transact(
-                dedupe.save, entries, since_ms=since_ms, most=self._keys.keys_max, tier=Tier.IMPORTANT
-            )
+        self._database.transact(dedupe.save, entries, since_ms=since_ms, most=self._keys.keys_max, tier=Tier.IMPORTANT)
 
     def _load(self) -> list[Entry]:
         return self._database.read(dedupe.load, tier=Tier.IMPORTANT)
@@ -211,7 +191,7 @@ class PushWriter:
             self._drop_push(each, reason)
 
     def _drop_push(self, each: QueuedPush, reason: HoldfastError) -> None:
-        if not each.is_urgent:  # An urgent push was not acknowledged, and its caller gets the error.
+        if not each.is_awaited:  # An awaited push was not acknowledged, and its caller gets the error.
             self._tallies.lost[reason.code] += 1
         self._keys.release(each.reservation, reason)
 
