@@ -15,10 +15,11 @@ from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from holdfast.errors import InvalidArgument
 from holdfast.limits import TIER_CACHE_ENTRIES
+from holdfast.names import checked_name
 
 
 class Tier(StrEnum):
@@ -46,6 +47,9 @@ _PATTERNS: Final = {
 }
 
 
+_TABLES: Final = ("fields", "patterns", "records")  # Of a TOML document.
+
+
 def strongest(tiers: Iterable[Tier]) -> Tier:
     """The strongest of the tiers."""
     return max(tiers, key=_STRENGTH.__getitem__)
@@ -56,12 +60,22 @@ class TierPolicy:
 
     An exact `kind.field` takes precedence, then the first pattern that matches the kind or the field, in the given
     order. A field without a match is IMPORTANT. The arguments take precedence over the defaults.
+
+    Raises:
+        InvalidArgument, InvalidName: a pattern or kind of `records` cannot be one.
     """
 
-    def __init__(self, fields: Mapping[str, Tier] | None = None, patterns: Mapping[str, Tier] | None = None) -> None:
+    def __init__(
+        self,
+        fields: Mapping[str, Tier] | None = None,
+        patterns: Mapping[str, Tier] | None = None,
+        records: Mapping[str, str] | None = None,
+    ) -> None:
+        """`records` gives the kind of records that are locked by their id alone: `{"task_*": "task"}`."""
         self._fields = _FIELDS | {name.lower(): tier for name, tier in (fields or {}).items()}
         given = {pattern.lower(): tier for pattern, tier in (patterns or {}).items()}
         self._patterns = given | {name: tier for name, tier in _PATTERNS.items() if name not in given}
+        self._records = _checked_records(records or {})
         self.classify = lru_cache(maxsize=TIER_CACHE_ENTRIES)(self._classify)
 
     def _classify(self, kind: str, field: str) -> Tier:
@@ -73,6 +87,13 @@ class TierPolicy:
             if any(fnmatchcase(name, pattern) for name in names):
                 return tier
         return Tier.IMPORTANT
+
+    def record_name(self, id: str) -> str | None:
+        """The name of a record's lock, `kind/id`, by the first pattern of `records` that matches; None if none does."""
+        for pattern, kind in self._records.items():
+            if fnmatchcase(id, pattern):
+                return f"{kind}/{id}"
+        return None
 
     @property
     def patterns(self) -> dict[str, Tier]:
@@ -94,25 +115,42 @@ class TierPolicy:
         [patterns]
         "trace_*" = "best_effort"
 
+        [records]
+        "task_*" = "task"
+
         Raises:
-            InvalidArgument: it is not TOML, or has entries other than tiers of fields and patterns.
+            InvalidArgument: it is not TOML, or has entries other than tiers of fields and patterns, and kinds of
+                records.
         """
         try:
             document = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise InvalidArgument(f"The tier policy is not TOML ({error}); correct it") from None
         for table in document:
-            if table not in ("fields", "patterns"):
-                near = get_close_matches(table, ("fields", "patterns"), n=1, cutoff=0.3) or ["fields or patterns"]
+            if table not in _TABLES:
+                near = get_close_matches(table, _TABLES, n=1, cutoff=0.3) or ["fields, patterns or records"]
                 raise InvalidArgument(f"A tier policy has no table [{table}]; did you mean {near[0]}?")
-        return cls(*(_tiers_of(document.get(table, {}), table) for table in ("fields", "patterns")))
+        fields, patterns = (_tiers_of(document.get(table, {}), table) for table in ("fields", "patterns"))
+        return cls(fields, patterns, _table(document.get("records", {}), "records"))
+
+
+def _checked_records(records: Mapping[str, str]) -> dict[str, str]:
+    for pattern, kind in records.items():
+        if not pattern or "/" in pattern:
+            raise InvalidArgument(f'{pattern!r} is not a pattern of record ids; write one like "task_*"')
+        checked_name("entity kind", kind)
+    return dict(records)
+
+
+def _table(table: object, name: str) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise InvalidArgument(f"{name} is not a table; write [{name}] and one line for each entry")
+    return table
 
 
 def _tiers_of(table: object, name: str) -> dict[str, Tier]:
-    if not isinstance(table, dict):
-        raise InvalidArgument(f"{name} is not a table; write [{name}] and one line for each entry")
     tiers: dict[str, Tier] = {}
-    for key, value in table.items():
+    for key, value in _table(table, name).items():
         if not isinstance(value, str) or value.lower() not in list(Tier):
             raise InvalidArgument(
                 f'{name} has the tier {value!r} for {key}; use "critical", "important", "best_effort"'

@@ -18,13 +18,19 @@ def entity() -> None:
     """Read and write entities: versioned records whose fields have durability tiers."""
 
 
+_best_effort = click.option(
+    "--best-effort", is_flag=True, help="Include the newest BEST_EFFORT fields, which are in the session logs."
+)
+
+
 @entity.command()
 @click.argument("kind")
 @click.argument("id")
-def get(kind: str, id: str) -> None:
+@_best_effort
+def get(kind: str, id: str, *, best_effort: bool) -> None:
     """Show an entity. Exit code 4 means that it does not exist."""
     with connect.open_plane() as plane:
-        found = plane.entities.get(kind, id)
+        found = plane.entities.get(kind, id, best_effort=best_effort)
     if found is None:
         raise NotFound(f"{kind} {id} does not exist")
     printing.record(_fields(found))
@@ -78,10 +84,11 @@ def set_(
     show_default=True,
     help="The maximum number of results.",
 )
-def scan(kind: str, after: str, limit: int) -> None:
+@_best_effort
+def scan(kind: str, after: str, limit: int, *, best_effort: bool) -> None:
     """List the entities of a kind, ordered by id."""
     with connect.open_plane() as plane:
-        found = plane.entities.scan(kind, after=after, limit=limit)
+        found = plane.entities.scan(kind, after=after, limit=limit, best_effort=best_effort)
     printing.rows([_fields(each) for each in found], ("id", "version", "updated_at", "fields"))
 
 
@@ -127,7 +134,7 @@ def delete(kind: str, id: str, if_version: int | None) -> None:
 
 
 def _fields(found: Entity) -> dict[str, Any]:
-    return {
+    shown = {
         "kind": found.kind,
         "id": found.id,
         "version": found.version,
@@ -135,3 +142,6 @@ def _fields(found: Entity) -> dict[str, Any]:
         "created_at": printing.timestamp(found.created_ms),
         "updated_at": printing.timestamp(found.updated_ms),
     }
+    if found.best_effort:
+        shown["best_effort"] = {field: printing.timestamp(at_ms) for field, at_ms in found.best_effort.items()}
+    return shown

@@ -30,7 +30,11 @@ from holdfast.wire.entities import (
 
 
 class Entity(msgspec.Struct, frozen=True):
-    """An entity: its durable fields, and a version that grows with every change of any of them."""
+    """An entity: its durable fields, and a version that grows with every change of any of them.
+
+    Read with `best_effort=True`, `fields` also has the newest BEST_EFFORT values, and `best_effort` names them, each
+    with the time at which it was accepted, in milliseconds.
+    """
 
     kind: str
     id: str
@@ -38,6 +42,7 @@ class Entity(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
     created_ms: int
     updated_ms: int
+    best_effort: dict[str, int] = msgspec.field(default_factory=dict)
 
     def __getitem__(self, field: str) -> Any:
         return self.fields[field]
@@ -65,17 +70,24 @@ class AsyncEntities:
         self._transport = transport
         self._universe = universe
 
-    async def get(self, kind: str, id: str, *, tier: Tier = Tier.CRITICAL) -> Entity | None:
-        """The entity, or None. BEST_EFFORT fields are in the session logs, not here."""
-        found = (await self._transport.call(GetEntity(*_key(kind, id), self._universe, tier=tier))).entity
+    async def get(self, kind: str, id: str, *, tier: Tier = Tier.CRITICAL, best_effort: bool = False) -> Entity | None:
+        """The entity, or None.
+
+        With `best_effort`, its fields include the newest BEST_EFFORT values of the session logs, within a second of
+        being written. An entity that has only such fields is then found, with version 0.
+        """
+        request = GetEntity(*_key(kind, id), self._universe, best_effort, tier=tier)
+        found = (await self._transport.call(request)).entity
         return None if found is None else _decoded(found)
 
-    async def scan(self, kind: str, *, after: str = "", limit: int = 100) -> list[Entity]:
-        """At most `limit` entities of a kind, in the order of their ids, starting after `after`."""
-        found = (
-            await self._transport.call(ScanEntities(checked_name("entity kind", kind), after, limit, self._universe))
-        ).entities
-        return [_decoded(each) for each in found]
+    async def scan(self, kind: str, *, after: str = "", limit: int = 100, best_effort: bool = False) -> list[Entity]:
+        """At most `limit` entities of a kind, in the order of their ids, starting after `after`.
+
+        `best_effort` is that of `get`.
+        """
+        kind = checked_name("entity kind", kind)
+        found = await self._transport.call(ScanEntities(kind, after, limit, self._universe, best_effort))
+        return [_decoded(each) for each in found.entities]
 
     async def kinds(self, *, after: str = "", limit: int = 100) -> list[EntityKind]:
         """At most `limit` kinds of entities with the tiers of their fields, in order, starting after `after`."""
@@ -94,9 +106,19 @@ class AsyncEntities:
         return AsyncTieredTransaction(self._transport, self._universe, session)
 
     async def write(self, kind: str, id: str, fields: Mapping[str, Any], *, session: str | None = None) -> Written:
-        """Set fields of one entity, each at its tier; the others stay as they are."""
+        """Set fields of one entity, each at its tier; the others stay as they are.
+
+        Like every durable write of an entity, it waits while another caller has locked the entity, its kind or the
+        database with `plane.locks`.
+
+        Raises:
+            LockTimeout: the lock was not released within 5 seconds; nothing was written.
+            LockOrderViolation: waiting for the lock could deadlock with locks that the caller holds.
+        """
         write = EntityWrite(*_key(kind, id), _encoded(fields))
-        return await self._transport.call(WriteEntities([write], [], session, self._universe))
+        return await self._transport.call(
+            WriteEntities([write], [], session, self._universe, self._transport.lock_sessions.find_id(self._universe))
+        )
 
     async def update(
         self,
@@ -122,7 +144,8 @@ class AsyncEntities:
             fields = change(None if found.entity is None else _decoded(found.entity))
             write, seen = EntityWrite(kind, id, _encoded(fields)), SeenEntity(kind, id, found.version, found.stamp)
             try:
-                return await self._transport.call(WriteEntities([write], [seen], None, self._universe))
+                lock_session = self._transport.lock_sessions.find_id(self._universe)
+                return await self._transport.call(WriteEntities([write], [seen], None, self._universe, lock_session))
             except VersionConflict:
                 if not attempts:
                     raise
@@ -135,7 +158,9 @@ class AsyncEntities:
         Raises:
             VersionConflict: it has another version.
         """
-        request = PutEntity(*_key(kind, id), _encoded(fields), expected_version, session, self._universe)
+        lock_session = self._transport.lock_sessions.find_id(self._universe)
+        key, encoded = _key(kind, id), _encoded(fields)
+        request = PutEntity(*key, encoded, expected_version, session, self._universe, lock_session)
         return await self._transport.call(request)
 
     async def delete(self, kind: str, id: str, *, expected_version: int | None = None) -> bool:
@@ -144,7 +169,9 @@ class AsyncEntities:
         Raises:
             VersionConflict: it does not have the expected version.
         """
-        written = await self._transport.call(DeleteEntity(*_key(kind, id), expected_version, self._universe))
+        lock_session = self._transport.lock_sessions.find_id(self._universe)
+        request = DeleteEntity(*_key(kind, id), expected_version, self._universe, lock_session)
+        written = await self._transport.call(request)
         return written.versions[0] is not None
 
 
@@ -197,7 +224,8 @@ class AsyncTieredTransaction:
         if not writes:
             return None
         seen = [SeenEntity(*key, *seen) for key, seen in self._seen.items()]
-        return await self._transport.call(WriteEntities(writes, seen, self._session, self._universe))
+        lock_session = self._transport.lock_sessions.find_id(self._universe)
+        return await self._transport.call(WriteEntities(writes, seen, self._session, self._universe, lock_session))
 
     async def __aenter__(self) -> Self:
         return self
@@ -219,7 +247,16 @@ def _encoded(fields: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _decoded(record: EntityRecord) -> Entity:
-    return Entity(record.kind, record.id, record.version, _values(record.fields), record.created_ms, record.updated_ms)
+    values = {field: cbor2.loads(each.value) for field, each in record.best_effort.items()}
+    return Entity(
+        record.kind,
+        record.id,
+        record.version,
+        _values(record.fields) | values,
+        record.created_ms,
+        record.updated_ms,
+        {field: each.at_ms for field, each in record.best_effort.items()},
+    )
 
 
 def _values(fields: Mapping[str, bytes]) -> dict[str, Any]:

@@ -167,6 +167,20 @@ def history(tx: Transaction, key: EntityKey, *, after: int, limit: int) -> list[
     return changes
 
 
+def was_changed_after(tx: Transaction, key: EntityKey, field: str, at_ms: int) -> bool:
+    """Whether the field was set or removed, or the entity deleted, later than `at_ms`."""
+    begin, end = _history(key).range()
+    while pairs := tx.scan(begin, end, limit=_PAGE, reverse=True):
+        for _, value in pairs:
+            entry = _decode_entry(value)
+            if entry.at_ms <= at_ms:
+                return False
+            if entry.deleted or field in entry.fields or field in entry.removed:
+                return True
+        end = pairs[-1][0]
+    return False
+
+
 def record(key: EntityKey, entity: Entity) -> EntityRecord:
     """The wire form of an entity."""
     return EntityRecord(key.kind, key.id, entity.version, entity.fields, entity.created_ms, entity.updated_ms)

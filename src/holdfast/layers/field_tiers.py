@@ -1,6 +1,6 @@
 """Entity writes by durability tier: durable fields are committed, BEST_EFFORT fields go to the session log."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cbor2
@@ -26,6 +26,7 @@ class TieredWrite(NamedTuple):
     removed: list[str]
     best_effort: dict[str, bytes]  # For the session log.
     tier: Tier  # The strongest tier of the fields it touches.
+    best_effort_removed: Sequence[str] = ()  # For the session log.
 
 
 class CriticalFieldRemoved(Exception):
@@ -33,10 +34,11 @@ class CriticalFieldRemoved(Exception):
 
 
 def tiered_write(
-    policy: TierPolicy, key: EntityKey, fields: Mapping[str, bytes], removed: Iterable[str] = ()
+    policy: TierPolicy, key: EntityKey, fields: Mapping[str, bytes], removed: Sequence[str] = ()
 ) -> TieredWrite:
     """Split a write by the tiers of its fields."""
-    durable, best_effort, gone = {}, {}, []
+    durable, best_effort = {}, {}
+    gone: list[str] = []
     highest, classify = Tier.BEST_EFFORT, policy.classify
     for field, value in fields.items():
         entities.check_field(field)
@@ -46,12 +48,17 @@ def tiered_write(
         else:
             durable[field] = value
             highest = tier if highest is not Tier.CRITICAL else highest
+    if not removed:
+        return TieredWrite(key, durable, gone, best_effort, highest)
+    best_effort_gone: list[str] = []
     for field in removed:
         tier = classify(key.kind, field)
-        if tier is not Tier.BEST_EFFORT:
+        if tier is Tier.BEST_EFFORT:
+            best_effort_gone.append(field)
+        else:
             gone.append(field)
             highest = tier if highest is not Tier.CRITICAL else highest
-    return TieredWrite(key, durable, gone, best_effort, highest)
+    return TieredWrite(key, durable, gone, best_effort, highest, best_effort_gone)
 
 
 def tiered_writes(policy: TierPolicy, universe: str, writes: Sequence[EntityWrite]) -> list[TieredWrite]:
@@ -106,7 +113,8 @@ def put(tx: Transaction, part: TieredWrite, policy: TierPolicy, *, expected_vers
 def best_effort_record(part: TieredWrite) -> dict[str, Any]:
     """The session log record of a write's BEST_EFFORT fields."""
     fields = {field: cbor2.loads(value) for field, value in part.best_effort.items()}
-    return {"kind": part.key.kind, "id": part.key.id, "fields": fields}
+    record = {"kind": part.key.kind, "id": part.key.id, "fields": fields}
+    return record if not part.best_effort_removed else record | {"removed": list(part.best_effort_removed)}
 
 
 def entity_key(universe: str, kind: str, id: str) -> EntityKey:

@@ -1,13 +1,22 @@
-"""Handlers of entity requests. Reads use a snapshot; writes go through the entity store, which applies the tiers."""
+"""Handlers of entity requests. Reads use a snapshot; writes go through the entity store, which applies the tiers.
 
+A read with `best_effort` goes through the store, too, which adds values of the session logs.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.errors import LockTimeout
 from holdfast.kv import Transaction
-from holdfast.layers import entities, field_tiers
+from holdfast.layers import entities, field_tiers, locks
+from holdfast.layers.field_tiers import TieredWrite
 from holdfast.layers.idempotency import KeyedCall
+from holdfast.layers.lock_records import LEVELS
 from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
+from holdfast.plane.handlers import best_effort_read, service, transaction
+from holdfast.plane.services import Services
 from holdfast.plane.stores import AnyStores, Served
 from holdfast.runtime.activity import format as log_format
-from holdfast.tiers import TierPolicy
+from holdfast.tiers import Tier
 from holdfast.wire.entities import (
     Changes,
     DeleteEntity,
@@ -31,11 +40,21 @@ def get(tx: Transaction, request: GetEntity) -> FoundEntity:
     return FoundEntity(None if entity.deleted else entities.record(key, entity), entity.version, entity.stamp)
 
 
+@best_effort_read
+def get_best_effort(stores: AnyStores, request: GetEntity) -> Served[FoundEntity]:
+    return stores.entities.get(request)
+
+
 @transaction
 def scan(tx: Transaction, request: ScanEntities) -> Entities:
     universe, kind = checked_name("universe", request.universe), checked_name("entity kind", request.kind)
     after = checked_name("entity", request.after) if request.after else ""
     return Entities(entities.scan(tx, universe, kind, after=after, limit=request.limit))
+
+
+@best_effort_read
+def scan_best_effort(stores: AnyStores, request: ScanEntities) -> Served[Entities]:
+    return stores.entities.scan(request)
 
 
 @service
@@ -56,18 +75,35 @@ def write(stores: AnyStores, request: WriteEntities, call: KeyedCall | None = No
     return stores.entities.write(request, call)
 
 
-def write_in(tx: Transaction, request: WriteEntities, policy: TierPolicy) -> Written:
-    """`write` in a larger commit, at its tier, without locks. BEST_EFFORT fields are logged after the commit."""
+def write_in(tx: Transaction, request: WriteEntities, services: Services) -> Written:
+    """`write` in a larger commit, at its tier. BEST_EFFORT fields are logged after the commit.
+
+    It takes no locks and does not wait for those of others: the larger commit may hold up more than this write.
+
+    Raises:
+        LockTimeout: another session has locked a row, its type or the database.
+    """
     universe = checked_name("universe", request.universe)
-    writes = field_tiers.tiered_writes(policy, universe, request.writes)
+    writes = field_tiers.tiered_writes(services.policy, universe, request.writes)
+    if services.shared_locks:
+        _check_locks(tx, universe, writes, request.lock_session)
     versions = field_tiers.write(tx, writes, request.seen, universe, tier=request.tier)
     for part in writes:
-        if part.best_effort:
+        if part.best_effort or part.best_effort_removed:
             # Encoded here, so that an error fails the transaction and not the log write after the commit.
             record = log_format.encode_record(field_tiers.best_effort_record(part))
             session = None if request.session is None else checked_name("session", request.session)
             tx.emit(field_tiers.BEST_EFFORT_WRITTEN, universe, session, record)
     return Written(versions, request.tier)
+
+
+def _check_locks(tx: Transaction, universe: str, writes: Sequence[TieredWrite], session: str | None) -> None:
+    rows = [(part.key.kind, part.key.id) for part in writes if part.tier is not Tier.BEST_EFFORT]
+    for found in locks.obstacles(tx, universe, rows, session=session) if rows else ():
+        raise LockTimeout(
+            f"{LEVELS.describe(found.key)} is locked by {found.owner} ({found.mode}), and a commit of several "
+            "operations does not wait; nothing was written. Try again later, or acquire the lock first"
+        )
 
 
 @service

@@ -10,8 +10,19 @@ from holdfast.wire.requests import Operation, Request, Route
 Fields = dict[str, bytes]  # Each value as canonical CBOR.
 
 
-class EntityRecord(msgspec.Struct, frozen=True):
-    """An entity: its durable fields, and a version that grows with every change of any of them."""
+class BestEffortValue(msgspec.Struct, frozen=True):
+    """The newest BEST_EFFORT value of a field as canonical CBOR, and when a session log accepted it."""
+
+    value: bytes
+    at_ms: int
+
+
+class EntityRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An entity: its durable fields, and a version that grows with every change of any of them.
+
+    `best_effort` has the newest BEST_EFFORT values, if they were asked for. An entity that has nothing else is found
+    only then; its version is 0, or that of its deletion, and its times are those of these values.
+    """
 
     kind: str
     id: str
@@ -19,6 +30,7 @@ class EntityRecord(msgspec.Struct, frozen=True):
     fields: Fields
     created_ms: int
     updated_ms: int
+    best_effort: dict[str, BestEffortValue] = msgspec.field(default_factory=dict)
 
 
 class FoundEntity(msgspec.Struct, frozen=True):
@@ -92,14 +104,19 @@ class EntityKinds(msgspec.Struct, frozen=True):
 
 
 class GetEntity(Request[FoundEntity], frozen=True, tag="entities.get"):
+    """Read an entity; with `best_effort`, also the newest BEST_EFFORT values of its fields."""
+
     operation = Operation(reads=True)
 
     kind: str
     id: str
     universe: str = UNIVERSE
+    best_effort: bool = False
 
 
 class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
+    """A page of entities; with `best_effort`, also their newest BEST_EFFORT values, and entities with only such."""
+
     operation = Operation(
         reads=True,
         http=(Route("GET", "/v1/entities/{kind}", "List the entities of a kind, in the order of their ids."),),
@@ -109,6 +126,7 @@ class ScanEntities(Request[Entities], frozen=True, tag="entities.scan"):
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
+    best_effort: bool = False
 
 
 class ListKinds(Request[EntityKinds], frozen=True, tag="entities.kinds"):
@@ -152,6 +170,7 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
     seen: list[SeenEntity] = msgspec.field(default_factory=list)
     session: str | None = None
     universe: str = UNIVERSE
+    lock_session: str | None = None  # The id of the caller's lock session: its own locks do not exclude it.
 
     def check(self) -> None:
         for write in self.writes:
@@ -170,6 +189,7 @@ class PutEntity(Request[Written], frozen=True, tag="entities.put"):
     expected_version: int
     session: str | None = None
     universe: str = UNIVERSE
+    lock_session: str | None = None  # The id of the caller's lock session: its own locks do not exclude it.
 
     def check(self) -> None:
         for value in self.fields.values():
@@ -183,3 +203,4 @@ class DeleteEntity(Request[Written], frozen=True, tag="entities.delete"):
     id: str
     expected_version: int | None = None
     universe: str = UNIVERSE
+    lock_session: str | None = None

@@ -33,7 +33,7 @@ from holdfast.runtime.activity import format as log_format
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import LogFile, LoggedRecord, Position
 from holdfast.runtime.activity.rotation import FailureTracker, Rotation
-from holdfast.runtime.activity.writer import Labels, LogContext, SessionLog
+from holdfast.runtime.activity.writer import Follow, Labels, LogContext, SessionLog
 
 __all__ = ["ActivityLog", "ActivityStats", "LogFile", "LoggedRecord", "Position", "SessionLog"]
 
@@ -159,6 +159,15 @@ class ActivityLog:
         if not self._threads:
             self._sweep()
             self._rotation.run()
+
+    def follow(self, kind: str, follow: Follow) -> None:
+        """Call `follow` with all records of a kind that are accepted from now on. It must not block."""
+        self._context.followed_kind, self._context.follow = kind, follow
+
+    def file_stems(self) -> frozenset[str]:
+        """The names of the files of this process, without suffixes: the open ones and the last that were closed."""
+        stems = [session.file_stem for session in list(self._sessions.values())]
+        return frozenset(stem for stem in (*stems, *list(self._rotation.closed)) if stem is not None)
 
     def files(self, universe: str) -> list[LogFile]:
         """The files of a universe, local and in the object store, in the order in which they were opened."""

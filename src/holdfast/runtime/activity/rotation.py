@@ -37,6 +37,7 @@ _log = logging.getLogger("holdfast.activity")
 
 _BODIES: Final = "activity"
 _MANIFESTS: Final = "activity-manifest"
+CLOSED_NAMES: Final = 1_024  # Of a process's own closed files, which it need not read again.
 SHORT_HASH: Final = 16  # Digits of the SHA-256 in the name of a manifest entry.
 _SHORT_HASH_IN_NAME: Final = slice(-SHORT_HASH - len(".json"), -len(".json"))
 
@@ -98,6 +99,7 @@ class Rotation:
         self._objects = objects
         self._waiting: deque[Path] = deque()
         self._has_scanned = objects is None
+        self.closed: deque[str] = deque(maxlen=CLOSED_NAMES)  # The names of the files that were added last.
         self._run_lock = threading.Lock()
 
     @property
@@ -106,6 +108,7 @@ class Rotation:
 
     def add(self, path: Path) -> None:
         """Add a closed file to the next `run`."""
+        self.closed.append(path.stem)
         if self._objects is not None:
             self._waiting.append(path)
             self.due.set()
@@ -206,6 +209,14 @@ def local_files(folder: Path, universe: str) -> list[LogFile]:
 def manifest_entries(objects: ObjectStore, universe: str) -> list[str]:
     """The sorted paths of a universe's manifest entries."""
     return [f"{_manifests(universe)}/{name}" for name in objects.names(_manifests(universe))]
+
+
+def entries_since(objects: ObjectStore, universe: str, day: str) -> Iterator[str]:
+    """The manifest entries of a universe whose files were opened on `day` or later, in order."""
+    after: str | None = f"{_manifests(universe)}/{day}" if day else None
+    while page := objects.list(_manifests(universe), after=after):
+        yield from (meta.path for meta in page)
+        after = page[-1].path
 
 
 def short_hash(entry: str) -> str:

@@ -35,6 +35,7 @@ _COST_BYTES: Final = limits.WRITE_COST_BYTES  # Memory overhead per record.
 
 Labels = tuple[str, str, str]  # Universe, session and kind.
 Accepted = tuple[int, bytes]  # The time, and the encoded record.
+Follow = Callable[[str, int, Sequence[bytes]], None]  # Takes a universe, a time, and records that were accepted then.
 
 
 class LogContext(msgspec.Struct):
@@ -48,6 +49,8 @@ class LogContext(msgspec.Struct):
     rotation: Rotation
     failures: FailureTracker
     ids: IdSource
+    followed_kind: str | None = None  # The records of this kind are passed to `follow` when they are accepted.
+    follow: Follow | None = None
 
 
 class SessionLog:
@@ -83,6 +86,8 @@ class SessionLog:
                 at_ms = self._now_ms()
                 self._pending.extend([(at_ms, record) for record in records])
                 self._pending_bytes += sum(map(len, records)) + _COST_BYTES * len(records)
+                if self._context.followed_kind == self.labels[2] and self._context.follow is not None:
+                    self._context.follow(self.labels[0], at_ms, records)
                 if not self._is_queued:
                     is_new = self._is_queued = True
                 if self._pending_bytes > limits.ACTIVITY_BUFFER_BYTES_MAX:
@@ -116,6 +121,12 @@ class SessionLog:
     def is_idle(self, now_ms: int) -> bool:
         """Whether nothing was logged for ACTIVITY_IDLE_SECONDS."""
         return not self._pending and abs(now_ms - self._last_ms) >= limits.ACTIVITY_IDLE_SECONDS * 1_000
+
+    @property
+    def file_stem(self) -> str | None:
+        """The name of the open file, without its suffix."""
+        file = self._file
+        return None if file is None else file.path.stem
 
     def counts(self) -> dict[str, int]:
         """The counters of this session for ActivityStats."""

@@ -48,7 +48,9 @@ def _found(context: RequestContext, answer: FoundEntity) -> Response:
             404, "not_found", "The entity does not exist; create it with PUT", current_version=answer.version
         )
     headers = {"ETag": quoted(answer.version), "Cache-Control": "no-cache"}
-    if is_not_modified(context.request.headers, answer.version):
+    # The version does not count BEST_EFFORT values, so a caller that asked for them gets them every time.
+    wants_best_effort = context.request.query_params.get("best_effort", "false") != "false"
+    if not wants_best_effort and is_not_modified(context.request.headers, answer.version):
         return Response(status_code=304, headers=headers)
     return json_response(answer.entity, headers=headers)
 
@@ -129,7 +131,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         headers=(IF_MATCH, IF_NONE_MATCH),
         prepare=_replace,
         optional=("expected_version",),
-        read_only=("created_ms", "updated_ms"),
+        read_only=("created_ms", "updated_ms", "best_effort"),
         render=_written,
     ),
     operation(
