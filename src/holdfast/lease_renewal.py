@@ -1,4 +1,4 @@
-"""Renews leases in a background thread while their holders work: of received messages, and in `with` blocks.
+"""Renews leases in a background thread while their holders work: of received messages, in `with` blocks, of locks.
 
 Forgetting to renew a lease is the most common bug of its holder, and a busy holder cannot do it. A lease is renewed
 from a third of its duration on, until the holder stops the renewal, its handle is garbage-collected, or (messages only)
@@ -7,7 +7,7 @@ so:
 
     renewed   ──► renewed again after a third of its duration
     refused   ──► lost: another owner may have it
-    no answer ──► tried again; a lease in a `with` block is lost once the time of its last renewal has passed
+    no answer ──► tried again; a lease in a `with` block, or of locks, is lost once its last renewal has run out
 """
 
 import heapq
@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from holdfast.errors import Closed, Fenced, HoldfastError, LeaseExpired
 from holdfast.wire.leases import LeaseProof
+from holdfast.wire.locks import LockSession
 from holdfast.wire.queues import MessageLease
 
 _log = logging.getLogger("holdfast.lease_renewal")
@@ -32,7 +33,7 @@ _RETRY_SECONDS: Final = 1.0  # The longest pause before an unanswered renewal of
 
 # (universe, queue, leases, seconds) -> the new expiry of each, or why it was refused.
 Extend = Callable[[str, str, list[MessageLease], float], Sequence[int | HoldfastError]]
-Keep = Callable[[LeaseProof, float], int]  # (lease, seconds) -> the new expiry.
+Keep = Callable[[LeaseProof | LockSession, float], int]  # (lease, seconds) -> the new expiry.
 
 
 class Renewable(Protocol):
@@ -102,13 +103,13 @@ class HeldLease(Protocol):
 
 
 class HeldLeaseRenewal:
-    """The renewal of a lease in a `with` block, and until when the lease is certainly held.
+    """The renewal of a lease in a `with` block or of a session's locks, and until when it is certainly held.
 
     `held_until` is measured by this process's monotonic clock, from before a renewal is requested. So it has passed
     when another owner can acquire the lease, even if the clocks of the machines differ or the server does not answer.
     """
 
-    def __init__(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> None:
+    def __init__(self, lease: HeldLease, proof: LeaseProof | LockSession, *, seconds: float, renewed_at: float) -> None:
         self.handle = weakref.ref(lease)
         self.proof = proof
         self.seconds = seconds
@@ -121,13 +122,8 @@ class HeldLeaseRenewal:
     def loss(self) -> Fenced | None:
         """Why the lease is lost; None while it is certainly held. A lost lease stays lost."""
         if self._loss is None and not self.stopped and time.monotonic() >= self.held_until:
-            why = "no renewal was answered in time" if self._last_error is None else self._last_error
-            self._lose(
-                LeaseExpired(
-                    f"The lease on {self.proof.key} could not be renewed before it expired ({why}), and another owner "
-                    "may hold it; stop, acquire it again, then read its state"
-                )
-            )
+            why = "no renewal was answered in time" if self._last_error is None else str(self._last_error)
+            self._lose(_expired(self.proof, why))
         return self._loss
 
     @property
@@ -155,7 +151,7 @@ class HeldLeaseRenewal:
                 self._lose(error)
             return None
         except Exception as error:  # It may have been renewed; renewing it again is harmless.
-            _log.info("could not renew the lease on %s, retrying: %s", self.proof.key, error)
+            _log.info("could not renew the lease %s, retrying: %s", _subject(self.proof), error)
             self._last_error = error
             left = max(self.held_until - time.monotonic(), 0.0)
             return min(self.seconds / 10, _RETRY_SECONDS, left)
@@ -165,7 +161,23 @@ class HeldLeaseRenewal:
 
     def _lose(self, error: Fenced) -> None:
         self._loss = error
-        _log.warning("the lease on %s was lost: %s", self.proof.key, error)
+        _log.warning("the lease %s was lost: %s", _subject(self.proof), error)
+
+
+def _subject(proof: LeaseProof | LockSession) -> str:
+    return f"on {proof.key}" if isinstance(proof, LeaseProof) else "of a session's locks"  # Its id is secret.
+
+
+def _expired(proof: LeaseProof | LockSession, why: str) -> LeaseExpired:
+    if isinstance(proof, LeaseProof):
+        return LeaseExpired(
+            f"The lease on {proof.key} could not be renewed before it expired ({why}), and another owner may hold it; "
+            "stop, acquire it again, then read its state"
+        )
+    return LeaseExpired(
+        f"The lease of the held locks could not be renewed before it expired ({why}), and other callers may hold them; "
+        "stop, release them, acquire them again, then read what they protect"
+    )
 
 
 class LeaseRenewer:
@@ -194,7 +206,9 @@ class LeaseRenewer:
         if self._wake_at > now + seconds / 3 or len(self._new) > _NEW_MAX:
             self._wake()
 
-    def hold(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> HeldLeaseRenewal:
+    def hold(
+        self, lease: HeldLease, proof: LeaseProof | LockSession, *, seconds: float, renewed_at: float
+    ) -> HeldLeaseRenewal:
         """Renew a lease for `seconds` repeatedly. It was last renewed at `renewed_at`, of the monotonic clock."""
         renewal = HeldLeaseRenewal(lease, proof, seconds=seconds, renewed_at=renewed_at)
         self._new.append((renewed_at + seconds / 3, next(self._numbers), renewal))

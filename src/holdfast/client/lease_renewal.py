@@ -12,6 +12,7 @@ from holdfast.client.streaming import Server, connect, headers, path
 from holdfast.errors import Closed, HoldfastError, Unreachable, rebuild
 from holdfast.lease_renewal import LeaseRenewer
 from holdfast.wire.leases import Granted, KeepLease, LeaseProof
+from holdfast.wire.locks import LockSession, RenewLocks, SessionRenewed
 from holdfast.wire.problems import Problem, error_of
 from holdfast.wire.queues import ExtendMessages, MessageLease, Outcomes
 
@@ -49,10 +50,13 @@ class RemoteLeaseRenewer(LeaseRenewer):
             each.expires_ms if each.code is None else rebuild(each.code, each.detail or each.code) for each in outcomes
         ]
 
-    def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
-        body = msgspec.msgpack.encode(KeepLease(proof, seconds))
+    def _keep_lease(self, proof: LeaseProof | LockSession, seconds: float) -> int:
         # A renewal without an answer must leave time to try again before the lease expires.
-        answer = self._post(body, min(_TIMEOUT_SECONDS, max(seconds / 3, _TIMEOUT_SECONDS_MIN)))
+        timeout_seconds = min(_TIMEOUT_SECONDS, max(seconds / 3, _TIMEOUT_SECONDS_MIN))
+        if isinstance(proof, LockSession):
+            answer = self._post(msgspec.msgpack.encode(RenewLocks(proof, seconds)), timeout_seconds)
+            return msgspec.msgpack.decode(answer, type=SessionRenewed).expires_ms
+        answer = self._post(msgspec.msgpack.encode(KeepLease(proof, seconds)), timeout_seconds)
         return msgspec.msgpack.decode(answer, type=Granted).expires_ms
 
     def _post(self, body: bytes, timeout_seconds: float = _TIMEOUT_SECONDS) -> bytes:

@@ -14,3 +14,7 @@ class Reject(Exception):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
+
+
+class TaskDeferred(Exception):
+    """Raise it in a task whose message was returned to its queue: the attempt has ended, and has not failed."""

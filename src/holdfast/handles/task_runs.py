@@ -23,7 +23,7 @@ from holdfast.handles.atomic import AsyncAtomic
 from holdfast.handles.messages import AsyncMessage
 from holdfast.handles.plane import AsyncPlane
 from holdfast.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipts
-from holdfast.handles.task_control import Reject, RetryLater
+from holdfast.handles.task_control import Reject, RetryLater, TaskDeferred
 from holdfast.handles.task_flow import (
     NO_RESULT,
     FindTask,
@@ -67,6 +67,10 @@ async def run_message(plane: AsyncPlane, message: AsyncMessage, find_task: FindT
         task = find_task(body.task)
         args, kwargs = _checked_arguments(task, body)
         result = await task.run_async(message, args, kwargs)
+    except TaskDeferred:
+        if not message.settled:
+            await _defer(message)
+        return
     except Exception as error:
         await _fail(plane, message, body, error, find_task)
         raise

@@ -17,6 +17,7 @@ from holdfast.names import checked_name
 from holdfast.tasks.arguments import json_form
 from holdfast.tasks.chains import Signature
 from holdfast.tasks.functions import KeyOf, TaskFunction, name_of
+from holdfast.tasks.hooks import Hooks, OnError, OnMessage, OnSettled, OnStart
 from holdfast.tasks.planes import AppPlanes, check_no_loop
 from holdfast.tasks.registry import TaskRegistry
 from holdfast.tasks.workers import TaskWorker
@@ -180,6 +181,7 @@ class TaskApp:
             timezone: the time zone of schedules.
         """
         self._registry = TaskRegistry(AppPlanes(target, token=token, universe=universe))
+        self._hooks = Hooks()
         self._timezone = timezone
         self._tasks: dict[str, Task[Any, Any]] = {}
 
@@ -224,7 +226,8 @@ class TaskApp:
         concurrency: int = 8,
         queues: Iterable[str] | None = None,
         drain_seconds: float = 10.0,
-        on_error: Callable[[Exception, str], None] | None = None,
+        delay_on_close_seconds: float | None = None,
+        on_error: OnError | None = None,
     ) -> TaskWorker:
         """A worker for the tasks of these queues; of all queues by default.
 
@@ -232,6 +235,7 @@ class TaskApp:
             concurrency: how many calls of each queue run at a time.
             queues: names of queues that tasks of this app have.
             drain_seconds: how long a worker that stops waits for running tasks.
+            delay_on_close_seconds: the delay of calls that a worker returns when it stops; at once by default.
             on_error: called with every error and the name of its queue.
 
         Raises:
@@ -244,10 +248,41 @@ class TaskApp:
             [queue for queue in chosen if queue not in asynchronous],
             [queue for queue in chosen if queue in asynchronous],
             self._registry.find,
+            hooks=self._hooks,
             concurrency=concurrency,
             drain_seconds=drain_seconds,
+            delay_on_close_seconds=delay_on_close_seconds,
             on_error=on_error,
         )
+
+    def on_start(self, function: OnStart) -> OnStart:
+        """Call a function when a worker of this app starts: `@app.on_start`. Several hooks run in their order.
+
+        Hooks must be functions, and should be short: they run where a worker does its work. Their errors are logged and
+        have no other effect.
+        """
+        self._hooks.add("on_start", function)
+        return function
+
+    def on_message(self, function: OnMessage) -> OnMessage:
+        """Call a function with every message before its task runs: `@app.on_message`."""
+        self._hooks.add("on_message", function)
+        return function
+
+    def on_settled(self, function: OnSettled) -> OnSettled:
+        """Call a function with every message that a worker is done with, and its `WorkerOutcome`: `@app.on_settled`."""
+        self._hooks.add("on_settled", function)
+        return function
+
+    def on_error(self, function: OnError) -> OnError:
+        """Call a function with every error of a worker and the name of its queue: `@app.on_error`."""
+        self._hooks.add("on_error", function)
+        return function
+
+    def on_stop(self, function: OnStart) -> OnStart:
+        """Call a function when a worker has stopped and settled its messages: `@app.on_stop`."""
+        self._hooks.add("on_stop", function)
+        return function
 
     def run_ready(self, queues: Iterable[str] | None = None) -> int:
         """Run the calls that are ready, and those that they send, in this thread until none is left; how many.

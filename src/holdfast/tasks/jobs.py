@@ -18,6 +18,11 @@ class Job:
         self._message: Any = message
 
     @property
+    def message(self) -> Any:
+        """Its message, an AsyncMessage on an event loop and a Message otherwise; None outside of a worker."""
+        return self._message
+
+    @property
     def id(self) -> str:
         """The id of its message, which the receipt of `send` has."""
         return "" if self._message is None else str(self._message.id)

@@ -128,3 +128,27 @@ def async_plane_of(plane: Plane) -> AsyncPlane:
 
     assert isinstance(transport, EmbeddedTransport)
     return AsyncPlane(AsyncEmbeddedTransport(transport.services), plane.universe)
+
+
+def plane_of(plane: AsyncPlane) -> Plane:
+    """Another handle of an open plane, for threads."""
+    from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
+
+    transport = plane._transport
+    if isinstance(transport, AsyncRemoteTransport):
+        remote = RemoteTransport(
+            transport.url, token=transport.token, tls=transport.tls, patience_seconds=transport.patience_seconds
+        )
+        return Plane(remote, plane.universe)
+    from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+
+    assert isinstance(transport, AsyncEmbeddedTransport)
+    return Plane(EmbeddedTransport(transport.services), plane.universe)
+
+
+def close_blocking_handle(plane: Plane) -> None:
+    """Close a handle for threads; an embedded plane stays open, which its other handle closes."""
+    from holdfast.client.transport import RemoteTransport
+
+    if isinstance(plane._transport, RemoteTransport):
+        plane.close()

@@ -5,12 +5,10 @@ A queue that has both is consumed on the event loop, which runs its functions on
 
 import asyncio
 import logging
-import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import Any, Final
 
 from holdfast.handles import task_runs
@@ -19,6 +17,8 @@ from holdfast.handles.plane import AsyncPlane
 from holdfast.handles.sync import task_runs as sync_runs
 from holdfast.handles.task_flow import FindTask
 from holdfast.handles.workers import AsyncWorker, Worker, WorkerStats
+from holdfast.stop_signals import stop_on_signals
+from holdfast.tasks.hooks import Hooks, OnError
 from holdfast.tasks.planes import AppPlanes, close_handle
 
 _log = logging.getLogger("holdfast.tasks")
@@ -36,20 +36,27 @@ class TaskWorker:
         loop_queues: Sequence[str],
         find_task: FindTask,
         *,
+        hooks: Hooks,
         concurrency: int,
         drain_seconds: float,
-        on_error: Callable[[Exception, str], None] | None,
+        delay_on_close_seconds: float | None,
+        on_error: OnError | None,
     ) -> None:
         self.stopped_by: int | None = None  # The signal that has stopped it.
         self._planes = planes
         self._find_task = find_task
         self._drain_seconds = drain_seconds
         self._stopping = threading.Event()
+        self._is_running = False
         self._options: dict[str, Any] = {
             "concurrency": concurrency,
             "drain_seconds": drain_seconds,
-            "on_error": on_error,
+            "delay_on_close_seconds": delay_on_close_seconds,
+            "on_message": hooks.together("on_message"),
+            "on_settled": hooks.together("on_settled"),
+            "on_error": hooks.together("on_error", on_error),
         }
+        self._on_start, self._on_stop = hooks.together("on_start"), hooks.together("on_stop")
         self._thread_queues = list(thread_queues)
         self._loop_queues = list(loop_queues)
         self._threads: Worker | None = None
@@ -86,6 +93,9 @@ class TaskWorker:
             InvalidUrl: neither the app nor HOLDFAST_URL says where the plane is.
         """
         plane = self._planes.get()
+        if self._on_start is not None:
+            self._on_start()
+        self._is_running = True
         if self._thread_queues:
             handler = partial(sync_runs.run_message, plane, find_task=self._find_task)
             self._threads = Worker(plane, dict.fromkeys(self._thread_queues, handler), **self._options)
@@ -101,19 +111,12 @@ class TaskWorker:
         Raises:
             HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
         """
-        before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before[number] = signal.signal(number, self._stop_on_signal)
-        try:
+        with stop_on_signals(self._stop_on_signal, second_ends=True):
             self.start()
             while not self._stopping.wait(_CHECK_SECONDS) and self.error is None:
                 pass
             _log.info("stopping: waiting up to %g s for running calls", self._drain_seconds)
             self.stop()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self.error is not None:
             raise self.error
 
@@ -131,12 +134,12 @@ class TaskWorker:
             self._threads.stop()
         if self._loop_thread is not None:
             self._loop_thread.join(self._drain_seconds + _SETTLE_SECONDS)
+        was_running, self._is_running = self._is_running, False
+        if was_running and self._on_stop is not None:
+            self._on_stop()
 
-    def _stop_on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _stop_on_signal(self, number: int) -> None:
         self.stopped_by = number
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_DFL)
         self._stopping.set()
 
     def _run_loop(self) -> None:

@@ -13,7 +13,7 @@ from holdfast.handles.sync.atomic import Atomic
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
 from holdfast.handles.sync.receipts import MessageSource, PutReceipt, bound_receipts
-from holdfast.handles.task_control import Reject, RetryLater
+from holdfast.handles.task_control import Reject, RetryLater, TaskDeferred
 from holdfast.handles.task_flow import (
     NO_RESULT,
     FindTask,
@@ -57,6 +57,10 @@ def run_message(plane: Plane, message: Message, find_task: FindTask) -> None:
         task = find_task(body.task)
         args, kwargs = _checked_arguments(task, body)
         result = task.run(message, args, kwargs)
+    except TaskDeferred:
+        if not message.settled:
+            _defer(message)
+        return
     except Exception as error:
         _fail(plane, message, body, error, find_task)
         raise

@@ -12,13 +12,16 @@ messages and acknowledges the last one. What is buffered when handlers become sl
 
 A worker asks for cancels of the messages that it holds for longer than a moment, with one call for each queue.
 
-Errors of handlers, hooks and the plane are counted, logged and passed to `on_error`. A handler may settle its message
-itself. A shutdown receives no new messages, waits for running handlers, and returns unfinished messages without
-counting a failure.
+Errors of handlers and the plane are counted, logged and passed to `on_error`. A handler may settle its message itself.
+A shutdown receives no new messages, waits for running handlers, and returns unfinished messages without counting a
+failure.
+
+Hooks see the life of a worker: `on_start`, `on_message` before a handler, `on_settled` once for each message that the
+worker is done with, `on_error`, `on_stop`. Their errors are logged only.
 """
 
-from holdfast.handles.workers.consumers import RestartPolicy, WorkerStats
+from holdfast.handles.workers.consumers import RestartPolicy, WorkerOutcome, WorkerStats
 from holdfast.handles.workers.tasks import AsyncWorker
 from holdfast.handles.workers.threads import Worker
 
-__all__ = ["AsyncWorker", "RestartPolicy", "Worker", "WorkerStats"]
+__all__ = ["AsyncWorker", "RestartPolicy", "Worker", "WorkerOutcome", "WorkerStats"]

@@ -4,12 +4,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypedDict, TypeVar
 
 import msgspec
 
 from holdfast import limits
 from holdfast.errors import HoldfastError, InvalidArgument, RetryAdvice
+from holdfast.handles.arguments import check_delay_on_close
 from holdfast.wire.queues import MessageLease, lease_mismatch
 
 Item = TypeVar("Item", bound="HeldMessage")
@@ -35,6 +36,9 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if failures <= self.at_once:
             return 0.0
         return min(self.first_seconds * 2.0 ** min(failures - self.at_once - 1, 60), self.longest_seconds)
+
+
+WorkerOutcome = Literal["acked", "settled", "failed", "deferred", "cancelled", "lost"]  # What became of a message.
 
 
 class WorkerStats(msgspec.Struct):
@@ -305,8 +309,11 @@ class WorkerOptions(TypedDict, total=False):
     extend_for_seconds: float | None
     retry_delay_seconds: Callable[[int], float] | None
     restarts: "RestartPolicy | None"
-    on_error: Callable[[Exception, str], None] | None
     drain_seconds: float
+    delay_on_close_seconds: float | None
+    on_start: Callable[[], object] | None
+    on_error: Callable[[Exception, str], object] | None
+    on_stop: Callable[[], object] | None
 
 
 class ReceiveOptions(TypedDict):
@@ -316,6 +323,7 @@ class ReceiveOptions(TypedDict):
     with_state: bool
     visibility_seconds: float | None
     extend_for_seconds: float | None
+    delay_on_close_seconds: float | None
 
 
 class Consumers(Generic[Item]):
@@ -335,8 +343,13 @@ class Consumers(Generic[Item]):
         extend_for_seconds: float | None = None,
         retry_delay_seconds: Callable[[int], float] | None = None,
         restarts: RestartPolicy | None = None,
-        on_error: Callable[[Exception, str], None] | None = None,
         drain_seconds: float = 10.0,
+        delay_on_close_seconds: float | None = None,
+        on_start: Callable[[], object] | None = None,
+        on_message: Callable[[Item], object] | None = None,
+        on_settled: Callable[[Item, WorkerOutcome], object] | None = None,
+        on_error: Callable[[Exception, str], object] | None = None,
+        on_stop: Callable[[], object] | None = None,
     ) -> None:
         """Run the handler of each queue for its messages.
 
@@ -367,8 +380,20 @@ class Consumers(Generic[Item]):
             retry_delay_seconds: the delay after this many failures of a message, instead of the back-off of the
                 queue's policy.
             restarts: how soon to retry after an error of the plane.
-            on_error: called with every error and the name of its queue.
             drain_seconds: how long `stop` waits for running handlers.
+            delay_on_close_seconds: the delay of messages that the worker returns when it stops, because they wait for a
+                handler or their handler has not finished; at once by default. It does not count as a failure.
+            on_start: called before the first message is received.
+            on_message: called with every message before its handler runs.
+            on_settled: called with every message that the worker is done with, and what became of it: `acked`;
+                `settled`, by the handler itself; `failed`, and nacked; `deferred`, returned without counting a failure;
+                `cancelled`; `lost`, because its lease ended before. A message that could not be settled because the
+                plane failed is reported to `on_error` only.
+            on_error: called with every error and the name of its queue.
+            on_stop: called when the worker has stopped and settled its messages.
+
+        An error of a hook (the functions `on_…`) is logged and has no other effect. Keep them short: they run where the
+        worker does its work. Those of an AsyncWorker may be coroutine functions.
 
         While a handler runs for longer than 0.25 s, the worker asks whether its message is cancelled, in a call that
         waits for a second. `message.cancelled` is then set; an AsyncWorker also cancels the handler's task. Afterwards
@@ -383,6 +408,8 @@ class Consumers(Generic[Item]):
         if prefetch is not None and not 0 <= prefetch <= limits.MESSAGES_MAX:
             raise InvalidArgument(f"prefetch is {prefetch}; give 0 to {limits.MESSAGES_MAX}, or None")
         _check_batch(batch, batch_wait_seconds)
+        if delay_on_close_seconds is not None:
+            check_delay_on_close(delay_on_close_seconds)
         self.stats = WorkerStats()
         self.error: Exception | None = None  # What ended the worker, if no retry could succeed.
         self._handlers = dict(handlers) if batch is not None else {n: _one_by_one(h) for n, h in handlers.items()}
@@ -397,11 +424,17 @@ class Consumers(Generic[Item]):
             "with_state": with_state,
             "visibility_seconds": visibility_seconds,
             "extend_for_seconds": extend_for_seconds,
+            "delay_on_close_seconds": delay_on_close_seconds,
         }
         self._retry_delay_seconds = retry_delay_seconds
         self._restarts = restarts or RestartPolicy()
-        self._on_error = on_error
         self._drain_seconds = drain_seconds
+        self._delay_on_close_seconds = delay_on_close_seconds
+        self._on_start = on_start
+        self._on_message = on_message
+        self._on_settled = on_settled
+        self._on_error = on_error
+        self._on_stop = on_stop
 
     def _delay(self, failures: int) -> float | None:
         """The delay after this many failures of a message; None: the back-off of the queue's policy."""
@@ -423,8 +456,10 @@ class Consumers(Generic[Item]):
         for message in messages:
             if message.settled:
                 self.stats.handled += 1
+                self._note_handled(message, "settled")
             elif message.cancelled:
                 self.stats.cancelled += 1
+                self._note_handled(message, "cancelled")
             else:
                 done.append(message)
         return done
@@ -439,6 +474,10 @@ class Consumers(Generic[Item]):
         self.stats.cancelled += len(unsettled) - len(failed)
         if self._batch is not None:
             self.stats.handled += len(messages) - len(unsettled)
+        if self._on_settled is not None:
+            for message in messages:
+                if message.settled or message.cancelled:
+                    self._note_handled(message, "settled" if message.settled else "cancelled")
         if failed or not unsettled:
             self._report_failure(error, queue, failed or messages[:1])
         return failed
@@ -472,8 +511,10 @@ class Consumers(Generic[Item]):
         """Count a message whose lease has ended; report it unless it was cancelled."""
         if message.cancelled:
             self.stats.cancelled += 1
+            self._note_settled(message, "cancelled")
         else:
             self._report_unsettled(lease_mismatch(message.lease), queue)
+            self._note_settled(message, "lost")
 
     def _count_acked(self, messages: Sequence[Item], queue: str, error: Exception | None = None) -> None:
         """Count the handled messages that a call has acknowledged, and report the others. `error` is the call's."""
@@ -481,6 +522,7 @@ class Consumers(Generic[Item]):
         for message in messages:
             if message.settled:
                 self.stats.handled += 1
+                self._note_settled(message, "acked")
             elif message.lost:
                 self._count_lost(message, queue)
             else:
@@ -496,10 +538,31 @@ class Consumers(Generic[Item]):
 
     def _call_on_error(self, error: Exception, queue: str) -> None:
         if self._on_error is not None:
-            try:
-                self._on_error(error, queue)
-            except Exception:
-                _log.exception("on_error raised an error")
+            self._call_hook("on_error", self._on_error, error, queue)
+
+    def _note_settled(self, message: Item, outcome: WorkerOutcome) -> None:
+        """Pass to `on_settled` what became of a message."""
+        if self._on_settled is not None:
+            self._call_hook("on_settled", self._on_settled, message, outcome)
+
+    def _note_handled(self, message: Item, outcome: WorkerOutcome) -> None:
+        """`_note_settled` for a message whose handler has ended."""
+        self._note_settled(message, outcome)
+
+    def _note_returned(self, messages: Iterable[Item], outcome: WorkerOutcome) -> None:
+        """Pass messages to `on_settled` that a call was to settle with `outcome`; some may be lost or cancelled."""
+        if self._on_settled is not None:
+            for message in messages:
+                if message.settled or message.lost:
+                    refused: WorkerOutcome = "cancelled" if message.cancelled else "lost"
+                    self._note_settled(message, outcome if message.settled else refused)
+
+    def _call_hook(self, name: str, hook: Callable[..., object], *args: object) -> None:
+        """Call a hook. Its error is logged, and changes nothing."""
+        try:
+            hook(*args)
+        except Exception:
+            _log.exception("%s raised an error", name)
 
     @staticmethod
     def _is_final(error: Exception) -> bool:

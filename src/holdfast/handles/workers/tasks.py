@@ -1,9 +1,12 @@
 """Workers on an event loop."""
 
 import asyncio
+import logging
 import signal
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from inspect import isawaitable, iscoroutine
 from typing import Unpack, overload
 
 from holdfast import limits
@@ -18,11 +21,21 @@ from holdfast.handles.workers.consumers import (
     HeldMessages,
     Window,
     WorkerOptions,
+    WorkerOutcome,
     batches,
 )
 
 AsyncHandler = Callable[[AsyncMessage], Awaitable[object]]
 AsyncBatchHandler = Callable[[list[AsyncMessage]], Awaitable[object]]
+
+_log = logging.getLogger("holdfast.worker")
+
+
+class AsyncWorkerOptions(WorkerOptions, total=False):
+    """The options of `AsyncWorker`; `Consumers` describes them."""
+
+    on_message: Callable[[AsyncMessage], object] | None
+    on_settled: Callable[[AsyncMessage, WorkerOutcome], object] | None
 
 
 class AsyncWorker(Consumers[AsyncMessage]):
@@ -30,7 +43,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
 
     @overload
     def __init__(
-        self, plane: AsyncPlane, handlers: Mapping[str, AsyncHandler], **options: Unpack[WorkerOptions]
+        self, plane: AsyncPlane, handlers: Mapping[str, AsyncHandler], **options: Unpack[AsyncWorkerOptions]
     ) -> None: ...
 
     @overload
@@ -41,7 +54,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
         *,
         batch: int,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[AsyncWorkerOptions],
     ) -> None: ...
 
     def __init__(
@@ -51,11 +64,13 @@ class AsyncWorker(Consumers[AsyncMessage]):
         *,
         batch: int | None = None,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[AsyncWorkerOptions],
     ) -> None:
         super().__init__(handlers, batch=batch, batch_wait_seconds=batch_wait_seconds, **options)
         self._plane = plane
         self._running: set[asyncio.Task[None]] = set()
+        self._hook_results: deque[tuple[str, Awaitable[object]]] = deque()
+        self._hook_task: asyncio.Task[None] | None = None  # Awaits them.
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
@@ -71,6 +86,8 @@ class AsyncWorker(Consumers[AsyncMessage]):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Only the main thread can handle signals.
                 loop.add_signal_handler(number, self._stopping.set)
                 signals.append(number)
+        if self._on_start is not None:
+            await self._run_hook("on_start", self._on_start)
         queues = [
             _HeldMessages(
                 name,
@@ -96,11 +113,25 @@ class AsyncWorker(Consumers[AsyncMessage]):
             await _cancel([*receivers, *watchers, stopped])
             await _cancel(list(self._running))
             await _wait(self._settle_rest(queues))
+            await self._stop_hooks()
             for number in signals:
                 loop.remove_signal_handler(number)
             self._stopping = asyncio.Event()  # It may run again, on another loop.
         if self.error is not None:
             raise self.error
+
+    async def _stop_hooks(self) -> None:
+        """Wait for the hooks that were called, for `drain_seconds`, and call the last one."""
+        await self._finish_hooks(self._drain_seconds)
+        if self._hook_task is not None:
+            _log.warning("hooks did not finish within %g s, and are cancelled", self._drain_seconds)
+            await _cancel([self._hook_task])
+        for _, result in self._hook_results:
+            if iscoroutine(result):
+                result.close()
+        self._hook_results.clear()
+        if self._on_stop is not None:
+            await self._run_hook("on_stop", self._on_stop)
 
     def stop(self) -> None:
         """Make `run` receive no more messages and return; also if it has not started yet."""
@@ -129,6 +160,8 @@ class AsyncWorker(Consumers[AsyncMessage]):
             failures = 0
             if messages:
                 await self._add_received(queue, messages)
+            if self._hook_task is not None:
+                await self._finish_hooks()
 
     async def _add_received(self, queue: "_HeldMessages", messages: list[AsyncMessage]) -> None:
         """Buffer what was received, and start handlers; messages for which there is no slot are returned."""
@@ -234,12 +267,15 @@ class AsyncWorker(Consumers[AsyncMessage]):
                 queue.buffered.add(messages, handling.started)
                 return
             try:
+                if self._on_message is not None:
+                    for message in messages:
+                        await self._run_hook("on_message", self._on_message, message)
                 await handling.run(queue.handler)
             except asyncio.CancelledError:
                 if handling.is_cancelled:
                     self._count_handled(messages)
                 else:
-                    await asyncio.shield(self._defer(queue.name, messages))
+                    await asyncio.shield(self._defer(queue.name, messages, self._delay_on_close_seconds))
                 raise
             except Exception as error:
                 failed = self._count_failed(error, queue.name, messages)
@@ -249,6 +285,8 @@ class AsyncWorker(Consumers[AsyncMessage]):
                 done = self._count_handled(messages)
                 if done:
                     queue.add_done(done, self._monotonic())
+            if self._hook_task is not None:
+                await self._finish_hooks()
         except Exception as error:  # They could not be settled; their leases will expire.
             self._report(error, queue.name)
         finally:
@@ -308,6 +346,8 @@ class AsyncWorker(Consumers[AsyncMessage]):
                     self._count_acked(done, queue.name, error)
                 else:
                     self._count_acked(done, queue.name)
+                if self._hook_task is not None:
+                    await self._finish_hooks()
         finally:
             queue.acking, queue.acknowledging = 0, None
             queue.changed.set()
@@ -331,12 +371,14 @@ class AsyncWorker(Consumers[AsyncMessage]):
             self._return_buffered(queue)
         self._watch(queue)
 
-    def _return_buffered(self, queue: "_HeldMessages") -> None:
+    def _return_buffered(self, queue: "_HeldMessages", delay_seconds: float | None = None) -> None:
         if queue.buffered:
-            self._return(queue, queue.buffered.clear())
+            self._return(queue, queue.buffered.clear(), delay_seconds)
 
-    def _return(self, queue: "_HeldMessages", messages: list[AsyncMessage]) -> "asyncio.Task[None]":
-        task = asyncio.create_task(self._defer(queue.name, messages))
+    def _return(
+        self, queue: "_HeldMessages", messages: list[AsyncMessage], delay_seconds: float | None = None
+    ) -> "asyncio.Task[None]":
+        task = asyncio.create_task(self._defer(queue.name, messages, delay_seconds))
         queue.returning.add(task)
         task.add_done_callback(queue.returning.discard)
         return task
@@ -350,7 +392,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
                     timer.cancel()
             queue.watching = queue.starting = None
             self._ack_done(queue)
-            self._return_buffered(queue)
+            self._return_buffered(queue, self._delay_on_close_seconds)
             settling += queue.returning
             if queue.acknowledging is not None:
                 settling.append(queue.acknowledging)
@@ -360,15 +402,56 @@ class AsyncWorker(Consumers[AsyncMessage]):
         delay_seconds = self._delay(messages[0].failure_attempts + 1)  # Messages that have failed before are alone.
         with suppress(Fenced):  # Leases have ended.
             await self._plane.queue(queue).nack_many(messages, delay_seconds=delay_seconds, error=error)
+        self._note_returned(messages, "failed")
 
-    async def _defer(self, queue: str, messages: list[AsyncMessage]) -> None:
+    async def _run_hook(self, name: str, hook: Callable[..., object], *args: object) -> None:
+        """Call a hook, and await it if it is a coroutine function. Its error is logged, and changes nothing."""
+        try:
+            result = hook(*args)
+            if isawaitable(result):
+                await result
+        except Exception:
+            _log.exception("%s raised an error", name)
+
+    def _call_hook(self, name: str, hook: Callable[..., object], *args: object) -> None:
+        """Call a hook. What a coroutine function returns is awaited by a task, one after the other."""
+        try:
+            result = hook(*args)
+        except Exception:
+            _log.exception("%s raised an error", name)
+            return
+        if isawaitable(result):
+            self._hook_results.append((name, result))
+            if self._hook_task is None:
+                task = asyncio.create_task(self._await_hooks())
+                self._hook_task = None if task.done() else task
+
+    async def _await_hooks(self) -> None:
+        try:
+            while self._hook_results:
+                name, result = self._hook_results.popleft()
+                try:
+                    await result
+                except Exception:
+                    _log.exception("%s raised an error", name)
+        finally:
+            self._hook_task = None
+
+    async def _finish_hooks(self, timeout: float | None = None) -> None:
+        """Wait for the hooks that were called, so that messages are not handled faster than they run."""
+        if self._hook_task is not None:
+            await _wait([self._hook_task], timeout)
+
+    async def _defer(self, queue: str, messages: list[AsyncMessage], delay_seconds: float | None = None) -> None:
         """Return messages without counting a failure."""
         for some in batches(messages):
             unsettled = [message for message in some if not message.settled and not message.lost]
             with suppress(HoldfastError):  # Their leases expire.
                 if unsettled:
-                    await self._plane.queue(queue).nack_many(unsettled, intent="defer")
+                    await self._plane.queue(queue).nack_many(unsettled, intent="defer", delay_seconds=delay_seconds)
             self.stats.deferred += sum(message.settled for message in unsettled)
+            self._note_returned(unsettled, "deferred")
+        await self._finish_hooks()
 
 
 class _TaskHandling(Handling[AsyncMessage]):

@@ -1,15 +1,14 @@
 """Workers on threads."""
 
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import FrameType
+from inspect import iscoroutinefunction
 from typing import Unpack, overload
 
 from holdfast import limits
-from holdfast.errors import Fenced, HoldfastError
+from holdfast.errors import Fenced, HoldfastError, InvalidArgument
 from holdfast.handles.sync.messages import Message
 from holdfast.handles.sync.plane import Plane
 from holdfast.handles.workers.consumers import (
@@ -20,11 +19,20 @@ from holdfast.handles.workers.consumers import (
     HeldMessages,
     Window,
     WorkerOptions,
+    WorkerOutcome,
     batches,
 )
+from holdfast.stop_signals import stop_on_signals
 
 ThreadHandler = Callable[[Message], object]
 ThreadBatchHandler = Callable[[list[Message]], object]
+
+
+class ThreadWorkerOptions(WorkerOptions, total=False):
+    """The options of `Worker`; `Consumers` describes them."""
+
+    on_message: Callable[[Message], object] | None
+    on_settled: Callable[[Message, WorkerOutcome], object] | None
 
 
 class Worker(Consumers[Message]):
@@ -32,7 +40,7 @@ class Worker(Consumers[Message]):
 
     @overload
     def __init__(
-        self, plane: Plane, handlers: Mapping[str, ThreadHandler], **options: Unpack[WorkerOptions]
+        self, plane: Plane, handlers: Mapping[str, ThreadHandler], **options: Unpack[ThreadWorkerOptions]
     ) -> None: ...
 
     @overload
@@ -43,7 +51,7 @@ class Worker(Consumers[Message]):
         *,
         batch: int,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[ThreadWorkerOptions],
     ) -> None: ...
 
     def __init__(
@@ -53,17 +61,25 @@ class Worker(Consumers[Message]):
         *,
         batch: int | None = None,
         batch_wait_seconds: float = 0.0,
-        **options: Unpack[WorkerOptions],
+        **options: Unpack[ThreadWorkerOptions],
     ) -> None:
         super().__init__(handlers, batch=batch, batch_wait_seconds=batch_wait_seconds, **options)
+        for name in ("on_start", "on_message", "on_settled", "on_error", "on_stop"):
+            if iscoroutinefunction(options.get(name)):
+                raise InvalidArgument(f"{name} is a coroutine function; give a function, or use an AsyncWorker")
         self._plane = plane
+        self._returned: set[Message] = set()  # By `stop`, while their handlers were running.
         self._stopping = threading.Event()
         self._queues: list[_HeldMessages] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._has_stopped = False
 
     def start(self) -> None:
         """Start handling messages, on threads of its own."""
+        self._has_stopped = False
+        if self._on_start is not None:
+            self._call_hook("on_start", self._on_start)
         for name, handler in self._handlers.items():
             window = Window(self._concurrency, self._prefetch, self._batch)
             queue = _HeldMessages(
@@ -90,18 +106,11 @@ class Worker(Consumers[Message]):
         Raises:
             HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
         """
-        before: dict[signal.Signals, Callable[[int, FrameType | None], object] | int | None] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before[number] = signal.signal(number, lambda *_: self._stopping.set())
-        try:
+        with stop_on_signals(lambda _: self._stopping.set()):
             self.start()
             while not self._stopping.wait(WAIT_SECONDS) and any(thread.is_alive() for thread in self._threads):
                 pass
             self.stop()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if self.error is not None:
             raise self.error
 
@@ -120,7 +129,13 @@ class Worker(Consumers[Message]):
             thread.join(max(deadline - time.monotonic(), 0))
         for queue in self._queues:
             self._settle_rest(queue)
-            self._defer(queue.name, queue.take_running())
+            running = [message for message in queue.take_running() if not message.settled]
+            self._returned.update(running)
+            self._defer(queue.name, running, self._delay_on_close_seconds)
+        with self._lock:
+            had_stopped, self._has_stopped = self._has_stopped, True
+        if self._on_stop is not None and not had_stopped:
+            self._call_hook("on_stop", self._on_stop)
 
     def _start_thread(self, work: "Callable[[_HeldMessages], None]", queue: "_HeldMessages", name: str) -> None:
         thread = threading.Thread(target=work, args=(queue,), name=name, daemon=True)
@@ -199,6 +214,9 @@ class Worker(Consumers[Message]):
             queue.drop(handling)
             return
         done: list[Message] = []
+        if self._on_message is not None:
+            for message in messages:
+                self._call_hook("on_message", self._on_message, message)
         try:
             queue.handler(messages)
         except Exception as error:
@@ -252,21 +270,27 @@ class Worker(Consumers[Message]):
         """Wake the threads of a queue, acknowledge what is handled, and return what is buffered."""
         queue.wake_all()
         self._ack_done(queue)
-        self._defer(queue.name, queue.take_buffered())
+        self._defer(queue.name, queue.take_buffered(), self._delay_on_close_seconds)
 
     def _nack(self, queue: str, messages: list[Message], error: Exception) -> None:
         delay_seconds = self._delay(messages[0].failure_attempts + 1)  # Messages that have failed before are alone.
         with suppress(Fenced):  # Leases have ended.
             self._plane.queue(queue).nack_many(messages, delay_seconds=delay_seconds, error=error)
+        self._note_returned(messages, "failed")
 
-    def _defer(self, queue: str, messages: list[Message]) -> None:
+    def _note_handled(self, message: Message, outcome: WorkerOutcome) -> None:
+        if message not in self._returned:  # They were reported as deferred.
+            super()._note_handled(message, outcome)
+
+    def _defer(self, queue: str, messages: list[Message], delay_seconds: float | None = None) -> None:
         """Return messages without counting a failure."""
         for some in batches(messages):
             unsettled = [message for message in some if not message.settled and not message.lost]
             with suppress(HoldfastError):  # Their leases expire.
                 if unsettled:
-                    self._plane.queue(queue).nack_many(unsettled, intent="defer")
+                    self._plane.queue(queue).nack_many(unsettled, intent="defer", delay_seconds=delay_seconds)
             self.stats.deferred += sum(message.settled for message in unsettled)
+            self._note_returned(unsettled, "deferred")
 
 
 class _HeldMessages(HeldMessages[Message, Handling[Message]]):
