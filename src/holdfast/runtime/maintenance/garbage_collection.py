@@ -4,8 +4,8 @@
                                                                         └──a grace period──► delete the body
 
 A blob is named by its hash, anywhere in its universe: in a message, an inbox, a journal, a snapshot, a state, an
-entity, a mail, or in the content of another blob that is kept; and in any pair outside of universes. Anything that
-looks like the hash counts. Session logs do not count: they record what happened, and name what is gone. Values are
+entity, a row, a mail, or in the content of another blob that is kept; and in any pair outside of universes. Anything
+that looks like the hash counts. Session logs do not count: they record what happened, and name what is gone. Values are
 searched in one snapshot of the key space, so a name that moves during the search is not missed. Segments and large
 blobs are immutable and are searched after it. If any of them cannot be read, nothing is deleted.
 

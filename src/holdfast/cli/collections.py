@@ -1,0 +1,106 @@
+"""`holdfast collections`: the rows that are stored in collections."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from holdfast.cli import completion, connect, printing, values
+from holdfast.cli.commands import CommandGroup
+from holdfast.errors import InvalidKey
+from holdfast.limits import COLLECTION_ROWS_MAX
+from holdfast.wire.collections import Row, RowKey
+
+_limit = click.option(
+    "--limit",
+    type=click.IntRange(1, COLLECTION_ROWS_MAX),
+    default=100,
+    show_default=True,
+    help="The maximum number of results.",
+)
+
+
+@click.group(cls=CommandGroup, completions={"collection": completion.collections})
+def collections() -> None:
+    """Show collections, their partitions and their rows."""
+
+
+@collections.command("list")
+@click.option("--after", default="", help="Start after this name.")
+@_limit
+def list_(after: str, limit: int) -> None:
+    """List the collections that have rows."""
+    with connect.open_plane() as plane:
+        names = plane.collections(after=after, limit=limit)
+    printing.rows([{"name": name} for name in names], ("name",), empty="No collections.")
+
+
+@collections.command()
+@click.argument("collection")
+@click.option("--prefix", default="", help="Only partitions that start with this text.")
+@click.option("--after", default="", help="Start after this partition.")
+@_limit
+def partitions(collection: str, prefix: str, after: str, limit: int) -> None:
+    """List the partitions of a collection that have rows."""
+    with connect.open_plane() as plane:
+        found = plane.collection(collection).partitions(prefix, after=after, limit=limit).partitions
+    printing.rows([{"partition": each} for each in found], ("partition",), empty="No partitions.")
+
+
+@collections.command(
+    examples=[
+        "holdfast collections scan langgraph thread:7",
+        "holdfast collections scan langgraph thread:7 --prefix '[\"\"]' --reverse --limit 1",
+    ]
+)
+@click.argument("collection")
+@click.argument("partition")
+@click.option("--prefix", metavar="JSON", help="Only keys that start with these elements, as in '[\"a\", 7]'.")
+@click.option("--after", metavar="JSON", help="Only keys after this one.")
+@click.option("--before", metavar="JSON", help="Only keys before this one.")
+@click.option("--reverse", is_flag=True, help="The last rows, backwards.")
+@click.option("--limit", type=click.IntRange(1), help="The maximum number of rows; all of them by default.")
+def scan(
+    *,
+    collection: str,
+    partition: str,
+    prefix: str | None,
+    after: str | None,
+    before: str | None,
+    reverse: bool,
+    limit: int | None,
+) -> None:
+    """Print the rows of a partition in the order of their keys, one JSON object per line."""
+    start, lower, upper = _key(prefix) or (), _key(after), _key(before)
+    left = limit
+    with connect.open_plane() as plane:
+        rows = plane.collection(collection)
+        while True:
+            count = COLLECTION_ROWS_MAX if left is None else min(left, COLLECTION_ROWS_MAX)
+            page = rows.scan(partition, start, after=lower, before=upper, limit=count, reverse=reverse)
+            for row in page.rows:
+                fields = _fields(row)
+                printing.line(fields, printing.compact(fields))
+            left = None if left is None else left - len(page.rows)
+            if page.next is None or left == 0:
+                return
+            lower, upper = (lower, page.next) if reverse else (page.next, upper)
+
+
+def _fields(row: Row) -> dict[str, Any]:
+    value = printing.payload(row.value)
+    return {
+        "key": list(row.key),
+        "version": row.version,
+        "expires_at": printing.timestamp(row.expires_ms),
+        **{name.replace("payload", "value"): part for name, part in value.items()},
+    }
+
+
+def _key(text: str | None) -> RowKey | None:
+    if text is None:
+        return None
+    try:
+        return msgspec.convert(values.parse_json(text), RowKey)
+    except msgspec.ValidationError as error:
+        raise InvalidKey(f"{text[:60]!r} is not a key ({error}); give a list as in '[\"a\", 7]'") from None

@@ -1,0 +1,82 @@
+"""Handlers of requests on collections."""
+
+from holdfast.errors import InvalidArgument
+from holdfast.kv import Transaction
+from holdfast.layers import collections
+from holdfast.limits import COLLECTION_WAIT_SECONDS_MAX
+from holdfast.names import checked_name
+from holdfast.plane.handlers import low_space_error, service, transaction
+from holdfast.plane.stores import AnyStores, Served
+from holdfast.wire.collections import (
+    ChangedRows,
+    CollectionNames,
+    CommitRows,
+    FoundRows,
+    GetRows,
+    ListCollections,
+    ListPartitions,
+    PartitionPage,
+    PutRow,
+    RowPage,
+    RowVersions,
+    ScanRows,
+    WaitForRows,
+)
+
+
+@transaction
+def commit(tx: Transaction, request: CommitRows) -> RowVersions:
+    adds = (tx.low_space or tx.quotas is not None) and any(isinstance(change, PutRow) for change in request.changes)
+    if adds and tx.low_space:
+        raise low_space_error()
+    if adds and tx.quotas is not None:
+        tx.quotas.check_request(request)
+    versions = RowVersions(collections.commit(tx, *_collection(request), request.changes))
+    if adds and tx.quotas is not None:
+        tx.quotas.check_written(tx, request)
+    return versions
+
+
+@transaction
+def get(tx: Transaction, request: GetRows) -> FoundRows:
+    return FoundRows(collections.get(tx, *_collection(request), request.partition, request.keys))
+
+
+@transaction
+def scan(tx: Transaction, request: ScanRows) -> RowPage:
+    return collections.scan(
+        tx,
+        *_collection(request),
+        request.partition,
+        request.prefix,
+        after=request.after,
+        before=request.before,
+        limit=request.limit,
+        reverse=request.reverse,
+    )
+
+
+@service
+def wait(stores: AnyStores, request: WaitForRows) -> Served[ChangedRows]:
+    if not 0 <= request.wait_seconds <= COLLECTION_WAIT_SECONDS_MAX:
+        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {COLLECTION_WAIT_SECONDS_MAX:.0f}")
+    wait_ms = round(request.wait_seconds * 1_000)
+    return stores.rows.wait(*_collection(request), request.rows, wait_ms=wait_ms, tier=request.tier)
+
+
+@transaction
+def list_partitions(tx: Transaction, request: ListPartitions) -> PartitionPage:
+    return collections.partitions(
+        tx, *_collection(request), prefix=request.prefix, after=request.after, limit=request.limit
+    )
+
+
+@transaction
+def list_collections(tx: Transaction, request: ListCollections) -> CollectionNames:
+    universe = checked_name("universe", request.universe)
+    after = request.after and checked_name("collection", request.after)
+    return CollectionNames(collections.names(tx, universe, after=after, limit=request.limit))
+
+
+def _collection(request: CommitRows | GetRows | ScanRows | WaitForRows | ListPartitions) -> tuple[str, str]:
+    return checked_name("universe", request.universe), checked_name("collection", request.collection)

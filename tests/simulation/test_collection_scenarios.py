@@ -1,0 +1,49 @@
+"""The simulator finds no violations in collections, and finds deliberately broken ones."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pytest
+
+from holdfast.kv import Transaction
+from holdfast.layers import collections as layer
+from holdfast.testing.collection_scenarios import collections
+from holdfast.testing.histories import Outcome, Violation
+from holdfast.testing.scenarios import play
+from holdfast.testing.simulation import Rates
+from holdfast.wire.collections import PutRow, RowChange
+
+real_commit = layer.commit
+
+
+def test_frequent_power_losses_find_no_violation() -> None:
+    for seed in range(50, 70):
+        play(collections, seed, rates=Rates(power=0.05, crash=0.01))
+
+
+def test_the_scenario_covers_every_kind_and_outcome() -> None:
+    seen = {(each.kind, each.outcome) for seed in range(20) for each in play(collections, seed).history.operations}
+    assert {(kind, outcome) for kind in ("write", "cas") for outcome in Outcome} <= seen
+
+
+def ignores_versions(tx: Transaction, universe: str, name: str, changes: Sequence[RowChange]) -> list[int | None]:
+    return real_commit(
+        tx,
+        universe,
+        name,
+        [msgspec.structs.replace(each, if_version=None) if isinstance(each, PutRow) else each for each in changes],
+    )
+
+
+def commits_a_part(tx: Transaction, universe: str, name: str, changes: Sequence[RowChange]) -> list[int | None]:
+    """Leaves out the second partition, now and then."""
+    torn = tx.now_ms % 3 == 0
+    return real_commit(tx, universe, name, [each for each in changes if not torn or each.partition == "a"])
+
+
+@pytest.mark.parametrize("broken", [ignores_versions, commits_a_part])
+def test_a_broken_commit_is_detected(broken: Callable[..., list[int | None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "commit", broken)
+    with pytest.raises(Violation):
+        for seed in range(20):
+            play(collections, seed)
