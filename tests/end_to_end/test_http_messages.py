@@ -149,6 +149,22 @@ class TestMessages:
         assert server.post("/v1/queue/extend", {**lease(message), "extend_by_seconds": 0}).code == "invalid_argument"
         assert server.post("/v1/queue/extend", lease(message)).code == "missing_fields"
 
+    def test_a_lease_ends_sooner_or_now(self, server: Any, name: str) -> None:
+        server.post("/v1/queue/enqueue", {"queue": name, "messages": [{"payload": 1}, {"payload": 2}]})
+        first, second = receive(server, name), receive(server, name)
+        path = "/v1/queue/visibility"
+        sooner = server.post(path, {**lease(first), "visibility_seconds": 10}).json()
+        assert sooner["lease_expires_at_unix"] < first["lease_expires_at_unix"] - 15
+        assert server.post(path, lease(first)).code == "missing_fields"
+        assert server.post(path, {**lease(first), "visibility_seconds": -1}).code == "invalid_argument"
+        leases = [{key: each[key] for key in ("message_id", "lease_id")} for each in (first, second)]
+        leases[0]["visibility_seconds"] = 60
+        results = server.post(path, {"queue": name, "visibility_seconds": 0, "messages": leases}).json()["messages"]
+        assert [each.get("lease_expires_at_unix") is None for each in results] == [False, True]
+        again = receive(server, name)
+        assert (again["payload"], again["attempts"]) == (2, 2)
+        assert server.post(path, {**lease(second), "visibility_seconds": 5}).code == "queue_message_lease_mismatch"
+
     def test_an_expired_lease_cannot_settle_a_message(self, server: Any, name: str) -> None:
         server.post("/v1/queue/enqueue", {"queue": name, "payload": 1})
         first = receive(server, name)
@@ -399,6 +415,36 @@ class TestJobs:
         [settled] = server.post("/v1/queue/ack", {"queue": name, "messages": [shown]}).json()["messages"]
         assert (settled["settled"], settled["code"]) == (False, "message_cancelled")
         assert server.get(f"{path}/result").code == "message_cancelled"
+
+    def test_messages_are_searched_moved_cancelled_and_deleted(self, server: Any, name: str) -> None:
+        put = {"queue": name, "messages": [{"payload": n, "key": f"k{n}"} for n in range(4)]}
+        ids = [each["message_id"] for each in server.post("/v1/queue/enqueue", put).json()["messages"]]
+        receive(server, name)
+        path = f"/v1/queues/{name}/messages"
+        found = server.get(f"{path}?states=leased,delayed&owner=ada").json()
+        assert [(each["message_id"], each["key"]) for each in found["messages"]] == [(ids[0], "k0")]
+        assert (found["next"], found["scanned"]) == (None, 1)
+        page = server.get(f"{path}?limit=2").json()
+        rest = server.get(f"{path}?after={page['next']}").json()
+        assert [each["message_id"] for each in page["messages"] + rest["messages"]] == [*ids[1:], ids[0]]
+        moved = server.post(f"{path}/move", {"ids": [ids[0], ids[1]], "to": f"{name}-slow"}).json()["outcomes"]
+        assert [each["code"] for each in moved] == ["message_leased", None]
+        assert server.get(f"/v1/queues/{name}-slow/messages/{ids[1]}").json()["state"] == "ready"
+        for action in ("cancel", "delete"):
+            [outcome] = server.post(f"{path}/{action}", {"ids": [ids[2 if action == "cancel" else 3]]}).json()[
+                "outcomes"
+            ]
+            assert outcome["code"] is None
+        assert server.get(f"{path}/{ids[2]}").json()["state"] == "cancelled"
+        assert server.get(f"{path}/{ids[3]}").code == "message_not_found"
+        for query, code in (
+            ("states=gone", "invalid_query"),
+            ("limit=0", "invalid_argument"),
+            ("error=", "invalid_argument"),
+        ):
+            assert server.get(f"{path}?{query}").code == code
+        assert server.post(f"{path}/move", {"ids": [ids[0]], "to": name}).code == "invalid_argument"
+        assert server.post(f"{path}/delete", {"ids": []}).code == "empty_batch"
 
     def test_a_debounced_message_is_replaced(self, server: Any, name: str) -> None:
         put = {"queue": name, "debounce_key": "doc-1", "debounce_seconds": 600, "debounce_max_seconds": 900}

@@ -143,7 +143,8 @@ class Model:
             visibility_ms=round(visibility * 1_000),
             retry_delay_ms=None if new.retry_delay_seconds is None else round(new.retry_delay_seconds * 1_000),
             ttl_at_ms=None if ttl is None else self.now_ms + round(ttl * 1_000),
-            delayed_until_ms=self.now_ms + round(new.delay_seconds * 1_000),
+            delayed_until_ms=self.now_ms
+            + round((self.policy.delay_seconds if new.delay_seconds is None else new.delay_seconds) * 1_000),
         )
         self.jobs.put += 1
         self.insert(self.jobs, message)
@@ -234,10 +235,15 @@ class Model:
         delay_ms: int,
     ) -> None:
         self.record(model_queue, message, outcome, failed_ms, options)
-        if message.origin is None and message.failures >= message.max_attempts:
+        if self.is_exhausted(model_queue, message):
             self.dead_letter(model_queue, message)
         else:
             self.requeue(model_queue, message, delay_ms)
+
+    def is_exhausted(self, model_queue: ModelQueue, message: ModelMessage, more: int = 0) -> bool:
+        """Whether so many failures more make it a dead letter."""
+        by_failures = self.policy_of(model_queue).dead_letter_rule == "failures"
+        return by_failures and message.origin is None and message.failures + more >= message.max_attempts
 
     def reject(self, model_queue: ModelQueue, message: ModelMessage, options: dict[str, Any]) -> None:
         """Dead-letter it at once; for a dead letter this is one more failure."""
@@ -269,6 +275,16 @@ class Model:
         self.process_due(model_queue)
         if model_queue is self.jobs and self.policy.paused:
             return []
+        while (policy := self.policy_of(model_queue)).dead_letter_rule == "deliveries":
+            over = [
+                each
+                for each in model_queue.at("ready")[:limit]
+                if each.origin is None and each.attempts >= policy.max_attempts
+            ]
+            if not over:
+                break
+            over[0].last_error = over[0].last_error or f"It was delivered {over[0].attempts} times and not acknowledged"
+            self.dead_letter(model_queue, over[0])
         chosen = model_queue.at("ready")[:limit]
         for message in chosen:
             message.state, message.owner, message.leased_ms = "leased", owner, self.now_ms
@@ -284,6 +300,8 @@ class Model:
         for message in sorted(letters, key=lambda each: each.id):  # Keeps the order within a group.
             self.remove(self.dead, message)
             message.origin, message.died_ms, message.failures = None, 0, 0
+            if self.policy.dead_letter_rule != "failures":
+                message.attempts = 0
             retention = self.policy.retention_seconds
             message.ttl_at_ms = None if retention is None else self.now_ms + round(retention * 1_000)
             message.delayed_until_ms = 0
@@ -309,7 +327,7 @@ news = st.builds(
     payload=st.binary(max_size=4) | st.sampled_from((INLINE_BYTES, INLINE_BYTES + 1, 3_000)).map(lambda n: b"\x07" * n),
     priority=st.sampled_from((5, 5, 5, 0, 9)),
     group=st.sampled_from((None, None, None, "a", "a", "b")),
-    delay_seconds=st.sampled_from((0.0, 0.0, 0.0, 0.5, 2.0)),
+    delay_seconds=st.sampled_from((None, None, 0.0, 0.5, 2.0)),
     ttl_seconds=st.sampled_from((None, None, None, 0.001, 1.0, 5.0)),
     max_attempts=st.none() | st.integers(1, 3),
     visibility_seconds=st.none() | seconds,
@@ -346,6 +364,8 @@ policies = st.builds(
     retry_factor=st.sampled_from((1.0, 2.0)),
     retry_delay_max_seconds=st.sampled_from((0.0, 1.5, 300.0)),
     retry_jitter=st.sampled_from((0.0, 0.1, 1.0)),
+    delay_seconds=st.sampled_from((0.0, 0.0, 0.0, 2.0)),
+    dead_letter_rule=st.sampled_from(("failures", "failures", "deliveries", "never")),
 )
 picks = st.integers(0, 1_000)
 
@@ -567,7 +587,7 @@ class Queues(RuleBasedStateMachine):
             lambda tx: tx.get(queues.keys_of(queue).delayed_key(stored_messages.parse_id(message.id)))
         )
         delay_ms = 0 if delayed is None else stored_messages.decode(delayed).due_ms - self.model.now_ms
-        exhausted = message.origin is None and message.failures + 1 >= message.max_attempts
+        exhausted = self.model.is_exhausted(self.model_queue(queue), message, more=1)
         assert exhausted or self.model.is_expired(message) or shortest - 1 <= delay_ms <= longest + 1
         return delay_ms
 
@@ -596,6 +616,22 @@ class Queues(RuleBasedStateMachine):
         else:
             with pytest.raises(QueueMessageLeaseMismatch):
                 self.database.transact(settle, queue, shown)
+
+    @precondition(lambda self: self.proofs)
+    @rule(pick=picks)
+    def a_message_is_acknowledged_late(self, pick: int) -> None:
+        """After its lease has ended, until it is delivered again."""
+        queue, shown = self.proofs[pick % len(self.proofs)]
+        model_queue = self.model_queue(queue)
+        message = model_queue.messages.get(shown.id)
+        if message is None or message.fence != shown.fence:
+            if shown.id not in model_queue.acked:
+                with pytest.raises(QueueMessageLeaseMismatch):
+                    self.database.transact(queues.ack, queue, shown, late=True)
+            return
+        assert self.database.transact(queues.ack, queue, shown, late=True) == message.correlation_id
+        model_queue.acked[message.id] = (message.fence, self.model.now_ms, message.correlation_id)
+        self.model.remove(model_queue, message)
 
     @precondition(lambda self: self.proofs)
     @rule(pick=picks)
@@ -642,9 +678,9 @@ class Queues(RuleBasedStateMachine):
         moved = self.database.transact(queues.redrive, self.queue, ids=named, limit=limit)
         assert moved == self.model.redrive(named, limit)
 
-    @rule(purged=rarely, dead=rarely, limit=st.integers(1, 5))
-    def messages_are_peeked_or_purged(self, purged: bool, dead: bool, limit: int) -> None:
-        """Leased messages stay."""
+    @rule(purged=rarely, dead=rarely, limit=st.integers(1, 5), leased=st.booleans())
+    def messages_are_peeked_or_purged(self, purged: bool, dead: bool, limit: int, leased: bool) -> None:
+        """Leased messages stay, unless they are purged too."""
         queue = self.dlq if dead else self.queue
         found = self.database.read(queues.peek, queue, limit=limit)
         first = self.model_queue(queue).at("ready")[:limit]
@@ -654,8 +690,9 @@ class Queues(RuleBasedStateMachine):
             (model_fields(each), each.payload) for each in first
         ]
         if purged:
-            expected = [each for each in self.model_queue(queue).messages.values() if each.state != "leased"]
-            assert purge(self.database, queue, limit) == len(expected)
+            known = self.model_queue(queue).messages.values()
+            expected = [each for each in known if leased or each.state != "leased"]
+            assert purge(self.database, queue, limit, leased=leased) == len(expected)
             for message in sorted(expected, key=lambda each: each.state != "blocked"):
                 self.model.remove(self.model_queue(queue), message)
 
@@ -808,7 +845,6 @@ class Queues(RuleBasedStateMachine):
             assert len([each for each in members if each.state != "blocked"]) == bool(members)
         assert not self.model.dead.at("blocked")
         assert all(each.origin == self.queue.name for each in self.model.dead.messages.values())
-        assert all(each.failures < each.max_attempts for each in model_queue.messages.values())
         assert not set(model_queue.messages) & (
             set(self.model.dead.messages) | set(model_queue.acked) | set(self.model.dead.acked)
         )
@@ -850,10 +886,10 @@ def proof(message: StoredMessage) -> MessageLease:
     return MessageLease(queues.format_id(message.id), message.lease_id, message.fence)
 
 
-def purge(database: Database, queue: QueueKey, limit: int = 256) -> int:
+def purge(database: Database, queue: QueueKey, limit: int = 256, *, leased: bool = False) -> int:
     removed, after = 0, b""
     while True:
-        count, following = database.transact(queues.purge, queue, after=after, limit=limit)
+        count, following = database.transact(queues.purge, queue, after=after, limit=limit, leased=leased)
         removed += count
         if following is None:
             return removed

@@ -110,6 +110,7 @@ class SharedKeySpace:
         services = SimpleNamespace(
             database=self,
             shared=True,
+            shared_locks=True,
             policy=TierPolicy(),
             publish=lambda events: None,
             repeats=SimpleNamespace(received=lambda again: lambda: False),
@@ -139,7 +140,9 @@ def check_shared(tx: Transaction, view: RecordingView, before: Pairs) -> None:
         for key in written(tx, queue):
             assert before.get(key) is None or key == queue.counters_key(tx.writer), key
             assert tx.writes[key] is not None, key
-        assert not [bounds for bounds in (*tx.cleared, *view.ranges_read) if meets(bounds, queue)]
+        # Whether a queue exists that has no policy is seen from the counters of any process. None of them is changed.
+        ranges = [bounds for bounds in view.ranges_read if bounds != queue.all_counters.range()]
+        assert not [bounds for bounds in (*tx.cleared, *ranges) if meets(bounds, queue)]
         read = {key for key in view.keys_read if key.startswith(queue.prefix)}
         assert read <= {queue.policy, queue.counters_key(tx.writer), queue.own_counters}
 
@@ -161,7 +164,7 @@ messages = st.builds(
     NewMessage,
     payload=st.sampled_from((b"", b"x", b"x" * (PAYLOAD_CARRIED_BYTES_MAX + 1))),
     priority=st.sampled_from((5, 5, 0, 9)),
-    delay_seconds=st.sampled_from((0.0, 0.0, 0.5)),
+    delay_seconds=st.sampled_from((None, 0.0, 0.5)),
     ttl_seconds=st.sampled_from((None, 1.0, 600.0)),
     keep_result=st.booleans(),
     correlation_id=st.none() | st.just("because"),
@@ -171,7 +174,7 @@ messages = st.builds(
     unique_key=texts,
 ) | st.builds(NewMessage, debounce_key=st.just("d"), debounce_seconds=st.just(1.0))
 names = st.sampled_from(("jobs", "others"))
-puts = st.builds(PutMessages, names, st.lists(messages, min_size=1, max_size=3))
+puts = st.builds(PutMessages, names, st.lists(messages, min_size=1, max_size=3), must_exist=st.booleans())
 leases = st.lists(st.integers(0, 3), max_size=2)
 settlements = st.tuples(st.sampled_from(("ack", "nack", "extend")), names, leases)
 calls = st.one_of(
@@ -196,6 +199,9 @@ policies = st.builds(
     retention_seconds=st.sampled_from((None, 60.0)),
     max_attempts=st.just(1),
     dead_letter_queue=st.sampled_from((None, "others")),
+    delay_seconds=st.sampled_from((0.0, 0.5)),
+    dead_letter_rule=st.sampled_from(("failures", "deliveries", "never")),
+    retention_by_age=st.booleans(),
 )
 
 

@@ -15,6 +15,7 @@ from holdfast.layers.queues import (
     enqueue,
     expiry,
     failures,
+    groups,
     leasing,
     message_leases,
     sidecars,
@@ -196,13 +197,13 @@ def fences_do_not_increase(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def redriven_fences_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    move = dead_letters._move
+    move = dead_letters.move_parts
 
     def forgetful(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
         move(source, target, message)
         message.fence = 0
 
-    monkeypatch.setattr(dead_letters, "_move", forgetful)
+    monkeypatch.setattr(dead_letters, "move_parts", forgetful)
 
 
 def a_crash_does_not_count_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,10 @@ def a_crash_does_not_count_as_a_failure(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def every_message_is_a_group_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enqueue, "_claim_group_head", lambda queue_tx, message, group: True)
+    def enter(queue_tx: QueueTransaction, message: StoredMessage, group: str, *, newest: bool) -> None:
+        groups.place(queue_tx, message, newest=newest)
+
+    monkeypatch.setattr(groups, "enter", enter)
 
 
 def a_nack_advances_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +231,7 @@ def a_nack_advances_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     requeue = dead_letters.requeue
 
     def hasty(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int) -> None:
-        enqueue.advance_group(queue_tx, message)
+        groups.advance_group(queue_tx, message)
         requeue(queue_tx, message, delay_ms=delay_ms)
 
     monkeypatch.setattr(dead_letters, "requeue", hasty)
@@ -266,7 +270,7 @@ def bodies_are_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
         enqueue.clear_ttl(queue_tx.tx, queue_tx.keys, message)
         sidecars.remove(queue_tx.tx, queue_tx.queue, message)
-        enqueue.advance_group(queue_tx, message)
+        groups.advance_group(queue_tx, message)
 
     monkeypatch.setattr(dead_letters, "remove", remove)
 

@@ -59,7 +59,7 @@ Bench = _shared["Bench"]
 # Putting and receiving.
 
 
-@pytest.mark.parametrize("payload", [b"", b"{", b"\xff", b"[" * 8_000 + b"]" * 8_000])
+@pytest.mark.parametrize("payload", [b"", b"{", b"\xff", b"[" * 100_000 + b"]" * 100_000])
 def test_a_payload_that_cannot_be_read_as_json_is_a_typed_error(jobs: Queue, payload: bytes) -> None:
     jobs.put(payload)
     with received(jobs) as message, pytest.raises(InvalidValue, match="is not JSON"):
@@ -213,6 +213,25 @@ def test_put_many_refuses_a_single_body(plane: Plane, jobs: Queue, bodies: Any) 
     with pytest.raises(InvalidArgument, match=r"put_many\(\[body, …\]\), or put\(body\)"):
         jobs.put_many(bodies)
     assert everything(plane) == []
+
+
+def test_a_message_changes_when_its_lease_ends(jobs: Queue, clock: ManualClock) -> None:
+    jobs.put("work")
+    message = jobs.receive_many(1, extend_for_seconds=0)[0]
+    assert message.change_visibility(5) == message.expires_ms == START_MS + 5_000
+    assert not message.settled
+    clock.advance_ms(4_999)
+    assert jobs.receive() is None
+    clock.advance_ms(1)
+    with pytest.raises(QueueMessageLeaseMismatch):
+        message.change_visibility(5)
+    assert message.lost
+    again = received(jobs)
+    assert again.change_visibility(0) == 0
+    assert again.settled
+    assert received(jobs).failure_attempts == 1  # The lease that has ended; to return the message is no failure.
+    with pytest.raises(InvalidArgument, match="0 to 43200 s"):
+        again.change_visibility(-1)
 
 
 # Settling many.

@@ -1,26 +1,29 @@
-"""`holdfast message`: find, cancel and change a message by its id, and read its result."""
+"""`holdfast message`: search for messages; show, cancel, change, move and delete them; and read their results."""
 
 import base64
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, get_args
 
+import cbor2
 import click
 
-from holdfast.cli import completion, connect, printing
+from holdfast.cli import completion, connect, printing, values
 from holdfast.cli.commands import CommandGroup, wants_json
 from holdfast.cli.consume import failure_fields
 from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.errors import MessageNotFound, ResultNotReady
+from holdfast.errors import MessageNotFound, ResultNotReady, rebuild
 from holdfast.handles.sync.plane import Plane
-from holdfast.wire.queues import Failure, MessageInfo
+from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SEARCH_LIST_MAX
+from holdfast.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome
 
+_FOUND_COLUMNS: Final = ("id", "state", "created_at", "attempts", "owner", "key", "last_error")
 _CANCEL_COLUMNS: Final = ("id", "state", "attempts", "finished_at")
 
 
-@click.group(cls=CommandGroup, completions={"name": completion.queues})
+@click.group(cls=CommandGroup, completions={"name": completion.queues, "to": completion.queues})
 def message() -> None:
-    """Find, cancel and change a message by its id, and read its result."""
+    """Search for messages; show, cancel, change, move and delete them; and read their results."""
 
 
 @message.command(examples=["holdfast message show jobs 0198f…", "holdfast message show jobs 0198f… --json | jq .state"])
@@ -65,6 +68,123 @@ def cancel(name: str, ids: tuple[str, ...]) -> None:
         printing.rows([{"queue": name, **message_fields(each)} for each in found], _CANCEL_COLUMNS)
     if missing:
         raise missing[0]
+
+
+@message.command(
+    examples=[
+        "holdfast message search jobs --state dead --error Timeout --older-than 1h",
+        "holdfast message search jobs --state leased --owner worker-7 --json | jq -r '.[].id'",
+    ]
+)
+@click.argument("name", metavar="QUEUE")
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(get_args(MessageState)),
+    help="Find messages in this state. Repeat it for several; without it, all states.",
+)
+@click.option("--key", help="Find messages with this key.")
+@click.option("--group", help="Find messages of this group.")
+@click.option("--owner", help="Find messages that this consumer has leased.")
+@click.option("--error", help="Find messages whose last error has this text, in upper or lower case.")
+@click.option("--older-than", type=SECONDS, help="Find messages that were put at least this long ago.")
+@click.option("--newer-than", type=SECONDS, help="Find messages that were put less than this time ago.")
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(1, READ_ENTRIES_MAX),
+    default=100,
+    help="The maximum number of results.  [default: 100]",
+)
+def search(
+    *,
+    name: str,
+    states: tuple[MessageState, ...],
+    key: str | None,
+    group: str | None,
+    owner: str | None,
+    error: str | None,
+    older_than: float | None,
+    newer_than: float | None,
+    count: int,
+) -> None:
+    """Search a queue and its dead letters for messages that match all options.
+
+    There is no index: the search reads the queue from its beginning until it has found enough. Messages that are done
+    or cancelled are found for as long as something is kept about them.
+    """
+    found: list[FoundMessage] = []
+    scanned, after = 0, ""
+    with connect.open_plane() as plane:
+        while True:
+            page = plane.queue(name).search(
+                states=states,
+                key=key,
+                group=group,
+                owner=owner,
+                error=error,
+                older_than_seconds=older_than,
+                newer_than_seconds=newer_than,
+                after=after,
+                limit=min(count - len(found), SEARCH_LIST_MAX),
+            )
+            found += page.messages
+            scanned += page.scanned
+            if page.next is None or len(found) == count:
+                break
+            after = page.next
+    printing.rows([_found_fields(each) for each in found], _FOUND_COLUMNS, empty="No messages match.")
+    if not wants_json():
+        more = "; there may be more, use -n to list more" if page.next is not None else ""
+        click.echo(f"Searched {scanned:,} {'record' if scanned == 1 else 'records'}{more}.", err=True)
+
+
+@message.command(examples=["holdfast message move jobs 0198f… 0198f… --to jobs-slow"])
+@click.argument("name", metavar="QUEUE")
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@click.option("--to", required=True, metavar="QUEUE", help="The queue that gets the messages.")
+def move(name: str, ids: tuple[str, ...], to: str) -> None:
+    """Move messages that are not leased, or dead letters, to another queue.
+
+    They keep their ids, payloads, attributes, failed attempts, workflow states and delays. Dead letters are delivered
+    again, with no failures counted. A message that cannot be moved stays, and sets the exit code.
+    """
+    with connect.open_plane() as plane:
+        outcomes = [each for some in _batches(ids) for each in plane.queue(name).move(some, to=to)]
+    _print_outcomes(name, ids, outcomes, f"moved to {to}")
+
+
+@message.command(examples=["holdfast message delete jobs 0198f… --yes"])
+@click.argument("name", metavar="QUEUE")
+@click.argument("ids", metavar="ID…", nargs=-1, required=True)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def delete(name: str, ids: tuple[str, ...], yes: bool) -> None:
+    """Permanently delete messages that are not leased, or dead letters.
+
+    Nothing of them is kept. A message that cannot be deleted stays, and sets the exit code.
+    """
+    noun = "message" if len(ids) == 1 else "messages"
+    values.confirm(f"Permanently delete {len(ids):,} {noun} of {name}?", yes=yes)
+    with connect.open_plane() as plane:
+        outcomes = [each for some in _batches(ids) for each in plane.queue(name).delete_messages(some)]
+    _print_outcomes(name, ids, outcomes, "deleted")
+
+
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + MESSAGES_MAX] for start in range(0, len(ids), MESSAGES_MAX))
+
+
+def _print_outcomes(name: str, ids: Sequence[str], outcomes: Sequence[Outcome], done: str) -> None:
+    """Print what became of each message, and raise the first error."""
+    rows = [
+        {"queue": name, "id": id, "outcome": done if each.code is None else each.code}
+        for id, each in zip(ids, outcomes, strict=True)
+    ]
+    printing.rows(rows, ("id", "outcome"))
+    for each in outcomes:
+        if each.code is not None:
+            raise rebuild(each.code, each.detail or "")
 
 
 @message.command(
@@ -128,6 +248,29 @@ def _print_result(name: str, id: str, value: Any) -> None:
         click.echo(printing.escape_control(printing.compact(value)))
 
 
+def _found_fields(found: FoundMessage) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "state": found.state,
+        "priority": found.priority,
+        "group": found.group,
+        "key": found.key,
+        "correlation_id": found.correlation_id,
+        "owner": found.owner,
+        "attempts": found.attempts,
+        "failure_attempts": found.failure_attempts,
+        "max_attempts": found.max_attempts,
+        "created_at": printing.timestamp(found.created_ms),
+        "due_at": printing.timestamp(found.due_ms),
+        "expires_at": printing.timestamp(found.expires_ms),
+        "died_at": printing.timestamp(found.died_ms),
+        "finished_at": printing.timestamp(found.finished_ms),
+        "last_error": found.last_error,
+        "size": found.size,
+        "content_type": found.content_type,
+    }
+
+
 def message_fields(found: MessageInfo) -> dict[str, Any]:
     """The fields of what is known about a message, as the command line prints them."""
     return {
@@ -150,6 +293,8 @@ def message_fields(found: MessageInfo) -> dict[str, Any]:
         "lease_id": found.lease_id,
         "died_at": printing.timestamp(found.died_ms),
         "finished_at": printing.timestamp(found.finished_ms),
+        "state_etag": found.state_etag,
+        "workflow_state": None if found.state_value is None else printing.jsonable(cbor2.loads(found.state_value)),
         "keep_result": found.keep_result,
         "has_result": found.has_result,
         "last_error": found.last_error,

@@ -61,6 +61,10 @@ class PolicyChanges(TypedDict):
     rate_per_key: float | UnsetType | None
     burst_per_key: int | UnsetType | None
     fair: bool | None
+    delay_seconds: float | None
+    dead_letter_rule: str | None
+    retention_by_age: bool | None
+    group_batches: bool | None
 
 
 @click.group(
@@ -208,12 +212,14 @@ def delete(name: str, force: bool, yes: bool) -> None:
 
 @queue.command()
 @click.argument("name", metavar="QUEUE")
+@click.option("--leased", is_flag=True, help="Remove leased messages too. Their consumers lose them.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def purge(name: str, yes: bool) -> None:
+def purge(name: str, leased: bool, yes: bool) -> None:
     """Permanently remove every message that is not leased."""
-    values.confirm(f"Permanently remove every message of {name} that is not leased?", yes=yes)
+    which = "every message of {}, leased or not" if leased else "every message of {} that is not leased"
+    values.confirm(f"Permanently remove {which.format(name)}?", yes=yes)
     with connect.open_plane() as plane:
-        count = plane.queue(name).purge()
+        count = plane.queue(name).purge(leased=leased)
     printing.result(f"Removed {count:,} messages from {name}", {"queue": name, "count": count})
 
 
@@ -327,6 +333,24 @@ def resume_key(name: str, key: str) -> None:
     help="How many deliveries an idle key accumulates; none is those of a second.",
 )
 @click.option("--fair/--no-fair", default=None, help="Whether messages of different keys take turns.")
+@click.option(
+    "--delay", "delay_seconds", type=SECONDS, help="How long to hold messages back that are put without a delay."
+)
+@click.option(
+    "--dead-letter-rule",
+    type=click.Choice(["failures", "deliveries", "never"]),
+    help="What makes dead letters: failed attempts, deliveries, or only a reject.",
+)
+@click.option(
+    "--retention-by-age/--no-retention-by-age",
+    default=None,
+    help="Whether --retention applies to stored messages too, by their age.",
+)
+@click.option(
+    "--group-batches/--no-group-batches",
+    default=None,
+    help="Whether one receive can lease several messages of a group, in order.",
+)
 def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
     changed = {field: None if value is NONE else value for field, value in changes.items() if value is not None}

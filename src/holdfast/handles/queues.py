@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 
 from holdfast.errors import HoldfastError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch, rebuild
-from holdfast.handles.arguments import checked_items
+from holdfast.handles.arguments import check_delay_on_close, checked_items
 from holdfast.handles.failed_attempts import nack_request, reject_request
 from holdfast.handles.messages import (
     LOST_CODES,
@@ -30,11 +30,14 @@ from holdfast.wire.json_values import encode_json
 from holdfast.wire.queues import (
     AckMessages,
     CancelMessage,
+    CancelMessages,
     CheckMessages,
+    DeleteMessages,
     DeleteQueue,
     Deliveries,
     Delivery,
     ExtendMessages,
+    FoundMessages,
     GetKey,
     GetMessage,
     GetQueuePolicy,
@@ -46,7 +49,10 @@ from holdfast.wire.queues import (
     MessageEvents,
     MessageInfo,
     MessageLease,
+    MessageState,
+    MoveMessages,
     NewMessage,
+    Outcome,
     Outcomes,
     PauseKey,
     PauseQueue,
@@ -60,6 +66,7 @@ from holdfast.wire.queues import (
     RedriveMessages,
     RemoveSchedule,
     Schedule,
+    SearchMessages,
     SetQueuePolicy,
     SetSchedule,
     UpdateMessage,
@@ -84,7 +91,7 @@ class MessageOptions(TypedDict, total=False):
     priority: int
     group: str | None
     idempotency_key: str | None
-    delay_seconds: float
+    delay_seconds: float | None
     ttl_seconds: float | None
     max_attempts: int | None
     visibility_seconds: float | None
@@ -123,7 +130,7 @@ class AsyncQueue:
         self,
         body: Any,
         *,
-        delay_seconds: float = 0.0,
+        delay_seconds: float | None = None,
         ttl_seconds: float | None = None,
         priority: int = 5,
         group: str | None = None,
@@ -146,17 +153,23 @@ class AsyncQueue:
         """Put a message: bytes as they are, anything else as JSON. The receipt has the message's id and durability.
 
         Args:
-            delay_seconds: how long to hold it back. ttl_seconds: how long to keep it; then it is removed, delivered or
-            not. priority: 0 to 9; 9 is delivered first. group: messages of one group are delivered one at a time, in
-            order. idempotency_key: a second put with the same key within five minutes adds nothing; its receipt has
-            `duplicate`. max_attempts, visibility_seconds, retry_delay_seconds: override the queue's policy; the last
-            one is the delay after the first failure, from which the policy's back-off grows. key: messages with the
-            same key share the limits `concurrency_per_key` and `rate_per_key` of the policy, and take turns with other
-            keys if it is `fair`. keep_result: remember what becomes of it, for `result` and `get`. unique_key: while a
-            message has the key, a put with the same one adds nothing; its receipt has `duplicate`. The message has it
-            until it is done, dead or cancelled, or with `unique_until` until it is leased, or for a time. debounce_key:
-            hold it back for debounce_seconds; a put with the same key within that time replaces it and starts the time
-            again, but not beyond debounce_max_seconds from the first put.
+            delay_seconds: how long to hold it back; by default as long as the policy says, which is not at all.
+            ttl_seconds: how long to keep it; then it is removed, delivered or not.
+            priority: 0 to 9; 9 is delivered first.
+            group: messages of one group are delivered one at a time, in order.
+            idempotency_key: a second put with the same key within five minutes adds nothing; its receipt has
+                `duplicate`.
+            max_attempts, visibility_seconds: override the queue's policy.
+            retry_delay_seconds: overrides the delay after the first failure, from which the policy's back-off grows.
+            key: messages with the same key share the limits `concurrency_per_key` and `rate_per_key` of the policy, and
+                take turns with other keys if it is `fair`.
+            keep_result: remember what becomes of it, for `result` and `get`.
+            unique_key: while a message has the key, a put with the same one adds nothing; its receipt has `duplicate`.
+            unique_until: when the message gives up its unique key: "done" (it is done, dead or cancelled), "leased", or
+                after this many seconds.
+            debounce_key: hold it back for `debounce_seconds`; a put with the same key within that time replaces it and
+                starts the time again.
+            debounce_max_seconds: how long after the first put that time ends at the latest.
         """
         payload, kind = payload_of(body)
         message = NewMessage(  # By position: a struct of this size takes several times as long by keyword.
@@ -203,13 +216,16 @@ class AsyncQueue:
         owner: str | None = None,
         with_state: bool = False,
         extend_for_seconds: float | None = None,
+        delay_on_close_seconds: float | None = None,
         tier: Tier | None = None,
     ) -> AsyncMessage | None:
         """The next message, leased to the caller; None if none arrives within `wait_seconds`.
 
         Settle it with `ack`, `nack` or `reject`, or in a `with` block, which acknowledges it at its end and nacks it on
         an exception; then it is delivered again after the back-off of the queue's policy. Until it is settled its lease
-        is extended automatically, for at most `extend_for_seconds` (default: an hour; 0: not at all).
+        is extended automatically, for at most `extend_for_seconds` (default: an hour; 0: not at all). If the block is
+        stopped, by Ctrl-C or because its task is cancelled, the message is returned without counting a failure, and is
+        delivered again after `delay_on_close_seconds` (default: at once).
 
         By default the message is as durable as its put, and on a data directory the call does not wait for a sync of
         its lease: a power failure may undo a delivery, and then the message is delivered again with a higher fence.
@@ -218,6 +234,8 @@ class AsyncQueue:
         Raises:
             QueueBusy: the maximum number of consumers is waiting.
         """
+        if delay_on_close_seconds is not None:
+            check_delay_on_close(delay_on_close_seconds)
         request = ReceiveMessages(
             queue=self.name,
             owner=owner or self._owner,
@@ -235,6 +253,7 @@ class AsyncQueue:
             await self._transport.call(request),
             visibility_seconds=visibility_seconds,
             extend_for_seconds=extend_for_seconds,
+            delay_on_close_seconds=delay_on_close_seconds,
         )
         return messages[0] if messages else None
 
@@ -247,6 +266,7 @@ class AsyncQueue:
         owner: str | None = None,
         with_state: bool = False,
         extend_for_seconds: float | None = None,
+        delay_on_close_seconds: float | None = None,
         tier: Tier | None = None,
         ack: Iterable[AsyncMessage] = (),
     ) -> list[AsyncMessage]:
@@ -262,6 +282,8 @@ class AsyncQueue:
         yet. Those whose lease has ended are marked `lost` instead of `settled`. If the call fails, acknowledge them
         again.
         """
+        if delay_on_close_seconds is not None:
+            check_delay_on_close(delay_on_close_seconds)
         done = self._checked_messages(ack)
         acks, alone = packed_acks(done)
         if alone:
@@ -287,6 +309,7 @@ class AsyncQueue:
             answer,
             visibility_seconds=visibility_seconds,
             extend_for_seconds=extend_for_seconds,
+            delay_on_close_seconds=delay_on_close_seconds,
         )
 
     async def ack_many(self, messages: Iterable[AsyncMessage], *, tier: Tier = Tier.CRITICAL) -> None:
@@ -368,38 +391,48 @@ class AsyncQueue:
         with_state: bool = False,
         wait_seconds: float = RECEIVE_WAIT_SECONDS_MAX,
         extend_for_seconds: float | None = None,
+        delay_on_close_seconds: float | None = None,
     ) -> AsyncIterator[AsyncMessage]:
-        """Messages as they arrive, at most `credit` of them unsettled; ends when none arrives for `wait_seconds`."""
+        """Messages as they arrive, at most `credit` of them unsettled; ends when none arrives for `wait_seconds`.
+
+        When it ends, messages that the caller has not seen are returned at once, without counting a failure. Those
+        that it has seen stay leased until they are settled, or their leases expire. With `delay_on_close_seconds`, all
+        that are not settled by then are returned, and are delivered again after this time.
+        """
+        if delay_on_close_seconds is not None:
+            check_delay_on_close(delay_on_close_seconds)
         unsettled: list[AsyncMessage] = []
+        unseen: list[AsyncMessage] = []
         polls = 0
-        while True:
-            unsettled = [message for message in unsettled if not message.settled and not message.lost]
-            if len(unsettled) >= credit:
-                await asyncio.sleep(_CREDIT_POLL_SECONDS)
-                polls += 1
-                if polls % _POLLS_PER_LEASE_CHECK == 0:
-                    await self._mark_lost(unsettled)
-                continue
-            batch = await self.receive_many(
-                credit - len(unsettled),
-                wait_seconds=wait_seconds,
-                visibility_seconds=visibility_seconds,
-                owner=owner,
-                with_state=with_state,
-                extend_for_seconds=extend_for_seconds,
-            )
-            if not batch:
-                return
-            unsettled += batch
-            yielded = 0
-            try:
-                for message in batch:
-                    yielded += 1
-                    yield message
-            finally:
-                if yielded < len(batch):  # The caller has not seen these, so they have not failed.
-                    with suppress(QueueMessageLeaseMismatch):  # Others have those whose lease has ended.
-                        await self.nack_many(batch[yielded:], intent="defer")
+        try:
+            while True:
+                unsettled = _unsettled(unsettled)
+                if len(unsettled) >= credit:
+                    await asyncio.sleep(_CREDIT_POLL_SECONDS)
+                    polls += 1
+                    if polls % _POLLS_PER_LEASE_CHECK == 0:
+                        await self._mark_lost(unsettled)
+                    continue
+                batch = await self.receive_many(
+                    credit - len(unsettled),
+                    wait_seconds=wait_seconds,
+                    visibility_seconds=visibility_seconds,
+                    owner=owner,
+                    with_state=with_state,
+                    extend_for_seconds=extend_for_seconds,
+                    delay_on_close_seconds=delay_on_close_seconds,
+                )
+                if not batch:
+                    return
+                unsettled += batch
+                unseen = batch[::-1]
+                while unseen:
+                    yield unseen.pop()
+        finally:
+            rest = unseen[::-1] if delay_on_close_seconds is None else _unsettled(unsettled)
+            if rest:
+                with suppress(QueueMessageLeaseMismatch, MessageCancelled):  # Their leases have ended.
+                    await self.nack_many(rest, intent="defer", delay_seconds=delay_on_close_seconds)
 
     async def _mark_lost(self, messages: list[AsyncMessage]) -> None:
         """Mark the messages whose lease has ended."""
@@ -471,6 +504,77 @@ class AsyncQueue:
         """
         return await self._transport.call(CancelMessage(self.name, id, self._universe))
 
+    async def search(
+        self,
+        *,
+        states: Iterable[MessageState] = (),
+        key: str | None = None,
+        group: str | None = None,
+        owner: str | None = None,
+        error: str | None = None,
+        older_than_seconds: float | None = None,
+        newer_than_seconds: float | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> FoundMessages:
+        """Messages that match all filters, among the next 1,000 records of the queue.
+
+        Dead letters of the queue are among them, and what is kept of messages that are done or cancelled. There is no
+        index: a page may have no messages and still have a `next`. A message that changes its state between two pages
+        may be found twice, or not at all.
+
+        Args:
+            states: ready, delayed, waiting, leased, dead, done or cancelled; without any, all.
+            owner: the consumer that has the message leased.
+            error: a part of the last error, in upper or lower case.
+            after: the `next` of the page before.
+            limit: up to 1,000.
+        """
+        wanted = list(checked_items(states, 'wrap it in a list: states=["dead"]'))
+        request = SearchMessages(
+            queue=self.name,
+            states=wanted,
+            key=key,
+            group=group,
+            owner=owner,
+            error=error,
+            older_than_seconds=older_than_seconds,
+            newer_than_seconds=newer_than_seconds,
+            after=after,
+            limit=limit,
+            universe=self._universe,
+        )
+        return await self._transport.call(request)
+
+    async def cancel_many(self, ids: Iterable[str]) -> list[Outcome]:
+        """Cancel up to 256 messages, as `cancel` does; an outcome for each, whose `code` is None if it is cancelled.
+
+        The code `message_finished` is that of a message that is done or dead.
+        """
+        some = list(checked_items(ids, "wrap it in a list: cancel_many([id])"))
+        return (await self._transport.call(CancelMessages(self.name, some, self._universe))).outcomes
+
+    async def delete_messages(self, ids: Iterable[str]) -> list[Outcome]:
+        """Delete up to 256 messages that are not leased, or dead letters; an outcome for each. Nothing of them stays.
+
+        The code of an outcome is None, `message_leased`, `message_finished` or `message_not_found`.
+        """
+        some = list(checked_items(ids, "wrap it in a list: delete_messages([id])"))
+        return (await self._transport.call(DeleteMessages(self.name, some, self._universe))).outcomes
+
+    async def move(self, ids: Iterable[str], *, to: str) -> list[Outcome]:
+        """Move up to 256 messages that are not leased, or dead letters, to another queue; an outcome for each.
+
+        They keep their ids, payloads, attributes, failures, workflow states and delays. Dead letters are delivered
+        again, with no failures counted. The code of an outcome is None, `message_leased`, `message_finished`,
+        `message_key_taken` or `message_not_found`.
+
+        Raises:
+            InvalidArgument: `to` is this queue, or that of its dead letters.
+        """
+        some = list(checked_items(ids, "wrap it in a list: move([id], to=…)"))
+        return (await self._transport.call(MoveMessages(self.name, some, to, self._universe))).outcomes
+
     async def wait_for_cancel(self, messages: Iterable[AsyncMessage], *, wait_seconds: float) -> list[AsyncMessage]:
         """Wait until one of up to 256 received messages is cancelled, and mark those that are `cancelled`.
 
@@ -537,9 +641,12 @@ class AsyncQueue:
         """
         return (await self._transport.call(DeleteQueue(self.name, force, self._universe))).count
 
-    async def purge(self) -> int:
-        """Remove every message that is not leased; how many there were."""
-        return (await self._transport.call(PurgeQueue(self.name, self._universe))).count
+    async def purge(self, *, leased: bool = False) -> int:
+        """Remove every message that is not leased; how many there were.
+
+        With `leased`, those are removed too, and their consumers cannot settle them.
+        """
+        return (await self._transport.call(PurgeQueue(self.name, self._universe, leased))).count
 
     async def pause(self) -> None:
         """Deliver nothing until `resume`; puts are still accepted."""
@@ -646,6 +753,11 @@ async def stored_messages(transport: AsyncTransport, universe: str, messages: It
         else:
             stored.append(message)
     return stored
+
+
+def _unsettled(messages: list[AsyncMessage]) -> list[AsyncMessage]:
+    """Those that the caller has to settle."""
+    return [message for message in messages if not message.settled and not message.lost]
 
 
 def _leases(messages: list[AsyncMessage]) -> list[MessageLease]:

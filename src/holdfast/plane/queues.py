@@ -11,17 +11,27 @@ from holdfast.kv import Transaction
 from holdfast.layers import queues
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import QueueKey
-from holdfast.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, RECEIVE_WAIT_SECONDS_MAX, VISIBILITY_SECONDS_MAX
+from holdfast.limits import (
+    DELAY_SECONDS_MAX,
+    MESSAGES_MAX,
+    NAME_BYTES_MAX,
+    RECEIVE_WAIT_SECONDS_MAX,
+    VISIBILITY_SECONDS_MAX,
+)
 from holdfast.names import checked_name
 from holdfast.plane.handlers import service, transaction
 from holdfast.plane.stores import AnyStores, Served
 from holdfast.wire.queues import (
     AckMessages,
     CancelMessage,
+    CancelMessages,
+    ChangeVisibility,
     CheckMessages,
+    DeleteMessages,
     DeleteQueue,
     Deliveries,
     ExtendMessages,
+    FoundMessages,
     GetKey,
     GetMessage,
     GetQueuePolicy,
@@ -37,6 +47,7 @@ from holdfast.wire.queues import (
     MessageLease,
     MessageResult,
     Moved,
+    MoveMessages,
     NackMessages,
     Outcome,
     Outcomes,
@@ -57,17 +68,20 @@ from holdfast.wire.queues import (
     RemoveSchedule,
     Schedule,
     Schedules,
+    SearchMessages,
     SetQueuePolicy,
     SetSchedule,
     SurveyQueues,
     UpdateMessage,
     WaitForCancel,
 )
+from holdfast.wire.stored_messages import StoredMessage
 
 
 @transaction
 def put(tx: Transaction, request: PutMessages) -> Receipts:
-    return Receipts(queues.put(tx, queue_key(request), request.messages, tier=request.tier))
+    receipts = queues.put(tx, queue_key(request), request.messages, tier=request.tier, must_exist=request.must_exist)
+    return Receipts(receipts)
 
 
 @service
@@ -88,6 +102,7 @@ def receive(stores: AnyStores, request: ReceiveMessages, call: KeyedCall | None 
         call=call,
         packed=request.packed,
         acks=request.acks,
+        must_exist=request.must_exist,
     )
 
 
@@ -97,7 +112,9 @@ def ack(tx: Transaction, request: AckMessages) -> Outcomes:
     refused = queues.ack_packed(tx, queue_key(request), request.packed) if request.packed else []
     if len(request.results) > len(request.leases):
         raise InvalidArgument(f"{len(request.results)} results for {len(request.leases)} leases; give one for each")
-    outcomes = queues.ack_many(tx, queue_key(request), request.leases, request.results) if request.leases else []
+    outcomes: list[str | HoldfastError] = []
+    if request.leases:
+        outcomes = queues.ack_many(tx, queue_key(request), request.leases, request.results, late=request.late)
     return Outcomes(
         [_refused(each) if isinstance(each, HoldfastError) else Outcome(None, None, 0, each) for each in outcomes],
         refused,
@@ -147,15 +164,13 @@ def extend(tx: Transaction, request: ExtendMessages) -> Outcomes:
             "to return the message, nack it"
         )
     _check_batch(request.leases)
-    outcomes = queues.extend_many(tx, queue_key(request), request.leases, by_ms=round(request.seconds * 1_000))
-    return Outcomes(
-        [
-            _refused(each)
-            if isinstance(each, HoldfastError)
-            else Outcome(expires_ms=each.due_ms, correlation_id=each.correlation_id)
-            for each in outcomes
-        ]
-    )
+    return _leased(queues.extend_many(tx, queue_key(request), request.leases, by_ms=round(request.seconds * 1_000)))
+
+
+@transaction
+def change_visibility(tx: Transaction, request: ChangeVisibility) -> Outcomes:
+    _check_count(len(request.changes))
+    return _leased(queues.change_visibility(tx, queue_key(request), request.changes))
 
 
 @transaction
@@ -177,6 +192,30 @@ def get(stores: AnyStores, request: GetMessage) -> Served[MessageInfo]:
 @service
 def cancel(stores: AnyStores, request: CancelMessage) -> Served[MessageInfo]:
     return stores.queues.cancel(queue_key(request), request.id, request.tier)
+
+
+@transaction
+def search(tx: Transaction, request: SearchMessages) -> FoundMessages:
+    return queues.search_messages(tx, queue_key(request), request)
+
+
+@service
+def cancel_many(stores: AnyStores, request: CancelMessages) -> Served[Outcomes]:
+    _check_count(len(request.ids))
+    return stores.queues.cancel_many(queue_key(request), request.ids, request.tier)
+
+
+@transaction
+def delete_messages(tx: Transaction, request: DeleteMessages) -> Outcomes:
+    _check_count(len(request.ids))
+    return _refusals(queues.delete_messages(tx, queue_key(request), request.ids))
+
+
+@transaction
+def move_messages(tx: Transaction, request: MoveMessages) -> Outcomes:
+    _check_count(len(request.ids))
+    target = _key(request.universe, request.to)
+    return _refusals(queues.move_messages(tx, queue_key(request), request.ids, to=target))
 
 
 @transaction
@@ -244,26 +283,30 @@ def leased(tx: Transaction, request: ListLeasedMessages) -> LeasedMessages:
 
 @service
 def stats(stores: AnyStores, request: GetQueueStats) -> Served[QueueStats]:
-    return stores.stale_queues.stats(queue_key(request), request.tier)
+    return stores.stale_queues.stats(queue_key(request), request.tier, must_exist=request.must_exist)
 
 
 @transaction
 def names(tx: Transaction, request: ListQueues) -> QueueNames:
     after = checked_name("queue", request.after) if request.after else ""
     universe = checked_name("universe", request.universe)
-    return QueueNames(queues.names(tx, universe, after=after, limit=request.limit))
+    return QueueNames(queues.names(tx, universe, after=after, limit=request.limit, only=request.only))
 
 
 @service
 def survey(stores: AnyStores, request: SurveyQueues) -> Served[QueueSurvey]:
     universe = checked_name("universe", request.universe)
     after = checked_name("queue", request.after) if request.after else ""
-    return stores.stale_queues.survey(universe, after=after, limit=request.limit, tier=request.tier)
+    if len(request.text) > NAME_BYTES_MAX:
+        raise InvalidArgument(f"text has {len(request.text)} characters; no name has more than {NAME_BYTES_MAX}")
+    return stores.stale_queues.survey(
+        universe, after=after, limit=request.limit, text=request.text, tier=request.tier, only=request.only
+    )
 
 
 @service
 def purge(stores: AnyStores, request: PurgeQueue, call: KeyedCall | None = None) -> Served[Moved]:
-    return stores.queues.purge(queue_key(request), call)
+    return stores.queues.purge(queue_key(request), call, leased=request.leased)
 
 
 @service
@@ -329,9 +372,9 @@ def _check_batch(leases: list[MessageLease]) -> None:
 
 def _check_count(messages: int) -> None:
     if not messages:
-        raise EmptyBatch("The batch has no messages; settle at least one")
+        raise EmptyBatch("The batch has no messages; name at least one")
     if messages > MESSAGES_MAX:
-        raise BatchTooLarge(f"One batch settles at most {MESSAGES_MAX} messages, not {messages}; split it")
+        raise BatchTooLarge(f"One batch has at most {MESSAGES_MAX} messages, not {messages}; split it")
 
 
 def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> Outcome:
@@ -339,6 +382,22 @@ def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> 
         return settle(lease)
     except (Fenced, InvalidArgument) as error:
         return _refused(error)
+
+
+def _leased(messages: list[StoredMessage | HoldfastError]) -> Outcomes:
+    """When the leases of messages end, or why they were refused. One that is not leased any more has no end."""
+    return Outcomes(
+        [
+            _refused(each)
+            if isinstance(each, HoldfastError)
+            else Outcome(expires_ms=each.due_ms if each.lease_ref else 0, correlation_id=each.correlation_id)
+            for each in messages
+        ]
+    )
+
+
+def _refusals(errors: list[HoldfastError | None]) -> Outcomes:
+    return Outcomes([Outcome() if each is None else _refused(each) for each in errors])
 
 
 def _refused(error: HoldfastError) -> Outcome:

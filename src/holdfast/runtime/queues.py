@@ -111,6 +111,32 @@ class AsyncQueueStore:
             lease = await self._search(queue, id, found)
         raise _not_found(queue, id)
 
+    async def cancel_many(self, queue: QueueKey, ids: Sequence[str], tier: Tier) -> Outcomes:
+        """Cancel messages, those that leases are searched for after the others; an outcome for each."""
+        outcomes = [Outcome()] * len(ids)
+        left, leases = dict(enumerate(ids)), None
+        for _ in range(_SEARCHES_MAX):
+            found, events = await self._database.transact_async(
+                queues.cancel_many, queue, list(left.values()), leases=leases, tier=tier
+            )
+            self._publish(events)
+            results = dict(zip(left, found, strict=True))
+            for index, each in results.items():
+                outcomes[index] = Outcome(each.code, str(each)) if isinstance(each, HoldfastError) else Outcome()
+            # A message that was not found may have been leased again since the leases were searched.
+            is_searched = leases is not None
+            left = {
+                index: ids[index]
+                for index, each in results.items()
+                if isinstance(each, SearchOn) or (is_searched and isinstance(each, MessageNotFound))
+            }
+            if not left:
+                break
+            leases = await self._search_many(queue, list(left.values()))
+            if is_searched and not leases:
+                break
+        return Outcomes(outcomes)
+
     async def result(self, queue: QueueKey, id: str, *, wait_ms: int, tier: Tier) -> MessageResult:
         """The result of a message, as soon as it is done.
 
@@ -175,25 +201,38 @@ class AsyncQueueStore:
             at = await self._database.read_async(queues.search, queue, id, after=at.after)
         return at
 
-    async def stats(self, queue: QueueKey, tier: Tier) -> QueueStats:
+    async def _search_many(self, queue: QueueKey, ids: Sequence[str]) -> dict[bytes, FoundLease]:
+        """Search the leases of a queue for messages, a bounded number per transaction."""
+        leases: dict[bytes, FoundLease] = {}
+        after: bytes | None = b""
+        while after is not None:
+            found, after = await self._database.read_async(queues.search_leases, queue, ids, after=after)
+            leases |= found
+        return leases
+
+    async def stats(self, queue: QueueKey, tier: Tier, *, must_exist: bool = False) -> QueueStats:
         """The number of messages in each state, and of consumers that wait in this process."""
-        found = await self._database.read_async(queues.stats, queue, tier=tier)
+        found = await self._database.read_async(queues.stats, queue, must_exist=must_exist, tier=tier)
         return msgspec.structs.replace(found, waiting_consumers=self._dispatcher.waiting(queue))
 
-    async def survey(self, universe: str, *, after: str, limit: int, tier: Tier) -> QueueSurvey:
-        """`stats` of a page of queues."""
-        found = await self._database.read_async(queues.survey, universe, after=after, limit=limit, tier=tier)
+    async def survey(
+        self, universe: str, *, after: str, limit: int, tier: Tier, text: str = "", only: Sequence[str] = ()
+    ) -> QueueSurvey:
+        """`stats` of a page of queues, of those in `only` whose names contain `text`."""
+        found, following = await self._database.read_async(
+            queues.find, universe, after=after, limit=limit, text=text, only=only, tier=tier
+        )
         counted = [
             msgspec.structs.replace(each, waiting_consumers=self._dispatcher.waiting(QueueKey(universe, each.queue)))
             for each in found
         ]
-        return QueueSurvey(counted, found[-1].queue if len(found) == limit else None)
+        return QueueSurvey(counted, following)
 
-    async def purge(self, queue: QueueKey, call: KeyedCall | None = None) -> Moved:
-        """Remove every message that is not leased, a bounded number per transaction; once per `call`."""
+    async def purge(self, queue: QueueKey, call: KeyedCall | None = None, *, leased: bool = False) -> Moved:
+        """Remove every message that is not leased, or all, a bounded number per transaction; once per `call`."""
         so_far = PurgeProgress()
         while so_far.after is not None:
-            so_far, events = await self._database.transact_async(queues.purge_step, queue, so_far, call)
+            so_far, events = await self._database.transact_async(queues.purge_step, queue, so_far, call, leased=leased)
             self._publish(events)
         return Moved(so_far.count)
 

@@ -315,7 +315,7 @@ def _operations(simulation: Simulation, *kinds: str) -> list[Operation]:
 
 
 def _put_argument(name: str, message: NewMessage) -> dict[str, Any]:
-    delay_ms = round(message.delay_seconds * 1_000)
+    delay_ms = round((message.delay_seconds or 0.0) * 1_000)
     return {"name": name, "group": message.group, "priority": message.priority, "delay_ms": delay_ms}
 
 

@@ -30,7 +30,7 @@ class NewMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     priority: int = 5
     group: str | None = None
     idempotency_key: str | None = None
-    delay_seconds: float = 0.0
+    delay_seconds: float | None = None  # How long to hold it back; None: as the policy says.
     ttl_seconds: float | None = None
     max_attempts: int | None = None
     visibility_seconds: float | None = None
@@ -150,6 +150,43 @@ class MessageInfo(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE
     finished_ms: int = 0
     keep_result: bool = False  # What becomes of it is kept.
     has_result: bool = False
+    stateful: bool = False  # It has a workflow state, which its consumers share:
+    state_value: bytes | None = None  # as canonical CBOR; None: it has none yet,
+    state_etag: str | None = None  # and the version of it.
+
+
+class FoundMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message that a search has found, without its payload."""
+
+    id: str
+    state: MessageState
+    priority: int
+    created_ms: int
+    attempts: int  # Deliveries.
+    failure_attempts: int
+    max_attempts: int
+    correlation_id: str
+    owner: str | None = None  # Who has it leased, or had it when it was done.
+    expires_ms: int = 0  # When its lease ends.
+    due_ms: int = 0  # When its delay ends.
+    died_ms: int = 0
+    finished_ms: int = 0
+    key: str | None = None
+    group: str | None = None
+    last_error: str | None = None
+    size: int = 0
+    content_type: str = ""
+
+
+class FoundMessages(msgspec.Struct, frozen=True):
+    """What a search has found in the part of the queue that it has read.
+
+    `next` is where the search continues; it is None at the end of the queue. A page without messages may have a `next`.
+    """
+
+    messages: list[FoundMessage]
+    next: str | None
+    scanned: int  # Records that were read.
 
 
 class NewResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -378,14 +415,20 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate_per_key: float | None = None  # Deliveries per second of the messages of one key; None: no limit.
     burst_per_key: int | None = None  # Deliveries that an idle key accumulates; None: those of a second, at least one.
     fair: bool = False  # Messages of different keys take turns. Priorities count within a key then.
+    delay_seconds: float = 0.0  # How long a message is held back whose put gives no delay.
+    # What makes dead letters: failures: the `max_attempts` of the message. deliveries: that many deliveries by this
+    # policy, at the next one. never: only a reject.
+    dead_letter_rule: Literal["failures", "deliveries", "never"] = "failures"
+    retention_by_age: bool = False  # `retention_seconds` count from the put, also for messages that are stored already.
+    group_batches: bool = False  # One receive may lease several messages of a group, in their order.
 
 
 class MessageEvent(msgspec.Struct, frozen=True):
     """A change of a message, recorded in the same commit.
 
     `event` is put, leased, acked, nacked, deferred (returned uncounted), expired (its lease), dead-lettered, redriven,
-    outlived (its TTL), cancelled, updated, replaced (by a debounced put), or purged. The history of a dead letter queue
-    also has arrived and returned.
+    outlived (its TTL), cancelled, updated, replaced (by a debounced put), moved (to another queue), or purged. The
+    history of a dead letter queue also has arrived and returned.
     """
 
     id: str
@@ -465,6 +508,7 @@ class PutMessages(Request[Receipts], frozen=True, tag="queues.put"):
     queue: str
     messages: list[NewMessage]
     universe: str = UNIVERSE
+    must_exist: bool = False  # Refuse it if the queue does not exist, instead of making the queue.
 
 
 class ReceiveMessages(RequestWithoutTier[Deliveries], frozen=True, tag="queues.receive"):
@@ -485,12 +529,14 @@ class ReceiveMessages(RequestWithoutTier[Deliveries], frozen=True, tag="queues.r
     universe: str = UNIVERSE
     packed: bool = False  # Whether the answer may have the messages as they are stored.
     acks: list[PackedAck] = msgspec.field(default_factory=list)
+    must_exist: bool = False  # Refuse it if the queue does not exist, or is deleted while the call waits.
 
 
 class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
     """Acknowledge messages one by one, or several of a lease together.
 
     `results` has one for each of the first `leases`, or None; they are kept for `result_ttl_seconds` of the policy.
+    `late` acks of `leases` also succeed after the lease has expired, until the message is delivered again.
     """
 
     operation = Operation(atomic=True)
@@ -500,6 +546,7 @@ class AckMessages(Request[Outcomes], frozen=True, tag="queues.ack"):
     universe: str = UNIVERSE
     packed: list[PackedAck] = msgspec.field(default_factory=list)
     results: list[NewResult | None] = msgspec.field(default_factory=list)
+    late: bool = False
 
 
 class NackMessages(Request[Outcomes], frozen=True, tag="queues.nack"):
@@ -545,6 +592,31 @@ class ExtendMessages(Request[Outcomes], frozen=True, tag="queues.extend"):
     universe: str = UNIVERSE
 
 
+class VisibilityChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the lease of a message ends: `seconds` from now. With 0 the message returns to the queue at once."""
+
+    lease: MessageLease
+    seconds: float
+
+
+class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibility"):
+    """Let leases end sooner or later than they would, or now; an outcome for each.
+
+    A message that returns to the queue does not count as failed, and keeps its place in its group.
+    """
+
+    operation = Operation(atomic=True, revision=6)
+
+    queue: str
+    changes: list[VisibilityChange]
+    universe: str = UNIVERSE
+
+    @property
+    def leases(self) -> list[MessageLease]:
+        """The leases that change."""
+        return [change.lease for change in self.changes]
+
+
 class CheckMessages(Request[Outcomes], frozen=True, tag="queues.check"):
     """Check which of these leases still hold."""
 
@@ -570,6 +642,32 @@ class GetMessage(Request[MessageInfo], frozen=True, tag="queues.get"):
     universe: str = UNIVERSE
 
 
+class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
+    """Search a bounded part of a queue for messages that match all filters; `after` is the `next` of the page before.
+
+    The dead letters of the queue are among them, and what is kept of messages that are done or cancelled. `error` is a
+    part of the last error, in upper or lower case. `owner` is the consumer that has the message leased.
+    """
+
+    operation = Operation(
+        reads=True,
+        revision=5,
+        http=(Route("GET", "/v1/queues/{queue}/messages", "Search the messages of a queue."),),
+    )
+
+    queue: str
+    states: list[MessageState] = msgspec.field(default_factory=list)  # Empty: all.
+    key: str | None = None
+    group: str | None = None
+    owner: str | None = None
+    error: str | None = None
+    older_than_seconds: float | None = None
+    newer_than_seconds: float | None = None
+    after: str = ""
+    limit: int = 100
+    universe: str = UNIVERSE
+
+
 class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
     """Cancel a message, so that it is not delivered any more. If it is leased, its consumer cannot settle it.
 
@@ -577,6 +675,7 @@ class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
     """
 
     operation = Operation(
+        audited=True,
         repeatable="a message that is cancelled already stays so",
         http=(Route("POST", "/v1/queues/{queue}/messages/{id}/cancel", "Cancel a message."),),
     )
@@ -584,6 +683,61 @@ class CancelMessage(Request[MessageInfo], frozen=True, tag="queues.cancel"):
     queue: str
     id: str
     universe: str = UNIVERSE
+
+
+class CancelMessages(Request[Outcomes], frozen=True, tag="queues.cancel_many"):
+    """Cancel several messages, as `CancelMessage` does; an outcome for each.
+
+    A message that is done or dead stays as it is, and its outcome is the code `message_finished`.
+    """
+
+    operation = Operation(
+        repeatable="a message that is cancelled already stays so",
+        permission="queue:cancel",
+        revision=5,
+        audited=True,
+        http=(Route("POST", "/v1/queues/{queue}/messages/cancel", "Cancel several messages."),),
+    )
+
+    queue: str
+    ids: list[str]
+    universe: str = UNIVERSE
+
+
+class DeleteMessages(Request[Outcomes], frozen=True, tag="queues.delete_messages"):
+    """Delete messages that are not leased, or dead letters of the queue; an outcome for each. Nothing of them stays."""
+
+    operation = Operation(
+        revision=5,
+        audited=True,
+        http=(Route("POST", "/v1/queues/{queue}/messages/delete", "Delete messages that are not leased."),),
+    )
+
+    queue: str
+    ids: list[str]
+    universe: str = UNIVERSE
+
+
+class MoveMessages(Request[Outcomes], frozen=True, tag="queues.move"):
+    """Move messages that are not leased, or dead letters of the queue, to the queue `to`, in one commit.
+
+    They keep their ids, payloads, attributes, failures, workflow states and delays. Dead letters are delivered again,
+    with no failures counted.
+    """
+
+    operation = Operation(
+        revision=5,
+        audited=True,
+        http=(Route("POST", "/v1/queues/{queue}/messages/move", "Move messages to another queue."),),
+    )
+
+    queue: str
+    ids: list[str]
+    to: str
+    universe: str = UNIVERSE
+
+    def queue_names(self) -> tuple[str, ...]:
+        return (self.queue, self.to)
 
 
 class UpdateMessage(Request[MessageInfo], frozen=True, tag="queues.update"):
@@ -646,6 +800,7 @@ class PauseKey(Request[KeyInfo], frozen=True, tag="queues.keys.pause"):
     """Deliver no message of a key before `until_ms`, or for `seconds` from now. With neither, it goes on."""
 
     operation = Operation(
+        audited=True,
         atomic=True,
         http=(
             Route("POST", "/v1/queues/{queue}/keys/{key:path}/pause", "Pause deliveries of a key for a time."),
@@ -712,33 +867,51 @@ class GetQueueStats(Request[QueueStats], frozen=True, tag="queues.stats"):
 
     queue: str
     universe: str = UNIVERSE
+    must_exist: bool = False  # Refuse it if the queue does not exist, instead of answering zeros.
 
 
 class ListQueues(Request[QueueNames], frozen=True, tag="queues.list"):
-    operation = Operation(reads=True, http=(Route("GET", "/v1/queues", "List the names of queues, in order."),))
+    operation = Operation(
+        reads=True,
+        lists_queues=True,
+        http=(Route("GET", "/v1/queues", "List the names of queues, in order.", fixed={"only": []}),),
+    )
 
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
+    only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
 
 
 class SurveyQueues(Request[QueueSurvey], frozen=True, tag="queues.survey"):
-    """The statistics of each queue after `after`."""
+    """The statistics of each queue after `after`, or of those whose names contain `text`, in any case.
 
-    operation = Operation(reads=True, http=(Route("GET", "/v1/surveys/queues", "Summarize each queue."),))
+    A search looks at `SURVEY_NAMES_MAX` names, so it may find fewer than `limit` queues, even none, and have a `next`.
+    """
+
+    operation = Operation(
+        reads=True,
+        lists_queues=True,
+        http=(Route("GET", "/v1/surveys/queues", "Summarize each queue.", fixed={"only": []}),),
+    )
 
     after: str = ""
     limit: int = 100
     universe: str = UNIVERSE
+    text: str = ""
+    only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
 
 
 class PurgeQueue(Request[Moved], frozen=True, tag="queues.purge"):
-    """Remove every message that is not leased."""
+    """Remove every message that is not leased. With `leased`, remove those too: their consumers cannot settle them."""
 
-    operation = Operation(http=(Route("POST", "/v1/queues/{queue}/purge", "Remove all messages that are not leased."),))
+    operation = Operation(
+        audited=True, http=(Route("POST", "/v1/queues/{queue}/purge", "Remove all messages that are not leased."),)
+    )
 
     queue: str
     universe: str = UNIVERSE
+    leased: bool = False
 
 
 class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
@@ -747,7 +920,9 @@ class DeleteQueue(Request[Moved], frozen=True, tag="queues.delete"):
     While messages are leased it is refused, unless `force` is set. A deletion that was interrupted can be repeated.
     """
 
-    operation = Operation(http=(Route("DELETE", "/v1/queues/{queue}", "Remove a queue and its messages."),))
+    operation = Operation(
+        audited=True, http=(Route("DELETE", "/v1/queues/{queue}", "Remove a queue and its messages."),)
+    )
 
     queue: str
     force: bool = False
@@ -758,9 +933,10 @@ class RedriveMessages(Request[Moved], frozen=True, tag="queues.redrive"):
     """Put dead letters of `queue` back into it, the given ones or all."""
 
     operation = Operation(
+        audited=True,
         http=(
             Route("POST", "/v1/queues/{queue}/redrive", "Move dead letters back to the queue, all or the given ones."),
-        )
+        ),
     )
 
     queue: str
@@ -778,22 +954,29 @@ class GetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.get")
 
 class SetQueuePolicy(Request[QueuePolicy], frozen=True, tag="queues.policy.set"):
     operation = Operation(
-        http=(Route("PUT", "/v1/queues/{queue}/policy", "Set the policy of a queue.", body_field="policy"),)
+        audited=True,
+        http=(Route("PUT", "/v1/queues/{queue}/policy", "Set the policy of a queue.", body_field="policy"),),
     )
 
     queue: str
     policy: QueuePolicy
     universe: str = UNIVERSE
 
+    def queue_names(self) -> tuple[str, ...]:
+        # Messages could otherwise be sent to any queue, as dead letters.
+        dead = self.policy.dead_letter_queue
+        return (self.queue,) if dead is None else (self.queue, dead)
+
 
 class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
     """Deliver nothing until the queue is resumed; puts are still accepted."""
 
     operation = Operation(
+        audited=True,
         http=(
             Route("POST", "/v1/queues/{queue}/pause", "Pause deliveries of a queue.", fixed={"paused": True}),
             Route("POST", "/v1/queues/{queue}/resume", "Resume deliveries of a queue.", fixed={"paused": False}),
-        )
+        ),
     )
 
     queue: str
@@ -803,6 +986,7 @@ class PauseQueue(Request[QueuePolicy], frozen=True, tag="queues.pause"):
 
 class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
     operation = Operation(
+        audited=True,
         stores=True,
         http=(
             Route(
@@ -823,7 +1007,9 @@ class SetSchedule(Request[Schedule], frozen=True, tag="queues.schedules.set"):
 
 
 class RemoveSchedule(Request[Moved], frozen=True, tag="queues.schedules.remove"):
-    operation = Operation(http=(Route("DELETE", "/v1/queues/{queue}/schedules/{name}", "Remove a schedule."),))
+    operation = Operation(
+        audited=True, http=(Route("DELETE", "/v1/queues/{queue}/schedules/{name}", "Remove a schedule."),)
+    )
 
     queue: str
     name: str

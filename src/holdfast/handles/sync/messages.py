@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.errors import MessageCancelled, QueueMessageLeaseMismatch, rebuild
 from holdfast.handles.failed_attempts import nack_request, reject_request
+from holdfast.handles.sync.collections import Collection
 from holdfast.handles.sync.receipts import new_result
 from holdfast.limits import EXTEND_FOR_SECONDS
 from holdfast.tiers import Tier
@@ -20,6 +21,7 @@ from holdfast.wire.deliveries import delivery_of, message_at
 from holdfast.wire.json_values import decode_json
 from holdfast.wire.queues import (
     AckMessages,
+    ChangeVisibility,
     Deliveries,
     Delivery,
     ExtendMessages,
@@ -32,6 +34,7 @@ from holdfast.wire.queues import (
     PackedLease,
     RefusedAck,
     SidecarState,
+    VisibilityChange,
     bits_of,
     lease_mismatch,
     message_cancelled,
@@ -49,7 +52,7 @@ LOST_CODES: Final = (QueueMessageLeaseMismatch.code, MessageCancelled.code)
 class _Received:
     """What the messages of one lease, or one message by itself, were received with."""
 
-    __slots__ = ("lease", "queue", "transport", "universe", "visibility_seconds")
+    __slots__ = ("delay_on_close_seconds", "lease", "queue", "transport", "universe", "visibility_seconds")
 
     def __init__(
         self,
@@ -57,13 +60,16 @@ class _Received:
         universe: str,
         queue: str,
         lease: PackedLease | None,
+        *,
         visibility_seconds: float,
+        delay_on_close_seconds: float | None,
     ) -> None:
         self.transport = transport
         self.universe = universe
         self.queue = queue
         self.lease = lease
         self.visibility_seconds = visibility_seconds
+        self.delay_on_close_seconds = delay_on_close_seconds
 
 
 class Message:
@@ -182,6 +188,10 @@ class Message:
         """The attributes that were put with the payload."""
         return self._content().attributes
 
+    def collection(self, name: str) -> Collection:
+        """A collection of its plane and universe, for what a consumer keeps about its work."""
+        return Collection(self._received.transport, self._received.universe, name)
+
     @property
     def state(self) -> Any:
         """The workflow state that it was received with; None if none was saved."""
@@ -293,6 +303,24 @@ class Message:
         self.expires_ms = _checked(outcome).expires_ms
         return self.expires_ms
 
+    def change_visibility(self, seconds: float) -> int:
+        """Let the lease end in `seconds`, sooner or later than it would; its expiry in milliseconds since 1970.
+
+        With 0 the message returns to the queue at once, without counting a failure, and the answer is 0. Otherwise a
+        lease that is extended automatically still is: receive with `extend_for_seconds=0` to let it end.
+
+        Raises:
+            QueueMessageLeaseMismatch: its lease has ended, and another consumer may have it.
+        """
+        request = ChangeVisibility(self.queue, [VisibilityChange(self.lease, seconds)], self.universe)
+        outcome = (self._received.transport.call(request)).outcomes[0]
+        if outcome.code in LOST_CODES:
+            self.mark_refused(outcome.code)
+        self.expires_ms = _checked(outcome).expires_ms
+        if not self.expires_ms:
+            self.mark_settled()
+        return self.expires_ms
+
     def complete(self, work: Callable[..., Result], /, *args: Any, tier: Tier = Tier.CRITICAL) -> Result:
         """Run `work(tx, *args)` and acknowledge the message in the same commit: both happen, or neither.
 
@@ -377,7 +405,7 @@ class Message:
             if issubclass(kind, Exception):
                 self.nack(error=error)
             else:  # The consumer is being stopped; the message has not failed.
-                self.nack(intent="defer")
+                self.nack(intent="defer", delay_seconds=self._received.delay_on_close_seconds)
         except Exception as failure:  # The block's own error matters more, and the message's lease expires by itself.
             _log.warning("message %s of %s was not returned to its queue: %s", self.id, self.queue, failure)
 
@@ -393,6 +421,7 @@ def received_messages(
     *,
     visibility_seconds: float | None,
     extend_for_seconds: float | None,
+    delay_on_close_seconds: float | None = None,
 ) -> list[Message]:
     """The messages of the answer to a receive. Their leases are extended until they are settled."""
     messages: list[Message] = []
@@ -401,13 +430,27 @@ def received_messages(
     for lease in leases:
         if isinstance(lease, Delivery):
             seconds = visibility_seconds or lease.visibility_ms / 1_000
-            received = _Received(transport, universe, queue, None, seconds)
+            received = _Received(
+                transport,
+                universe,
+                queue,
+                None,
+                visibility_seconds=seconds,
+                delay_on_close_seconds=delay_on_close_seconds,
+            )
             some = [Message(received, 0, lease.expires_ms, lease)]
         else:
             positions, expires_ms = lease.positions, lease.expires_ms
             # Without `visibility_seconds`, all messages of a lease have the same.
             seconds = visibility_seconds or decode_head(lease.stored_at(positions[0])).visibility_ms / 1_000
-            received = _Received(transport, universe, queue, lease, seconds)
+            received = _Received(
+                transport,
+                universe,
+                queue,
+                lease,
+                visibility_seconds=seconds,
+                delay_on_close_seconds=delay_on_close_seconds,
+            )
             some = [Message(received, position, expires_ms) for position in positions]
         if cap > 0:
             transport.lease_renewer.start(some, universe, queue, seconds=seconds, cap_seconds=cap)

@@ -7,7 +7,9 @@ from holdfast.layers.queues.admin import (
     DeleteProgress,
     PurgeProgress,
     delete_step,
+    find,
     leased,
+    matching_names,
     names,
     peek,
     purge,
@@ -16,8 +18,19 @@ from holdfast.layers.queues.admin import (
     stats,
     survey,
 )
-from holdfast.layers.queues.by_id import FoundLease, SearchOn, cancel, get, result, search, update
+from holdfast.layers.queues.by_id import (
+    FoundLease,
+    SearchOn,
+    cancel,
+    cancel_many,
+    get,
+    result,
+    search,
+    search_leases,
+    update,
+)
 from holdfast.layers.queues.counters import DUE, NEVER_MS
+from holdfast.layers.queues.dead_letter_sources import sources as dead_letter_sources
 from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
 from holdfast.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
 from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
@@ -41,12 +54,15 @@ from holdfast.layers.queues.leasing import (
     lease_or_wait,
     packed_of,
 )
+from holdfast.layers.queues.message_search import search_messages
+from holdfast.layers.queues.moves import delete_messages, move_as_new, move_messages
 from holdfast.layers.queues.outcomes import failed
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of, queue_name, visibility_ms
+from holdfast.layers.queues.policies import dead_letter_queue, exists, is_deleted, policy_of, queue_name, visibility_ms
 from holdfast.layers.queues.settling import (
     ack,
     ack_many,
     ack_packed,
+    change_visibility,
     check,
     defer_all,
     ended,
@@ -63,11 +79,18 @@ __all__ = [
     "FoundLease",
     "SearchOn",
     "cancel",
+    "cancel_many",
+    "find",
     "get",
     "key_info",
     "pause_key",
     "result",
     "search",
+    "search_leases",
+    "search_messages",
+    "delete_messages",
+    "move_as_new",
+    "move_messages",
     "update",
     "ended",
     "failed",
@@ -75,6 +98,7 @@ __all__ = [
     "PurgeProgress",
     "delete_step",
     "leased",
+    "matching_names",
     "names",
     "peek",
     "purge",
@@ -111,6 +135,7 @@ __all__ = [
     "ack_keyed",
     "ack_many",
     "ack_packed",
+    "change_visibility",
     "check",
     "defer_all",
     "deliveries_of",
@@ -125,6 +150,9 @@ __all__ = [
     "release_undelivered",
     "stored_lease",
     "dead_letter_queue",
+    "dead_letter_sources",
+    "exists",
+    "is_deleted",
     "policy_of",
     "read_history",
     "queue_name",

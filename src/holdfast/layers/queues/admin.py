@@ -1,5 +1,6 @@
 """Administration of queues: peek, leased messages, statistics, names, purge, and deletion."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -7,11 +8,21 @@ import msgspec
 from holdfast.errors import InvalidArgument, QueueInUse
 from holdfast.kv import Transaction, pages
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import dead_letters, history, key_flow, locations, message_leases, policies
+from holdfast.layers.queues import (
+    dead_letter_sources,
+    dead_letters,
+    history,
+    key_flow,
+    locations,
+    message_leases,
+    policies,
+    retention,
+)
 from holdfast.layers.queues.counters import QueueTransaction, decode_counters, total_counters
 from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
-from holdfast.layers.queues.policies import dead_letter_queue, history_ms, policy_of
+from holdfast.layers.queues.message_leases import HeldLease
+from holdfast.layers.queues.policies import check_exists, dead_letter_queue, history_ms, policy_of
 from holdfast.layers.worlds import first_elements
 from holdfast.limits import (
     DUE_BATCH_MAX,
@@ -20,9 +31,13 @@ from holdfast.limits import (
     MESSAGES_MAX,
     READ_ENTRIES_MAX,
     SUMMARY_LIST_MAX,
+    SURVEY_NAMES_MAX,
 )
+from holdfast.wire.permissions import EVERYTHING, checked_queues
 from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
 from holdfast.wire.stored_messages import StoredMessage, decode, encode, format_id
+
+_LEASES = b"\x01"  # Where a purge continues that has come to the leases; a due entry follows.
 
 
 def peek(tx: Transaction, queue: QueueKey, *, limit: int) -> list[StoredMessage]:
@@ -104,9 +119,15 @@ def _leased_message(message: StoredMessage, owner: str) -> LeasedMessage:
     )
 
 
-def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
-    """How many messages are in which state. The caller adds the number of waiting consumers."""
+def stats(tx: Transaction, queue: QueueKey, *, must_exist: bool = False) -> QueueStats:
+    """How many messages are in which state. The caller adds the number of waiting consumers.
+
+    Raises:
+        QueueNotFound: the queue does not exist, and `must_exist` is set.
+    """
     policy = policy_of(tx, queue)
+    if must_exist:
+        check_exists(tx, queue, policy)
     counters = total_counters(tx, keys_of(queue))
     dead = total_counters(tx, keys_of(dead_letter_queue(queue, policy)))
     head = _ready(QueueTransaction(tx, queue), 1)
@@ -130,11 +151,34 @@ def stats(tx: Transaction, queue: QueueKey) -> QueueStats:
     )
 
 
-def survey(tx: Transaction, universe: str, *, after: str, limit: int) -> list[QueueStats]:
+def survey(tx: Transaction, universe: str, *, after: str, limit: int, only: Sequence[str] = ()) -> list[QueueStats]:
     """`stats` of at most `limit` queues after the name `after`, ordered by name."""
     if not 0 < limit <= SUMMARY_LIST_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
-    return [stats(tx, QueueKey(universe, name)) for name in first_elements(tx, queues(universe), after, limit)]
+    found = matching_names(tx, universe, after=after, limit=limit, only=only)
+    return [stats(tx, QueueKey(universe, name)) for name in found]
+
+
+def find(
+    tx: Transaction, universe: str, *, after: str, limit: int, text: str, only: Sequence[str] = ()
+) -> tuple[list[QueueStats], str | None]:
+    """`survey` of the queues whose names contain `text`, in any case; and where to continue, or None at the end.
+
+    `only` limits it to these names and patterns. Looks at no more than SURVEY_NAMES_MAX names, so a page may have fewer
+    than `limit` queues, or none.
+    """
+    if not text:
+        found = survey(tx, universe, after=after, limit=limit, only=only)
+        return found, found[-1].queue if len(found) == limit else None
+    if not 0 < limit <= SUMMARY_LIST_MAX:
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SUMMARY_LIST_MAX} queues")
+    seen = matching_names(tx, universe, after=after, limit=SURVEY_NAMES_MAX + 1, only=only)
+    at_end = len(seen) <= SURVEY_NAMES_MAX
+    seen = seen[:SURVEY_NAMES_MAX]
+    matching = [name for name in seen if text.casefold() in name.casefold()]
+    if len(matching) > limit:
+        matching, at_end, seen = matching[:limit], False, matching[:limit]
+    return [stats(tx, QueueKey(universe, name)) for name in matching], None if at_end else seen[-1]
 
 
 def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePolicy:
@@ -145,7 +189,12 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     """
     earlier = policy_of(tx, queue)
     policy = policies.set_policy(tx, queue, policy)
+    dead_letter_sources.change(tx, queue, earlier, policy)
     kept_ms = history_ms(policy)
+    if retention.kept_ms(policy) != retention.kept_ms(earlier):
+        queue_tx = QueueTransaction(tx, queue)
+        retention.restart(queue_tx, policy)
+        queue_tx.save()
     if _key_limits(policy) != _key_limits(earlier):
         queue_tx = QueueTransaction(tx, queue)
         key_flow.limits_changed(queue_tx)
@@ -165,11 +214,13 @@ def _key_limits(policy: QueuePolicy) -> tuple[float | None, ...]:
     return policy.concurrency_per_key, policy.rate_per_key, policy.burst_per_key
 
 
-def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tuple[int, bytes | None]:
-    """Remove at most `limit` messages that are not leased; returns how many, and where to continue, or None at the end.
+def purge(
+    tx: Transaction, queue: QueueKey, *, after: bytes, limit: int, leased: bool = False
+) -> tuple[int, bytes | None]:
+    """Remove about `limit` messages; returns how many, and where to continue, or None at the end.
 
     Start with `after=b""`. Blocked messages are removed first, so that none becomes ready during the purge. Ready
-    messages follow, then delayed ones.
+    messages follow, then delayed ones, and leased ones at the end, if those are to be removed too.
     """
     queue_tx = QueueTransaction(tx, queue)
     if after == b"":
@@ -190,21 +241,71 @@ def purge(tx: Transaction, queue: QueueKey, *, after: bytes, limit: int) -> tupl
             dead_letters.purge_message(queue_tx, message)
         queue_tx.save()
         return len(found), after if found else b"\x00"
+    if after.startswith(_LEASES):
+        return _purge_leases(queue_tx, after[len(_LEASES) :], limit)
     delayed = [decode(value) for _, value in tx.scan(*queue_tx.keys.delayed_range(), limit=limit)]
     for message in delayed:
         queue_tx.remove_delayed(message)
         dead_letters.purge_message(queue_tx, message)
     if not delayed:
-        return 0, None
+        return 0, _LEASES if leased else None
     queue_tx.save()
     return len(delayed), after
 
 
-def names(tx: Transaction, universe: str, *, after: str, limit: int) -> list[str]:
-    """At most `limit` queue names after `after`, in order."""
+def _purge_leases(queue_tx: QueueTransaction, after: bytes, limit: int) -> tuple[int, bytes | None]:
+    """Purge the messages of leases, of the due entries after `after`. At most the last lease exceeds the limit."""
+    tx, keys, count = queue_tx.tx, queue_tx.keys, 0
+    begin, end = keys.due_range(0 if tx.writer else queue_tx.counters.due_front_ms)
+    entries = tx.scan(keys.due + after + b"\x00" if after else begin, end, limit=DUE_BATCH_MAX)
+    last = None
+    for key, value in entries:
+        if count >= limit:
+            break
+        last = key
+        held = message_leases.held_at(tx, keys, key, value)
+        count += 0 if held is None else _purge_lease(queue_tx, held)
+    if count:
+        queue_tx.save()
+    is_end = last is None or (last == entries[-1][0] and len(entries) < DUE_BATCH_MAX)
+    return count, None if is_end or last is None else _LEASES + last[len(keys.due) :]
+
+
+def _purge_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
+    """End a lease, and purge the messages that are left in it; returns how many. They cannot be settled then."""
+    messages = held.take_all(queue_tx)
+    for message in messages:
+        key_flow.release(queue_tx, message)
+        dead_letters.purge_message(queue_tx, message)
+    return len(messages)
+
+
+def names(tx: Transaction, universe: str, *, after: str, limit: int, only: Sequence[str] = ()) -> list[str]:
+    """At most `limit` queue names after `after`, in order; of those in `only`, names and patterns as in `orders-*`."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} names")
-    return first_elements(tx, queues(universe), after, limit)
+    return matching_names(tx, universe, after=after, limit=limit, only=only)
+
+
+def matching_names(
+    tx: Transaction, universe: str, *, after: str, limit: int, only: Sequence[str] = (), prefix: str = ""
+) -> list[str]:
+    """`names` of the queues that begin with `prefix`, without a check of the limit."""
+    if not only:
+        return first_elements(tx, queues(universe), after, limit, prefix=prefix)
+    found: list[str] = []
+    for pattern in checked_queues(only):  # In the order of names, and no two have a queue in common.
+        start = pattern.removesuffix(EVERYTHING)
+        if len(found) == limit:
+            break
+        if pattern == start:
+            # The first name that begins with it is the name itself, if there is such a queue.
+            some = first_elements(tx, queues(universe), after, 1, prefix=start) if start.startswith(prefix) else []
+            found += [name for name in some if name == start]
+        elif start.startswith(prefix) or prefix.startswith(start):
+            longer = max(start, prefix, key=len)
+            found += first_elements(tx, queues(universe), after, limit - len(found), prefix=longer)
+    return found
 
 
 class PurgeProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -218,7 +319,7 @@ _decode_progress = msgspec.msgpack.Decoder(PurgeProgress).decode
 
 
 def purge_step(
-    tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None
+    tx: Transaction, queue: QueueKey, progress: PurgeProgress, call: KeyedCall | None, *, leased: bool = False
 ) -> tuple[PurgeProgress, list[tuple[Any, ...]]]:
     """Purge one batch; returns the new progress, and the events to publish.
 
@@ -228,7 +329,7 @@ def purge_step(
     progress = progress if before is None else _decode_progress(before)
     if progress.after is None:
         return progress, []
-    count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX)
+    count, after = purge(tx, queue, after=progress.after, limit=MESSAGES_MAX, leased=leased)
     progress = PurgeProgress(progress.count + count, after)
     if call is not None:
         store_result(tx, call, progress)
@@ -288,14 +389,12 @@ def _delete_batch(tx: Transaction, queue: QueueKey, progress: DeleteProgress) ->
     count = 0
     for key, value in entries:
         held = message_leases.held_at(tx, keys, key, value)
-        for message in [] if held is None else held.take_all(queue_tx):
-            key_flow.release(queue_tx, message)
-            dead_letters.purge_message(queue_tx, message)
-            count += 1
+        count += 0 if held is None else _purge_lease(queue_tx, held)
         tx.delete(key)
     if entries:
         queue_tx.save()
         return DeleteProgress(progress.count + count, None)
+    dead_letter_sources.forget(tx, queue, policy_of(tx, queue))
     tx.delete_range(*queues(queue.universe).at(queue.name).range())
     return DeleteProgress(progress.count, None, is_done=True)
 

@@ -5,12 +5,21 @@ plain message that is leased is searched for in the leases, a bounded number of 
 `SearchOn` says where another transaction has to continue. Every read is checked again by the transaction that writes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from holdfast.errors import InvalidArgument, MessageFinished, MessageLeased, MessageNotFound
+from holdfast.errors import HoldfastError, InvalidArgument, MessageFinished, MessageLeased, MessageNotFound
 from holdfast.kv import Transaction
-from holdfast.layers.queues import dead_letters, failures, key_flow, locations, message_leases, outcomes, unique_keys
+from holdfast.layers.queues import (
+    dead_letters,
+    failures,
+    key_flow,
+    locations,
+    message_leases,
+    outcomes,
+    sidecars,
+    unique_keys,
+)
 from holdfast.layers.queues.counters import QueueTransaction, total_counters
 from holdfast.layers.queues.enqueue import insert, move_ttl
 from holdfast.layers.queues.keys import QueueKey, place_of
@@ -36,7 +45,7 @@ class FoundLease(NamedTuple):
     key: bytes
 
 
-class _Waiting(NamedTuple):
+class WaitingMessage(NamedTuple):
     """A message that is not leased, and where it is."""
 
     message: StoredMessage
@@ -44,12 +53,14 @@ class _Waiting(NamedTuple):
     key: bytes
 
 
-def find_waiting(queue_tx: QueueTransaction, id: bytes, priorities: Iterable[int] = _PRIORITIES) -> _Waiting | None:
+def find_waiting(
+    queue_tx: QueueTransaction, id: bytes, priorities: Iterable[int] = _PRIORITIES
+) -> WaitingMessage | None:
     """A message that is delayed, ready, or behind its group or key."""
     tx, keys = queue_tx.tx, queue_tx.keys
     key = keys.delayed_key(id)
     if (stored := tx.get(key)) is not None:
-        return _Waiting(decode(stored), "delayed", key)
+        return WaitingMessage(decode(stored), "delayed", key)
     location = locations.find(queue_tx, id)
     if location is None:
         for priority in priorities:
@@ -57,7 +68,7 @@ def find_waiting(queue_tx: QueueTransaction, id: bytes, priorities: Iterable[int
             if (stored := tx.get(key)) is not None and (
                 message := decode(stored)
             ).id == id:  # It may be another's turn.
-                return _Waiting(message, "ready", key)
+                return WaitingMessage(message, "ready", key)
         return None
     kind, text = location
     if kind == locations.IN_GROUP:
@@ -65,28 +76,28 @@ def find_waiting(queue_tx: QueueTransaction, id: bytes, priorities: Iterable[int
     return _find_with_key(queue_tx, id, text.decode()) if kind == locations.WITH_KEY else None
 
 
-def find_in_group(queue_tx: QueueTransaction, id: bytes, group: str) -> _Waiting | None:
+def find_in_group(queue_tx: QueueTransaction, id: bytes, group: str) -> WaitingMessage | None:
     """A message that is blocked behind its group."""
     key = queue_tx.keys.waiting.key(group) + id
     stored = queue_tx.tx.get(key)
-    return None if stored is None else _Waiting(decode(stored), "waiting", key)
+    return None if stored is None else WaitingMessage(decode(stored), "waiting", key)
 
 
-def _find_with_key(queue_tx: QueueTransaction, id: bytes, name: str) -> _Waiting | None:
+def _find_with_key(queue_tx: QueueTransaction, id: bytes, name: str) -> WaitingMessage | None:
     tx, keys = queue_tx.tx, queue_tx.keys
     state = queue_tx.key_state(name)
     if state.ready_place[1:] == id:
         key = keys.ready + state.ready_at
         stored = tx.get(key)
-        return None if stored is None else _Waiting(decode(stored), "ready", key)
+        return None if stored is None else WaitingMessage(decode(stored), "ready", key)
     for priority in _PRIORITIES:
         key = keys.lane_key(name, place_of(priority, id))
         if (stored := tx.get(key)) is not None:
-            return _Waiting(decode(stored), "waiting", key)
+            return WaitingMessage(decode(stored), "waiting", key)
     return None
 
 
-def take(queue_tx: QueueTransaction, found: _Waiting) -> StoredMessage:
+def take(queue_tx: QueueTransaction, found: WaitingMessage) -> StoredMessage:
     """Take a message out that is not leased."""
     message = found.message
     if found.state == "delayed":
@@ -116,10 +127,10 @@ def get(tx: Transaction, queue: QueueKey, id: str, *, lease: FoundLease | None =
         return held
     if held is not None:
         return _info(queue_tx, held[0].message(held[1]), "leased")
-    return _finished(queue_tx, number)
+    return finished_info(queue_tx, number)
 
 
-def _finished(queue_tx: QueueTransaction, id: bytes) -> MessageInfo:
+def finished_info(queue_tx: QueueTransaction, id: bytes) -> MessageInfo:
     """What is known about a message that is not in the queue any more."""
     tx, keys = queue_tx.tx, queue_tx.keys
     letter = _dead_letter(queue_tx, id)
@@ -168,20 +179,49 @@ def cancel(
     """
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
     found = find_waiting(queue_tx, number)
-    if found is not None:
-        message = take(queue_tx, found)
-    else:
-        held = _find_leased(queue_tx, number, lease)
-        if isinstance(held, SearchOn):
-            return held, []
-        if held is None:
-            return _finished(queue_tx, number), []
-        message = _revoke(queue_tx, *held)
+    return _cancel(queue_tx, number, found or _find_leased(queue_tx, number, lease)), tx.events
+
+
+def cancel_many(
+    tx: Transaction, queue: QueueKey, ids: Sequence[str], *, leases: Mapping[bytes, FoundLease] | None
+) -> tuple[list[HoldfastError | SearchOn | None], list[tuple[object, ...]]]:
+    """Cancel messages; for each None, or an error, or that its lease has to be searched for; and the events to publish.
+
+    `leases` is the result of `search_leases` for all of them; None: it was not searched for leases so far.
+    """
+    return [_cancel_one_of(tx, queue, id, leases) for id in ids], tx.events
+
+
+def _cancel_one_of(
+    tx: Transaction, queue: QueueKey, id: str, leases: Mapping[bytes, FoundLease] | None
+) -> HoldfastError | SearchOn | None:
+    try:
+        queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
+        found = find_waiting(queue_tx, number) or _located(queue_tx, number)
+        if found is None and leases is None and total_counters(tx, queue_tx.keys).leased > 0:
+            return SearchOn(b"")
+        if found is None and leases is not None and number in leases:
+            found = _held(queue_tx, number, leases[number])
+        known = _cancel(queue_tx, number, found)
+    except (InvalidArgument, MessageNotFound) as error:
+        return error
+    return None if isinstance(known, SearchOn) or known.state == "cancelled" else finished(known)
+
+
+def _cancel(
+    queue_tx: QueueTransaction, id: bytes, found: "WaitingMessage | tuple[HeldLease, int] | SearchOn | None"
+) -> MessageInfo | SearchOn:
+    """Cancel a message that was found, and say what it is then; if it was not, what is kept about it."""
+    if isinstance(found, SearchOn):
+        return found
+    if found is None:
+        return finished_info(queue_tx, id)
+    message = take(queue_tx, found) if isinstance(found, WaitingMessage) else _revoke(queue_tx, *found)
     dead_letters.cancel_message(queue_tx, message)
     queue_tx.save()
-    outcome = outcomes.find(tx, queue_tx.keys, number)
+    outcome = outcomes.find(queue_tx.tx, queue_tx.keys, id)
     assert outcome is not None
-    return _outcome_info(number, outcome), tx.events
+    return _outcome_info(id, outcome)
 
 
 def update(
@@ -206,7 +246,7 @@ def update(
     if found is None:
         held = _find_leased(queue_tx, number, None)
         if held is None:
-            raise finished(_finished(queue_tx, number))
+            raise finished(finished_info(queue_tx, number))
         owner = "a consumer" if isinstance(held, SearchOn) else held[0].record.owner
         raise MessageLeased(f"Message {id} is leased by {owner}; wait until it is settled, or cancel it")
     message = take(queue_tx, found)
@@ -216,6 +256,7 @@ def update(
     if not delay_ms:
         unique_keys.end_debounce(queue_tx, message)
     insert(queue_tx, message, delay_ms=delay_ms, newest=False)
+    tx.expose()  # A receive may deliver it, although it is blocked.
     queue_tx.emit("updated", message)
     queue_tx.save()
     changed = find_waiting(queue_tx, number)
@@ -235,6 +276,29 @@ def search(tx: Transaction, queue: QueueKey, id: str, *, after: bytes) -> FoundL
     return _search(QueueTransaction(tx, queue), parse_id(id), after)
 
 
+def search_leases(
+    tx: Transaction, queue: QueueKey, ids: Sequence[str], *, after: bytes
+) -> tuple[dict[bytes, FoundLease], bytes | None]:
+    """`search` for several messages: the leases by the ids that were found, and where to continue, or None."""
+    return search_many(QueueTransaction(tx, queue), [parse_id(id) for id in ids], after)
+
+
+def search_many(
+    queue_tx: QueueTransaction, ids: Iterable[bytes], after: bytes
+) -> tuple[dict[bytes, FoundLease], bytes | None]:
+    """Search a bounded number of entries of the due index for leases of messages."""
+    tx, keys, wanted = queue_tx.tx, queue_tx.keys, frozenset(ids)
+    begin, end = keys.due_range(0 if tx.writer else queue_tx.counters.due_front_ms)
+    pairs = tx.scan(after + b"\x00" if after else begin, end, limit=FIND_ENTRIES)
+    found: dict[bytes, FoundLease] = {}
+    for key, value in pairs:
+        held = message_leases.held_at(tx, keys, key, value)
+        if held is not None:
+            ids_held = map(held.record.id_at, held.remaining())
+            found.update((id, FoundLease(key)) for id in ids_held if id in wanted)
+    return found, pairs[-1][0] if len(pairs) == FIND_ENTRIES else None
+
+
 def _search(queue_tx: QueueTransaction, id: bytes, after: bytes) -> FoundLease | SearchOn | None:
     tx, keys = queue_tx.tx, queue_tx.keys
     begin, end = keys.due_range(0 if tx.writer else queue_tx.counters.due_front_ms)
@@ -252,17 +316,8 @@ def _find_leased(
 ) -> tuple[HeldLease, int] | SearchOn | None:
     """A leased message: its lease and its position there."""
     tx, keys = queue_tx.tx, queue_tx.keys
-    location = locations.find(queue_tx, id)
-    if location is not None:
-        kind, ref = location
-        if kind != locations.LEASED:
-            return None
-        for lease in (ref[:LEASE_BYTES], ref):
-            held = message_leases.load(tx, keys, lease)
-            position = None if held is None else _position(held, id)
-            if held is not None and position is not None:
-                return held, position
-        return None
+    if locations.find(queue_tx, id) is not None:
+        return _located(queue_tx, id)
     if known is None:
         if total_counters(tx, keys).leased <= 0:
             return None
@@ -270,8 +325,24 @@ def _find_leased(
         if found is None or isinstance(found, SearchOn):
             return found
         known = found
-    stored = tx.get(known.key)
-    held = None if stored is None else message_leases.held_at(tx, keys, known.key, stored)
+    return _held(queue_tx, id, known)
+
+
+def _located(queue_tx: QueueTransaction, id: bytes) -> tuple[HeldLease, int] | None:
+    """A leased message that has a location."""
+    kind, ref = locations.find(queue_tx, id) or (b"", b"")
+    for lease in (ref[:LEASE_BYTES], ref) if kind == locations.LEASED else ():
+        held = message_leases.load(queue_tx.tx, queue_tx.keys, lease)
+        position = None if held is None else _position(held, id)
+        if held is not None and position is not None:
+            return held, position
+    return None
+
+
+def _held(queue_tx: QueueTransaction, id: bytes, known: FoundLease) -> tuple[HeldLease, int] | None:
+    """A leased message whose lease was found, unless it has left the lease since."""
+    stored = queue_tx.tx.get(known.key)
+    held = None if stored is None else message_leases.held_at(queue_tx.tx, queue_tx.keys, known.key, stored)
     position = None if held is None else _position(held, id)
     return None if held is None or position is None else (held, position)
 
@@ -299,6 +370,7 @@ def _revoke(queue_tx: QueueTransaction, held: HeldLease, position: int) -> Store
 def _info(queue_tx: QueueTransaction, message: StoredMessage, state: MessageState) -> MessageInfo:
     tx, job = queue_tx.tx, message.job or message.origin_job
     payload = tx.get(queue_tx.keys.body_key(message.id)) if message.has_body else message.payload
+    state_document = sidecars.document(tx, queue_tx.queue, message)
     is_leased = state == "leased"
     return MessageInfo(
         id=format_id(message.id),
@@ -328,6 +400,9 @@ def _info(queue_tx: QueueTransaction, message: StoredMessage, state: MessageStat
         expires_ms=message.due_ms if is_leased else 0,
         died_ms=message.died_ms,
         keep_result=job is not None and job.keep_result,
+        stateful=message.stateful,
+        state_value=None if state_document is None else state_document.value,
+        state_etag=None if state_document is None else state_document.etag,
     )
 
 

@@ -126,7 +126,7 @@ def add_counters(summed: QueueCounters, counters: QueueCounters) -> None:
 class QueueTransaction:
     """A queue inside one transaction: its keys, and its counters, which `save` writes once."""
 
-    __slots__ = ("_due_ms", "_key_states", "counters", "keys", "queue", "tx")
+    __slots__ = ("_due_ms", "_key_states", "admitted", "counters", "keys", "queue", "tx")
 
     def __init__(self, tx: Transaction, queue: QueueKey) -> None:
         self.tx = tx
@@ -137,6 +137,7 @@ class QueueTransaction:
             self.counters.next_due_ms = NEVER_MS  # Another process has processed it, or will: its sweeper knows of it.
         self._due_ms = self.counters.next_due_ms
         self._key_states: dict[str, KeyState] | None = None
+        self.admitted = 0  # Messages that the quota of the universe has admitted, and `save` will count.
 
     def save(self) -> None:
         if self._key_states is not None:

@@ -15,10 +15,12 @@ from holdfast.kv import Transaction
 from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
 from holdfast.layers.queues import failures, locations, outcomes, sidecars, unique_keys
 from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.enqueue import advance_group, clear_ttl, insert, remove_parts, set_ttl
+from holdfast.layers.queues.enqueue import clear_ttl, insert, keep_from_now, remove_parts, set_ttl
+from holdfast.layers.queues.groups import advance_group
 from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.queues.policies import SUFFIX, dead_letter_queue, policy_of
 from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
+from holdfast.wire.queues import QueuePolicy
 from holdfast.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
 
 
@@ -63,9 +65,9 @@ def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Move a message that was taken out, with everything that belongs to it, to the dead letter queue."""
     policy = policy_of(queue_tx.tx, queue_tx.queue)
     dead = QueueTransaction(queue_tx.tx, dead_letter_queue(queue_tx.queue, policy))
+    move_parts(queue_tx, dead, message)
     if message.job is not None:
         _end_job(queue_tx, message, message.job)
-    _move(queue_tx, dead, message)
     advance_group(queue_tx, message)
     queue_tx.counters.dead_lettered += 1
     message.origin, message.died_ms = queue_tx.queue.name, queue_tx.tx.now_ms
@@ -110,19 +112,27 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
         count += 1
         dead.remove_ready(message)
         dead.record("returned", message)
-        _move(dead, queue_tx, message)
-        message.origin, message.died_ms, message.failures = None, 0, 0
+        move_parts(dead, queue_tx, message)
+        bring_back(policy, message)
         if message.origin_job is not None:
             message.job, message.origin_job = message.origin_job, None
             outcomes.forget(queue_tx, message.id)
             unique_keys.claim(queue_tx, message, message.job)
-        if policy.retention_seconds is not None:
-            set_ttl(queue_tx, message, policy.retention_seconds)
+        keep_from_now(queue_tx, policy, message)
         insert(queue_tx, message, delay_ms=0, newest=False)
         queue_tx.emit("redriven", message)
+    if policy.group_batches:
+        tx.expose()  # A receive may deliver them, although they are blocked.
     dead.save()
     queue_tx.save()
     return count
+
+
+def bring_back(policy: QueuePolicy, message: StoredMessage) -> None:
+    """Let a dead letter be a message again of a queue with this policy, with nothing counted that makes it one."""
+    message.origin, message.died_ms, message.failures = None, 0, 0
+    if policy.dead_letter_rule != "failures":
+        message.attempts = 0
 
 
 class RedriveProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -210,7 +220,7 @@ def queues_of(tx: Transaction, universe: str, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _move(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
+def move_parts(source: QueueTransaction, target: QueueTransaction, message: StoredMessage) -> None:
     """Move the body, the failures and the state of a message to another queue, and clear its TTL."""
     tx = source.tx
     clear_ttl(tx, source.keys, message)

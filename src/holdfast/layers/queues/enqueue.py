@@ -8,13 +8,13 @@ from zoneinfo import ZoneInfo
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge
+from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge, QuotaExceeded
 from holdfast.kv import Transaction
 from holdfast.layers import blobs
-from holdfast.layers.queues import key_flow, locations, unique_keys, upkeep
+from holdfast.layers.queues import groups, key_flow, locations, unique_keys, upkeep
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.policies import max_attempts, policy_of, visibility_ms
+from holdfast.layers.queues.policies import check_exists, max_attempts, policy_of, visibility_ms
 from holdfast.layers.states import check_correlation_id
 from holdfast.limits import (
     ATTRIBUTES_BYTES_MAX,
@@ -32,7 +32,7 @@ from holdfast.limits import (
 from holdfast.names import checked_name
 from holdfast.tiers import Tier
 from holdfast.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
-from holdfast.wire.stored_messages import StoredMessage, decode, encode, format_id
+from holdfast.wire.stored_messages import StoredMessage, encode, format_id
 
 _NUMBERS = (float, int)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
@@ -43,7 +43,12 @@ DUE_ATTRIBUTE = "holdfast-due"  # When the schedule was due; the message may hav
 
 
 def put(
-    tx: Transaction, queue: QueueKey, messages: Sequence[NewMessage], *, tier: Tier = Tier.CRITICAL
+    tx: Transaction,
+    queue: QueueKey,
+    messages: Sequence[NewMessage],
+    *,
+    tier: Tier = Tier.CRITICAL,
+    must_exist: bool = False,
 ) -> list[Receipt]:
     """Enqueue messages, all or none; returns a receipt for each.
 
@@ -54,6 +59,8 @@ def put(
         EmptyBatch, BatchTooLarge, PayloadTooLarge: there are no messages, or too many, or one is too large.
         InvalidArgument: a message has an invalid value.
         BlobNotFound: the payload of a message is a blob that is not stored.
+        QuotaExceeded: the universe has no room for them.
+        QueueNotFound: the queue does not exist, and `must_exist` is set.
     """
     if not messages:
         raise EmptyBatch("The batch is empty; put at least one message")
@@ -61,16 +68,26 @@ def put(
         raise BatchTooLarge(f"One batch puts at most {MESSAGES_MAX} messages, not {len(messages)}; split it")
     for message in messages:
         check(message)
+    policy = policy_of(tx, queue)
+    if must_exist:
+        check_exists(tx, queue, policy)
+    for message in messages:
         if message.blob is not None:
             blobs.use(tx, queue.universe, message.blob)
+    admitted = 0
+    if tx.quotas is not None:  # Before anything is written. Those that may be duplicates follow in `put_one`.
+        admitted = sum([not _may_be_duplicate(message) for message in messages])
+        tx.quotas.admit_messages(tx, queue.universe, admitted)
     queue_tx = QueueTransaction(tx, queue)
-    policy = policy_of(tx, queue)
+    queue_tx.admitted = admitted
     receipts = [
         put_one(queue_tx, policy, message, id, tier)
         for message, id in zip(messages, queue_tx.new_ids(len(messages)), strict=True)
     ]
     if not tx.writer or not only_adds(messages):  # Where plain puts share the queue, the sweeper deletes them.
         upkeep.delete_expired_once_a_minute(queue_tx)
+    if policy.group_batches:
+        tx.expose()  # A receive may deliver them, although they are blocked.
     queue_tx.save()
     return receipts
 
@@ -97,44 +114,10 @@ def insert(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int,
     """Store a message as blocked behind its group, as delayed, or as ready."""
     message.owner = message.txn_id = None
     message.lease_ref, message.due_ms = b"", queue_tx.tx.now_ms + delay_ms
-    if message.group is not None and message.origin is None and not _claim_group_head(queue_tx, message, message.group):
-        queue_tx.tx.put(queue_tx.keys.waiting_key(message), encode(message))
-        locations.set_group(queue_tx, message.id, message.group)
-        queue_tx.counters.blocked += 1
+    if message.group is not None and message.origin is None:
+        groups.enter(queue_tx, message, message.group, newest=newest)
     else:
-        _place(queue_tx, message, newest=newest)
-
-
-def _place(queue_tx: QueueTransaction, message: StoredMessage, *, newest: bool) -> None:
-    """Store a message that is not blocked by its group as delayed, as waiting for its key, or as ready."""
-    if message.due_ms > queue_tx.tx.now_ms:
-        queue_tx.delay(message)
-    elif message.key is not None:
-        key_flow.enter(queue_tx, message, message.key, newest=newest)
-    else:
-        queue_tx.make_ready(message, newest=newest)
-
-
-def advance_group(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Make the next message of a group its head, because `message` leaves the queue."""
-    if message.group is None or message.origin is not None:
-        return
-    tx, keys = queue_tx.tx, queue_tx.keys
-    head_key = keys.head.key(message.group)
-    head = tx.get(head_key)
-    if head is None or head[:16] != message.id:
-        return
-    blocked = tx.scan(*keys.group_range(message.group, head[16:]), limit=1)
-    if not blocked:
-        tx.delete(head_key)
-        return
-    key, value = blocked[0]
-    tx.delete(key)
-    queue_tx.counters.blocked -= 1
-    successor = decode(value)
-    locations.clear(queue_tx, successor.id)
-    tx.put(head_key, successor.id + successor.id + b"\x00")  # The scan for its successor starts after it.
-    _place(queue_tx, successor, newest=False)
+        groups.place(queue_tx, message, newest=newest)
 
 
 def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id: bytes, tier: Tier) -> Receipt:
@@ -158,6 +141,8 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
             queue_tx.remove_delayed(before)
             queue_tx.emit("replaced", before)
             remove_parts(queue_tx, before)
+    if tx.quotas is not None and not replaces and _may_be_duplicate(new):
+        _admit_one(queue_tx)
     text = format_id(id)
     correlation_id = new.correlation_id or text
     if new.idempotency_key is not None:
@@ -165,7 +150,8 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         tx.put(keys.ids.key(upkeep.idempotency_period(tx.now_ms), new.idempotency_key), record)
     payload, blob, now_ms = new.payload, new.blob, tx.now_ms
     inline = len(payload) <= PAYLOAD_CARRIED_BYTES_MAX
-    ttl_seconds = policy.retention_seconds if new.ttl_seconds is None else new.ttl_seconds
+    retention_seconds = None if policy.retention_by_age else policy.retention_seconds
+    ttl_seconds = retention_seconds if new.ttl_seconds is None else new.ttl_seconds
     visibility = policy.visibility_seconds if new.visibility_seconds is None else new.visibility_seconds
     is_special = (
         not inline
@@ -202,7 +188,7 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
         tx.put(keys.body_key(id), new.payload)
     if ttl_seconds is not None:
         set_ttl(queue_tx, message, ttl_seconds)
-    delay_seconds = new.delay_seconds
+    delay_seconds = policy.delay_seconds if new.delay_seconds is None else new.delay_seconds
     if job is not None:
         unique_keys.claim(queue_tx, message, job)
         if job.debounce_key is not None:
@@ -215,6 +201,19 @@ def put_one(queue_tx: QueueTransaction, policy: QueuePolicy, new: NewMessage, id
     queue_tx.counters.put += 1
     queue_tx.emit("put", message)
     return Receipt(text, tier, replaces, correlation_id)
+
+
+def _admit_one(queue_tx: QueueTransaction) -> None:
+    """Raise QuotaExceeded if the universe has no room for another message."""
+    tx = queue_tx.tx
+    assert tx.quotas is not None, "the caller has checked it"
+    tx.quotas.admit_messages(tx, queue_tx.queue.universe, 1, unsaved=queue_tx.admitted)
+    queue_tx.admitted += 1
+
+
+def _may_be_duplicate(new: NewMessage) -> bool:
+    """Whether a put of this message may find that it is enqueued already, or replace another one."""
+    return new.idempotency_key is not None or new.unique_key is not None or new.debounce_key is not None
 
 
 def _debounce_seconds(new: NewMessage, since_first_ms: int) -> float:
@@ -253,6 +252,14 @@ def set_ttl(queue_tx: QueueTransaction, message: StoredMessage, seconds: float) 
     move_ttl(queue_tx, message)
 
 
+def keep_from_now(queue_tx: QueueTransaction, policy: QueuePolicy, message: StoredMessage) -> None:
+    """Keep a message that came back, or from another queue, as long as one that is put now."""
+    if policy.retention_by_age:
+        message.kept_from_ms = queue_tx.tx.now_ms
+    elif policy.retention_seconds is not None:
+        set_ttl(queue_tx, message, policy.retention_seconds)
+
+
 def move_ttl(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """Write the due entry of a message's TTL, which says where the message is."""
     at_ms = message.ttl_at_ms
@@ -262,18 +269,6 @@ def move_ttl(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     location = TTL_EXPIRED + bytes((message.priority,)) + (message.group or "").encode()
     queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_EXPIRED), location)
     queue_tx.counters.add_due(at_ms)
-
-
-def _claim_group_head(queue_tx: QueueTransaction, message: StoredMessage, group: str) -> bool:
-    """Make the message the head of its group if the group has none; whether it is the head."""
-    tx, key = queue_tx.tx, queue_tx.keys.head.key(group)
-    head = tx.get(key)
-    if head is None:
-        tx.put(key, message.id + message.id + b"\x00")
-        return True
-    if message.id < head[16:]:  # A redriven dead letter sorts before messages that already left.
-        tx.put(key, head[:16] + message.id)
-    return head[:16] == message.id
 
 
 def _duplicate_of(tx: Transaction, keys: QueueKeys, key: str) -> bytes | None:
@@ -315,7 +310,7 @@ def check(new: NewMessage) -> None:
         or not (new.group is None or new.group.__class__ is str)
         or not (new.max_attempts is None or new.max_attempts.__class__ is int)
         or not (new.idempotency_key is None or new.idempotency_key.__class__ is str)
-        or new.delay_seconds.__class__ not in _NUMBERS
+        or (new.delay_seconds is not None and new.delay_seconds.__class__ not in _NUMBERS)
         or (new.ttl_seconds is not None and new.ttl_seconds.__class__ not in _NUMBERS)
         or (new.visibility_seconds is not None and new.visibility_seconds.__class__ not in _NUMBERS)
         or (new.retry_delay_seconds is not None and new.retry_delay_seconds.__class__ not in _NUMBERS)
@@ -339,7 +334,7 @@ def check(new: NewMessage) -> None:
         raise InvalidArgument(
             f"priority is {new.priority}; choose 0 to {PRIORITY_MAX} ({PRIORITY_MAX} is the most urgent)"
         )
-    if not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
+    if new.delay_seconds is not None and not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
         raise InvalidArgument(f"delay_seconds is {new.delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
     if new.ttl_seconds is not None and not 0.001 <= new.ttl_seconds <= TTL_SECONDS_MAX:
         raise InvalidArgument(f"ttl_seconds is {new.ttl_seconds}; choose 0.001 to {TTL_SECONDS_MAX:.0f}, or none")
@@ -441,7 +436,7 @@ def set_schedule(
         raise InvalidArgument(f"cron and timezone must be strings, not {cron!r} and {timezone!r}")
     keys = keys_of(queue)
     next_ms = _next_run_ms(cron, timezone, tx.now_ms)
-    if next_ms == NEVER_MS:
+    if next_ms == NEVER_MS:  # pragma: no cover - Every expression that CronSim accepts matches within 50 years.
         raise InvalidArgument(f"The cron expression {cron!r} never matches; check its day and month")
     if tx.get(keys.schedules.key(name)) is None and len(_stored_schedules(tx, keys)) >= SCHEDULES_MAX:
         raise Busy(f"Queue {queue.name} has {SCHEDULES_MAX} schedules, the maximum; remove some first")
@@ -466,7 +461,7 @@ def schedules_of(tx: Transaction, queue: QueueKey) -> list[Schedule]:
 
 
 def fire_schedule(queue_tx: QueueTransaction, name: str) -> None:
-    """Enqueue a schedule's message, and add the due entry of its next run."""
+    """Enqueue a schedule's message, unless its universe is full, and add the due entry of its next run."""
     stored = queue_tx.tx.get(queue_tx.keys.schedules.key(name))
     if stored is None:
         return
@@ -479,7 +474,13 @@ def fire_schedule(queue_tx: QueueTransaction, name: str) -> None:
             DUE_ATTRIBUTE: _rfc3339(schedule.next_ms),
         },
     )
-    put_one(queue_tx, policy_of(queue_tx.tx, queue_tx.queue), message, queue_tx.new_id(), Tier.CRITICAL)
+    try:
+        if queue_tx.tx.quotas is not None and not _may_be_duplicate(message):
+            _admit_one(queue_tx)
+        put_one(queue_tx, policy_of(queue_tx.tx, queue_tx.queue), message, queue_tx.new_id(), Tier.CRITICAL)
+        queue_tx.tx.expose()  # A receive may deliver it, although it is blocked.
+    except QuotaExceeded:
+        pass  # This run is left out; the quota's metrics count it as refused.
     next_ms = _next_run_ms(schedule.cron, schedule.timezone, queue_tx.tx.now_ms)
     _store_schedule(queue_tx, msgspec.structs.replace(schedule, next_ms=next_ms))
 
@@ -499,7 +500,7 @@ def _next_run_ms(cron: str, timezone: str, now_ms: int) -> int:
         raise InvalidArgument(
             f"{cron!r} is not a cron expression ({error}); write minute, hour, day, month and weekday"
         ) from None
-    except StopIteration:
+    except StopIteration:  # pragma: no cover - As in `set_schedule`.
         return NEVER_MS
     return round(next_run.timestamp() * 1_000)
 
@@ -507,7 +508,7 @@ def _next_run_ms(cron: str, timezone: str, now_ms: int) -> int:
 def _store_schedule(queue_tx: QueueTransaction, schedule: Schedule) -> None:
     tx, keys = queue_tx.tx, queue_tx.keys
     tx.put(keys.schedules.key(schedule.name), _encode(schedule))
-    if schedule.next_ms != NEVER_MS:
+    if schedule.next_ms != NEVER_MS:  # pragma: no branch - As in `set_schedule`.
         tx.put(keys.due_key(schedule.next_ms, SCHEDULE_DUE + schedule.name.encode()), SCHEDULE_DUE)
         queue_tx.counters.add_due(schedule.next_ms)
 

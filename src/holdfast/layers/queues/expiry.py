@@ -15,6 +15,7 @@ from holdfast.layers.queues import (
     key_flow,
     message_leases,
     outcomes,
+    retention,
     unique_keys,
 )
 from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
@@ -101,6 +102,8 @@ def _process_entry(queue_tx: QueueTransaction, key: bytes, value: bytes) -> int:
         outcomes.delete_expired(queue_tx, subject)
     elif value[:1] == TTL_EXPIRED:
         _expire(queue_tx, subject[:ID_BYTES], value)
+    elif value[:1] == retention.RETENTION_DUE:
+        return retention.run_step(queue_tx, keys.due_at(key))
     else:
         _end_delay(queue_tx, subject, keys.due_at(key))
     return 1
@@ -154,7 +157,7 @@ def _end_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
         )
         queue_tx.counters.expired += 1
         queue_tx.emit("expired", message)
-        if failures.makes_dead_letter(message, failures.EXPIRED):
+        if failures.makes_dead_letter(policy, message, failures.EXPIRED):
             dead_letters.dead_letter(queue_tx, message)
         else:
             dead_letters.requeue(queue_tx, message, delay_ms=0)

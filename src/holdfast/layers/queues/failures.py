@@ -69,7 +69,7 @@ def record(
         traceback=None if traceback is None else _end(traceback, TRACEBACK_BYTES_MAX),
     )
     kept = _newest([*_stored(queue_tx.tx, queue_tx.keys, message), failure], policy.failures_kept)
-    is_dead = makes_dead_letter(message, outcome)
+    is_dead = makes_dead_letter(policy, message, outcome)
     if message.has_failures and (is_dead or not kept):
         remove(queue_tx, message)
     if kept:
@@ -78,9 +78,12 @@ def record(
     message.has_failures = bool(kept)
 
 
-def makes_dead_letter(message: StoredMessage, outcome: str) -> bool:
-    """Whether the last failure of a message makes it a dead letter."""
-    return message.origin is None and (outcome == REJECTED or message.failures >= message.max_attempts)
+def makes_dead_letter(policy: QueuePolicy, message: StoredMessage, outcome: str) -> bool:
+    """Whether the last failure of a message makes it a dead letter. Deliveries are counted by `leasing`."""
+    if message.origin is not None:
+        return False
+    is_last = policy.dead_letter_rule == "failures" and message.failures >= message.max_attempts
+    return is_last or outcome == REJECTED
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:

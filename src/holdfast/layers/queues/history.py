@@ -5,8 +5,8 @@
 Only queues whose policy has `history="durable"` have one; for all others nothing is read or written. Once a minute, a
 put deletes what is older than the policy's `history_seconds`. A complete history replays to the counts of the queue:
 
-    in the queue = put + redriven + arrived - acked - dead-lettered - outlived - cancelled - replaced - purged -
-                   returned
+    in the queue = put + redriven + arrived - acked - dead-lettered - outlived - cancelled - replaced - moved -
+                   purged - returned
 """
 
 from typing import Final
@@ -38,6 +38,7 @@ KINDS: Final = (
     "cancelled",
     "replaced",
     "updated",
+    "moved",
 )
 _CODES: Final = {kind: code for code, kind in enumerate(KINDS)}
 _TIME_BYTES: Final = 8

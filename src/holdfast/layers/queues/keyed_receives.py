@@ -49,6 +49,7 @@ def lease_keyed(
     prefetched: Prefetched | None = None,
     acks: Sequence[PackedAck] = (),
     refused: list[RefusedAck] | None = None,
+    must_exist: bool = False,
 ) -> Leased:
     """`lease_or_wait`, or the messages that an earlier attempt still leases. An empty result is not stored.
 
@@ -69,6 +70,7 @@ def lease_keyed(
         with_state=with_state,
         prefetched=prefetched,
         acks=acks if refused is None else (),
+        must_exist=must_exist,
     )
     if refused is not None:
         leased.refused = refused

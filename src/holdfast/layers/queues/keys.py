@@ -3,6 +3,8 @@
     (u, universe, "q", queue, …)
       "tally", writer            counters by state, and scan positions; one record per writing process
       "policy"                   defaults for the messages of the queue
+      "sqs"                      what the SQS protocol has beside that: attributes, tags, times
+      "v"                        the pass that removes messages that are too old, if they are kept by age
       "r" | 9 - priority | id    ready messages, in delivery order
       "p" | id                   delayed messages
       "t" | at_ms | entry        the due index: leases, with their messages, and when a delay or a TTL ends, or a
@@ -16,7 +18,8 @@
       "w", 0, key | 9 - priority | id    messages with a key, waiting for their turn
       "k", key                   the state of a key: its leases, its message that is ready, its rate and its pause
       "l" | id                   where a message is that has job options, or waits behind its group
-      "h", group                 the group's head (ready, delayed or leased), and where the scan for the next one starts
+      "h", group                 a group's head (ready, delayed or leased), and where the scan for the next one starts,
+                                 or its messages that are leased together: see `groups`
       "i", period, key           idempotency keys
       "u", key                   the message that has a unique key
       "n", key                   the delayed message that has a debounce key
@@ -74,8 +77,10 @@ class QueueKeys:
         "policy",
         "prefix",
         "ready",
+        "retention",
         "schedules",
         "settled",
+        "sqs",
         "unique",
         "waiting",
     )
@@ -86,6 +91,8 @@ class QueueKeys:
         self.all_counters = keys.at("tally")
         self.own_counters = self.all_counters.key("")
         self.policy = keys.key("policy")
+        self.sqs = keys.key("sqs")
+        self.retention = keys.key("v")
         self.ready = keys.key("r")
         self.delayed = keys.key("p")
         self.due = keys.key("t")

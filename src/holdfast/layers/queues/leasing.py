@@ -8,6 +8,9 @@
               ▲          └──── failures = max_attempts, reject ──► dead letters ── redrive ──► ready
               └── nack with a delay, or as a failure with the back-off of the policy
 
+What makes a dead letter is a rule of the policy: failures, as above; or deliveries, which a receive counts before the
+next one; or only a reject.
+
 A lease that expires counts as a failure, so a message that crashes its consumers becomes a dead letter too. A consumer
 may settle its message after the lease's end until a transaction processes the expiry; then its fence is refused.
 
@@ -24,9 +27,11 @@ from holdfast.kv import Pair, Transaction
 from holdfast.layers.leases import check_owner
 from holdfast.layers.queues import (
     dead_letters,
+    groups,
     key_flow,
     locations,
     message_leases,
+    retention,
     sidecars,
     unique_keys,
 )
@@ -38,7 +43,7 @@ from holdfast.layers.queues.failures import (
 )
 from holdfast.layers.queues.keys import QueueKey, priority_at
 from holdfast.layers.queues.message_leases import HeldLease
-from holdfast.layers.queues.policies import policy_of
+from holdfast.layers.queues.policies import check_exists, policy_of
 from holdfast.layers.queues.rate_budgets import RateBudget
 from holdfast.layers.queues.settling import settle_packed
 from holdfast.limits import LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
@@ -51,8 +56,9 @@ from holdfast.wire.queues import (
     RefusedAck,
     SidecarState,
 )
-from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head
+from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, put_at_ms
 
+_FIRST = b"\x00"  # Before the place of every message.
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.
 
 
@@ -172,33 +178,41 @@ def lease_or_wait(
     with_state: bool = False,
     prefetched: Prefetched | None = None,
     acks: Sequence[PackedAck] = (),
+    must_exist: bool = False,
 ) -> Leased:
     """Lease at most `limit` ready messages, the most urgent first, then the oldest. Before that, `ack_packed`.
 
     Raises:
         InvalidArgument: `limit` is out of range, or a position of `acks`.
+        QueueNotFound: the queue does not exist, and `must_exist` is set.
     """
     check_owner(owner, txn_id)
     if not 0 < limit <= MESSAGES_MAX:
         raise InvalidArgument(f"limit is {limit}; one delivery has 1 to {MESSAGES_MAX} messages")
     queue_tx = QueueTransaction(tx, queue)
     policy = policy_of(tx, queue)
+    if must_exist:
+        check_exists(tx, queue, policy)
     refused, has_acked = settle_packed(queue_tx, acks) if acks else ([], False)
     changed = process_due(queue_tx) or has_acked
     if changed or with_state or acks:  # An ack that is repeated here may not be synced yet.
         tx.keep()
     heads: list[StoredHead] = []
     taken: list[bytes] = []
-    has_jobs = False
+    has_jobs, removed = False, 0
     rate = None if policy.rate_per_second is None else RateBudget(queue_tx, policy.rate_per_second)
     allowed = 0 if policy.paused else limit if rate is None else rate.allowed(limit)
     more = True  # Whether more messages may be ready.
-    while more and len(heads) < allowed:
+    while more and len(heads) < allowed and removed < MESSAGES_MAX:
         found, more = _next_ready(queue_tx, allowed - len(heads), prefetched)
         if found:
             changed = True
-            has_jobs = _take_ready(queue_tx, policy, found, prefetched, heads=heads, taken=taken) or has_jobs
-            more = more or has_jobs  # One with a key may have made another one ready.
+            jobs_found, removed_now = _take_ready(
+                queue_tx, policy, found, prefetched, heads=heads, taken=taken, limit=allowed
+            )
+            has_jobs, removed = has_jobs or jobs_found, removed + removed_now
+            # One with a key or a group may have made another one ready. Those of a group may leave others unused.
+            more = more or has_jobs or removed > 0 or (policy.group_batches and len(heads) == allowed)
     leases: list[HeldLease] = []
     for run, lasts_ms in _runs(heads, taken, visibility_ms):
         held = message_leases.grant(
@@ -222,6 +236,8 @@ def lease_or_wait(
         queue_tx.save()
     rate_wait_ms = NEVER_MS if rate is None or policy.paused else rate.wait_ms()
     retry_in_ms = min(queue_tx.counters.next_due_ms - tx.now_ms, rate_wait_ms)
+    if removed >= MESSAGES_MAX and len(heads) < allowed:
+        retry_in_ms = 0  # Another transaction goes on.
     leased = Leased(
         leases, retry_in_ms, tx.events, more=more if tx.writer else _most_urgent(queue_tx.counters.ready) >= 0
     )
@@ -238,34 +254,103 @@ def _take_ready(
     *,
     heads: list[StoredHead],
     taken: list[bytes],
-) -> bool:
-    """Remove ready messages, and append them to `heads` and `taken`; whether one of them has job options.
+    limit: int,
+) -> tuple[bool, int]:
+    """Take ready messages, and append them to `heads` and `taken`.
 
-    Leaves the rest of them if a message of a key became ready that goes first.
+    Returns whether one of them has job options, and how many were removed instead.
+
+    Leaves the rest of them if a message of a key became ready that goes first, or if there are `limit` messages now:
+    each may have brought others of its group.
     """
     tx, ready, first = queue_tx.tx, queue_tx.counters.ready, len(queue_tx.keys.ready)
     has_jobs, earliest = False, b""  # The first of the places of messages that became ready.
+    over, removed = _Over(policy, tx.now_ms), 0
     for index, (key, stored) in enumerate(found):
-        if earliest and earliest < key[first:]:
+        if (earliest and earliest < key[first:]) or len(heads) == limit:
             _return_ready(queue_tx, found[index:], prefetched)
             break
         tx.delete(key)
         priority = PRIORITY_MAX - key[first]
         ready[priority] = ready.get(priority, 0) - 1
         head = decode_head(stored)
-        is_over = 0 < head.ttl_at_ms <= tx.now_ms
+        is_over = (over.has_rule or head.ttl_at_ms > 0) and over.removes(queue_tx, head, stored)
         if is_over:
-            dead_letters.expire_message(queue_tx, decode(stored))
-            tx.keep()
+            removed += 1
+            if head.group is not None:
+                earliest = _FIRST  # The next one of its group may be anywhere.
         else:
             heads.append(head)
             taken.append(stored)
+            if policy.group_batches and head.group is not None:
+                jobs_found, removed_now = _take_followers(
+                    queue_tx, head, head.group, over, heads=heads, taken=taken, limit=limit
+                )
+                has_jobs, removed = has_jobs or jobs_found, removed + removed_now
         if head.job is not None:
             has_jobs = True
             if head.job.key is not None:
                 place = key_flow.deliver(queue_tx, policy, head.job.key, is_over=is_over)
                 earliest = min(earliest or place, place or earliest)
-    return has_jobs
+    return has_jobs, removed
+
+
+def _take_followers(
+    queue_tx: QueueTransaction,
+    first: StoredHead,
+    group: str,
+    over: "_Over",
+    *,
+    heads: list[StoredHead],
+    taken: list[bytes],
+    limit: int,
+) -> tuple[bool, int]:
+    """Take the next messages of the group of a message that was just taken; the same as `_take_ready` returns."""
+    has_jobs, removed, begin = False, 0, len(heads) - 1
+    for stored in groups.take_followers(queue_tx, first, limit - len(heads)):
+        head = decode_head(stored)
+        if over.removes(queue_tx, head, stored):
+            removed += 1
+            continue
+        heads.append(head)
+        taken.append(stored)
+        has_jobs = has_jobs or head.job is not None
+    if len(heads) > begin + 1:
+        groups.lock(queue_tx, group, [head.id for head in heads[begin:]])
+    return has_jobs, removed
+
+
+class _Over:
+    """Which messages a receive removes instead of delivering them: they are kept no longer, or delivered too often."""
+
+    __slots__ = ("_deliveries_max", "_now_ms", "_over_ms", "has_rule")
+
+    def __init__(self, policy: QueuePolicy, now_ms: int) -> None:
+        kept_ms = retention.kept_ms(policy)
+        self._now_ms = now_ms
+        self._deliveries_max = policy.max_attempts if policy.dead_letter_rule == "deliveries" else NEVER_MS
+        self._over_ms = -1 if kept_ms is None else now_ms - kept_ms
+        # Whether the policy has a rule. Otherwise only messages with TTLs are looked at.
+        self.has_rule = kept_ms is not None or policy.dead_letter_rule == "deliveries"
+
+    def removes(self, queue_tx: QueueTransaction, head: StoredHead, stored: bytes) -> bool:
+        """Remove a message that was taken out, if it is one of these; whether it was."""
+        if (
+            not 0 < head.ttl_at_ms <= self._now_ms
+            and head.attempts < self._deliveries_max
+            and (self._over_ms < 0 or put_at_ms(head.id) > self._over_ms)
+        ):
+            return False
+        message = decode(stored)
+        if 0 < message.ttl_at_ms <= self._now_ms or retention.since_ms(message) <= self._over_ms:
+            dead_letters.expire_message(queue_tx, message)
+        elif message.attempts >= self._deliveries_max and message.origin is None:
+            message.last_error = message.last_error or f"It was delivered {message.attempts} times and not acknowledged"
+            dead_letters.dead_letter(queue_tx, message)
+        else:
+            return False
+        queue_tx.tx.keep()
+        return True
 
 
 def _begin_jobs(queue_tx: QueueTransaction, held: HeldLease, heads: Sequence[StoredHead]) -> None:

@@ -97,7 +97,7 @@ _decode_acked = msgspec.msgpack.Decoder(_Acked).decode
 class HeldLease:
     """A lease inside one transaction: what is left in it. `save` writes what has changed."""
 
-    __slots__ = ("_content", "_has_settled", "_is_moved", "_key", "_keys", "_tx", "acked", "id", "left", "record")
+    __slots__ = ("_content", "_has_settled", "_is_moved", "_keys", "_tx", "acked", "id", "left", "record")
 
     def __init__(
         self,
@@ -122,13 +122,10 @@ class HeldLease:
         self._content = content
         self._has_settled = settled is not None  # There is a record of which messages are settled.
         self._is_moved = is_moved
-        self._key = b""
 
     def key(self) -> bytes:
         """Its key in the due index."""
-        if not self._key:
-            self._key = self._keys.due_key(self.record.due_ms, self.id)
-        return self._key
+        return self._keys.due_key(self.record.due_ms, self.id)
 
     def remaining(self) -> list[int]:
         """The positions of the messages that are neither acknowledged nor gone."""
@@ -153,6 +150,8 @@ class HeldLease:
         message.fence, message.attempts = record.fence_at(position), record.attempt_at(position)
         if record.with_state:
             message.stateful = message.is_special = True
+        # Earlier versions kept only the last time.
+        message.first_leased_ms = message.first_leased_ms or message.leased_ms or record.leased_ms
         message.leased_ms, message.due_ms = record.leased_ms, record.due_ms
         message.owner, message.txn_id, message.lease_ref = record.owner, record.txn_id, self.ref(position)
         return message
@@ -218,13 +217,12 @@ class HeldLease:
         tx, keys = queue_tx.tx, queue_tx.keys
         tx.delete(self.key())
         self.record = msgspec.structs.replace(self.record, due_ms=due_ms, lasts_ms=due_ms - tx.now_ms)
-        self._key = b""
         tx.put(self.key(), _encode(self.record))
-        if _is_moved(self.id, due_ms):
-            tx.put(keys.moved + self.id, due_ms.to_bytes(8, "big"))
-        elif self._is_moved:
-            tx.delete(keys.moved + self.id)
         self._is_moved = _is_moved(self.id, due_ms)
+        if self._is_moved:
+            tx.put(keys.moved + self.id, due_ms.to_bytes(8, "big"))
+        else:  # The clock was set back by as much as the lease had been extended.
+            tx.delete(keys.moved + self.id)
         _note_due(queue_tx, due_ms)
 
     def separate(self, queue_tx: QueueTransaction, position: int, due_ms: int) -> None:
@@ -416,6 +414,13 @@ def acked_before(tx: Transaction, keys: QueueKeys, proof: MessageLease) -> str |
         if id == wanted and proof.fence == found.fences[position if len(found.fences) > 1 else 0]:
             return found.correlation_ids[position] if found.correlation_ids else format_id(id)
     return None
+
+
+def remember_ack(queue_tx: QueueTransaction, ref: bytes, message: StoredMessage) -> None:
+    """Let a repeated ack of a message succeed that was acknowledged after its lease had ended."""
+    tx = queue_tx.tx
+    acked = _Acked([message.fence], message.id, b"", [message.correlation_id])
+    tx.put(queue_tx.keys.ack_key(tx.now_ms // 60_000, ref), _encode(acked))
 
 
 def acked_positions(tx: Transaction, keys: QueueKeys, lease: bytes, fences: list[int]) -> int:

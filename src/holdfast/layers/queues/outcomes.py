@@ -48,7 +48,7 @@ class OutcomeRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(OutcomeRecord).decode
+decode_outcome = msgspec.msgpack.Decoder(OutcomeRecord).decode
 
 
 def check_result(result: NewResult) -> None:
@@ -114,7 +114,7 @@ def forget(queue_tx: QueueTransaction, id: bytes) -> None:
 def find(tx: Transaction, keys: QueueKeys, id: bytes) -> OutcomeRecord | None:
     """The outcome of a message; None if none is kept."""
     stored = tx.get(keys.outcomes + id)
-    outcome = None if stored is None else _decode(stored)
+    outcome = None if stored is None else decode_outcome(stored)
     return None if outcome is None or outcome.expires_ms <= tx.now_ms else outcome
 
 
@@ -201,7 +201,7 @@ def _delete_if_expired(queue_tx: QueueTransaction, key: bytes) -> None:
     if stored is None:
         return
     if key.startswith(keys.outcomes):
-        if _decode(stored).expires_ms > tx.now_ms:
+        if decode_outcome(stored).expires_ms > tx.now_ms:
             return
         _release_blob(queue_tx, stored)
     elif key.startswith(keys.unique.prefix) and not 0 < int.from_bytes(stored[16:24], "big") <= tx.now_ms:
@@ -210,6 +210,6 @@ def _delete_if_expired(queue_tx: QueueTransaction, key: bytes) -> None:
 
 
 def _release_blob(queue_tx: QueueTransaction, stored: bytes) -> None:
-    result = _decode(stored).result
+    result = decode_outcome(stored).result
     if result is not None and result.blob is not None:
         blobs.release(queue_tx.tx, queue_tx.queue.universe, result.blob)

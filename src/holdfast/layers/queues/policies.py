@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
+from holdfast.errors import InvalidArgument, QueueNotFound, SqsQueueDeletedRecently
 from holdfast.kv import Transaction
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
 from holdfast.limits import (
@@ -20,6 +20,9 @@ from holdfast.wire.queues import QueuePolicy
 
 DEFAULT = QueuePolicy()
 SUFFIX = ".dlq"  # Of the name of a dead letter queue, unless the policy names it.
+# In the place of the policy of a queue that does not exist any more, while its messages are removed. It delivers none.
+DELETED = b"\xc0"
+_OF_DELETED = QueuePolicy(paused=True)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(QueuePolicy).decode
 
@@ -29,10 +32,34 @@ def policy_of(tx: Transaction, queue: QueueKey) -> QueuePolicy:
     return policy_at(tx, keys_of(queue))
 
 
+def check_exists(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> None:
+    """Raise QueueNotFound unless the queue has a policy or was used. `policy` is that of `policy_of`, read just now."""
+    is_absent = policy is DEFAULT and not tx.scan(*keys_of(queue).all_counters.range(), limit=1)
+    if is_absent or policy is _OF_DELETED:
+        raise QueueNotFound(
+            f"Queue {queue.name} does not exist; check its name, or create it by setting a policy or putting a message"
+        )
+
+
 def policy_at(tx: Transaction, keys: QueueKeys) -> QueuePolicy:
     """`policy_of` the queue with these keys."""
     stored = tx.get(keys.policy)
-    return DEFAULT if stored is None else _decode(stored)
+    if stored is None:
+        return DEFAULT
+    return _OF_DELETED if stored == DELETED else _decode(stored)
+
+
+def exists(tx: Transaction, keys: QueueKeys) -> bool:
+    """Whether a queue has a policy, or was used; it does not exist while it is being deleted."""
+    stored = tx.get(keys.policy)
+    if stored is not None:
+        return stored != DELETED
+    return bool(tx.scan(*keys.all_counters.range(), limit=1))
+
+
+def is_deleted(tx: Transaction, keys: QueueKeys) -> bool:
+    """Whether a queue is being deleted."""
+    return tx.get(keys.policy) == DELETED
 
 
 def history_ms(policy: QueuePolicy) -> int:
@@ -45,7 +72,10 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
 
     Raises:
         InvalidArgument: a value is out of range.
+        SqsQueueDeletedRecently: the queue is being deleted.
     """
+    if is_deleted(tx, keys_of(queue)):
+        raise SqsQueueDeletedRecently(f"Queue {queue.name} is being deleted; wait a moment, then set its policy")
     try:
         policy = msgspec.convert(msgspec.to_builtins(policy), QueuePolicy)
     except msgspec.MsgspecError as error:
@@ -70,6 +100,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
             raise InvalidArgument(f"{name} is {rate}; choose {least} to {RATE_MAX:,}, or none")
     for name, value, least, most in (
         ("failures_kept", policy.failures_kept, 0, FAILURES_KEPT_MAX),
+        ("delay_seconds", policy.delay_seconds, 0, DELAY_SECONDS_MAX),
         ("retry_delay_seconds", policy.retry_delay_seconds, 0, DELAY_SECONDS_MAX),
         ("retry_factor", policy.retry_factor, 1, RETRY_FACTOR_MAX),
         ("retry_delay_max_seconds", policy.retry_delay_max_seconds, 0, DELAY_SECONDS_MAX),

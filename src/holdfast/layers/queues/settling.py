@@ -4,6 +4,7 @@
     nack      it is ready again after a delay, as a failure or, deferred, without counting
     reject    it is a dead letter
     extend    its lease ends later
+    change    its lease ends sooner or later, or now: then it is ready again, without counting a failure
 
 Every call names the lease of a delivery and its fence. A lease that has ended is refused, once the end was processed.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from holdfast.errors import HoldfastError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
 from holdfast.kv import Transaction
 from holdfast.layers.queues import (
+    by_id,
     dead_letters,
     failures,
     key_flow,
@@ -33,7 +35,7 @@ from holdfast.layers.queues.failures import (
 from holdfast.layers.queues.keys import QueueKey
 from holdfast.layers.queues.message_leases import HeldLease, HeldLeases
 from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import DELAY_SECONDS_MAX, MESSAGES_MAX
+from holdfast.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, VISIBILITY_SECONDS_MAX
 from holdfast.wire.queues import (
     LEASE_BYTES,
     MessageLease,
@@ -41,6 +43,7 @@ from holdfast.wire.queues import (
     PackedAck,
     QueuePolicy,
     RefusedAck,
+    VisibilityChange,
     lease_mismatch,
     message_cancelled,
     positions_in,
@@ -48,10 +51,13 @@ from holdfast.wire.queues import (
 from holdfast.wire.stored_messages import StoredMessage, format_id
 
 
-def ack(tx: Transaction, queue: QueueKey, proof: MessageLease, result: NewResult | None = None) -> str:
+def ack(
+    tx: Transaction, queue: QueueKey, proof: MessageLease, result: NewResult | None = None, *, late: bool = False
+) -> str:
     """Remove a leased message for good, unless this lease acknowledged it before; returns its correlation id.
 
-    A result is kept for `result_ttl_seconds` of the policy.
+    A result is kept for `result_ttl_seconds` of the policy. If it is `late`, the lease may have ended, as long as the
+    message waits in the queue and was not delivered again.
 
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
@@ -61,8 +67,8 @@ def ack(tx: Transaction, queue: QueueKey, proof: MessageLease, result: NewResult
         outcomes.check_result(result)
     queue_tx = QueueTransaction(tx, queue)
     held_leases = HeldLeases(queue_tx)
-    correlation_id = _ack(queue_tx, held_leases, proof, result)
-    if held_leases.save():
+    correlation_id, is_late = _ack(queue_tx, held_leases, proof, result, late=late)
+    if held_leases.save() or is_late:
         queue_tx.save()
     return correlation_id
 
@@ -72,6 +78,8 @@ def ack_many(
     queue: QueueKey,
     proofs: Sequence[MessageLease],
     results: Sequence[NewResult | None] = (),
+    *,
+    late: bool = False,
 ) -> list[str | HoldfastError]:
     """`ack` several messages; returns the correlation id of each, or why it was refused.
 
@@ -83,12 +91,16 @@ def ack_many(
     queue_tx = QueueTransaction(tx, queue)
     held_leases = HeldLeases(queue_tx)
     answers: list[str | HoldfastError] = []
+    any_late = False
     for proof, result in zip_longest(proofs, results):
         try:
-            answers.append(_ack(queue_tx, held_leases, proof, result))
+            correlation_id, is_late = _ack(queue_tx, held_leases, proof, result, late=late)
         except (InvalidArgument, QueueMessageLeaseMismatch) as error:
             answers.append(error)
-    if held_leases.save():
+        else:
+            answers.append(correlation_id)
+            any_late = any_late or is_late
+    if held_leases.save() or any_late:
         queue_tx.save()
     return answers
 
@@ -144,17 +156,47 @@ def _ack_elsewhere(
 
 
 def _ack(
-    queue_tx: QueueTransaction, held_leases: HeldLeases, proof: MessageLease, result: NewResult | None = None
-) -> str:
+    queue_tx: QueueTransaction,
+    held_leases: HeldLeases,
+    proof: MessageLease,
+    result: NewResult | None = None,
+    *,
+    late: bool = False,
+) -> tuple[str, bool]:
+    """The correlation id of an acknowledged message, and whether it was late, so that the caller saves the queue."""
     found = held_leases.find(proof)
     if found is None:
         before = message_leases.acked_before(queue_tx.tx, queue_tx.keys, proof)
-        if before is None:
+        if before is not None:
+            return before, False
+        message = _ack_late(queue_tx, proof, result) if late else None
+        if message is None:
             raise _refusal(queue_tx, proof)
-        return before
+        return message.correlation_id, True
     held, position = found
     _ack_here(queue_tx, held_leases, held, 1 << position & ~held.acked, result)
-    return held.correlation_id(position)
+    return held.correlation_id(position), False
+
+
+def _ack_late(queue_tx: QueueTransaction, proof: MessageLease, result: NewResult | None) -> StoredMessage | None:
+    """Acknowledge a message that waits again since the lease of its last delivery ended; None if there is none."""
+    id, ref = message_leases.ref_of(proof)
+    found = by_id.find_waiting(queue_tx, id)
+    if found is None or found.message.fence != proof.fence:
+        return None
+    message = by_id.take(queue_tx, found)
+    queue_tx.counters.acked += 1
+    _finish(queue_tx, message, result)
+    message_leases.remember_ack(queue_tx, ref, message)
+    queue_tx.emit("acked", message)
+    return message
+
+
+def _finish(queue_tx: QueueTransaction, message: StoredMessage, result: NewResult | None) -> None:
+    """Keep what is asked for of a message that is done, and remove the rest."""
+    if result is not None or (message.job is not None and message.job.keep_result):
+        outcomes.record(queue_tx, message, "done", result=result)
+    dead_letters.remove(queue_tx, message)
 
 
 def _refusal(queue_tx: QueueTransaction, proof: MessageLease) -> QueueMessageLeaseMismatch:
@@ -187,9 +229,7 @@ def _ack_here(
             message = held.message(position)
             id, correlation_id = message.id, message.correlation_id
             key_flow.release(queue_tx, message)
-            if result is not None or (message.job is not None and message.job.keep_result):
-                outcomes.record(queue_tx, message, "done", result=result)
-            dead_letters.remove(queue_tx, message)
+            _finish(queue_tx, message, result)
         queue_tx.emit_of("acked", id, correlation_id, record.attempt_at(position))
 
 
@@ -233,12 +273,13 @@ def nack(
     queue_tx = QueueTransaction(tx, queue)
     message = _take(queue_tx, proof)
     delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)
+    policy = None
     if counts:
         policy = _record_failure(queue_tx, message, FAILED, error=error, error_type=error_type, traceback=traceback)
         if delay_seconds is None:
             delay_ms = retry_delay_ms(policy, message)
     queue_tx.emit("nacked" if counts else "deferred", message)
-    if counts and makes_dead_letter(message, FAILED):
+    if policy is not None and makes_dead_letter(policy, message, FAILED):
         dead_letters.dead_letter(queue_tx, message)
     else:
         dead_letters.requeue(queue_tx, message, delay_ms=delay_ms)
@@ -270,8 +311,8 @@ def reject(
     """
     queue_tx = QueueTransaction(tx, queue)
     message = _take(queue_tx, proof)
-    _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
-    if makes_dead_letter(message, REJECTED):
+    policy = _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
+    if makes_dead_letter(policy, message, REJECTED):
         dead_letters.dead_letter(queue_tx, message)
     else:  # It is a dead letter already.
         queue_tx.emit("nacked", message)
@@ -335,6 +376,75 @@ def _extend(queue_tx: QueueTransaction, held: HeldLease, positions: set[int], du
     for position in positions:
         held.separate(queue_tx, position, due_ms)
     held.save(queue_tx)
+
+
+def change_visibility(
+    tx: Transaction, queue: QueueKey, changes: Sequence[VisibilityChange]
+) -> list[StoredMessage | HoldfastError]:
+    """Let leases end at other times, sooner or later; returns each message as it is now, or why it was refused.
+
+    With 0 seconds the message returns to the queue at once, without counting a failure. Its group goes on as after a
+    nack. If a message is named several times, the last change counts. Unlike `extend`, a lease that has ended is
+    refused also before the end was processed: what a call does must not depend on when that happens.
+    """
+    queue_tx = QueueTransaction(tx, queue)
+    held_leases = HeldLeases(queue_tx)
+    answers: list[StoredMessage | HoldfastError] = []
+    changed: dict[bytes, tuple[HeldLease, dict[int, StoredMessage]]] = {}
+    for change in changes:
+        try:
+            lasts_ms = _checked_lasts_ms(change.seconds)
+            held, position = _unsettled(queue_tx, held_leases.find(change.lease), change.lease)
+            if tx.now_ms >= held.record.due_ms:
+                raise lease_mismatch(change.lease)
+        except (InvalidArgument, QueueMessageLeaseMismatch) as error:
+            answers.append(error)
+            continue
+        messages = changed.setdefault(held.id, (held, {}))[1]
+        message = messages.setdefault(position, held.message(position))
+        message.due_ms = tx.now_ms + lasts_ms
+        answers.append(message)
+    returned = [message for held, messages in changed.values() for message in _end_at(queue_tx, held, messages)]
+    for message in sorted(returned, key=lambda each: each.id):
+        key_flow.release(queue_tx, message)
+        queue_tx.emit("deferred", message)
+        dead_letters.requeue(queue_tx, message, delay_ms=0)
+        message.lease_ref = b""  # The answer says that it is not leased, also if its TTL has expired.
+    if changed:
+        queue_tx.save()
+    return answers
+
+
+def _checked_lasts_ms(seconds: float) -> int:
+    if not 0 <= seconds <= VISIBILITY_SECONDS_MAX:
+        raise InvalidArgument(
+            f"A visibility timeout changes to 0 to {VISIBILITY_SECONDS_MAX:.0f} s, not {seconds}; "
+            "0 returns the message to the queue"
+        )
+    return round(seconds * 1_000)
+
+
+def _end_at(queue_tx: QueueTransaction, held: HeldLease, messages: dict[int, StoredMessage]) -> list[StoredMessage]:
+    """Let messages of a lease, by their positions, end at their `due_ms`; returns those that have left it for that.
+
+    Those that are all that is left of the lease keep it, if they end together. The others get leases of their own.
+    """
+    tx = queue_tx.tx
+    returned = {position: message for position, message in messages.items() if message.due_ms <= tx.now_ms}
+    for position in returned:
+        held.left |= 1 << position
+    queue_tx.counters.leased -= len(returned)
+    later = {position: message.due_ms for position, message in messages.items() if position not in returned}
+    if later and len(set(later.values())) == 1 and set(later).issuperset(held.remaining()):
+        held.move(queue_tx, next(iter(later.values())))
+    else:
+        for position, due_ms in later.items():
+            held.separate(queue_tx, position, due_ms)
+    if held.left:
+        held.save(queue_tx)
+    for position in later:
+        sidecars.extend(tx, queue_tx.queue, messages[position])
+    return list(returned.values())
 
 
 def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:

@@ -36,6 +36,11 @@ def read(tx: Transaction, queue: QueueKey, message: StoredMessage) -> SidecarSta
     return None if state is None or grant is None else _sidecar_state(queue, key, state, grant)
 
 
+def document(tx: Transaction, queue: QueueKey, message: StoredMessage) -> State | None:
+    """The state of a message, leased or not; None if it has none."""
+    return states.get(tx, queue.universe, _key(queue, message)) if message.stateful else None
+
+
 def extend(tx: Transaction, queue: QueueKey, message: StoredMessage) -> None:
     """Extend the lease on the state until the message's lease ends."""
     if message.stateful:

@@ -32,6 +32,7 @@ class LeaseOptions(TypedDict, total=False):
     visibility_ms: int | None
     txn_id: str | None
     with_state: bool
+    must_exist: bool
 
 
 class Durability(TypedDict, total=False):
@@ -84,6 +85,7 @@ class Dispatcher:
 
         Raises:
             QueueBusy: `consumers_max` consumers are already waiting, for this queue or others.
+            QueueNotFound: `must_exist` is set, and the queue does not exist, or is deleted while the caller waits.
         """
         durability = _DEFAULT if tier is None else Durability(tier=tier)
         if not wait_ms:

@@ -14,6 +14,7 @@ from holdfast.tiers import Tier
 from holdfast.wire.queues import (
     Delivery,
     Failure,
+    FoundMessage,
     LeasedMessage,
     MessageInfo,
     MessageLease,
@@ -44,7 +45,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     priority: int = 5
     group: str | None = None
     idempotency_key: str | None = None
-    delay_seconds: float = 0.0
+    delay_seconds: float | None = None
     ttl_seconds: float | None = None
     max_attempts: int | None = None
     visibility_timeout_seconds: float | None = None
@@ -130,11 +131,8 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     state_txn_id: str | UnsetType | None = UNSET
 
 
-class MessageInfoView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about a message. Times are seconds since 1970; those that do not apply are left out.
-
-    A message that is done or cancelled has no payload and no attributes any more, and of its failures only the last.
-    """
+class FoundMessageView(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that a search has found, without its payload. Times are seconds since 1970."""
 
     message_id: str
     state: MessageState
@@ -144,28 +142,38 @@ class MessageInfoView(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     correlation_id: str
     created_at_unix: float
-    attributes: dict[str, str]
     payload_content_type: str
     payload_bytes: int
     group: str | None
     key: str | None
-    unique_key: str | None
     owner: str | None  # Who has it leased, or had it leased at its end.
     last_error: str | None
+    due_at_unix: float | UnsetType = UNSET  # When its delay ends.
+    lease_expires_at_unix: float | UnsetType = UNSET
+    died_at_unix: float | UnsetType = UNSET
+    finished_at_unix: float | UnsetType = UNSET
+
+
+class MessageInfoView(FoundMessageView, frozen=True, kw_only=True):
+    """What is known about a message. Times are seconds since 1970; those that do not apply are left out.
+
+    A message that is done or cancelled has no payload and no attributes any more, and of its failures only the last.
+    """
+
+    attributes: dict[str, str]
+    unique_key: str | None
     failures: list[FailureView]  # The oldest first, with tracebacks.
     keep_result: bool
     has_result: bool
-    due_at_unix: float | UnsetType = UNSET  # When its delay ends.
     ttl_at_unix: float | UnsetType = UNSET  # When it is removed.
     leased_at_unix: float | UnsetType = UNSET  # When it was last delivered.
     lease_id: str | UnsetType = UNSET
-    lease_expires_at_unix: float | UnsetType = UNSET
     fencing_token: int | UnsetType = UNSET
-    died_at_unix: float | UnsetType = UNSET
-    finished_at_unix: float | UnsetType = UNSET
     payload: Any = UNSET  # Set if the payload is JSON.
     payload_base64: bytes | UnsetType = UNSET  # Set if the payload is not JSON.
     payload_blob: str | UnsetType = UNSET  # Set if the payload is too large to embed; get it from /v1/blobs.
+    workflow_state: Any = UNSET  # Set if the message was delivered with its workflow state.
+    workflow_state_etag: str | UnsetType = UNSET
 
 
 class MessageResultView(msgspec.Struct, frozen=True, kw_only=True):
@@ -374,45 +382,61 @@ def _failure_view(failure: Failure) -> FailureView:
     )
 
 
+def found_message_view(found: FoundMessage) -> FoundMessageView:
+    """The JSON view of a message that a search has found."""
+    return FoundMessageView(**_summary(found))
+
+
 def message_info_view(info: MessageInfo) -> MessageInfoView:
     """The JSON view of what is known about a message."""
-    times = {
-        "due_at_unix": info.due_ms,
-        "ttl_at_unix": info.ttl_at_ms,
-        "leased_at_unix": info.leased_ms,
-        "lease_expires_at_unix": info.expires_ms,
-        "died_at_unix": info.died_ms,
-        "finished_at_unix": info.finished_ms,
-    }
-    fields: dict[str, Any] = {name: ms / 1_000 for name, ms in times.items() if ms}
+    fields = _summary(info) | _seconds(ttl_at_unix=info.ttl_at_ms, leased_at_unix=info.leased_ms)
     if info.lease_id is not None:
         fields.update(lease_id=info.lease_id, fencing_token=info.fence)
     if info.blob is not None:
         fields["payload_blob"] = info.blob
     elif info.payload is not None:
         fields.update(payload_fields(info.payload, info.content_type))
+    if info.state_value is not None:
+        fields.update(workflow_state=from_cbor(info.state_value), workflow_state_etag=info.state_etag)
     return MessageInfoView(
-        message_id=info.id,
-        state=info.state,
-        attempts=info.attempts,
-        failure_attempts=info.failure_attempts,
-        max_attempts=info.max_attempts,
-        priority=info.priority,
-        correlation_id=info.correlation_id,
-        created_at_unix=info.created_ms / 1_000,
         attributes=info.attributes,
-        payload_content_type=info.content_type,
-        payload_bytes=info.size,
-        group=info.group,
-        key=info.key,
         unique_key=info.unique_key,
-        owner=info.owner,
-        last_error=info.last_error,
         failures=[_failure_view(failure) for failure in info.failures],
         keep_result=info.keep_result,
         has_result=info.has_result,
         **fields,
     )
+
+
+def _summary(message: FoundMessage | MessageInfo) -> dict[str, Any]:
+    """The fields of `FoundMessageView`."""
+    return {
+        "message_id": message.id,
+        "state": message.state,
+        "attempts": message.attempts,
+        "failure_attempts": message.failure_attempts,
+        "max_attempts": message.max_attempts,
+        "priority": message.priority,
+        "correlation_id": message.correlation_id,
+        "created_at_unix": message.created_ms / 1_000,
+        "payload_content_type": message.content_type,
+        "payload_bytes": message.size,
+        "group": message.group,
+        "key": message.key,
+        "owner": message.owner,
+        "last_error": message.last_error,
+        **_seconds(
+            due_at_unix=message.due_ms,
+            lease_expires_at_unix=message.expires_ms,
+            died_at_unix=message.died_ms,
+            finished_at_unix=message.finished_ms,
+        ),
+    }
+
+
+def _seconds(**milliseconds: int) -> dict[str, Any]:
+    """The times that apply, in seconds."""
+    return {name: ms / 1_000 for name, ms in milliseconds.items() if ms}
 
 
 def message_result_view(result: MessageResult) -> MessageResultView:

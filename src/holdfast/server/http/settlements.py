@@ -1,4 +1,4 @@
-"""Settling messages over HTTP: ack, nack, reject or extend leased messages, one or a batch.
+"""Settling messages over HTTP: ack, nack, reject, or change the leases of messages, one or a batch.
 
 One message is answered with its result, or with the problem as the response's status. A batch is answered with a result
 for each message, so that one lease that has ended does not hide the others.
@@ -23,12 +23,14 @@ from holdfast.tiers import Tier
 from holdfast.wire.blobs import FindBlob, PutBlob
 from holdfast.wire.queues import (
     AckMessages,
+    ChangeVisibility,
     ExtendMessages,
     MessageLease,
     NackMessages,
     NewResult,
     Outcome,
     RejectMessages,
+    VisibilityChange,
 )
 
 
@@ -101,6 +103,22 @@ class ExtendBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     extend_by_seconds: float
 
 
+class VisibilityOfMessage(MessageLeaseBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The lease of a message, and how long it lasts from now on."""
+
+    visibility_seconds: float | None = None
+
+
+class VisibilityBody(SettleBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The leases to change, and how long they last from now on. With 0 a message returns to the queue at once.
+
+    A message of a batch may have a time of its own.
+    """
+
+    messages: list[VisibilityOfMessage] | None = None  # type: ignore[assignment]  # They also have times.
+    visibility_seconds: float | None = None
+
+
 class SettleResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The result for one message: settled, or an error's code and detail."""
 
@@ -119,7 +137,7 @@ class SettleResults(msgspec.Struct, frozen=True):
     messages: list[SettleResult]
 
 
-_SettleRequest = AckMessages | NackMessages | RejectMessages | ExtendMessages
+_SettleRequest = AckMessages | NackMessages | RejectMessages | ExtendMessages | ChangeVisibility
 
 
 _Body = TypeVar("_Body", bound=SettleBody)
@@ -218,6 +236,18 @@ def _extend_request(body: ExtendBody, universe: str) -> ExtendMessages:
     return ExtendMessages(body.queue, _leases_of(body), body.extend_by_seconds, universe, tier=body.tier)
 
 
+def _visibility_request(body: VisibilityBody, universe: str) -> ChangeVisibility:
+    leases = _leases_of(body)
+    own = [None] * len(leases) if body.messages is None else [each.visibility_seconds for each in body.messages]
+    changes: list[VisibilityChange] = []
+    for lease, seconds in zip(leases, own, strict=True):
+        chosen = body.visibility_seconds if seconds is None else seconds
+        if chosen is None:
+            raise HttpError(400, "missing_fields", f"visibility_seconds of message {lease.id} is missing; send it")
+        changes.append(VisibilityChange(lease, chosen))
+    return ChangeVisibility(body.queue, changes, universe, tier=body.tier)
+
+
 def _leases_of(body: SettleBody) -> list[MessageLease]:
     if body.messages is not None:
         if body.message_id is not None or body.lease_id is not None:
@@ -291,5 +321,11 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     _settle_endpoint(
         "/v1/queue/extend", "Extend the leases of messages.", ExtendBody, _settle(ExtendBody, _extend_request)
+    ),
+    _settle_endpoint(
+        "/v1/queue/visibility",
+        "Let the leases of messages end sooner or later, or now.",
+        VisibilityBody,
+        _settle(VisibilityBody, _visibility_request),
     ),
 )

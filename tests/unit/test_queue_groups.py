@@ -1,0 +1,467 @@
+"""Messages of a group that one receive leases together, and leases that end sooner or later than they would."""
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
+from holdfast.kv import Database, Pair, Transaction
+from holdfast.kv.contract import View
+from holdfast.layers import queues
+from holdfast.layers.queues import QueueKey, StoredMessage
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.queues import VisibilityChange
+
+_calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
+JOBS = _calls["JOBS"]
+ack = _calls["ack"]
+lease = _calls["lease"]
+lease_one = _calls["lease_one"]
+lease_or_wait = _calls["lease_or_wait"]
+nack = _calls["nack"]
+payloads = _calls["payloads"]
+process_due = _calls["process_due"]
+proof = _calls["proof"]
+put = _calls["put"]
+reject = _calls["reject"]
+set_policy = _calls["set_policy"]
+stats = _calls["stats"]
+
+
+def change(database: Database, message: StoredMessage, seconds: float) -> StoredMessage:
+    (answer,) = database.transact(queues.change_visibility, JOBS, [VisibilityChange(proof(message), seconds)])
+    if isinstance(answer, StoredMessage):
+        return answer
+    raise answer
+
+
+@pytest.fixture
+def batches(database: Database) -> Database:
+    """A database whose queue leases messages of a group together."""
+    set_policy(database, group_batches=True, max_attempts=3, retry_delay_seconds=0.0)
+    return database
+
+
+def test_without_the_policy_a_receive_has_one_message_of_a_group(database: Database) -> None:
+    put(database, b"1", b"2", b"3", group="a")
+    assert payloads(lease(database, 10)) == [b"1"]
+
+
+def test_one_receive_leases_messages_of_a_group_in_order(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    put(batches, b"4", group="b")
+    put(batches, b"5", b"6", group="a")
+    assert payloads(lease(batches, 4)) == [b"1", b"2", b"3", b"5"]
+    assert payloads(lease(batches, 10)) == [b"4"]
+
+
+def test_a_receive_goes_on_with_the_next_group(batches: Database) -> None:
+    put(batches, b"1", b"2", group="a")
+    put(batches, b"3", b"4", b"5", group="b")
+    put(batches, b"6")
+    assert payloads(lease(batches, 4)) == [b"1", b"2", b"3", b"4"]
+    found = lease_or_wait(batches, limit=4)
+    assert payloads(found.messages) == [b"6"]
+
+
+def test_a_receive_that_a_group_has_filled_says_that_more_is_ready(batches: Database) -> None:
+    put(batches, b"1", b"2", group="a")
+    put(batches, b"3")
+    found = lease_or_wait(batches, limit=2)
+    assert payloads(found.messages) == [b"1", b"2"]
+    assert found.more
+    assert payloads(lease(batches, 2)) == [b"3"]
+
+
+def test_a_group_is_locked_until_all_its_messages_are_acknowledged(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    first, second = lease(batches, 2)
+    for message in (second, first):  # In any order.
+        assert lease(batches) == []
+        ack(batches, message)
+    assert payloads(lease(batches, 10)) == [b"3"]
+
+
+def test_a_message_that_is_put_meanwhile_waits(batches: Database) -> None:
+    put(batches, b"1", b"2", group="a")
+    found = lease(batches, 10)
+    put(batches, b"3", group="a")
+    assert lease(batches) == []
+    assert stats(batches).blocked == 1
+    for message in found:
+        ack(batches, message)
+    assert payloads(lease(batches)) == [b"3"]
+
+
+def test_a_returned_message_is_delivered_before_later_ones_and_acked_ones_stay_acked(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    first, second, third = lease(batches, 3)
+    ack(batches, first)
+    nack(batches, second)
+    assert lease(batches) == []  # The third one is still leased.
+    ack(batches, third)
+    assert payloads(lease(batches, 10)) == [b"2", b"4"]
+
+
+def test_all_messages_of_an_expired_batch_are_delivered_again_in_order(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    lease(batches, 2)
+    clock.advance_ms(30_000)
+    again = lease(batches, 10)
+    assert payloads(again) == [b"1", b"2", b"3"]
+    assert [message.attempts for message in again] == [2, 2, 1]
+
+
+def test_a_message_whose_lease_ends_later_keeps_its_group_locked(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", b"2", group="a")
+    _, second = lease(batches, 2)
+    change(batches, second, 60)
+    clock.advance_ms(30_000)
+    assert lease(batches) == []
+    assert stats(batches).blocked == 1
+    ack(batches, second)
+    assert payloads(lease(batches)) == [b"1"]
+
+
+def test_a_dead_letter_of_a_batch_does_not_hold_its_group(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    first, second = lease(batches, 2)
+    reject(batches, first)
+    assert lease(batches) == []
+    ack(batches, second)
+    assert payloads(lease(batches)) == [b"3"]
+
+
+def test_a_redriven_message_goes_before_the_blocked_ones_of_its_group(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    first, second, third = lease(batches, 3)
+    reject(batches, first)
+    assert batches.transact(queues.redrive, JOBS) == 1
+    assert lease(batches) == []
+    ack(batches, second)
+    nack(batches, third)
+    assert payloads(lease(batches, 10)) == [b"1", b"3", b"4"]
+
+
+def test_a_redriven_message_goes_alone_after_a_younger_head(batches: Database) -> None:
+    """The head may have been delivered before, so it keeps its place."""
+    put(batches, b"1", b"2", b"3", group="a")
+    reject(batches, lease_one(batches))
+    batches.transact(queues.redrive, JOBS)
+    (second,) = lease(batches, 10)
+    assert second.payload == b"2"
+    ack(batches, second)
+    assert payloads(lease(batches, 10)) == [b"1", b"3"]
+
+
+def test_a_message_that_is_nacked_with_a_delay_holds_its_group(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    first, second = lease(batches, 2)
+    nack(batches, first, delay_seconds=5)
+    ack(batches, second)
+    assert lease(batches, 10) == []
+    assert stats(batches).delayed == 1
+    clock.advance_ms(5_000)
+    assert payloads(lease(batches, 10)) == [b"1", b"3"]
+
+
+def test_a_delayed_message_ends_a_batch_and_then_holds_its_group(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", b"2", group="a")
+    put(batches, b"3", group="a", delay_seconds=5)
+    put(batches, b"4", group="a")
+    found = lease(batches, 10)
+    assert payloads(found) == [b"1", b"2"]
+    for message in found:
+        ack(batches, message)
+    assert lease(batches) == []
+    clock.advance_ms(5_000)
+    assert payloads(lease(batches, 10)) == [b"3", b"4"]
+
+
+def test_a_cancelled_message_of_a_batch_does_not_hold_its_group(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    first, second = lease(batches, 2)
+    batches.transact(queues.cancel, JOBS, queues.format_id(first.id))
+    ack(batches, second)
+    assert payloads(lease(batches)) == [b"3"]
+    with pytest.raises(MessageCancelled):
+        ack(batches, first)
+
+
+def test_a_purge_leaves_the_leased_messages_of_a_group(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    first, second = lease(batches, 2)
+    assert batches.transact(queues.purge, JOBS, after=b"", limit=10) == (1, b"")
+    put(batches, b"4", group="a")
+    ack(batches, first)
+    assert lease(batches) == []
+    nack(batches, second)
+    assert payloads(lease(batches, 10)) == [b"2", b"4"]
+
+
+def test_a_moved_message_waits_behind_a_locked_group(batches: Database) -> None:
+    other = QueueKey("main", "other")
+    set_policy(batches, other, group_batches=True)
+    (receipt,) = put(batches, b"1", group="a")
+    put(batches, b"2", b"3", b"4", group="a", queue=other)
+    second, third = lease(batches, 2, queue=other)
+    assert batches.transact(queues.move_messages, JOBS, [receipt.id], to=other) == [None]
+    ack(batches, second, queue=other)
+    assert lease(batches, queue=other) == []
+    nack(batches, third, queue=other, delay_seconds=0)
+    assert payloads(lease(batches, 10, queue=other)) == [b"1", b"3", b"4"]
+
+
+def test_a_message_whose_ttl_has_expired_is_left_out(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", group="a")
+    put(batches, b"2", group="a", ttl_seconds=1)
+    put(batches, b"3", group="a")
+    clock.advance_ms(1_000)
+    assert payloads(lease(batches, 10)) == [b"1", b"3"]
+
+
+def test_a_message_of_a_batch_that_was_delivered_too_often_is_a_dead_letter(
+    batches: Database, clock: ManualClock
+) -> None:
+    set_policy(batches, group_batches=True, dead_letter_rule="deliveries", max_attempts=2)
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    change(batches, lease_one(batches), 0)
+    lease(batches, 2)
+    clock.advance_ms(30_000)
+    assert payloads(lease(batches, 10)) == [b"2", b"3", b"4"]
+    assert stats(batches).dead == 1
+    clock.advance_ms(30_000)
+    assert payloads(lease(batches, 10)) == [b"3", b"4"]
+
+
+def test_messages_of_a_group_that_are_too_old_are_left_out(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", b"2", group="a")
+    clock.advance_ms(5_000)
+    put(batches, b"3", b"4", group="a")
+    set_policy(batches, group_batches=True, retention_seconds=5.0, retention_by_age=True)
+    assert payloads(lease(batches, 10)) == [b"3", b"4"]
+
+
+def test_a_purge_of_leased_messages_opens_their_group(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    lease(batches, 2)
+    progress = queues.PurgeProgress()
+    while progress.after is not None:
+        progress, _ = batches.transact(queues.purge_step, JOBS, progress, None, leased=True)
+    assert progress.count == 3
+    put(batches, b"4", group="a")
+    assert payloads(lease(batches, 10)) == [b"4"]
+
+
+def test_a_late_ack_of_a_message_that_waits_behind_its_group_leaves_it_locked(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    first, second = lease(batches, 2)
+    change(batches, first, 0)
+    batches.transact(queues.ack, JOBS, proof(first), late=True)
+    assert lease(batches) == []
+    ack(batches, second)
+    assert payloads(lease(batches, 10)) == [b"3"]
+
+
+def test_a_message_with_a_key_is_delivered_alone(batches: Database) -> None:
+    """The limits of its key apply to it."""
+    put(batches, b"1", b"2", group="a")
+    put(batches, b"3", group="a", key="k")
+    put(batches, b"4", group="a")
+    for expected in ([b"1", b"2"], [b"3"], [b"4"]):
+        found = lease(batches, 10)
+        assert payloads(found) == expected
+        for message in found:
+            ack(batches, message)
+
+
+def test_messages_with_job_options_of_a_batch_are_found(batches: Database) -> None:
+    put(batches, b"1", group="a")
+    (kept,) = put(batches, b"2", group="a", keep_result=True)
+    first, second = lease(batches, 2)
+    info = batches.read(queues.get, JOBS, kept.id)
+    assert getattr(info, "state", None) == "leased"
+    nack(batches, second)
+    assert getattr(batches.read(queues.get, JOBS, kept.id), "state", None) == "waiting"
+    ack(batches, first)
+    assert getattr(batches.read(queues.get, JOBS, kept.id), "state", None) == "ready"
+
+
+def test_a_policy_that_changes_does_not_unlock_a_group(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", b"4", group="a")
+    first, second = lease(batches, 2)
+    set_policy(batches, group_batches=False)
+    ack(batches, second)
+    assert lease(batches) == []
+    nack(batches, first, delay_seconds=0)
+    for expected in (b"1", b"3", b"4"):
+        found = lease(batches, 10)
+        assert payloads(found) == [expected]
+        ack(batches, found[0])
+
+
+def test_a_group_leaves_nothing_behind(batches: Database) -> None:
+    put(batches, b"1", b"2", b"3", group="a")
+    for message in lease(batches, 10):
+        ack(batches, message)
+    assert batches.read(lambda tx: tx.scan(*queues.keys_of(JOBS).head.range(), limit=1)) == []
+
+
+def test_messages_of_a_group_in_several_leases_lock_it_together(batches: Database, clock: ManualClock) -> None:
+    put(batches, b"1", group="a", visibility_seconds=5)
+    put(batches, b"2", group="a", visibility_seconds=20)
+    put(batches, b"3", group="a")
+    assert len(lease(batches, 2)) == 2
+    clock.advance_ms(5_000)
+    assert lease(batches) == []
+    clock.advance_ms(15_000)
+    assert payloads(lease(batches, 10)) == [b"1", b"2", b"3"]
+
+
+def test_a_lock_survives_a_restart(open_database: Callable[..., Database], backend: str, clock: ManualClock) -> None:
+    if backend == "memory":
+        pytest.skip("nothing of it is left to be opened again")
+    with open_database(clock=clock) as database:
+        set_policy(database, group_batches=True)
+        put(database, b"1", b"2", b"3", group="a")
+        first, second = lease(database, 2)
+    with open_database(clock=clock) as database:
+        ack(database, first)
+        assert lease(database) == []
+        ack(database, second)
+        assert payloads(lease(database)) == [b"3"]
+
+
+class RecordedReads:
+    """The committed pairs of a transaction, and which keys it has read."""
+
+    def __init__(self, view: View) -> None:
+        self.view, self.keys = view, list[bytes]()
+
+    def get(self, key: bytes) -> bytes | None:
+        self.keys.append(key)
+        return self.view.get(key)
+
+    def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
+        self.keys.append(begin)
+        return self.view.scan(begin, end, limit, reverse)
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_a_receive_reads_nothing_of_groups_that_block_no_message(database: Database, batches: bool) -> None:
+    if database.read(lambda tx: tx.writer):
+        pytest.skip("several processes have counters of their own, so none of them knows that no message is blocked")
+    set_policy(database, group_batches=batches)
+    put(database, b"1", group="a")
+    put(database, b"2", group="b")
+
+    def lease_and_record(tx: Transaction) -> list[bytes]:
+        tx.view = reads = RecordedReads(tx.view)
+        assert payloads(queues.lease(tx, JOBS, owner="ada", limit=2)) == [b"1", b"2"]
+        return reads.keys
+
+    keys = queues.keys_of(JOBS)
+    read = database.transact(lease_and_record)
+    assert keys.policy in read
+    assert not [key for key in read if key.startswith((keys.head.prefix, keys.waiting.prefix))]
+
+
+# Visibility.
+
+
+@pytest.mark.parametrize("seconds", [0.5, 5, 300])
+def test_a_lease_ends_when_its_consumer_says(database: Database, clock: ManualClock, seconds: float) -> None:
+    put(database, b"1")
+    message = lease_one(database)
+    assert change(database, message, seconds).due_ms == clock.now_ms() + seconds * 1_000
+    clock.advance_ms(round(seconds * 1_000) - 1)
+    assert lease(database) == []
+    clock.advance_ms(1)
+    assert lease_one(database).attempts == 2
+
+
+def test_zero_returns_a_message_at_once_without_counting_a_failure(database: Database) -> None:
+    set_policy(database, max_attempts=1)
+    put(database, b"1")
+    for delivery in (1, 2, 3):
+        message = lease_one(database)
+        assert (message.attempts, message.failures) == (delivery, 0)
+        assert change(database, message, 0).lease_ref == b""
+    assert (stats(database).ready, stats(database).leased) == (1, 0)
+    with pytest.raises(QueueMessageLeaseMismatch):
+        ack(database, message)
+
+
+def test_one_message_of_a_lease_changes_alone(database: Database, clock: ManualClock) -> None:
+    put(database, b"1", b"2", b"3")
+    first, second, third = lease(database, 3)
+    change(database, second, 5)
+    change(database, third, 0)
+    clock.advance_ms(5_000)
+    assert payloads(lease(database, 3)) == [b"2", b"3"]
+    clock.advance_ms(24_999)
+    ack(database, first)
+
+
+def test_several_changes_are_answered_one_by_one(database: Database, clock: ManualClock) -> None:
+    put(database, b"1", b"2", b"3", b"4")
+    messages = lease(database, 4)
+    ack(database, messages[3])
+    wanted = [VisibilityChange(proof(each), seconds) for each, seconds in zip(messages, (10, 0, -1, 5), strict=True)]
+    answers = database.transact(queues.change_visibility, JOBS, wanted)
+    assert isinstance(answers[0], StoredMessage)
+    assert answers[0].due_ms == clock.now_ms() + 10_000
+    assert isinstance(answers[1], StoredMessage)
+    assert isinstance(answers[2], InvalidArgument)
+    assert isinstance(answers[3], QueueMessageLeaseMismatch)
+    assert (stats(database).leased, stats(database).ready) == (2, 1)
+
+
+def test_a_whole_lease_changes_in_one_record(database: Database, clock: ManualClock) -> None:
+    put(database, b"1", b"2", b"3")
+    messages = lease(database, 3)
+    database.transact(queues.change_visibility, JOBS, [VisibilityChange(proof(each), 5) for each in messages])
+    keys = queues.keys_of(JOBS)
+    assert len(database.read(lambda tx: tx.scan(*keys.due_range(0), limit=10))) == 1
+    clock.advance_ms(5_000)
+    assert payloads(lease(database, 3)) == [b"1", b"2", b"3"]
+
+
+def test_of_several_changes_of_a_message_the_last_counts(database: Database, clock: ManualClock) -> None:
+    put(database, b"1")
+    message = lease_one(database)
+    wanted = [VisibilityChange(proof(message), seconds) for seconds in (0, 60, 7)]
+    database.transact(queues.change_visibility, JOBS, wanted)
+    clock.advance_ms(6_999)
+    assert lease(database) == []
+    clock.advance_ms(1)
+    assert payloads(lease(database)) == [b"1"]
+
+
+def test_a_lease_that_has_ended_does_not_change(database: Database, clock: ManualClock) -> None:
+    """Whether its end was processed or not."""
+    put(database, b"1")
+    message = lease_one(database)
+    clock.advance_ms(30_000)
+    for _ in range(2):
+        with pytest.raises(QueueMessageLeaseMismatch):
+            change(database, message, 60)
+        process_due(database)
+    assert stats(database).ready == 1
+
+
+@pytest.mark.parametrize("seconds", [-0.001, 43_200.001, float("nan")])
+def test_a_visibility_out_of_range_is_refused(database: Database, seconds: float) -> None:
+    put(database, b"1")
+    with pytest.raises(InvalidArgument, match="0 to 43200 s"):
+        change(database, lease_one(database), seconds)
+
+
+def test_a_message_with_an_expired_ttl_is_removed_when_it_returns(database: Database, clock: ManualClock) -> None:
+    put(database, b"1", ttl_seconds=1)
+    message = lease_one(database)
+    clock.advance_ms(1_000)
+    assert change(database, message, 0).lease_ref == b""
+    assert (stats(database).ready, stats(database).leased) == (0, 0)
