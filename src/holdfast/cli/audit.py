@@ -1,0 +1,66 @@
+"""`holdfast audit`: who did what, when and from where."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from holdfast.cli import connect, printing
+from holdfast.cli.commands import LeafCommand
+from holdfast.cli.durations import SECONDS
+from holdfast.limits import AUDIT_LISTED_MAX
+from holdfast.wire.audit import AuditEntry, AuditPage
+
+_COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count", "detail")
+
+
+@click.command(
+    cls=LeafCommand,
+    examples=[
+        "holdfast audit --since 1d",
+        "holdfast audit --action 'queue:*' --actor worker",
+        "holdfast audit --plane --action token:revoke --json",
+    ],
+)
+@click.option("--plane", "of_plane", is_flag=True, help="Show the log of the plane itself: tokens, backups, refusals.")
+@click.option("--since", type=SECONDS, help="Show entries of the last seconds, as in 1d.  [default: all]")
+@click.option("--actor", default="", help="Show entries of this token (name or id) or user@host.")
+@click.option("--action", default="", help="Show entries with this verb, such as queue:purge or queue:*.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=100, help="The maximum number of results.  [default: 100]"
+)
+def audit(of_plane: bool, since: float | None, actor: str, action: str, limit: int) -> None:
+    """Show who did what, when and from where, the newest first.
+
+    A server records the calls that change how a plane works or delete data, such as purges, policies, pauses, tokens
+    and cancels. Commands on a data directory or PostgreSQL record them as user@host. An outcome of "started" means that
+    the server ended before the action did.
+    """
+    since_ms = None if since is None else max(round((time.time() - since) * 1_000), 0)
+    with connect.open_plane() as plane:
+        read: Callable[..., AuditPage] = plane.audit.read_plane if of_plane else plane.audit.read
+        found: list[AuditEntry] = []
+        after: str | None = ""
+        while after is not None and len(found) < limit:
+            most = min(limit - len(found), AUDIT_LISTED_MAX)
+            page = read(since_ms=since_ms, actor=actor, action=action, after=after, limit=most)
+            found += page.entries
+            after = page.next
+    printing.rows([_fields(entry) for entry in found], _COLUMNS, empty="No entries.")
+
+
+def _fields(entry: AuditEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "at": printing.timestamp(entry.at_ms),
+        "actor": entry.actor or None,
+        "token_id": entry.token_id or None,
+        "from": " ".join(filter(None, (entry.entry, entry.client))),
+        "action": entry.action,
+        "universe": entry.universe,
+        "target": entry.target,
+        "outcome": entry.outcome,
+        "count": entry.count,
+        "detail": entry.detail,
+    }
