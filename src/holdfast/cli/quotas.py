@@ -1,0 +1,144 @@
+"""`holdfast quota`: how much a universe may hold and do."""
+
+import time
+from typing import Any, Final
+
+import click
+import msgspec
+
+from holdfast.cli import completion, connect, printing
+from holdfast.cli.commands import CommandGroup, wants_json
+from holdfast.cli.sizes import SIZE, size_text
+from holdfast.errors import InvalidArgument
+from holdfast.wire.quotas import Quota, Usage
+
+_NONE: Final = "none"  # Removes one limit.
+
+
+class _OrNone(click.ParamType[Any]):
+    """A value, or `none`."""
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self._kind = kind
+        self.name = f"{kind.name}|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value if value == _NONE else self._kind.convert(value, param, ctx)
+
+
+@click.group(cls=CommandGroup, completions={"universe": completion.universes})
+def quota() -> None:
+    """Limit what a universe may hold and do: messages, bytes, connections and calls."""
+
+
+@quota.command(
+    "set",
+    examples=[
+        "holdfast quota set shop --messages 1000000 --bytes 10GiB --connections 200 --rate 500",
+        "holdfast quota set shop --rate none",
+    ],
+)
+@click.argument("universe")
+@click.option(
+    "--messages",
+    type=_OrNone(click.INT),
+    help="The maximum number of messages in all queues, with leased ones and dead letters.",
+)
+@click.option(
+    "--bytes",
+    "bytes_",
+    type=_OrNone(SIZE),
+    help="The maximum size of all keys, values and blobs, as in 500MiB or 10GiB.",
+)
+@click.option(
+    "--connections",
+    type=_OrNone(click.INT),
+    help="The maximum number of connections to each server: of agents, and of tokens for this universe only.",
+)
+@click.option(
+    "--rate", "rate_per_second", type=_OrNone(click.FLOAT), help="The maximum calls per second to each server."
+)
+def set_(*, universe: str, bytes_: Any, **limits: Any) -> None:
+    """Set limits of a universe. Limits that are not given stay as they are; `none` removes one.
+
+    What is over a limit is refused (quota_exceeded). Reads, acks and deletions still work in a full universe. A
+    universe may hold more than a new limit allows: then more is refused until it holds less.
+    """
+    given = {name: value for name, value in {**limits, "bytes": bytes_}.items() if value is not None}
+    if not given:
+        raise InvalidArgument("Give at least one limit: --messages, --bytes, --connections or --rate")
+    changes = {name: None if value == _NONE else value for name, value in given.items()}
+    with connect.open_plane(create=True) as plane:
+        new = plane.quotas.set(universe, msgspec.structs.replace(plane.quotas.get(universe), **changes))
+    printing.result(f"Universe {universe}: {_quota_text(new)}", {"universe": universe, **_quota_fields(new)})
+
+
+@quota.command(examples=["holdfast quota show shop", "holdfast quota show shop --json"])
+@click.argument("universe", required=False)
+def show(universe: str | None) -> None:
+    """Show what a universe holds and does, and its quota. Without a name, of the universe of this command.
+
+    Messages and bytes are never below what is stored. What was acked or deleted since the measurement may be in them.
+    Connections and calls are those of the server that answers.
+    """
+    universe = universe or connect.current_target().universe
+    with connect.open_plane() as plane:
+        found = plane.quotas.usage(universe)
+    if wants_json():
+        printing.record({"universe": universe, **msgspec.to_builtins(found), "quota": _quota_fields(found.quota)})
+        return
+    click.echo("\n".join(usage_lines(universe, found, time.time() * 1_000)))
+
+
+@quota.command(examples=["holdfast quota clear shop"])
+@click.argument("universe")
+def clear(universe: str) -> None:
+    """Remove all limits of a universe."""
+    with connect.open_plane() as plane:
+        plane.quotas.clear(universe)
+    printing.result(f"Universe {universe} has no quota", {"universe": universe, **_quota_fields(Quota())})
+
+
+def usage_lines(universe: str, found: Usage, now_ms: float) -> list[str]:
+    """What a universe holds and does, one line for each kind."""
+    quota = found.quota
+    lines = [
+        f"universe     {universe}",
+        f"messages     {_share(f'{found.messages:,}', found.messages, quota.messages)}",
+        f"bytes        {_bytes_text(found)}",
+        f"connections  {_share(f'{found.connections:,}', found.connections, quota.connections)}",
+        f"calls        {found.calls_per_second:g} per second"
+        + (f" of {quota.rate_per_second:g}" if quota.rate_per_second is not None else ""),
+        f"measured     {max(now_ms - found.measured_ms, 0) / 1_000:.0f} s ago",
+    ]
+    return [printing.escape_control(line) for line in lines]
+
+
+def _bytes_text(found: Usage) -> str:
+    if found.bytes is None:
+        return "not measured yet"
+    limit = found.quota.bytes
+    text = size_text(found.bytes)
+    return text if limit is None else f"{text} of {size_text(limit)}{_percent(found.bytes, limit)}"
+
+
+def _share(text: str, used: float, limit: int | None) -> str:
+    return text if limit is None else f"{text} of {limit:,}{_percent(used, limit)}"
+
+
+def _percent(used: float, limit: int) -> str:
+    return f" ({used / limit:.0%})" if limit else ""
+
+
+def _quota_text(quota: Quota) -> str:
+    texts = [
+        None if quota.messages is None else f"{quota.messages:,} messages",
+        None if quota.bytes is None else size_text(quota.bytes),
+        None if quota.connections is None else f"{quota.connections:,} connections",
+        None if quota.rate_per_second is None else f"{quota.rate_per_second:g} calls per second",
+    ]
+    return ", ".join(text for text in texts if text is not None) or "no quota"
+
+
+def _quota_fields(quota: Quota) -> dict[str, Any]:
+    return {name: getattr(quota, name) for name in quota.__struct_fields__}

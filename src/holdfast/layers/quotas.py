@@ -1,0 +1,58 @@
+"""Quotas of universes.
+
+("quotas", "version")              ->  changes with every quota, so that servers see it with one small read
+("quotas", "universe", universe)   ->  a Quota; universes without limits have none
+"""
+
+import msgspec
+
+from holdfast.errors import Busy
+from holdfast.kv import Subspace, Transaction, pages
+from holdfast.limits import QUOTAS_MAX
+from holdfast.wire.quotas import Quota
+
+SUBSPACE = Subspace("quotas")
+_VERSION = SUBSPACE.key("version")
+_UNIVERSES = SUBSPACE.at("universe")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Quota).decode
+
+
+def set_quota(tx: Transaction, universe: str, quota: Quota) -> Quota:
+    """Store the quota of a universe in place of its earlier one. An empty one is not stored.
+
+    Raises:
+        InvalidArgument: a limit is out of range.
+        Busy: as many universes have quotas as allowed.
+    """
+    quota.check()
+    key = _UNIVERSES.key(universe)
+    stored = tx.get(key)
+    if stored is not None and _decode(stored) == quota:
+        return quota
+    if quota.is_empty:
+        if stored is None:
+            return quota
+        tx.delete(key)
+    else:
+        if stored is None and len(all_quotas(tx)) >= QUOTAS_MAX:
+            raise Busy(f"{QUOTAS_MAX} universes have quotas, the maximum; remove some first")
+        tx.put(key, _encode(quota))
+    tx.put(_VERSION, tx.new_id_bytes())
+    return quota
+
+
+def quota_of(tx: Transaction, universe: str) -> Quota:
+    """The quota of a universe; an empty one if it has none."""
+    stored = tx.get(_UNIVERSES.key(universe))
+    return Quota() if stored is None else _decode(stored)
+
+
+def version(tx: Transaction) -> bytes:
+    """Changes with every quota; empty until the first one is set."""
+    return tx.get(_VERSION) or b""
+
+
+def all_quotas(tx: Transaction) -> dict[str, Quota]:
+    """The quotas by universe."""
+    return {_UNIVERSES.unpack(key)[0]: _decode(value) for page in pages(tx, *_UNIVERSES.range()) for key, value in page}

@@ -1,0 +1,32 @@
+"""Handlers of requests for the quotas of universes."""
+
+from holdfast.kv import Transaction
+from holdfast.layers import quotas
+from holdfast.names import checked_name
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.services import Services
+from holdfast.plane.stores import AnyStores, Served
+from holdfast.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
+
+
+@service
+def set_quota(stores: AnyStores, request: SetQuota) -> Served[Quota]:
+    return stores.run_in_thread(_set, stores.services, request)
+
+
+@transaction
+def get_quota(tx: Transaction, request: GetQuota) -> Quota:
+    return quotas.quota_of(tx, checked_name("universe", request.universe))
+
+
+@service
+def get_usage(stores: AnyStores, request: GetUsage) -> Served[Usage]:
+    universe = checked_name("universe", request.universe)
+    return stores.run_in_thread(stores.services.quotas.usage, universe)
+
+
+def _set(services: Services, request: SetQuota) -> Quota:
+    universe = checked_name("universe", request.universe)
+    quota = services.database.transact(quotas.set_quota, universe, request.quota, tier=request.tier)
+    services.quotas.load()
+    return quota

@@ -1,0 +1,112 @@
+"""Quotas: how much one universe may hold and do, and how much it does."""
+
+import msgspec
+
+from holdfast.errors import InvalidArgument
+from holdfast.limits import QUOTA_COUNT_MAX, QUOTA_RATE_MAX, QUOTA_RATE_MIN
+from holdfast.wire.requests import Operation, Request, Route
+
+
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The limits of a universe. None is no limit.
+
+    What is over a limit is refused with QuotaExceeded. Reads, acks and deletions are never refused for `messages` and
+    `bytes`, so a full universe can be drained.
+    """
+
+    messages: int | None = None  # In all queues: ready, delayed, leased, blocked, and dead letters.
+    bytes: int | None = None  # Keys and values of the universe, and the bodies of its blobs.
+    connections: int | None = None  # To each server, of tokens that are only for this universe.
+    rate_per_second: float | None = None  # Calls to each server that name the universe.
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it limits nothing."""
+        return self == Quota()
+
+    def check(self) -> None:
+        """Raise InvalidArgument if a limit is out of range."""
+        for name, count in (("messages", self.messages), ("bytes", self.bytes), ("connections", self.connections)):
+            if count is not None and (count.__class__ is not int or not 0 <= count <= QUOTA_COUNT_MAX):
+                raise InvalidArgument(f"{name} is {count!r}; give 0 to {QUOTA_COUNT_MAX}, or leave it out for no limit")
+        rate = self.rate_per_second
+        if rate is not None and (rate.__class__ not in (int, float) or not QUOTA_RATE_MIN <= rate <= QUOTA_RATE_MAX):
+            raise InvalidArgument(
+                f"rate_per_second is {rate!r}; give {QUOTA_RATE_MIN} to {QUOTA_RATE_MAX:.0f}, or leave it out for no "
+                "limit"
+            )
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a universe holds and does, as the answering process counts it.
+
+    `messages` and `bytes` are never below what is stored. What was acked or deleted since `measured_ms` may still be
+    in them.
+    """
+
+    quota: Quota
+    messages: int
+    bytes: int | None  # None: the first measurement since the process started has not ended.
+    connections: int  # To the answering server.
+    calls_per_second: float  # To the answering server, over the last seconds. Counted while the universe has a quota.
+    measured_ms: int  # When the messages were last counted.
+    bytes_measured_ms: int = 0  # When the bytes were last measured; 0: not yet.
+
+
+class SetQuota(Request[Quota], frozen=True, tag="universes.quota.set"):
+    """Limit what a universe may hold and do. It replaces the earlier quota; an empty one removes it.
+
+    A universe may hold more than its new quota. Then it is refused more until it holds less.
+    """
+
+    operation = Operation(
+        revision=5,
+        repeatable="setting the same quota again changes nothing",
+        all_universes=True,
+        audited=True,
+        http=(
+            Route(
+                "PUT",
+                "/v1/universes/{universe}/quota",
+                "Set the quota of a universe.",
+                body_field="quota",
+            ),
+            Route(
+                "DELETE",
+                "/v1/universes/{universe}/quota",
+                "Remove the quota of a universe.",
+                fixed={"quota": {}},
+            ),
+        ),
+    )
+
+    universe: str
+    quota: Quota = Quota()
+
+    def check(self) -> None:
+        self.quota.check()
+
+
+class GetQuota(Request[Quota], frozen=True, tag="universes.quota.get"):
+    """The quota of a universe; an empty one if it has none."""
+
+    operation = Operation(
+        revision=5,
+        reads=True,
+        permission="universe:usage",
+        http=(Route("GET", "/v1/universes/{universe}/quota", "Return the quota of a universe."),),
+    )
+
+    universe: str
+
+
+class GetUsage(Request[Usage], frozen=True, tag="universes.usage"):
+    """What a universe holds and does, with its quota."""
+
+    operation = Operation(
+        revision=5,
+        reads=True,
+        http=(Route("GET", "/v1/universes/{universe}/usage", "Show what a universe holds, and its quota."),),
+    )
+
+    universe: str
