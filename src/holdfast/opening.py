@@ -1,0 +1,220 @@
+"""How a plane is opened in this process, or reached over the network.
+
+A function imports what it needs when it is called, so that a client does not load the storage engine, and an embedded
+plane does not load the client.
+"""
+
+from typing import TYPE_CHECKING
+
+from holdfast.limits import GC_EVERY_SECONDS, GC_GRACE_SECONDS, PUSHES_PER_MINUTE
+from holdfast.names import UNIVERSE, checked_name
+
+if TYPE_CHECKING:
+    import os
+    import ssl
+
+    from holdfast.clock import Clock
+    from holdfast.encryption_keys import KeyProvider
+    from holdfast.handles.opening import Opening
+    from holdfast.handles.sync.plane import Plane
+    from holdfast.tiers import TierPolicy
+
+
+def open(
+    url: str,
+    *,
+    universe: str = UNIVERSE,
+    objects: str | None = None,
+    activity: str | None = None,
+    tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
+    verify_blobs: str = "always",
+    compact_every_seconds: float | None = None,
+    disk_reserve_bytes: int | None = None,
+    gc_every_seconds: float | None = GC_EVERY_SECONDS,
+    gc_grace_seconds: float = GC_GRACE_SECONDS,
+    activity_keep_seconds: float | None = None,
+    activity_bytes_max: int | None = None,
+    archived_keep_seconds: float | None = None,
+    archived_bytes_max: int | None = None,
+    dead_letter_bytes_max: int | None = None,
+    ingress_pushes_per_minute: int = PUSHES_PER_MINUTE,
+    read_from: str = "primary",
+    encryption: "KeyProvider | None" = None,
+    clock: "Clock | None" = None,
+) -> "Plane":
+    """Open the plane at `url` in this process: `memory:`, `dir:PATH` or `postgresql://...`.
+
+    Args:
+        universe: the tenant to work in.
+        objects: the object store for large values (`dir:`, `s3://`, `az://`, `gs://`); `PATH/objects` by default.
+        activity: the folder of session logs; `PATH/activity` by default.
+        tiers: the tier of each entity field, as a policy or the path of a TOML file.
+        verify_blobs: whether blobs are verified when they are read: always, sampled or never.
+        compact_every_seconds: compact journals into `objects` in the background at this interval; off by default.
+        disk_reserve_bytes: refuse new data with DiskFull while less of the disk is free; 64 MiB by default, 0 is never.
+        gc_every_seconds: how often blobs that nothing names are deleted in the background; None for never.
+        gc_grace_seconds: how long a blob that nothing names is kept.
+        activity_keep_seconds: how long session logs in `objects` are kept; for ever by default.
+        activity_bytes_max: how many bytes of session logs a universe keeps in `objects`; without a limit by default.
+        archived_keep_seconds: how long an archived world is kept before it is deleted; for ever by default.
+        archived_bytes_max: how many bytes of archived worlds' journals a universe keeps; without a limit by default.
+        dead_letter_bytes_max: how many bytes of dead letters a universe keeps; without a limit by default.
+        ingress_pushes_per_minute: how often one sender may push; 0 for no limit.
+        read_from: "standby" lets lists, statistics and other reads that may be stale come from a standby of PostgreSQL.
+        encryption: the master keys of encrypted universes, as in `FileKeys("keys")`; by default those that
+            `HOLDFAST_ENCRYPTION_KEY_FILE` or `HOLDFAST_ENCRYPTION_COMMAND` names.
+        clock: replaces the wall clock, for tests.
+    """
+    from holdfast.handles.sync.plane import Plane
+    from holdfast.plane import Options, open_plane
+    from holdfast.runtime.maintenance.space_options import SpaceOptions
+
+    universe = checked_name("universe", universe)
+    options = Options(
+        objects=objects,
+        activity=activity,
+        tiers=tiers,
+        verify_blobs=verify_blobs,
+        compact_every_seconds=compact_every_seconds,
+        disk_reserve_bytes=disk_reserve_bytes,
+        gc_every_seconds=gc_every_seconds,
+        space=SpaceOptions(
+            grace_seconds=gc_grace_seconds,
+            log_keep_seconds=activity_keep_seconds,
+            log_bytes_max=activity_bytes_max,
+            archived_keep_seconds=archived_keep_seconds,
+            archived_bytes_max=archived_bytes_max,
+            dead_letter_bytes_max=dead_letter_bytes_max,
+        ),
+        read_from=read_from,
+        pushes_per_minute=ingress_pushes_per_minute,
+        encryption=encryption,
+        clock=clock,
+    )
+    return Plane(open_plane(url, options), universe)
+
+
+def open_async(
+    url: str,
+    *,
+    universe: str = UNIVERSE,
+    objects: str | None = None,
+    activity: str | None = None,
+    tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
+    verify_blobs: str = "always",
+    compact_every_seconds: float | None = None,
+    disk_reserve_bytes: int | None = None,
+    gc_every_seconds: float | None = GC_EVERY_SECONDS,
+    gc_grace_seconds: float = GC_GRACE_SECONDS,
+    activity_keep_seconds: float | None = None,
+    activity_bytes_max: int | None = None,
+    archived_keep_seconds: float | None = None,
+    archived_bytes_max: int | None = None,
+    dead_letter_bytes_max: int | None = None,
+    ingress_pushes_per_minute: int = PUSHES_PER_MINUTE,
+    read_from: str = "primary",
+    encryption: "KeyProvider | None" = None,
+    clock: "Clock | None" = None,
+) -> "Opening":
+    """`open` for asyncio: await it, or enter it with `async with`."""
+    from holdfast.handles.opening import Opening
+    from holdfast.handles.plane import AsyncPlane
+    from holdfast.plane import Options, open_plane_async
+    from holdfast.runtime.maintenance.space_options import SpaceOptions
+
+    universe = checked_name("universe", universe)
+    options = Options(
+        objects=objects,
+        activity=activity,
+        tiers=tiers,
+        verify_blobs=verify_blobs,
+        compact_every_seconds=compact_every_seconds,
+        disk_reserve_bytes=disk_reserve_bytes,
+        gc_every_seconds=gc_every_seconds,
+        space=SpaceOptions(
+            grace_seconds=gc_grace_seconds,
+            log_keep_seconds=activity_keep_seconds,
+            log_bytes_max=activity_bytes_max,
+            archived_keep_seconds=archived_keep_seconds,
+            archived_bytes_max=archived_bytes_max,
+            dead_letter_bytes_max=dead_letter_bytes_max,
+        ),
+        read_from=read_from,
+        pushes_per_minute=ingress_pushes_per_minute,
+        encryption=encryption,
+        clock=clock,
+    )
+
+    async def opening() -> AsyncPlane:
+        return AsyncPlane(await open_plane_async(url, options), universe)
+
+    return Opening(opening())
+
+
+def connect(
+    url: str,
+    *,
+    token: str | None = None,
+    universe: str = UNIVERSE,
+    tls: "ssl.SSLContext | None" = None,
+    patience_seconds: float = 30.0,
+) -> "Plane":
+    """Connect to the server at `url`, as in `http://127.0.0.1:9440`; returns the same handles as `open`.
+
+    Args:
+        token: the access token; not needed for a server on a loopback address without tokens.
+        tls: the TLS context for an `https://` address; by default the system's certificates are trusted.
+        patience_seconds: how long calls wait for an unavailable server before they raise Unreachable. When it is
+            back they are sent again, and are executed once.
+    """
+    from holdfast.client.transport import RemoteTransport
+    from holdfast.handles.sync.plane import Plane
+
+    universe = checked_name("universe", universe)
+    return Plane(RemoteTransport(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
+
+
+def connect_async(
+    url: str,
+    *,
+    token: str | None = None,
+    universe: str = UNIVERSE,
+    tls: "ssl.SSLContext | None" = None,
+    patience_seconds: float = 30.0,
+) -> "Opening":
+    """`connect` for asyncio: await it, or enter it with `async with`."""
+    from holdfast.client.transport import AsyncRemoteTransport
+    from holdfast.handles.opening import Opening
+    from holdfast.handles.plane import AsyncPlane
+
+    universe = checked_name("universe", universe)
+    url = _server(url)
+
+    async def opening() -> AsyncPlane:
+        transport = AsyncRemoteTransport(url, token=token, tls=tls, patience_seconds=patience_seconds)
+        return AsyncPlane(transport, universe)
+
+    return Opening(opening())
+
+
+def _server(url: object) -> str:
+    if isinstance(url, str) and url.startswith(("http://", "https://")):
+        return url
+    import os
+
+    from holdfast.errors import InvalidUrl
+
+    text = str(url) if isinstance(url, os.PathLike) else url
+    if not isinstance(text, str):
+        raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write http://HOST:PORT")
+    scheme, colon, rest = text.partition(":")
+    if scheme in ("postgresql", "postgres"):
+        raise InvalidUrl('PostgreSQL is opened in this process, with holdfast.open("postgresql://…")')
+    if text == "memory:" or scheme == "dir" or not colon:
+        opened = text if colon else f"dir:{text}"
+        raise InvalidUrl(
+            f'{text} is not the address of a server; open it in this process with holdfast.open("{opened}")'
+        )
+    if rest.isdigit():
+        raise InvalidUrl(f"{text!r} has no scheme; write http://{text}")
+    raise InvalidUrl(f"{scheme!r} is not the scheme of a server; write http://HOST:PORT")
