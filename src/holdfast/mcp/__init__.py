@@ -1,0 +1,18 @@
+"""Holdfast as tools, resources and durable tasks of the Model Context Protocol.
+
+server = make_server(lambda context: Caller(plane, agent="ada"))
+
+The package uses public handles only, so the same server runs over an embedded plane and over a connection to a server.
+A transport (stdio, HTTP) says for each request who calls; see `caller`.
+"""
+
+try:
+    import mcp as _mcp  # noqa: F401
+except ImportError as error:
+    raise ImportError("MCP is not installed; run: pip install 'holdfast[mcp]'") from error
+
+from holdfast.mcp.caller import Caller
+from holdfast.mcp.server import HoldfastServer, ToolSource, make_server
+from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
+
+__all__ = ["Caller", "HoldfastServer", "Tool", "ToolInput", "ToolOutput", "ToolSource", "make_server"]

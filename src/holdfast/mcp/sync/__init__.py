@@ -1,0 +1,1 @@
+"""Synchronous modules, generated from the asynchronous ones in the parent package."""

@@ -1,0 +1,1 @@
+"""`/mcp`: the Model Context Protocol over streamable HTTP. `mounting` imports `endpoint` with the first request."""

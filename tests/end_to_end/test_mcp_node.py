@@ -1,0 +1,116 @@
+"""Tasks through the TypeScript client of MCP and its task package, on both protocol revisions.
+
+The packages come from the npm registry, in the versions of `mcp_node/package-lock.json`.
+"""
+
+import json
+import runpy
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast
+from holdfast.mcp.exposing import expose
+from holdfast.mcp.tasks import task_of
+
+HERE = Path(__file__).parent
+_processes = runpy.run_path(str(HERE / "processes.py"))  # Test files cannot import each other.
+Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
+WIDTH = {"type": "object", "properties": {"width": {"type": "integer"}}, "required": ["width"]}
+SIZE_FORM = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+_UNREACHABLE = ("ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "EAI_AGAIN", "ECONNRESET", "ENETUNREACH", "network")
+
+
+@pytest.fixture(scope="session")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, with its packages installed."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    folder = tmp_path_factory.mktemp("mcp_node")
+    for name in ("package.json", "package-lock.json", ".npmrc", "tasks.mjs"):
+        shutil.copy(HERE / "mcp_node" / name, folder)
+    done = subprocess.run(
+        ["npm", "ci", "--no-audit", "--no-fund"], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    if done.returncode and any(word in done.stderr for word in _UNREACHABLE):
+        pytest.skip(f"the npm registry cannot be reached: {done.stderr.strip().splitlines()[-1][:200]}")
+    assert done.returncode == 0, done.stderr
+    return folder / "tasks.mjs"
+
+
+class Plane:
+    """A server with the tokens of two agents, and a program that works for its tools."""
+
+    def __init__(self, folder: Path, script: Path) -> None:
+        with holdfast.open(f"dir:{folder / 'data'}") as plane:
+            names = ("ada", "bob", "worker")
+            self.tokens = {name: plane.tokens.create(name, universes=["main"], verbs=["*"]).token for name in names}
+            expose(plane, "resize", WIDTH)
+        self.server = Server(folder, tokens=True)
+        self.worker = holdfast.connect(self.server.url, token=self.tokens["worker"], patience_seconds=SECONDS_MAX)
+        self._script = script
+
+    def start(self, agent: str, *words: str) -> "subprocess.Popen[str]":
+        """Start the program as an agent."""
+        command = ["node", str(self._script), f"{self.server.url}/mcp", self.tokens[agent], *words]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, agent: str, *words: str) -> Any:
+        """What the program prints."""
+        return answer_of(self.start(agent, *words))
+
+    def receive(self) -> holdfast.Message:
+        for _ in range(6):
+            message = self.worker.queue("resize").receive(wait_seconds=20)
+            if message is not None:
+                return message
+        raise AssertionError("no message has arrived")
+
+
+def answer_of(process: "subprocess.Popen[str]") -> Any:
+    out, error = process.communicate(timeout=2 * SECONDS_MAX)
+    assert process.returncode == 0, error
+    return json.loads(out)
+
+
+@pytest.fixture
+def plane(tmp_path: Path, script: Path) -> Iterator[Plane]:
+    plane = Plane(tmp_path, script)
+    try:
+        with plane.worker:
+            yield plane
+    finally:
+        plane.server.kill()
+
+
+def work(plane: Plane) -> None:
+    message = plane.receive()
+    with task_of(message) as task:
+        task.progress(1, 2, "measuring")
+        answer = task.ask("size", "Which size?", SIZE_FORM)
+        message.ack(result={"size": answer.content["size"], "width": message.json()["width"]})
+
+
+def test_the_typescript_client_runs_a_task_to_its_result(plane: Plane) -> None:
+    for era in ("legacy", "modern"):
+        started = plane.run("ada", era, "start")
+        assert (started["era"], started["kind"]) == (era, "task")
+        assert started["tools"] > 20
+        assert all(is_valid for _, is_valid in started["seen"])
+        work(plane)  # It asks.
+        assert plane.run("ada", era, "status", started["taskId"])["status"] == "input_required"
+        assert "Unknown task" in plane.run("bob", era, "status", started["taskId"])["error"]
+        finishing = plane.start("ada", era, "finish", json.dumps(started["reference"]))
+        try:
+            work(plane)  # It continues with the answer.
+            finished = answer_of(finishing)
+        finally:
+            finishing.kill()
+            finishing.communicate()
+        assert finished["result"]["structuredContent"] == {"size": 9, "width": 3}
+        assert [each for each in finished["seen"] if each[0] == "asked"] == [["asked", "Which size?"]]
+        assert all(is_valid for _, is_valid in finished["seen"])

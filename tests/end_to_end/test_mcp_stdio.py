@@ -1,0 +1,177 @@
+"""`holdfast mcp` as a child process of an MCP client."""
+
+import asyncio
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+import holdfast
+
+Server: Any = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]
+SECONDS_MAX: Final = 60.0  # Bounds every wait; far longer than any step takes.
+_MODES: Final = {"2025-11-25": "legacy", "2026-07-28": "auto"}
+_INITIALIZE: Final = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+
+
+# A server with a tool that prints, and starts a program that reads and writes.
+_NOISY: Final = """
+import asyncio, os, sys, holdfast
+from holdfast.mcp import Caller, Tool, ToolInput, ToolOutput, make_server
+from holdfast.mcp.stdio import serve_stdio
+
+class Nothing(ToolInput, frozen=True): pass
+class Done(ToolOutput, frozen=True): pass
+
+async def noise(caller, asked):
+    print("printed")
+    os.system("echo echoed; cat")
+    return Done()
+
+async def main():
+    tool = Tool(name="noise", title="", description="", input=Nothing, output=Done, call=noise, verbs=())
+    async with holdfast.open_async("memory:") as plane:
+        await serve_stdio(make_server(lambda ctx: Caller(plane=plane, agent="ada"), tools=[tool]))
+    print("after")
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A data directory with one message in the queue `jobs`."""
+    found = f"dir:{tmp_path / 'data'}"
+    with holdfast.open(found) as plane:
+        plane.queue("jobs").put({"n": 1})
+    return found
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+
+
+@contextmanager
+def started(*arguments: str, mcp: tuple[str, ...] = ()) -> Iterator["subprocess.Popen[bytes]"]:
+    """`holdfast mcp` with open pipes."""
+    with running("-m", "holdfast.cli", *arguments, "mcp", *mcp) as process:
+        yield process
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A Python program with open pipes."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=SECONDS_MAX)
+
+
+def ask(process: "subprocess.Popen[bytes]", message: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(message).encode() + b"\n")
+    process.stdin.flush()
+    found: dict[str, Any] = json.loads(process.stdout.readline())
+    return found
+
+
+async def test_over_a_server_the_token_decides_who_the_agent_is_and_what_it_may_do(tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        verbs = ["mail:*", "queue:survey", "queue:stats"]
+        token = plane.tokens.create("ada", universes=["lab"], verbs=verbs).token
+    server = Server(tmp_path, tokens=True)
+    try:
+        child = StdioServerParameters(
+            command=sys.executable,
+            args=["-m", "holdfast.cli", "--url", server.url, "mcp"],
+            env={**environment(), "HOLDFAST_TOKEN": token},
+        )
+        for revision, mode in _MODES.items():
+            async with asyncio.timeout(SECONDS_MAX), Client(child, mode=mode) as client:
+                assert client.protocol_version == revision
+                await check_the_agent(client)
+        with started("--url", server.url, "--token", token, mcp=("--agent", "bob")) as process:
+            out, err = process.communicate(timeout=SECONDS_MAX)
+            assert (process.returncode, out) == (2, b"")
+            assert b"leave --agent out" in err
+    finally:
+        server.kill()
+
+
+async def check_the_agent(client: Client) -> None:
+    """The client is ada in the universe lab, and may use mail and look at queues."""
+    tools = {tool.name for tool in (await client.list_tools()).tools}
+    assert {"mail_send", "mail_read"} <= tools
+    assert not {"queue_put", "state_get"} & tools
+    await client.call_tool("mail_send", {"to": "ada", "body": "note to myself"})
+    (mail,) = (await client.call_tool("mail_read", {})).structured_content["mails"]
+    assert mail["sender"] == "ada@lab"
+    uris = [resource.uri for resource in (await client.list_resources()).resources]
+    assert uris == [f"holdfast://lab/mail/{mail['thread']}"]
+    refused = await client.call_tool("queue_put", {"queue": "jobs", "body": 1})
+    assert refused.structured_content["code"] == "not_allowed"
+    await client.call_tool("mail_confirm", {"ids": [mail["id"]]})
+
+
+def test_it_stops_when_the_client_closes_its_end(url: str) -> None:
+    with started("--url", url) as process:
+        assert ask(process, _INITIALIZE)["result"]["serverInfo"]["name"] == "holdfast"
+        out, err = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 0, err
+        assert out == b""
+        assert b"locked until this process ends" in err
+
+
+def test_what_a_tool_prints_does_not_disturb_the_protocol() -> None:
+    with running("-c", _NOISY) as process:
+        ask(process, _INITIALIZE)
+        call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "noise", "arguments": {}}}
+        assert ask(process, call)["result"]["structuredContent"] == {}
+        out, err = process.communicate(timeout=SECONDS_MAX)
+        assert (process.returncode, out) == (0, b"after\n")
+        assert b"printed" in err
+        assert b"echoed" in err
+
+
+def test_a_signal_stops_it_while_the_client_waits(url: str) -> None:
+    with started("--url", url) as process:
+        ask(process, _INITIALIZE)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS_MAX) == 0
+        with holdfast.open(url) as plane:  # It was closed.
+            assert plane.queue("jobs").stats().ready == 1
+
+
+def test_a_message_that_is_too_long_ends_it_with_an_error(url: str) -> None:
+    with started("--url", url) as process:
+        _, err = process.communicate(b'{"jsonrpc": "2.0", "id": 1, "method": "' + b"x" * 9_000_000, SECONDS_MAX)
+        assert process.returncode == 2
+        assert b"is over 8 MiB" in err
