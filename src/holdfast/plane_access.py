@@ -1,0 +1,269 @@
+"""One way to the rows and blobs of a plane, for code that is written once for threads and for event loops.
+
+Stores for agent frameworks are coroutines over `PlaneAccess`. With an `AsyncPlane` they are awaited as usual. With a
+`Plane` their awaited calls return without waiting, so a coroutine runs to its end in the calling thread.
+
+A value that is too large for a row is a blob. Its hash is in the row, as text, which keeps it from being collected.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, TypeAlias, TypeVar
+
+from holdfast import AsyncPlane, PartitionPage, Plane, Row, RowChange, RowKey, RowPage, Tier
+from holdfast.errors import Busy, InvalidArgument, Unsupported
+from holdfast.limits import ADAPTER_PAGE_ROWS
+from holdfast.threads import run_in_thread
+
+Result = TypeVar("Result")
+Change: TypeAlias = RowChange
+Key: TypeAlias = RowKey
+
+
+class PlaneAccess(ABC):
+    """The rows of one collection and the blobs of a plane, and how coroutines that use them run."""
+
+    can_wait: bool  # Whether coroutines over it may await anything else.
+
+    @abstractmethod
+    async def commit(self, changes: Sequence[Change], *, tier: Tier = Tier.CRITICAL) -> None: ...
+
+    @abstractmethod
+    async def get_many(self, partition: str, keys: Sequence[Key]) -> list[Row | None]: ...
+
+    @abstractmethod
+    async def scan(
+        self,
+        partition: str,
+        prefix: Key = (),
+        *,
+        after: Key | None = None,
+        before: Key | None = None,
+        limit: int,
+        reverse: bool = False,
+    ) -> RowPage: ...
+
+    @abstractmethod
+    async def partitions(self, prefix: str, *, after: str, limit: int) -> PartitionPage: ...
+
+    @abstractmethod
+    async def put_blob(self, data: bytes) -> str:
+        """Store bytes, which are kept as long as a row names their hash; the hash."""
+
+    @abstractmethod
+    async def get_blob(self, hash: str) -> bytes: ...
+
+    async def pages(
+        self,
+        partition: str,
+        prefix: Key = (),
+        *,
+        before: Key | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[list[Row]]:
+        """All rows whose keys begin with `prefix`, or the first `limit` of them, in pages."""
+        after, left = None, limit
+        while left is None or left > 0:
+            count = ADAPTER_PAGE_ROWS if left is None else min(left, ADAPTER_PAGE_ROWS)
+            page = await self.scan(partition, prefix, after=after, before=before, limit=count, reverse=reverse)
+            yield page.rows
+            if page.next is None:
+                return
+            if reverse:
+                before = page.next
+            else:
+                after = page.next
+            left = None if left is None else left - len(page.rows)
+
+    async def all_partitions(self, prefix: str) -> AsyncGenerator[str]:
+        """The names of all partitions that begin with `prefix`, in order."""
+        after: str | None = ""
+        while after is not None:
+            page = await self.partitions(prefix, after=after, limit=ADAPTER_PAGE_ROWS)
+            for partition in page.partitions:
+                yield partition
+            after = page.next
+
+    async def put_value(self, data: bytes, *, inline_max: int, row_max: int) -> tuple[bytes, str]:
+        """What a row contains of a value: its bytes and no hash, or no bytes and the hash of a blob.
+
+        Args:
+            data: the value.
+            inline_max: a value with more bytes is a blob, if the plane can store it.
+            row_max: a value with more bytes has to be a blob.
+
+        Raises:
+            Unsupported: the value needs an object store, and the plane has none.
+        """
+        if len(data) <= inline_max:
+            return data, ""
+        try:
+            return b"", await self.put_blob(data)
+        except Unsupported:
+            if len(data) > row_max:
+                raise
+            return data, ""
+
+    async def get_value(self, data: bytes, hash: str) -> bytes:
+        """The value of which a row contains this."""
+        return await self.get_blob(hash) if hash else data
+
+    @abstractmethod
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of a coroutine, for a synchronous caller."""
+
+    @abstractmethod
+    async def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of a coroutine, for an asynchronous caller."""
+
+    def iterate(self, pages: AsyncIterator[list[Result]]) -> Iterator[Result]:
+        """The items of pages, for a synchronous caller."""
+        while (page := self.run(_next(pages))) is not None:
+            yield from page
+
+    async def iterate_async(self, pages: AsyncGenerator[list[Result]]) -> AsyncGenerator[Result]:
+        """The items of pages, for an asynchronous caller."""
+        async with aclosing(pages):
+            while (page := await self.run_async(_next(pages))) is not None:
+                for item in page:
+                    yield item
+
+
+def access_to(plane: Plane | AsyncPlane, collection: str) -> PlaneAccess:
+    """The access to a collection of `plane`."""
+    if isinstance(plane, AsyncPlane):
+        return _AsyncAccess(plane, collection)
+    if isinstance(plane, Plane):
+        return _SyncAccess(plane, collection)
+    raise InvalidArgument(
+        f"A Plane or an AsyncPlane is needed, not {type(plane).__name__}; open one with holdfast.open, or connect to a "
+        "server with holdfast.connect"
+    )
+
+
+async def _next(pages: AsyncIterator[list[Result]]) -> list[Result] | None:
+    return await anext(pages, None)
+
+
+class _AsyncAccess(PlaneAccess):
+    """Over an `AsyncPlane`, which belongs to the event loop that opened it."""
+
+    can_wait = True
+
+    def __init__(self, plane: AsyncPlane, collection: str) -> None:
+        self._rows = plane.collection(collection)
+        self._blobs = plane.blobs
+        self._loop = _running_loop()
+
+    async def commit(self, changes: Sequence[Change], *, tier: Tier = Tier.CRITICAL) -> None:
+        await self._rows.commit(changes, tier=tier)
+
+    async def get_many(self, partition: str, keys: Sequence[Key]) -> list[Row | None]:
+        return await self._rows.get_many(partition, keys)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: Key = (),
+        *,
+        after: Key | None = None,
+        before: Key | None = None,
+        limit: int,
+        reverse: bool = False,
+    ) -> RowPage:
+        return await self._rows.scan(partition, prefix, after=after, before=before, limit=limit, reverse=reverse)
+
+    async def partitions(self, prefix: str, *, after: str, limit: int) -> PartitionPage:
+        return await self._rows.partitions(prefix, after=after, limit=limit)
+
+    async def put_blob(self, data: bytes) -> str:
+        return await self._blobs.put(data, pinned=False)
+
+    async def get_blob(self, hash: str) -> bytes:
+        return await self._blobs.get(hash)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        here = _running_loop()
+        loop = self._loop
+        if loop is None or here is loop:
+            work.close()
+            if loop is None:
+                raise asyncio.InvalidStateError(
+                    "The event loop of the AsyncPlane is not known. Create the saver or store inside the loop, call an "
+                    "asynchronous method such as `aget_tuple` first, or give it a Plane of `holdfast.open`"
+                )
+            raise asyncio.InvalidStateError(
+                "A synchronous method would block the event loop of its AsyncPlane for ever. Await the asynchronous "
+                "one (`aget_tuple`, `graph.ainvoke`, …), call it from another thread, or give it a Plane of "
+                "`holdfast.open`"
+            )
+        return asyncio.run_coroutine_threadsafe(work, loop).result()
+
+    async def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return await work
+
+
+class _SyncAccess(PlaneAccess):
+    """Over a `Plane`: the coroutines never wait, and asynchronous callers run them in a thread."""
+
+    can_wait = False
+
+    def __init__(self, plane: Plane, collection: str) -> None:
+        self._rows = plane.collection(collection)
+        self._blobs = plane.blobs
+
+    async def commit(self, changes: Sequence[Change], *, tier: Tier = Tier.CRITICAL) -> None:
+        self._rows.commit(changes, tier=tier)
+
+    async def get_many(self, partition: str, keys: Sequence[Key]) -> list[Row | None]:
+        return self._rows.get_many(partition, keys)
+
+    async def scan(
+        self,
+        partition: str,
+        prefix: Key = (),
+        *,
+        after: Key | None = None,
+        before: Key | None = None,
+        limit: int,
+        reverse: bool = False,
+    ) -> RowPage:
+        return self._rows.scan(partition, prefix, after=after, before=before, limit=limit, reverse=reverse)
+
+    async def partitions(self, prefix: str, *, after: str, limit: int) -> PartitionPage:
+        return self._rows.partitions(prefix, after=after, limit=limit)
+
+    async def put_blob(self, data: bytes) -> str:
+        return self._blobs.put(data, pinned=False)
+
+    async def get_blob(self, hash: str) -> bytes:
+        return self._blobs.get(hash)
+
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            work.send(None)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        work.close()
+        raise AssertionError("A coroutine over a Plane has waited")
+
+    async def run_async(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            return await run_in_thread(self.run, work)
+        except (Busy, asyncio.CancelledError):
+            with suppress(ValueError):  # It runs already; otherwise it never will.
+                work.close()
+            raise
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

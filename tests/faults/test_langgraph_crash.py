@@ -1,0 +1,86 @@
+"""A graph whose process is killed again and again ends in the state of one that ran undisturbed, by the same steps."""
+
+import json
+import random
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+
+CHILD = Path(__file__).with_name("langgraph_child.py")
+_child = runpy.run_path(str(CHILD))
+_processes = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, str(CHILD)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        yield child
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Any]:
+    server = _processes["Server"](tmp_path)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+def undisturbed() -> Any:
+    """How the graph ends without a crash."""
+    graph = _child["make_graph"](InMemorySaver())
+    graph.invoke(_child["INPUT"], {"configurable": {"thread_id": "model"}})
+    return json.loads(json.dumps(_child["outcome"](graph, "model")))
+
+
+def check(child: "subprocess.Popen[str]", url: str, folder: Path, kills: int) -> None:
+    expected = undisturbed()
+    assert len(expected["values"]["log"]) == 1 + 4 * _child["TURNS"]
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    numbers = random.Random(seed)
+    killed = finished = 0
+    result = folder / "result.json"
+    assert child.stdin is not None
+    assert child.stdout is not None
+    while True:
+        asked = {
+            "url": url,
+            "thread": f"thread {finished}",
+            "seed": numbers.randrange(1 << 32) if killed < kills else None,
+            "result": str(result),
+        }
+        child.stdin.write(json.dumps(asked) + "\n")
+        child.stdin.flush()
+        status = int(child.stdout.readline())
+        assert status in (0, signal.SIGKILL), f"the graph failed with status {status}"
+        if status == 0:
+            assert json.loads(result.read_text()) == expected
+            finished += 1
+            if killed == kills:
+                break
+        else:
+            killed += 1
+    print(f"{killed} kills in {finished} graphs, which all have the same final state and steps")
+
+
+def test_a_killed_graph_ends_like_an_undisturbed_one(
+    child: "subprocess.Popen[str]", tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    check(child, f"dir:{tmp_path / 'data'}", tmp_path, max(20, request.config.getoption("--kills")))
+
+
+def test_a_killed_graph_of_a_server_ends_like_an_undisturbed_one(
+    child: "subprocess.Popen[str]", server: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    check(child, server.url, tmp_path, max(10, request.config.getoption("--kills") // 4))

