@@ -1,0 +1,187 @@
+"""Celery over SQS, results included: worker processes that are killed, times of execution, retries and expiry.
+
+SQS_ENDPOINT, as in http://127.0.0.1:5000, names another server that the same tests then use as their broker.
+"""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import boto3
+import pytest
+from celery import chord, states
+
+_servers = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
+_celery = runpy.run_path(str(Path(__file__).with_name("celery_workers.py")))
+SECONDS_MAX: float = _celery["SECONDS_MAX"]
+VISIBILITY_SECONDS = (
+    6  # A message of a killed worker is delivered again after this; slow machines need seconds for less.
+)
+REGION = "us-east-1"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "celery_orders.py"
+
+
+class Broker:
+    """A server for SQS, and another one for the results if it is not Holdfast's."""
+
+    def __init__(self, folder: Path) -> None:
+        flags: dict[str, Any] = {}
+        self.endpoint = os.environ.get("SQS_ENDPOINT", "")
+        if not self.endpoint:
+            port = _servers["free_port"]()
+            flags = {"sqs_port": port, "sqs_anonymous": True}
+            self.endpoint = f"http://127.0.0.1:{port}"
+        self.server = _servers["Server"](folder, **flags)
+        self.prefix = f"celery-{uuid4().hex[:8]}-"
+        self.conf = {
+            "broker_url": f"sqs://key:secret@{self.endpoint.partition('//')[2]}",
+            "broker_transport_options": {
+                "region": REGION,
+                "is_secure": False,
+                "queue_name_prefix": self.prefix,
+                "visibility_timeout": VISIBILITY_SECONDS,
+                "wait_time_seconds": 1,
+                "polling_interval": 0.1,
+            },
+            "result_backend": "holdfast://" + self.server.url.partition("//")[2] + "/main",
+        }
+
+    def counts(self) -> tuple[int, int]:
+        """How many messages of the queue are visible, and how many are in flight."""
+        client = boto3.client(
+            "sqs",
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id="key",
+            aws_secret_access_key="secret",
+        )
+        try:
+            url = client.get_queue_url(QueueName=f"{self.prefix}celery")["QueueUrl"]
+            names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+            found = client.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+            return int(found[names[0]]), int(found[names[1]])
+        finally:
+            client.close()
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    found = Broker(tmp_path)
+    yield found
+    found.server.kill()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, broker: Broker) -> Iterator[Any]:
+    with _celery["workers"](tmp_path / "celery", **broker.conf) as found:
+        yield found
+
+
+def test_tasks_are_sent_run_and_acknowledged(workers: Any, broker: Broker) -> None:
+    workers.start()
+    results = [workers.tasks.add.delay(number, 1) for number in range(20)]
+    assert [each.get(timeout=SECONDS_MAX) for each in results] == list(range(1, 21))
+    workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
+
+
+def test_a_task_of_a_killed_worker_runs_again(workers: Any, broker: Broker, tmp_path: Path) -> None:
+    killed = workers.start(concurrency=1)
+    release = tmp_path / "release"
+    held = workers.tasks.hold.delay("held", str(release))
+    workers.wait(lambda: len(workers.runs()) == 1)
+    workers.kill(killed)
+    assert held.state == states.STARTED
+    assert broker.counts() == (0, 1)
+
+    workers.start(concurrency=1)
+    workers.wait(lambda: len(workers.runs()) == 2)
+    release.touch()
+    assert held.get(timeout=SECONDS_MAX) == "held"
+    first, second = workers.runs()
+    assert first != second  # Another process ran it.
+    workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
+
+
+def test_a_chord_whose_last_part_is_killed_sends_its_body_once(workers: Any, tmp_path: Path) -> None:
+    killed = workers.start(concurrency=2)
+    release = tmp_path / "release"
+    tasks = workers.tasks
+    body = chord([tasks.note.s("part"), tasks.note.s("part"), tasks.hold.s("held", str(release))])(
+        tasks.note.si("body")
+    )
+    workers.wait(lambda: _count(workers, "part") == 2 and _count(workers, "held") == 1)
+    workers.kill(killed)
+
+    workers.start(concurrency=2)
+    workers.wait(lambda: _count(workers, "held") == 2)
+    release.touch()
+    assert body.get(timeout=SECONDS_MAX) > 0
+    assert _count(workers, "body") == 1
+
+
+def test_a_task_does_not_run_before_its_time(workers: Any) -> None:
+    workers.start()
+    eta = datetime.now(UTC) + timedelta(seconds=2)
+    assert workers.tasks.note.apply_async(["at its time"], eta=eta).get(timeout=SECONDS_MAX) >= eta.timestamp()
+    before = time.time()
+    assert workers.tasks.note.apply_async(["after a while"], countdown=1).get(timeout=SECONDS_MAX) >= before + 1
+    before = time.time()
+    delayed = workers.tasks.note.apply_async(["delayed by the queue"], delay_seconds=2)
+    assert delayed.get(timeout=SECONDS_MAX) >= before + 2
+    assert workers.runs() == ["at its time", "after a while", "delayed by the queue"]
+
+
+def test_a_task_that_asks_for_it_is_tried_again(workers: Any, broker: Broker) -> None:
+    workers.start()
+    result = workers.tasks.flaky.delay(3)
+    assert result.get(timeout=SECONDS_MAX) == 3
+    assert workers.runs() == ["flaky"] * 3
+    failed = workers.tasks.flaky.delay(9)
+    with pytest.raises(RuntimeError, match="not yet"):
+        failed.get(timeout=SECONDS_MAX)
+    workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
+
+
+def test_a_task_that_has_expired_does_not_run(workers: Any, broker: Broker) -> None:
+    late = workers.tasks.note.apply_async(["late"], expires=datetime.now(UTC) - timedelta(seconds=1))
+    workers.start()
+    workers.wait(lambda: late.state == states.REVOKED)
+    assert workers.tasks.note.apply_async(["in time"], expires=3_600).get(timeout=SECONDS_MAX) > 0
+    assert workers.runs() == ["in time"]
+    workers.wait(lambda: broker.counts() == (0, 0), broker.counts)
+
+
+def test_the_example_runs(broker: Broker, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "AWS_"))}
+    environment |= {"HOLDFAST_URL": broker.server.url, "SQS_URL": broker.endpoint}
+    log = tmp_path / "worker.log"
+    with log.open("wb") as file:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", EXAMPLE.stem, "worker", "--concurrency=2"],
+            cwd=EXAMPLE.parent,
+            env=environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        done = subprocess.run(
+            [sys.executable, EXAMPLE], env=environment, capture_output=True, text=True, timeout=SECONDS_MAX, check=False
+        )
+    finally:
+        os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+    expected = ["to pay: 36900", "to pay: 50000", "no price: 'sofa'"]
+    assert done.stdout.splitlines() == expected, done.stderr + log.read_text()
+
+
+def _count(workers: Any, word: str) -> int:
+    return sum(line.startswith(word) for line in workers.runs())
