@@ -1,0 +1,373 @@
+"""Queues of the SQS protocol: created with attributes and tags, changed, listed, purged and deleted.
+
+    (u, universe, "q", queue, "policy")  ->  what attributes mean for messages (`sqs_attributes.py`)
+    (u, universe, "q", queue, "sqs")     ->  the other attributes, the tags, and when the queue was created and purged
+
+                create                             60 seconds later, and no messages are left
+    absent ───────────────► exists ── delete ──► deleted ──────────────────────────────────► absent
+       └─ a native put, or a policy ──► exists
+
+A queue that native calls made has no record; its attributes follow from its policy. A deleted queue has a mark in the
+place of its policy until its last message is removed, so that every call that reads the policy finds it absent.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.errors import (
+    InvalidArgument,
+    InvalidSqsAttribute,
+    PurgeInProgress,
+    QueueNotFound,
+    SqsQueueDeletedRecently,
+    SqsQueueExists,
+)
+from holdfast.kv import Transaction
+from holdfast.layers import queues, sqs_attributes, sqs_work
+from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
+from holdfast.layers.queues import DeleteProgress, PurgeProgress, QueueKey, dead_letter_sources, keys_of
+from holdfast.layers.queues.counters import total_counters
+from holdfast.layers.queues.dead_letter_sources import forget as forget_source
+from holdfast.layers.queues.policies import DELETED
+from holdfast.layers.sqs_attributes import is_fifo
+from holdfast.layers.sqs_work import Step, Work, WorkKey
+from holdfast.limits import (
+    SQS_DELETED_SECONDS,
+    SQS_LIST_MAX,
+    SQS_MESSAGE_BYTES_MAX,
+    SQS_PURGE_SECONDS,
+)
+from holdfast.wire.sqs import ARN_PREFIX, SqsQueue, SqsQueueNames, SqsSettings
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """What the SQS protocol has of a queue beside its policy."""
+
+    attributes: dict[str, str] = {}
+    tags: dict[str, str] = {}
+    created_ms: int = 0
+    modified_ms: int = 0
+    purged_ms: int = 0
+    arn: str = ""  # Of the dead-letter queue, as it was given.
+
+
+_NO_RECORD = Record()
+_ABSENT = SqsSettings()
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Record).decode
+
+
+def create(tx: Transaction, queue: QueueKey, attributes: Mapping[str, str], tags: Mapping[str, str]) -> SqsQueue:
+    """Create a queue. One that exists with these values of the given attributes is returned unchanged.
+
+    Raises:
+        UnknownSqsAttribute, InvalidSqsAttribute: an attribute is invalid.
+        InvalidArgument: the name or a tag is invalid.
+        SqsQueueExists: the queue exists, and a given attribute has another value.
+        SqsQueueDeletedRecently: a queue of this name was deleted less than 60 seconds ago.
+    """
+    name = sqs_attributes.checked_new_name(queue.name)
+    given = sqs_attributes.checked(name, attributes)
+    sqs_attributes.check_fifo(name, given)
+    tags = sqs_attributes.checked_tags(tags)
+    _check_not_deleted(tx, queue)
+    if queues.exists(tx, keys_of(queue)):
+        found = get(tx, queue)
+        different = sqs_attributes.difference(found.attributes, given)
+        if different is not None:
+            raise SqsQueueExists(
+                f"A queue already exists with the same name and a different value for attribute {different}; "
+                "set the attribute of that queue, or leave it out"
+            )
+        return found
+    _check_redrive(tx, queue, given)
+    stored = sqs_attributes.merged({}, given)
+    queues.set_policy(tx, queue, sqs_attributes.new_policy(name, given))
+    record = Record(stored, tags, tx.now_ms, tx.now_ms, arn=_arn(given))
+    _save(tx, queue, record)
+    return get(tx, queue)
+
+
+def get(tx: Transaction, queue: QueueKey, *, arn_prefix: str = ARN_PREFIX) -> SqsQueue:
+    """A queue with all of its attributes.
+
+    Raises:
+        QueueNotFound: it does not exist.
+    """
+    require(tx, queue)
+    record, policy = _record(tx, queue), queues.policy_of(tx, queue)
+    counters = total_counters(tx, keys_of(queue))
+    attributes = sqs_attributes.derived(
+        queue.name, policy, record.attributes, arn_prefix=arn_prefix, arn=record.arn
+    ) | {
+        "QueueArn": f"{arn_prefix}:{queue.name}",
+        # A message behind another one of its group is visible: receiving and deleting those before it makes it next.
+        "ApproximateNumberOfMessages": str(max(counters.ready_total() + counters.blocked, 0)),
+        "ApproximateNumberOfMessagesNotVisible": str(max(counters.leased, 0)),
+        "ApproximateNumberOfMessagesDelayed": str(max(counters.delayed, 0)),
+        "CreatedTimestamp": str(record.created_ms // 1_000),
+        "LastModifiedTimestamp": str(record.modified_ms // 1_000),
+    }
+    return SqsQueue(queue.name, attributes, record.tags, record.created_ms, record.modified_ms)
+
+
+def settings(tx: Transaction, queue: QueueKey) -> SqsSettings:
+    """What calls that send and receive messages need to know of a queue, also of one that does not exist."""
+    keys = keys_of(queue)
+    tx.prefetch(keys.policy, keys.sqs)
+    if not queues.exists(tx, keys):
+        return _ABSENT
+    policy, attributes = queues.policy_of(tx, queue), _record(tx, queue).attributes
+    return SqsSettings(
+        exists=True,
+        fifo=is_fifo(queue.name),
+        content_based=attributes.get("ContentBasedDeduplication") == "true",
+        scope="messageGroup" if attributes.get("DeduplicationScope") == "messageGroup" else "queue",
+        wait_seconds=int(attributes.get("ReceiveMessageWaitTimeSeconds", 0)),
+        delay_seconds=round(policy.delay_seconds),
+        max_bytes=int(attributes.get("MaximumMessageSize", SQS_MESSAGE_BYTES_MAX)),
+        visibility_seconds=sqs_attributes.visibility_seconds(policy),
+    )
+
+
+def set_attributes(tx: Transaction, queue: QueueKey, attributes: Mapping[str, str]) -> SqsQueue:
+    """Change attributes of a queue.
+
+    Raises:
+        QueueNotFound: it does not exist.
+        UnknownSqsAttribute, InvalidSqsAttribute: an attribute is invalid.
+    """
+    require(tx, queue)
+    changes = sqs_attributes.checked(queue.name, attributes)
+    if "FifoQueue" in changes:
+        sqs_attributes.check_fifo(queue.name, changes)
+    _check_redrive(tx, queue, changes)
+    record, policy = _record(tx, queue), queues.policy_of(tx, queue)
+    stored = sqs_attributes.merged(record.attributes, changes)
+    changed = sqs_attributes.policy_with(policy, changes)
+    if changed != policy:
+        queues.set_policy(tx, queue, changed)
+    arn = _arn(changes) if "RedrivePolicy" in changes else record.arn
+    _save(tx, queue, msgspec.structs.replace(record, attributes=stored, modified_ms=tx.now_ms, arn=arn))
+    return get(tx, queue)
+
+
+def names(
+    tx: Transaction, universe: str, *, prefix: str, after: str, limit: int, only: Sequence[str] = ()
+) -> SqsQueueNames:
+    """The names of the queues that start with `prefix`, after `after`, in order; at most `limit`, of those in `only`.
+
+    A queue that is being deleted is left out, so a page may have fewer, and more follow.
+    """
+    _check_limit(limit)
+    seen = queues.matching_names(tx, universe, after=after, limit=limit + 1, only=only, prefix=prefix)
+    is_last = len(seen) <= limit
+    page = seen[:limit]
+    found = [name for name in page if queues.exists(tx, keys_of(QueueKey(universe, name)))]
+    return SqsQueueNames(found, None if is_last else page[-1])
+
+
+def sources(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> SqsQueueNames:
+    """At most `limit` names of queues whose dead letters go to this one, after `after`, in order.
+
+    Raises:
+        QueueNotFound: it does not exist.
+    """
+    _check_limit(limit)
+    require(tx, queue)
+    found, following = dead_letter_sources(tx, queue, after=after, limit=limit)
+    return SqsQueueNames(found, following)
+
+
+def tag(tx: Transaction, queue: QueueKey, tags: Mapping[str, str]) -> SqsQueue:
+    """Add tags to a queue, or replace their values.
+
+    Raises:
+        QueueNotFound: it does not exist.
+        InvalidArgument: it would have too many tags, or one is invalid.
+    """
+    require(tx, queue)
+    record = _record(tx, queue)
+    tags = sqs_attributes.checked_tags({**record.tags, **tags})
+    _save(tx, queue, msgspec.structs.replace(record, tags=tags))
+    return get(tx, queue)
+
+
+def untag(tx: Transaction, queue: QueueKey, keys: Sequence[str]) -> SqsQueue:
+    """Remove tags of a queue, as far as it has them.
+
+    Raises:
+        QueueNotFound: it does not exist.
+    """
+    require(tx, queue)
+    record = _record(tx, queue)
+    left = {key: value for key, value in record.tags.items() if key not in keys}
+    if left != record.tags:
+        _save(tx, queue, msgspec.structs.replace(record, tags=left))
+    return get(tx, queue)
+
+
+def require(tx: Transaction, queue: QueueKey) -> None:
+    """Raise QueueNotFound unless a queue exists."""
+    if not queues.exists(tx, keys_of(queue)):
+        raise QueueNotFound(f"Queue {queue.name} does not exist in {queue.universe}; create it, or correct its name")
+
+
+# Purges and deletions: the first transaction decides, and `purge_step` and `delete_step` remove the messages.
+
+
+def begin_purge(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None) -> None:
+    """Begin to remove all messages of a queue. A repeated `call` changes nothing.
+
+    Raises:
+        QueueNotFound: it does not exist.
+        PurgeInProgress: it was purged less than 60 seconds ago.
+    """
+    if call is not None and stored_result(tx, call) is not None:
+        return
+    require(tx, queue)
+    record = _record(tx, queue)
+    left_ms = record.purged_ms + SQS_PURGE_SECONDS * 1_000 - tx.now_ms
+    if 0 < left_ms <= SQS_PURGE_SECONDS * 1_000:  # More: the clock was set back.
+        raise PurgeInProgress(
+            f"Only one PurgeQueue operation on {queue.name} is allowed every {SQS_PURGE_SECONDS} seconds; "
+            f"wait {left_ms / 1_000:.0f} s"
+        )
+    _save(tx, queue, msgspec.structs.replace(record, purged_ms=tx.now_ms))
+    sqs_work.save(tx, WorkKey(*queue, "purge"), Work(tx.now_ms))
+    if call is not None:
+        store_result(tx, call, True)
+
+
+def purge_step(tx: Transaction, queue: QueueKey, worker: str) -> Step:
+    """Remove a batch of the messages of a queue that is being purged."""
+    key = WorkKey(*queue, "purge")
+    work = sqs_work.find(tx, key)
+    if work is None:
+        return Step(None, 0, [])
+    if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
+        return Step(wait_ms, work.count, [])
+    if queues.exists(tx, keys_of(queue)):
+        progress, _ = queues.purge_step(tx, queue, PurgeProgress(work.count, work.after), None, leased=True)
+        work.count, work.after = progress.count, progress.after
+    else:
+        work.after = None
+    if work.after is None:
+        sqs_work.remove(tx, key)
+        return Step(None, work.count, tx.events)
+    sqs_work.claim(tx, work, worker)
+    sqs_work.save(tx, key, work)
+    return Step(0, work.count, tx.events)
+
+
+def begin_delete(tx: Transaction, queue: QueueKey, call: KeyedCall | None = None) -> None:
+    """Delete a queue: it does not exist from now on, and its messages are removed later. A repeated `call` is ignored.
+
+    Raises:
+        QueueNotFound: it does not exist.
+    """
+    if call is not None and stored_result(tx, call) is not None:
+        return
+    require(tx, queue)
+    forget_source(tx, queue, queues.policy_of(tx, queue))
+    tx.put(keys_of(queue).policy, DELETED)
+    tx.delete(keys_of(queue).sqs)
+    sqs_work.remove(tx, WorkKey(*queue, "purge"))
+    sqs_work.remove(tx, WorkKey(*queue, "move"))
+    tx.delete_range(*sqs_work.tasks_of(*queue).range())
+    sqs_work.save(tx, WorkKey(*queue, "delete"), Work(tx.now_ms))
+    if call is not None:
+        store_result(tx, call, True)
+
+
+def delete_step(tx: Transaction, queue: QueueKey, worker: str) -> Step:
+    """Remove a batch of the messages of a deleted queue; in the end, let its name be used again."""
+    key = WorkKey(*queue, "delete")
+    work = sqs_work.find(tx, key)
+    if work is None:
+        return Step(None, 0, [])
+    if wait_ms := sqs_work.other_worker_ms(tx, work, worker):
+        return Step(wait_ms, work.count, [])
+    if not work.is_done and queues.is_deleted(tx, keys_of(queue)):
+        before = DeleteProgress(work.count, work.after)
+        progress, _ = queues.delete_step(tx, queue, before, None, force=True)
+        work.count, work.after, work.is_done = progress.count, progress.after, progress.is_done
+        sqs_work.claim(tx, work, "" if work.is_done else worker)
+        sqs_work.save(tx, key, work)
+        return Step(_name_free_in_ms(tx, work) if work.is_done else 0, work.count, tx.events)
+    left_ms = _name_free_in_ms(tx, work)
+    if left_ms <= 0:
+        sqs_work.remove(tx, key)
+        return Step(None, work.count, tx.events)
+    if not work.is_done:  # Its policy is gone: a native call has deleted it, too.
+        work.is_done = True
+        sqs_work.save(tx, key, work)
+    return Step(left_ms, work.count, tx.events)
+
+
+def _check_not_deleted(tx: Transaction, queue: QueueKey) -> None:
+    work = sqs_work.find(tx, WorkKey(*queue, "delete"))
+    if work is None:
+        return
+    if not work.is_done and queues.is_deleted(tx, keys_of(queue)):
+        raise SqsQueueDeletedRecently(
+            f"The messages of the deleted queue {queue.name} are still being removed; wait, or choose another name"
+        )
+    left_ms = _name_free_in_ms(tx, work)
+    if left_ms > 0 and not queues.exists(tx, keys_of(queue)):
+        raise SqsQueueDeletedRecently(
+            f"You must wait {SQS_DELETED_SECONDS} seconds after deleting a queue before you can create another with "
+            f"the same name; {queue.name} can be created in {left_ms / 1_000:.0f} s"
+        )
+    sqs_work.remove(tx, WorkKey(*queue, "delete"))
+
+
+def _name_free_in_ms(tx: Transaction, work: Work) -> int:
+    """In how many milliseconds the name of a deleted queue can be used again."""
+    left_ms = work.since_ms + SQS_DELETED_SECONDS * 1_000 - tx.now_ms
+    return max(left_ms, 0) if left_ms <= SQS_DELETED_SECONDS * 1_000 else 0  # More: the clock was set back.
+
+
+def _check_redrive(tx: Transaction, queue: QueueKey, attributes: Mapping[str, str]) -> None:
+    """Raise InvalidSqsAttribute if the dead-letter queue in a RedrivePolicy cannot be that of this queue."""
+    redrive = sqs_attributes.parse_redrive(attributes.get("RedrivePolicy", ""))
+    if redrive is None:
+        return
+    target = QueueKey(queue.universe, redrive.target)
+    if target == queue:
+        reason = "A queue cannot be its own dead-letter queue"
+    elif not queues.exists(tx, keys_of(target)):
+        reason = "Dead letter target does not exist"
+    elif is_fifo(target.name) != is_fifo(queue.name):
+        reason = "Dead-letter queue must be same type of queue as the source"
+    elif not _redrive_allow(tx, target).allows(queue.name):
+        reason = f"The RedriveAllowPolicy of {target.name} does not allow this queue"
+    else:
+        return
+    raise InvalidSqsAttribute(
+        f"Value {attributes['RedrivePolicy']} for parameter RedrivePolicy is invalid. Reason: {reason}"
+    )
+
+
+def _redrive_allow(tx: Transaction, queue: QueueKey) -> sqs_attributes.RedriveAllow:
+    return sqs_attributes.parse_redrive_allow(_record(tx, queue).attributes.get("RedriveAllowPolicy", ""))
+
+
+def _arn(attributes: Mapping[str, str]) -> str:
+    redrive = sqs_attributes.parse_redrive(attributes.get("RedrivePolicy", ""))
+    return "" if redrive is None else redrive.arn
+
+
+def _record(tx: Transaction, queue: QueueKey) -> Record:
+    stored = tx.get(keys_of(queue).sqs)
+    return _NO_RECORD if stored is None else _decode(stored)
+
+
+def _save(tx: Transaction, queue: QueueKey, record: Record) -> None:
+    tx.put(keys_of(queue).sqs, _encode(record))
+
+
+def _check_limit(limit: int) -> None:
+    if not 0 < limit <= SQS_LIST_MAX:
+        raise InvalidArgument(f"limit is {limit}; one page has 1 to {SQS_LIST_MAX} queues")

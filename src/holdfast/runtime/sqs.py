@@ -1,0 +1,44 @@
+"""Purges and deletions of SQS queues, which take more than one transaction."""
+
+from collections.abc import Callable
+
+from holdfast.kv import Database, Transaction
+from holdfast.layers import sqs
+from holdfast.layers.idempotency import KeyedCall
+from holdfast.layers.queues import QueueKey
+from holdfast.layers.sqs_work import SQS_WORK, Step
+from holdfast.limits import SQS_STEPS_MAX
+from holdfast.runtime.publishing import Publish
+from holdfast.tiers import Tier
+from holdfast.wire.sqs import Purged
+
+
+class AsyncSqsStore:
+    """Purges and deletes queues: a part before it answers, and the rest in the background (`sqs_loop.py`)."""
+
+    def __init__(self, database: Database, publish: Publish, *, worker: str) -> None:
+        self._database = database
+        self._publish = publish
+        self._worker = worker
+
+    async def purge(self, queue: QueueKey, tier: Tier, call: KeyedCall | None = None) -> Purged:
+        """Remove all messages of a queue."""
+        await self._database.transact_async(sqs.begin_purge, queue, call, tier=tier)
+        return await self._begin(queue, sqs.purge_step)
+
+    async def delete(self, queue: QueueKey, tier: Tier, call: KeyedCall | None = None) -> Purged:
+        """Delete a queue, which does not exist for others from the first commit on."""
+        await self._database.transact_async(sqs.begin_delete, queue, call, tier=tier)
+        return await self._begin(queue, sqs.delete_step)
+
+    async def _begin(self, queue: QueueKey, step: Callable[[Transaction, QueueKey, str], Step]) -> Purged:
+        """Do a bounded number of steps, and leave the rest to the background."""
+        done = Step(0, 0, [])
+        for _ in range(SQS_STEPS_MAX):
+            done = await self._database.transact_async(step, queue, self._worker)
+            self._publish(done.events)
+            if done.in_ms != 0:
+                break
+        if done.in_ms is not None:
+            self._publish([(SQS_WORK, queue.universe)])
+        return Purged(is_done=done.in_ms != 0)
