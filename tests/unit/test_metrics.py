@@ -32,14 +32,18 @@ from holdfast.plane.services import Services
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.server import logs, tracing
 from holdfast.server.authorization import NoAuthentication
+from holdfast.server.encryption_metrics import EncryptionMetrics
 from holdfast.server.health import Health
 from holdfast.server.histograms import Histogram
 from holdfast.server.ingress_metrics import IngressMetrics
+from holdfast.server.mcp.metrics import McpMetrics
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.server.node_metrics import NodeMetrics
 from holdfast.server.queue_metrics import ConsumerMetrics
+from holdfast.server.quota_metrics import QuotaMetrics
 from holdfast.server.recovery import Recovery
 from holdfast.server.space_metrics import SpaceMetrics
+from holdfast.server.sqs.metrics import SqsMetrics
 from holdfast.testing.clock import ManualClock
 from holdfast.testing.faults import ChosenFault, faulty_objects
 from holdfast.wire.frames import Call
@@ -148,8 +152,8 @@ async def test_waiting_for_a_lease_is_timed(server: Server) -> None:
     with pytest.raises(HoldfastError):
         await server.measured.call(AcquireLease("k", "bob", wait_seconds=0.03))
     samples = await server.samples()
-    assert samples["holdfast_lock_wait_seconds_count"] == 1
-    assert samples["holdfast_lock_wait_seconds_sum"] >= 0.02
+    assert samples["holdfast_lock_wait_seconds_count level=lease"] == 1
+    assert samples["holdfast_lock_wait_seconds_sum level=lease"] >= 0.02
 
 
 async def test_a_call_that_waits_is_in_flight_and_waiting(server: Server) -> None:
@@ -257,7 +261,14 @@ async def test_every_metric_is_documented(server: Server, tmp_path: Path, monkey
     services.database.contention = Contention()
     monkeypatch.setattr(type(services.database), "replayed_position", ReplayedPosition(True, "0/1", 5, 1))
     space = SpaceMetrics(services.space_counters)
-    others = IngressMetrics(server.transport.ingress), Recovery(services), NodeMetrics(services)
+    mcp = McpMetrics(SimpleNamespace(requests={}, sessions=0, streams=0))
+    others = IngressMetrics(server.transport.ingress), Recovery(services), NodeMetrics(services), mcp
+    others = (
+        *others,
+        SqsMetrics(SimpleNamespace(requests={})),
+        QuotaMetrics(services.quotas),
+        EncryptionMetrics(services.database),
+    )
     collectors = (server.metrics, waiting, space, *others)
     collected = {family.name: family.type for collector in collectors for family in collector.collect()}
     listed = dict(re.findall(r"^\| `(holdfast_(?!pipeline_)\w+)` \| (\w+)", document, re.MULTILINE))

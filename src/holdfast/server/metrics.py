@@ -24,10 +24,11 @@ from starlette.routing import Route
 from holdfast.errors import Fenced, HoldfastError, NotAllowed, rebuild
 from holdfast.kv import Result
 from holdfast.layers.idempotency import KeyedCall
+from holdfast.lock_rules import DATA_LEVELS
 from holdfast.plane.batching import call_batch
 from holdfast.server import health, tracing
 from holdfast.server.authorization import Authenticator
-from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram
+from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram, Recorder, no_recorder
 from holdfast.server.logs import correlation_id
 from holdfast.server.problems import HttpError, problem_response
 from holdfast.server.queue_metrics import read_lag, read_queues
@@ -70,18 +71,23 @@ class Metrics(Collector):
         streams: Callable[[], int] = lambda: 0,
         sessions: Callable[[], int] = lambda: 0,
         exchanges: Callable[[], int] = lambda: 0,
+        recorder: Recorder = no_recorder,
     ) -> None:
         """`streams` returns the number of open streams, `sessions` that of agents connected to the relay, and
-        `exchanges` that of HTTP requests in flight."""
+        `exchanges` that of HTTP requests in flight. `recorder` also gets the values of all histograms."""
+        self._recorder = recorder
         self.requests: Counter[tuple[str, str]] = Counter()  # By operation and outcome.
         self.seconds: dict[str, Histogram] = {}  # By operation.
         self.rejects: Counter[str] = Counter()  # By reason.
         self.fenced = 0
         self.in_flight = 0
         self.waiting = 0  # Those in flight that wait for messages or locks.
-        self.lock_wait = Histogram(SECONDS)
-        self.group_size = Histogram(SIZES)
-        self.sync = Histogram(SECONDS)
+        self.lock_wait = {
+            level: self._new_histogram("holdfast_lock_wait_seconds", SECONDS, level=level)
+            for level in ("lease", *DATA_LEVELS)
+        }
+        self.group_size = self._new_histogram("holdfast_commit_group_size", SIZES)
+        self.sync = self._new_histogram("holdfast_sync_seconds", SECONDS)
         self.dwell: dict[tuple[str, str], Histogram] = {}  # By universe and queue.
         self.redelivered: Counter[tuple[str, str]] = Counter()
         self._streams = streams
@@ -104,6 +110,10 @@ class Metrics(Collector):
         """Count a refused request or connection."""
         mark_counted()
         self.rejects[reason] += 1
+
+    def observe_lock_wait(self, level: str, seconds: float) -> None:
+        """Record how long a caller waited for a lease or for locks of a level."""
+        self.lock_wait[level].observe(seconds)
 
     def observe_sync(self, seconds: float) -> None:
         """Record the duration of a sync of the log."""
@@ -172,7 +182,12 @@ class Metrics(Collector):
         for op, histogram in sorted(self.seconds.items()):
             seconds.add_metric((op,), histogram.buckets(), histogram.sum)
         yield seconds
-        yield _histogram("holdfast_lock_wait_seconds", "Time that acquirers waited for leases.", self.lock_wait)
+        lock_wait = HistogramMetricFamily(
+            "holdfast_lock_wait_seconds", "Time that acquirers waited for leases and ordered locks.", labels=("level",)
+        )
+        for level, histogram in self.lock_wait.items():
+            lock_wait.add_metric((level,), histogram.buckets(), histogram.sum)
+        yield lock_wait
         yield _histogram("holdfast_sync_seconds", "Duration of syncs of the log.", self.sync)
         yield _histogram("holdfast_commit_group_size", "Calls per commit.", self.group_size)
         rejects = CounterMetricFamily(
@@ -237,8 +252,11 @@ class Metrics(Collector):
     def _seconds_of(self, op: str) -> Histogram:
         histogram = self.seconds.get(op)
         if histogram is None:
-            histogram = self.seconds[op] = Histogram(SECONDS)
+            histogram = self.seconds[op] = self._new_histogram("holdfast_request_seconds", SECONDS, op=op)
         return histogram
+
+    def _new_histogram(self, name: str, bounds: Sequence[float], **labels: str) -> Histogram:
+        return Histogram(bounds, self._recorder(name, bounds, labels))
 
     def _inspect(self, request: Request[Any], outcome: Any, seconds: float) -> None:
         if isinstance(outcome, Outcomes):
@@ -250,14 +268,15 @@ class Metrics(Collector):
             self._count_deliveries(request, outcome)
             self.fenced += sum([_is_fenced(each.code) for each in outcome.refused])
         if isinstance(request, AcquireLease) and request.wait_seconds:
-            self.lock_wait.observe(seconds)
+            self.observe_lock_wait("lease", seconds)
 
     def _count_deliveries(self, request: ReceiveMessages, answer: Deliveries) -> None:
         at = (request.universe, request.queue)
         if at not in self.dwell and len(self.dwell) >= self._queues_max:
             at = ("", "")  # All queues beyond the limit.
         if at not in self.dwell and answer.count:
-            self.dwell[at] = Histogram(DWELL_SECONDS)
+            labels = {"universe": at[0], "queue": at[1]}
+            self.dwell[at] = self._new_histogram("holdfast_queue_dwell_seconds", DWELL_SECONDS, **labels)
         for lease in answer.packed:
             self._count_packed(at, lease)
         for message in answer.messages:
