@@ -2,8 +2,6 @@
 
 import importlib.util
 import itertools
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
@@ -11,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, FrameLocator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, FrameLocator, Page, expect
 
 from holdfast.pipeline.reports.facts import collect
 from holdfast.pipeline.reports.page import page as report_page
@@ -24,8 +22,6 @@ assert _spec.loader is not None
 processes = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(processes)
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path; apt-get install chromium")
 CHARTS = 5  # Throughput, failures, two latencies, storage.
 SLACK_MS = 60_000
 expect.set_options(timeout=SLACK_MS)
@@ -43,14 +39,6 @@ PIXELS = """(name) => {
     if (data[n + 3] === 255 && wanted.every((part, k) => part === data[n + k])) found++;
   return found;
 }"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

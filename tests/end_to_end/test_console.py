@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import holdfast
 from holdfast.errors import Unsupported
 from holdfast.limits import (
+    CONSOLE_JOB_RECORD_BYTES_MAX,
     CONSOLE_LIVE_QUEUES_MAX,
     CONSOLE_REPORT_BYTES_MAX,
     CONSOLE_REPORT_LINK_SECONDS,
@@ -28,7 +30,9 @@ from holdfast.limits import (
     CONSOLE_WATCHERS_MAX,
     CONSOLE_WATCHERS_PER_TOKEN_MAX,
 )
+from holdfast.pipeline.config import JobResult
 from holdfast.pipeline.lake import Lake
+from holdfast.pipeline.observation.runs import RunRecorder, read_records
 from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
 from holdfast.server.authorization import AllowAll
 from holdfast.server.console import files, live, reports, samples
@@ -124,6 +128,18 @@ class Listener:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
+
+
+def when_a_slot_is_free(server: Any) -> Listener:
+    """An event stream, opened as soon as the server has a slot for it."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        listener = Listener(server)
+        if listener.answer.status == 200:
+            return listener
+        listener.__exit__()
+        time.sleep(0.02)
+    pytest.fail("no slot became free")
 
 
 # Files.
@@ -308,19 +324,19 @@ def test_refused_requests_are_in_the_samples(server: Any) -> None:
 
 
 def test_changes_are_reported_by_section(server: Any) -> None:
-    with server.plane(universe="rooms") as plane, Listener(server, "rooms") as listener:
+    with server.plane(universe="sections") as plane, Listener(server, "sections") as listener:
         listener.next("sample")
         plane.queue("jobs").put(b"x")
-        assert listener.next("changed")[1] == {"rooms": ["queues"]}
+        assert listener.next("changed")[1] == {"sections": ["queues"]}
         plane.lease("deploy").acquire("ada")
-        assert listener.next("changed")[1] == {"rooms": ["leases"]}
+        assert listener.next("changed")[1] == {"sections": ["leases"]}
         plane.world("w").create()
-        assert listener.next("changed")[1] == {"rooms": ["worlds"]}
+        assert listener.next("changed")[1] == {"sections": ["worlds"]}
         plane.mailbox("ada").send("bob", b"x")
-        assert listener.next("changed")[1] == {"rooms": ["mail"]}
+        assert listener.next("changed")[1] == {"sections": ["mail"]}
         plane.entities.write("order", "1", {"n": 1})
-        assert listener.next("changed")[1] == {"rooms": ["entities"]}
-    with server.plane(universe="elsewhere") as other, Listener(server, "rooms") as listener:
+        assert listener.next("changed")[1] == {"sections": ["entities"]}
+    with server.plane(universe="elsewhere") as other, Listener(server, "sections") as listener:
         listener.next("sample")
         other.queue("jobs").put(b"x")
         assert listener.next("sample", "changed")[0] == "sample"
@@ -339,7 +355,7 @@ def test_a_token_receives_changes_of_what_it_may_list(guarded: Any) -> None:
         assert listener.next()[1] == {"samples": [], "metrics": False}
         plane.lease("deploy").acquire("ada")
         plane.queue("jobs").put(b"x")
-        assert listener.next()[1] == {"rooms": ["queues"]}
+        assert listener.next()[1] == {"sections": ["queues"]}
         plane.tokens.revoke(tokens["some"])
         name, problem = listener.next("problem")
         assert (name, problem["code"]) == ("problem", "not_allowed")
@@ -415,13 +431,8 @@ def test_the_number_of_event_streams_is_bounded_and_closing_one_frees_a_slot(ser
     finally:
         for each in listeners:
             each.__exit__()
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with Listener(server) as last:
-            if last.answer.status == 200:
-                return
-        time.sleep(0.02)
-    pytest.fail("no slot became free")
+    with when_a_slot_is_free(server) as last:
+        assert last.next("sample")
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the kernel has no TCP_USER_TIMEOUT")
@@ -437,12 +448,8 @@ def test_pages_that_read_nothing_are_disconnected(tmp_path: Path) -> None:
             page.sendall(b"GET /console/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         for page in stalled:
             assert page.recv(1) == b"H"  # The stream is open.
-        until = time.monotonic() + 60
-        while (status := request(server, "/console/events")[0]) == 503 and time.monotonic() < until:
-            time.sleep(0.02)
-        assert status == 200
-        assert server.logged("disconnected:", "read nothing")
-        with Listener(server) as reader:  # A page that reads stays connected.
+        with when_a_slot_is_free(server) as reader:  # A page that reads stays connected.
+            assert server.logged("disconnected:", "read nothing")
             assert [reader.next("sample")[0] for _ in range(3)] == ["sample"] * 3
     finally:
         for page in stalled:
@@ -506,11 +513,12 @@ def test_dead_letters_count_as_dead_and_not_as_ready() -> None:
     metrics = Metrics()
     metrics._queues = [("main", stats("jobs", ready=2, dead=5)), ("main", stats("jobs.dlq", ready=5))]
     metrics._queues.append(("other", stats("lonely.dlq", ready=1)))
-    sample, _ = Samples(metrics, None)._collect()
+    sample, _, queues = Samples(metrics, None)._collect()
     assert (sample["queues"]["main"]["ready"], sample["queues"]["main"]["dead"]) == (2, 5)
     assert sample["queues"]["main"]["put"] == 3
     assert sample["queues"]["main"]["oldest"] == 2.0
     assert sample["queues"]["other"]["ready"] == 1  # The queue that it belongs to no longer exists.
+    assert queues["main", "jobs.dlq"]["ready"] == 5  # The page of a queue shows it by itself.
 
 
 # Reports.
@@ -571,6 +579,28 @@ def test_live_aggregates_are_answered_for_the_last_hour(guarded: Any, tmp_path: 
         file.write_bytes(b"damaged")
     status, _, body = request(server, "/console/live?universe=other", token=tokens["all"])
     assert (status >= 500, "holdfast pipeline audit" in json.loads(body)["detail"]) == (True, True)
+
+
+def test_the_last_runs_of_jobs_are_answered_as_the_pipeline_reads_them(guarded: Any, tmp_path: Path) -> None:
+    server, tokens = guarded
+    assert request(server, "/console/pipeline")[0] == 401
+    assert request(server, "/console/pipeline", token=tokens["some"])[0] == 403
+    location = Lake(str(tmp_path / "lake")).location
+    recorder = RunRecorder(location)
+    recorder.completed(JobResult(job="ingest", ok=True, rows={"journal": 7}, seconds=2.5))
+    recorder.completed(JobResult(job="audit", ok=False, rows={}, seconds=1.0, findings=[{"reason": "x"}]))
+    recorder.failed("rollup", ValueError("no Java"))
+    folder = tmp_path / "lake" / "runs"
+    (folder / "linked.json").symlink_to(folder / "ingest.json")
+    (folder / "large.json").write_bytes(b" " * CONSOLE_JOB_RECORD_BYTES_MAX + (folder / "ingest.json").read_bytes())
+    (folder / "other.json").write_bytes(b'{"job": "\xff"}')
+    (folder / "half.part").write_text("{")
+    status, headers, body = request(server, "/console/pipeline", token=tokens["all"])
+    found = json.loads(body)
+    assert (status, headers["cache-control"], found["lake"]) == (200, "no-store", True)
+    assert {run["job"]: run for run in found["runs"]} == msgspec.to_builtins(read_records(location))
+    assert [run["job"] for run in found["runs"]] == ["rollup", "audit", "ingest"]
+    assert found["unreadable"] == ["large.json", "linked.json", "other.json"]
 
 
 def test_a_server_that_cannot_read_lakes_says_which_extra_it_lacks(

@@ -6,6 +6,7 @@
     /console/events                 change notifications, and a metrics sample every second
     /console/reports                files that the pipeline has written
     /console/live                   the last hour of its live aggregates
+    /console/pipeline               the last run of each of its jobs
 
 Everything else goes through `/v1`, like the calls of any other client.
 """

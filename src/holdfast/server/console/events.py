@@ -53,7 +53,7 @@ _SECTIONS: Final[dict[str, tuple[tuple[str, ...], type[Request[Any]]]]] = {
     "mail": (("mail",), ListMailboxes),
     "worlds": (("w", "segments", "effects", "timers"), SurveyWorlds),
     "runs": (("runs",), ListRuns),
-    "leases": (("leases",), ListLeases),
+    "leases": (("leases", "lock-sessions"), ListLeases),
     "entities": (("entities",), ListKinds),
 }
 
@@ -142,7 +142,7 @@ class ConsoleEvents:
                 yield events.event("storage", storage)
             sections = sorted({section for section, watch in watches if watch.wait(0)})
             if sections:
-                yield events.event("changed", {"rooms": sections})
+                yield events.event("changed", {"sections": sections})
             if now - checked >= CONSOLE_SAMPLE_SECONDS:
                 checked = now
                 _ = authorizer.holder  # Raises NotAllowed if the token was revoked or has expired.

@@ -1,6 +1,7 @@
 """Serves the static files of the console from this package."""
 
 import hashlib
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Final
 
@@ -46,17 +47,18 @@ HEADERS: Final = {
 class File:
     """A static file with its strong ETag."""
 
-    __slots__ = ("body", "etag", "media")
+    __slots__ = ("_headers", "body", "etag", "media")
 
-    def __init__(self, name: str, body: bytes) -> None:
+    def __init__(self, name: str, body: bytes, *, headers: Mapping[str, str] = HEADERS) -> None:
         self.body = body
+        self._headers = headers
         self.etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         self.media = _MEDIA[name[name.rindex(".") :]]
 
     def answer(self, request: HttpRequest) -> Response:
         """The file, or 304 if the caller already has it."""
         # The browser revalidates each time, so that a page never mixes files of two versions.
-        headers = {**HEADERS, "ETag": self.etag, "Cache-Control": "no-cache"}
+        headers = {**self._headers, "ETag": self.etag, "Cache-Control": "no-cache"}
         known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
         if self.etag in known or "*" in known:
             return Response(status_code=304, headers=headers)

@@ -7,7 +7,9 @@ from starlette.routing import Route
 from holdfast.names import folder_at
 from holdfast.server.console import files, sessions
 from holdfast.server.console.events import ConsoleEvents
+from holdfast.server.console.history import History, HistoryRoute
 from holdfast.server.console.live import LiveAggregates
+from holdfast.server.console.pipeline_runs import PipelineRuns
 from holdfast.server.console.reports import Reports
 from holdfast.server.console.samples import Samples
 from holdfast.server.context import ServerContext
@@ -22,19 +24,23 @@ def console_routes(
     *,
     reports: str | None = None,
     lake: str | None = None,
+    history: History | None = None,
 ) -> list[Route]:
     """The routes of the console.
 
     `transport` is not measured, so that the console's own reads do not count in the metrics. `reports` and `lake` are
-    folders; without `reports`, the reports of the lake are shown.
+    folders; without `reports`, the reports of the lake are shown. `history` has the samples of charts.
     """
     folder: Path | None = None if lake is None else folder_at(lake).absolute()
     if reports is None and folder is not None:
         reports = str(folder / "reports")
+    samples = Samples(metrics, transport) if history is None else history.samples
     return [
         *files.routes(),
         sessions.route(context, transport, reports=reports is not None, live=folder is not None),
-        ConsoleEvents(context, Samples(metrics, transport)).route(),
+        ConsoleEvents(context, samples).route(),
+        HistoryRoute(context, history).route(),
+        PipelineRuns(context, folder).route(),
         *(Reports(context, reports).routes() if reports is not None else ()),
         *([LiveAggregates(context, folder).route()] if folder is not None else ()),
     ]

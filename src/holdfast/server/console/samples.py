@@ -8,6 +8,8 @@ import time
 from collections import defaultdict, deque
 from typing import Any, Final
 
+from prometheus_client.core import Metric
+
 from holdfast.limits import CONSOLE_SAMPLE_SECONDS, CONSOLE_SAMPLES
 from holdfast.server.metrics import Metrics
 from holdfast.server.transport import ServerTransport
@@ -36,6 +38,7 @@ _HISTOGRAMS: Final = {
 }
 
 Sample = dict[str, Any]
+QueueNumbers = dict[tuple[str, str], dict[str, float]]  # By universe and queue.
 
 
 class Samples:
@@ -46,6 +49,7 @@ class Samples:
         self._transport = transport
         self._history: deque[Sample] = deque(maxlen=CONSOLE_SAMPLES)
         self._latest: Sample = {}  # The last sample, with the numbers of each operation.
+        self._queues: QueueNumbers = {}  # Those of the last sample.
         self._sampled_at = float("-inf")
         self._lock = asyncio.Lock()
         self.started_ms = round(
@@ -65,15 +69,20 @@ class Samples:
             if now - self._sampled_at >= CONSOLE_SAMPLE_SECONDS:
                 await self._metrics.refresh(self._transport)
                 self._sampled_at = now
-                sample, operations = self._collect()
+                sample, operations, self._queues = self._collect()
                 self._history.append(sample)
                 self._latest = {**sample, "operations": operations}
         return self._latest
 
-    def _collect(self) -> tuple[Sample, Sample]:
+    async def full(self) -> tuple[Sample, QueueNumbers]:
+        """A sample of the last second, and the numbers of each queue."""
+        return await self.latest(), self._queues
+
+    def _collect(self) -> tuple[Sample, Sample, QueueNumbers]:
         sample: Sample = {"at_ms": round(time.time() * 1_000), "started_ms": self.started_ms, "rejects": {}}
         sample.update(calls=0, errors=0, fenced=0)
         universes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        queues: QueueNumbers = defaultdict(lambda: defaultdict(float))
         operations: dict[str, dict[str, Any]] = defaultdict(lambda: {"calls": 0, "errors": 0, "buckets": []})
         dead_letter_queues: set[tuple[str, str]] = set()
         for family in self._metrics.registry.collect():
@@ -82,6 +91,9 @@ class Samples:
                 dead_letter_queues = {
                     (of, name) for of, name in names if (of, name.removesuffix(DEAD_LETTERS)) in names - {(of, name)}
                 }
+            if family.name in _HISTOGRAMS:
+                _add_histogram(sample, _HISTOGRAMS[family.name], family)
+                continue
             for point in family.samples:
                 labels, value = point.labels, point.value
                 if family.name == "holdfast_requests":
@@ -99,25 +111,29 @@ class Samples:
                     sample["fenced"] = value
                 elif family.name in _GAUGES:
                     sample[_GAUGES[family.name]] = value
-                elif family.name in _HISTOGRAMS:
-                    _add_histogram(sample, _HISTOGRAMS[family.name], point.name, value)
-                elif "queue" in labels and (labels["universe"], labels["queue"]) not in dead_letter_queues:
-                    _add_queue(universes[labels["universe"]], family.name, labels, value)
+                elif "queue" in labels:
+                    queue = labels["universe"], labels["queue"]
+                    _add_queue(queues[queue], family.name, labels, value)
+                    if queue not in dead_letter_queues:
+                        _add_queue(universes[labels["universe"]], family.name, labels, value)
         sample["queues"] = universes
-        return sample, dict(operations)
+        return sample, dict(operations), queues
 
 
-def _add_histogram(sample: Sample, name: str, point: str, value: float) -> None:
-    """Add a histogram as cumulative buckets; the last one is the count."""
-    if point.endswith("_bucket"):
-        sample.setdefault(name, []).append(value)
-    elif point.endswith("_sum"):
-        sample[f"{name}_sum"] = value
+def _add_histogram(sample: Sample, name: str, family: Metric) -> None:
+    """Add a histogram, over all of its labels, as cumulative buckets; the last one is the count."""
+    buckets: dict[str, float] = defaultdict(float)
+    for point in family.samples:
+        if point.name.endswith("_bucket"):
+            buckets[point.labels["le"]] += point.value
+        elif point.name.endswith("_sum"):
+            sample[f"{name}_sum"] = sample.get(f"{name}_sum", 0.0) + point.value
+    sample[name] = list(buckets.values())
 
 
 def _add_queue(queues: dict[str, float], family: str, labels: dict[str, str], value: float) -> None:
-    """Add one queue to the totals of its universe. Dead-letter queues are excluded: their messages count as dead in
-    their original queues."""
+    """Add a number of a queue to its own, or to the totals of its universe. Dead-letter queues are excluded from the
+    totals: their messages count as dead in their original queues."""
     if family == "holdfast_queue_messages":
         queues[labels["state"]] += value
     elif family == "holdfast_queue_oldest_age_seconds":

@@ -32,6 +32,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None  # The name of the token.
     verbs: list[str] = []
     universes: list[str] = []  # The universes that the page offers.
+    limited: bool = False  # Whether the token is limited to them. Then pages about the whole plane are not offered.
     metrics: bool = False
     reports: bool = False
     live: bool = False  # Whether the server knows the lake of live aggregates.
@@ -54,6 +55,7 @@ def route(context: ServerContext, transport: ServerTransport, *, reports: bool, 
             name=None if token is None else token.name,
             verbs=[EVERYTHING] if token is None else list(token.verbs),
             universes=names,
+            limited=limited,
             metrics=authorizer.is_allowed(METRICS),
             reports=reports and authorizer.is_allowed(METRICS),
             live=live and authorizer.is_allowed(METRICS),

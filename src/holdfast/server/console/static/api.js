@@ -3,6 +3,7 @@
 const TOKEN = "holdfast-token";
 const PAUSE_MS = 500;
 const PAUSE_MS_MAX = 8_000;
+const UNANSWERED = "The connection was lost before the server answered. The action may or may not have happened: check it when the server is back, before you repeat it.";
 const SILENCE_MS_MAX = 10_000; // The server sends an event every second.
 
 export class Problem extends Error {
@@ -44,6 +45,16 @@ export class Api {
     return this.#fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
   }
 
+  async put(path, body = {}) {
+    const headers = this.headers({ "Content-Type": "application/json", "Idempotency-Key": key() });
+    return this.#fetch(path, { method: "PUT", headers, body: JSON.stringify(body) });
+  }
+
+  async patch(path, body = {}) {
+    const headers = this.headers({ "Content-Type": "application/json", "Idempotency-Key": key() });
+    return this.#fetch(path, { method: "PATCH", headers, body: JSON.stringify(body) });
+  }
+
   async delete(path) {
     return this.#fetch(path, { method: "DELETE", headers: this.headers({ "Idempotency-Key": key() }) });
   }
@@ -53,7 +64,7 @@ export class Api {
     try {
       response = await fetch(path, { ...options, cache: "no-store", credentials: "omit", redirect: "error" });
     } catch {
-      throw new Problem(0, { detail: "The server cannot be reached." });
+      throw new Problem(0, { detail: options.method ? UNANSWERED : "The server cannot be reached." });
     }
     const body = await response.json().catch(() => ({}));
     if (response.ok) return body;

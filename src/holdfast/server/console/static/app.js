@@ -1,22 +1,27 @@
 // The frame of the console: sign-in, universe, navigation and connection status.
 
 import { Api, Events, Problem, token } from "./api.js";
-import { button, h, icon, setText } from "./dom.js";
+import { button, errorState, h, icon, setText } from "./dom.js";
+import * as audit from "./audit.js";
 import * as entities from "./entities.js";
 import * as leases from "./leases.js";
 import { login } from "./login.js";
 import * as mail from "./mail.js";
+import * as nodes from "./nodes.js";
 import * as overview from "./overview.js";
+import * as pipeline from "./pipeline.js";
 import * as queues from "./queues.js";
 import * as reports from "./reports.js";
 import * as runs from "./runs.js";
 import { Series } from "./series.js";
 import * as space from "./space.js";
+import * as tokens from "./tokens.js";
+import * as usage from "./usage.js";
 import * as worlds from "./worlds.js";
 
-const PAGES = { overview, queues, mail, runs, worlds, leases, entities, space, reports };
-const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", runs: "Runs", worlds: "Worlds", leases: "Leases", entities: "Entities", space: "Space", reports: "Reports" };
-const KEYS = { ...Object.fromEntries(Object.keys(NAMES).map((name) => [name, name[0]])), reports: "p" };
+const PAGES = { overview, queues, mail, runs, worlds, leases, entities, space, usage, nodes, tokens, audit, pipeline, reports };
+const NAMES = { overview: "Overview", queues: "Queues", mail: "Mail", runs: "Runs", worlds: "Worlds", leases: "Leases", entities: "Entities", space: "Space", usage: "Usage", nodes: "Nodes", tokens: "Tokens", audit: "Audit", pipeline: "Pipeline", reports: "Reports" };
+const KEYS = { ...Object.fromEntries(Object.keys(NAMES).map((name) => [name, name[0]])), pipeline: "i", reports: "p" };
 const REFRESH_MS = 5_000; // Refreshes values that change with time only.
 const SESSION_MS = 30_000; // Refreshes the list of universes, and detects expired tokens.
 const REFRESH_PAUSE_MS = 400; // Minimum pause between two refreshes, however much is written.
@@ -99,7 +104,7 @@ class App {
     this.storage = h("div", { class: "banner", role: "alert", hidden: true }, h("span", {}), h("a", { href: "#/space", text: "Show space" }));
     this.container = h("div", { class: "page" });
     this.toasts = h("div", { class: "toasts", role: "status" });
-    this.links = Object.fromEntries(Object.entries(NAMES).map(([name, words]) => [name, h("a", { href: `#/${name}` }, icon(name), h("span", { text: words }))]));
+    this.links = Object.fromEntries(Object.entries(NAMES).filter(([name]) => isAllowed(PAGES[name], this.session)).map(([name, words]) => [name, h("a", { href: `#/${name}` }, icon(name), h("span", { text: words }))]));
     this.help = help();
     this.root.replaceChildren(
       h("a", { class: "skip", href: "#main", text: "Skip to content", onclick: (event) => {
@@ -111,7 +116,7 @@ class App {
         { class: "side" },
         h("a", { class: "brand", href: "#/overview" }, h("img", { src: "console/icon.svg", alt: "", width: "22", height: "22" }), "Holdfast"),
         h("nav", { "aria-label": "Pages" }, Object.values(this.links)),
-        h("div", { class: "foot" }, this.session.tokens ? h("span", { class: "who", title: "Name of your token", text: this.session.name }) : h("span", { class: "who", text: "no authentication" }), theme, keys, leave),
+        h("div", { class: "foot" }, this.session.tokens ? h("span", { class: "who", title: "Name of your token", text: this.session.name }) : h("span", { class: "who", text: "no tokens", title: "This server requires no tokens" }), theme, keys, leave),
       ),
       h("main", { id: "main" }, h("div", { class: "top" }, this.heading, this.actions, h("div", { class: "where" }, h("label", { for: "universe", text: "Universe" }), this.universes, this.status)), this.banner, this.storage, this.container),
       this.toasts,
@@ -153,7 +158,7 @@ class App {
       this.showStorage({ failure: null, disk_low: false }); // An event follows if it is otherwise.
     } else if (name === "sample") this.series.add(data);
     else if (name === "storage") this.showStorage(data);
-    else if (name === "changed" && this.module.sections.some((section) => data.rooms.includes(section))) this.refresh();
+    else if (name === "changed" && this.module.sections.some((section) => data.sections.includes(section))) this.refresh();
     if (name === "history" || name === "sample") this.page?.sample?.();
   }
 
@@ -213,11 +218,14 @@ class App {
   }
 
   route() {
-    const [name = "overview", ...parts] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(unescaped);
+    const [path, query = ""] = location.hash.replace(/^#\/?/, "").split(/\?(.*)/s);
+    const [name = "overview", ...parts] = path.split("/").filter(Boolean).map(unescaped);
     this.name = Object.hasOwn(PAGES, name) ? name : "overview";
     this.module = PAGES[this.name];
     this.leave();
-    this.failed = h("p", { class: "problem", role: "alert", hidden: true });
+    this.failed = h("div", {});
+    this.shown = h("div", {});
+    const parameters = new Query(query);
     const page = this.module.open(
       {
         api: this.api,
@@ -225,8 +233,10 @@ class App {
         session: this.session,
         act: (work, words) => this.act(work, words),
         allows: (verb) => allows(this.session.verbs, verb),
-        pages: (load) => new Pages(load, () => this.refresh()),
-        filter: filter(),
+        query: parameters,
+        refresh: () => this.refresh(),
+        pages: (load, name = "after") => new Pages(load, () => this.refresh(), parameters, name),
+        filter: filter(parameters),
       },
       ...parts,
     );
@@ -236,12 +246,23 @@ class App {
     this.actions.replaceChildren(...(page.actions ?? []));
     document.title = `${[...parts].reverse().concat(NAMES[this.name]).join(" · ")} · Holdfast`;
     for (const [each, anchor] of Object.entries(this.links)) each === this.name ? anchor.setAttribute("aria-current", "page") : anchor.removeAttribute("aria-current");
-    this.container.replaceChildren(this.failed, page.element);
+    this.shown.replaceChildren(page.element);
+    this.container.replaceChildren(this.failed, this.shown);
+    this.showLink(this.links[this.name]);
     page.mounted?.();
     this.refresh();
     if (this.routed) this.heading.focus({ preventScroll: true });
     this.routed = true;
     scrollTo(0, 0);
+  }
+
+  // On a narrow screen the navigation scrolls. `scrollIntoView` would also move the start of the Tab key.
+  showLink(link) {
+    const list = link?.parentElement;
+    if (!list) return;
+    const start = link.offsetLeft - list.offsetLeft;
+    if (start < list.scrollLeft) list.scrollLeft = start;
+    else if (start + link.offsetWidth > list.scrollLeft + list.clientWidth) list.scrollLeft = start + link.offsetWidth - list.clientWidth;
   }
 
   leave() {
@@ -254,29 +275,31 @@ class App {
     const page = this.page;
     if (!page?.load) return;
     if (page.isLoading) {
-      page.reload = true;
+      page.isStale = true;
       return;
     }
     page.isLoading = true;
     do {
-      page.reload = false;
+      page.isStale = false;
       try {
         await page.load();
+        page.isLoaded = true;
         if (page.every) page.notBefore = Date.now() + page.every * 1_000;
         this.fail(page, null);
       } catch (error) {
         this.fail(page, error);
       }
       await new Promise((resolve) => setTimeout(resolve, REFRESH_PAUSE_MS));
-    } while (page.reload && page === this.page);
+    } while (page.isStale && page === this.page);
     page.isLoading = false;
   }
 
   fail(page, error) {
     if (page !== this.page) return;
     const words = error && error.status !== 0 ? error.message : ""; // The banner reports a lost connection.
-    this.failed.hidden = !words;
-    setText(this.failed, words);
+    if (words !== (page.failure ?? "")) this.failed.replaceChildren(...(words ? [errorState(error, () => this.refresh())] : []));
+    page.failure = words;
+    this.shown.hidden = words !== "" && !page.isLoaded && !page.sample; // Later, what was loaded stays visible.
   }
 
   async act(work, words = null) {
@@ -290,9 +313,18 @@ class App {
   }
 
   toast(words, kind = "good") {
-    const element = h("p", { class: `toast ${kind}`, text: words });
+    const close = button("×", () => element.remove(), { class: "ghost", "aria-label": "Close this notice" });
+    const element = h("div", { class: `toast ${kind}` }, h("p", { text: words }), kind === "bad" && close);
     this.toasts.replaceChildren(element);
-    setTimeout(() => element.remove(), TOAST_MS);
+    if (kind !== "bad") setTimeout(() => element.remove(), TOAST_MS);
+  }
+
+  // Focus the link or the button of the next or the previous row of the page's tables.
+  moveToRow(step) {
+    const rows = Array.from(this.container.querySelectorAll("tbody tr:not(.inside)")).filter((row) => row.offsetParent && row.querySelector("a, button, input"));
+    const at = rows.findIndex((row) => row.contains(document.activeElement));
+    const row = rows[at < 0 ? 0 : Math.min(rows.length - 1, Math.max(0, at + step))];
+    row?.querySelector("a, button, input").focus();
   }
 
   theme() {
@@ -303,7 +335,7 @@ class App {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input:not([type=checkbox]), select, textarea, dialog")) return;
     if (this.going) {
       this.going = false;
       const name = Object.keys(NAMES).find((each) => KEYS[each] === event.key);
@@ -312,6 +344,8 @@ class App {
     else if (event.key === "t") this.theme();
     else if (event.key === "r") this.page?.reload ? this.act(() => this.page.reload()) : this.refresh();
     else if (event.key === "?") this.help.showModal();
+    else if (event.key === "j" || event.key === "k") this.moveToRow(event.key === "j" ? 1 : -1);
+    else if (event.key === "x") document.activeElement.closest("tr")?.querySelector("input[type=checkbox]")?.click();
     else if (event.key === "/") {
       const field = this.container.querySelector("input");
       if (!field) return;
@@ -321,18 +355,41 @@ class App {
   }
 }
 
-// A list that is read page by page.
+// The parameters of an address, such as `#/queues?filter=mail`.
+class Query {
+  constructor(words) {
+    this.values = new URLSearchParams(words);
+  }
+
+  get(name) {
+    return this.values.get(name);
+  }
+
+  // Change parameters, and the address with them; null or "" removes one. The page is not opened again.
+  set(parameters) {
+    for (const [name, value] of Object.entries(parameters)) value === null || value === "" ? this.values.delete(name) : this.values.set(name, value);
+    const [path] = location.hash.split("?");
+    history.replaceState(null, "", `${location.pathname}${location.search}${path}${this.values.size ? `?${this.values}` : ""}`);
+  }
+}
+
+// A list that is read page by page. The address has the start of the page as its parameter `name`.
 class Pages {
-  constructor(load, refresh) {
+  constructor(load, refresh, query, name) {
     this.loadPage = load;
-    this.after = null;
-    const go = (after) => {
+    this.after = query.get(name);
+    this.go = (after) => {
       this.after = after;
+      query.set({ [name]: after });
       refresh();
     };
-    this.first = button("First page", () => go(null), { class: "small" });
-    this.following = button("Next page", () => go(this.next), { class: "small" });
+    this.first = button("First page", () => this.restart(), { class: "small" });
+    this.following = button("Next page", () => this.go(this.next), { class: "small" });
     this.element = h("p", { class: "pages", hidden: true }, this.first, this.following);
+  }
+
+  restart() {
+    this.go(null);
   }
 
   async load() {
@@ -343,6 +400,11 @@ class Pages {
     this.following.disabled = !this.next;
     return found;
   }
+}
+
+// Whether the token of a session allows what a page needs: its `verbs`, and every universe if it is `everywhere`.
+function isAllowed({ verbs, everywhere = false }, session) {
+  return verbs.every((verb) => allows(session.verbs, verb)) && !(everywhere && session.limited);
 }
 
 // Whether verbs of a token, or patterns of verbs, cover a verb.
@@ -358,8 +420,9 @@ function unescaped(part) {
   }
 }
 
-function filter() {
-  const element = h("input", { type: "search", class: "filter", placeholder: "Filter  /", "aria-label": "Filter by name" });
+// A field that filters a list. Its value is in the address.
+function filter(query) {
+  const element = h("input", { type: "search", class: "filter", placeholder: "Filter  /", "aria-label": "Filter by name", value: query.get("filter") ?? "" });
   const control = {
     element,
     onchange: () => {},
@@ -367,12 +430,15 @@ function filter() {
       return element.value.trim().toLowerCase();
     },
   };
-  element.addEventListener("input", () => control.onchange());
+  element.addEventListener("input", () => {
+    query.set({ filter: element.value.trim() });
+    control.onchange();
+  });
   return control;
 }
 
 function help() {
-  const keys = [...Object.entries(NAMES).map(([name, words]) => [`g ${KEYS[name]}`, words]), ["/", "Filter"], ["r", "Refresh"], ["t", "Toggle dark mode"], ["?", "This list"], ["Esc", "Close"]];
+  const keys = [...Object.entries(NAMES).map(([name, words]) => [`g ${KEYS[name]}`, words]), ["/", "Filter"], ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["r", "Refresh"], ["t", "Toggle dark mode"], ["?", "This list"], ["Esc", "Close"]];
   const dialog = h("dialog", { "aria-labelledby": "keys-title" }, h("h2", { id: "keys-title", text: "Keyboard" }), h("dl", { class: "facts" }, keys.map(([key, words]) => h("div", {}, h("dt", {}, key.split(" ").map((each) => h("kbd", { text: each }))), h("dd", { text: words })))), button("Close", () => dialog.close(), { class: "plain" }));
   return dialog;
 }

@@ -42,6 +42,11 @@ const ICONS = {
   entities: "M8 2l6 3-6 3-6-3zM2 8l6 3 6-3M2 11l6 3 6-3",
   space: "M3 4c0-2.500 10-2.500 10 0v8c0 2.500-10 2.500-10 0zM3 4c0 2.500 10 2.500 10 0M3 8c0 2.500 10 2.500 10 0",
   reports: "M4 2h6l3 3v9H4zM6 8h5M6 11h5",
+  tokens: "M10.500 2a3.500 3.500 0 1 0 0 7 3.500 3.500 0 0 0 0-7M8 8l-6 6M4 12l2 2M6 10l2 2",
+  nodes: "M2 3h12v4H2zM2 9h12v4H2zM4.500 5h1M4.500 11h1",
+  audit: "M3 2h10v12H3zM5.500 6l1 1 2-2M5.500 10.500l1 1 2-2M10 6.500h1M10 11h1",
+  usage: "M2 12a6 6 0 1 1 12 0M8 12l3-4M2 12h12",
+  pipeline: "M2 3h4v4H2zM10 9h4v4h-4zM6 5h6v4M4 7v4h6",
   sun: "M8 5a3 3 0 1 0 0 6 3 3 0 0 0 0-6M8 1v1.5M8 13.500v1.500M1 8h1.500M13.500 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
   out: "M6 3H3v10h3M7 8h7M11 5l3 3-3 3",
   keys: "M2 4h12v8H2zM4.500 6.500h1M7.500 6.500h1M10.500 6.500h1M5 9.500h6",
@@ -58,18 +63,21 @@ export class Table {
     this.inside = inside; // Creates the details below a row when its `opener` is pressed.
     this.keyOf = key;
     this.rows = new Map();
-    this.body = h("tbody");
-    this.none = h("p", { class: "empty", text: empty });
+    this.body = h("tbody", { role: "rowgroup" });
+    this.none = typeof empty === "string" ? h("p", { class: "empty", text: empty }) : empty;
+    this.unmatched = h("p", { class: "empty", text: "Nothing matches the filter.", hidden: true });
     const heads = columns.map((column) =>
-      h("th", { scope: "col", class: column.class }, column.name || h("span", { class: "unseen", text: column.label })),
+      h("th", { scope: "col", role: "columnheader", class: column.class }, column.name || h("span", { class: "unseen", text: column.label })),
     );
-    this.table = h("table", {}, h("caption", { class: "unseen", text: caption }), h("thead", {}, h("tr", {}, heads)), this.body);
+    // A phone shows rows as cards. The roles keep the meaning of the table, which other display types remove.
+    this.table = h("table", { role: "table" }, h("caption", { class: "unseen", text: caption }), h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads)), this.body);
     this.scroller = h("div", { class: "scroller", role: "region", "aria-label": caption, tabindex: "0" }, this.table);
-    this.element = h("div", { class: "table" }, this.scroller, this.none);
+    this.element = h("div", { class: "table" }, this.scroller, this.none, this.unmatched);
     this.none.hidden = this.scroller.hidden = true; // Until the first data arrives.
   }
 
-  show(rows) {
+  // `isFiltered`: a filter has selected the rows, so no rows does not mean that there are no entries.
+  show(rows, isFiltered = false) {
     // Remove obsolete rows first: moving an element would lose the focus.
     const kept = new Set(rows.map(this.keyOf));
     for (const [key, known] of this.rows) {
@@ -84,11 +92,11 @@ export class Table {
       let known = this.rows.get(key);
       if (!known) {
         const cells = this.columns.map((column) => {
-          const cell = h(column.head ? "th" : "td", { class: column.class, scope: column.head ? "row" : null });
+          const cell = h(column.head ? "th" : "td", { class: column.class, scope: column.head ? "row" : null, role: column.head ? "rowheader" : "cell", "data-label": column.name || null });
           cell.update = column.cell(cell, row) ?? (() => {});
           return cell;
         });
-        known = { elements: [h("tr", {}, cells)], cells };
+        known = { elements: [h("tr", { role: "row" }, cells)], cells };
         known.elements[0].addEventListener("click", (event) => event.target.closest(".opener") && this.#unfold(known));
         this.rows.set(key, known);
       }
@@ -99,7 +107,8 @@ export class Table {
         else this.body.insertBefore(element, before);
       }
     }
-    this.none.hidden = rows.length > 0;
+    this.none.hidden = rows.length > 0 || isFiltered;
+    this.unmatched.hidden = rows.length > 0 || !isFiltered;
     this.scroller.hidden = rows.length === 0;
   }
 
@@ -111,7 +120,7 @@ export class Table {
       known.elements = [element];
       return;
     }
-    const shown = h("tr", { class: "inside" }, h("td", { colspan: this.columns.length }, this.inside(known.row)));
+    const shown = h("tr", { class: "inside", role: "row" }, h("td", { colspan: this.columns.length, role: "cell" }, this.inside(known.row)));
     known.elements = [element, shown];
     element.after(shown);
   }
@@ -155,20 +164,98 @@ export function button(words, onclick, props = {}) {
   return h("button", { type: "button", ...props, onclick }, words);
 }
 
-// A dialog that asks before an action; `showModal()` opens it.
-export function ask(title, words, yes, no, action) {
-  const close = (work) => () => {
-    dialog.close();
-    work();
-  };
-  const dialog = h(
-    "dialog",
-    { "aria-label": title },
-    h("h2", { text: title }),
-    h("p", { text: words }),
-    h("div", { class: "inline" }, button(no, close(() => {}), { class: "plain", autofocus: true }), button(yes, close(action), { class: "danger" })),
-  );
-  return dialog;
+// The last column of a table: buttons that stay visible while the rest scrolls. `make(cell, row)` adds them.
+export function rowActions(label, make) {
+  return { name: "", label, class: "row-actions", cell: make };
+}
+
+// Asks before an action; resolves to whether it is confirmed. With `typed`, this name must be typed first.
+// `content` are fields of the question, which must be valid. Another address closes the question.
+export function ask({ title, words = "", yes, no = "Cancel", typed = null, content = [], danger = true }) {
+  return new Promise((resolve) => {
+    const closing = new AbortController();
+    const confirm = h("button", { type: "submit", class: danger ? "danger" : "confirm", text: yes, disabled: typed !== null });
+    const name = typed === null ? null : h("input", { type: "text", autocomplete: "off", spellcheck: "false", oninput: () => toggle(confirm, "disabled", name.value !== typed) });
+    const fields = [...[content].flat(), ...(name ? [field(`Type ${typed} to confirm`, name)] : [])];
+    const keep = button(no, () => dialog.close(), { class: "plain", autofocus: fields.length === 0 });
+    const confirmed = (event) => {
+      event.preventDefault();
+      dialog.close("yes");
+    };
+    const dialog = h("dialog", { "aria-label": title }, h("form", { onsubmit: confirmed }, h("h2", { text: title }), words && h("p", {}, words), fields, h("div", { class: "inline" }, keep, confirm)));
+    dialog.addEventListener("close", () => {
+      closing.abort();
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    addEventListener("hashchange", () => dialog.close(), { signal: closing.signal });
+    document.body.append(dialog);
+    dialog.showModal();
+    fields[0]?.querySelector("input, select, textarea")?.focus();
+  });
+}
+
+let fields = 0;
+
+// An input with its label, and a note below it.
+export function field(words, input, note = "") {
+  input.id ||= `field-${++fields}`;
+  if (note) input.setAttribute("aria-describedby", `${input.id}-note`);
+  return h("div", { class: "field" }, h("label", { for: input.id, text: words }), input, note && h("small", { id: `${input.id}-note`, text: note }));
+}
+
+// A control in a line with others, and its label, which stays beside it.
+export function labelled(words, control) {
+  return h("span", { class: "labelled" }, h("label", { for: control.id, text: words }), control);
+}
+
+// What a list shows while it has no entries: what to do next, and a command that does it.
+export function emptyState(words, command = null) {
+  return h("div", { class: "empty" }, h("p", { text: words }), command && copyable(command, "Copy the command"));
+}
+
+// A command of the shell for this server and universe: `command(api, "queue put jobs hello")`.
+export function command(api, words) {
+  const universe = api.universe === "main" ? "" : ` --universe ${api.universe}`;
+  return `holdfast --url ${location.origin}${universe} ${words}`;
+}
+
+// Text with a button that copies it.
+export function copyable(words, label = "Copy") {
+  const code = h("code", { text: words });
+  const copy = button("Copy", () => copyText(code, words, copy), { class: "small", "aria-label": label });
+  return h("div", { class: "copyable" }, code, copy);
+}
+
+async function copyText(element, words, copy) {
+  try {
+    await navigator.clipboard.writeText(words); // Only on https and localhost.
+  } catch {
+    getSelection().selectAllChildren(element);
+    document.execCommand("copy");
+  }
+  setText(copy, "Copied");
+  setTimeout(() => setText(copy, "Copy"), 2_000);
+}
+
+// What a page shows instead of what it could not load.
+export function errorState(problem, retry) {
+  const next = nextStep(problem);
+  return h("div", { class: "problem", role: "alert" }, h("div", {}, h("p", { text: problem.message }), next && h("p", { class: "next", text: next })), button("Try again", retry, { class: "small" }));
+}
+
+function nextStep({ status }) {
+  if (status === 403) return "Sign in with a token that allows it. A token with more verbs is created with `holdfast token create`.";
+  if (status === 404) return "It may have been removed, or the address is wrong.";
+  if (status === 429 || status === 503) return "The server is busy. The page tries again.";
+  if (status >= 500) return "The log of the server has the cause. The page tries again.";
+  return "";
+}
+
+// The address of a page: `address(["queues", "jobs"], { state: "dead" })`.
+export function address(parts, query = {}) {
+  const parameters = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== null && value !== undefined && value !== ""));
+  return `#/${parts.map(encodeURIComponent).join("/")}${parameters.size ? `?${parameters}` : ""}`;
 }
 
 export function card(title, note, ...children) {
@@ -176,10 +263,15 @@ export function card(title, note, ...children) {
   return h("section", { class: "card" }, h("header", {}, heading, h("div", { class: "aside" }, note)), children);
 }
 
+// A number with its noun.
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
 // The heading of a list, with the number of its entries.
 export function countHeading(one, many) {
   const element = h("h2", { text: many });
-  return { element, show: (known, more = false) => setText(element, `${count(known)}${more ? " of more" : ""} ${known === 1 ? one : many}`) };
+  return { element, show: (known, more = false) => setText(element, `${count(known)}${more ? " of more" : ""} ${known === 1 && !more ? one : many}`) };
 }
 
 export function tiles(names) {
@@ -210,9 +302,10 @@ export function seconds(value) {
   if (value < 1) return `${(value * 1e3).toPrecision(value < 0.1 ? 2 : 3)} ms`;
   if (value < 10) return `${Number.isInteger(value) ? value : value.toFixed(1)} s`;
   if (value < 60) return `${Math.floor(value)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
-  if (value < 86_400) return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
-  return `${Math.floor(value / 86_400)} d ${Math.floor((value % 86_400) / 3600)} h`;
+  const two = (unit, name, part, partName) => [`${Math.floor(value / unit)} ${name}`, Math.floor((value % unit) / part) && `${Math.floor((value % unit) / part)} ${partName}`].filter(Boolean).join(" ");
+  if (value < 3600) return two(60, "min", 1, "s");
+  if (value < 86_400) return two(3600, "h", 60, "min");
+  return two(86_400, "d", 3600, "h");
 }
 
 export function bytes(value) {

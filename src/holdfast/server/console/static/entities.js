@@ -1,6 +1,6 @@
 // Entities: their kinds, their fields by tier, and their changes.
 
-import { Table, ago, brief, card, clock, count, countHeading, h, link, number, pill, pretty, text } from "./dom.js";
+import { Table, ago, brief, card, clock, command, count, countHeading, emptyState, h, link, number, pill, pretty, text } from "./dom.js";
 
 const TIERS = { critical: "bad", important: "accent", best_effort: "quiet" };
 const KINDS = 100;
@@ -8,6 +8,7 @@ const WORDS = { critical: "critical", important: "important", best_effort: "best
 
 export const title = "Entities";
 export const sections = ["entities"];
+export const verbs = ["entity:kinds"];
 
 export function open(context, kind, id) {
   if (id) return openOne(context, kind, id);
@@ -51,14 +52,14 @@ function openAll({ api, pages, filter }) {
         },
       })),
     ],
-    { key: (row) => row.kind, empty: "This universe has no entities yet." },
+    { key: (row) => row.kind, empty: emptyState("This universe has no entities yet. Their fields are versioned. This command writes the first one:", command(api, "entity set task t-1 status=open")) },
   );
   const page = pages(async (after) => {
     const found = await api.get("v1/surveys/kinds", { after, limit: KINDS, tier: "important" });
     return { ...found, next: found.kinds.length === KINDS ? found.kinds.at(-1).kind : null };
   });
   let known = [];
-  const show = () => table.show(known.filter((row) => row.kind.includes(filter.value)));
+  const show = () => table.show(known.filter((row) => row.kind.toLowerCase().includes(filter.value)), known.length > 0);
   filter.onchange = show;
   const heading = countHeading("kind", "kinds");
   const patterns = h("div", { class: "chips" });
@@ -106,7 +107,7 @@ function openKind({ api, pages, filter }, kind) {
     const found = await api.get(`v1/entities/${encodeURIComponent(kind)}`, { after, limit: 100, tier: "important" });
     return { ...found, next: found.entities.length === 100 ? found.entities.at(-1).id : null };
   });
-  const show = () => table.show(known.entities.filter((row) => row.id.includes(filter.value)));
+  const show = () => table.show(known.entities.filter((row) => row.id.toLowerCase().includes(filter.value)), known.entities.length > 0);
   filter.onchange = show;
   const heading = countHeading("entity", "entities");
   return {

@@ -112,15 +112,15 @@ function asideTable({ api, act, allows }, path) {
   const buttons = {
     name: "",
     label: "Retry or drop",
-    class: "number",
+    class: "row-actions",
     cell: (cell, row) => {
       const item = `${path}/aside/${row.sequence}`;
-      const question = ask("Drop this item?", `Item ${row.sequence} is removed and never handled. This cannot be undone.`, "Drop the item", "Keep it", () => act(() => api.delete(item), () => "Dropped"));
+      const question = { title: "Drop this item?", words: `Item ${row.sequence} is removed and never handled. This cannot be undone.`, yes: "Drop the item", no: "Keep it" };
+      const drop = async () => (await ask(question)) && act(() => api.delete(item), () => "Dropped");
       cell.append(
         button("Retry", () => act(() => api.post(`${item}/retry`), () => "Back in the inbox"), { class: "small", "aria-label": `Retry item ${row.sequence}` }),
         " ",
-        button("Drop", () => question.showModal(), { class: "small danger", "aria-label": `Drop item ${row.sequence}` }),
-        question,
+        button("Drop", drop, { class: "small danger", "aria-label": `Drop item ${row.sequence}` }),
       );
     },
   };

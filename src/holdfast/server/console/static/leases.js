@@ -1,11 +1,13 @@
-// Leases and locks: holders, expiry and waiters.
+// Leases and locks: holders, expiry and waiters; the sessions of ordered locks. Operators end what hangs.
 
-import { Table, ago, card, count, countHeading, h, number, pill, seconds, setText, text } from "./dom.js";
+import { orNullIfRefused } from "./api.js";
+import { Table, ago, ask, button, card, command, countHeading, emptyState, h, number, pill, plural, rowActions, seconds, setText, text } from "./dom.js";
 
 export const title = "Leases and locks";
 export const sections = ["leases"];
+export const verbs = ["lease:list"];
 
-export function open({ api, pages, filter }) {
+export function open({ api, act, allows, pages, filter }) {
   const left = (row) => Math.max(0, (row.expires_ms - Date.now()) / 1000);
   const table = new Table(
     "Held leases",
@@ -27,10 +29,29 @@ export function open({ api, pages, filter }) {
           };
         },
       },
-      { name: "Waiting", class: "number", cell: (cell) => (row) => cell.replaceChildren(row.waiting ? pill("delayed", `${count(row.waiting)} for ${seconds(row.waited)}`) : "–") },
+      { name: "Waiting", class: "chips", cell: (cell) => (row) => cell.replaceChildren(...waiters(row.line)) },
+      ...(allows("lease:break") ? [rowActions("Release", release)] : []),
     ],
-    { key: (row) => row.lease_id, empty: "No lease is held." },
+    { key: (row) => `${row.lease_id} ${row.fencing_token}`, empty: emptyState("No lease is held. A program holds one while it works. This command holds one for ten minutes:", command(api, "lock acquire deploy --ttl 10m")) },
   );
+
+  function release(cell, row) {
+    const question = {
+      title: `Release the lease on ${row.key}?`,
+      words: `${row.owner} is fenced off: its next write under the lease is refused. The next caller in line gets the lease. The lease with the fence ${row.fencing_token} is ended, and none that was granted since.`,
+      yes: "Release the lease",
+      no: "Keep it",
+    };
+    const end = async () => (await ask(question)) && act(() => api.post("v1/lock/break", { key: row.key, fencing_token: row.fencing_token }), (done) => (done.released ? `The lease on ${row.key} is released` : `The lease on ${row.key} was not held any more`));
+    cell.append(button("Release…", end, { class: "small", "aria-label": `Release ${row.key}` }));
+  }
+
+  function endSession(cell, row) {
+    const question = { title: "End this session?", words: `All locks of ${row.owner} are released, and it is fenced off: its next write under them is refused.`, yes: "End the session", no: "Keep it" };
+    const end = async () => (await ask(question)) && act(() => api.post("v1/ordered-locks/end", { number: row.number }), () => `The session of ${row.owner} has ended`);
+    cell.append(button("End…", end, { class: "small", "aria-label": `End session ${row.number}` }));
+  }
+
   const locks = new Table(
     "Locks of this process",
     [
@@ -42,21 +63,56 @@ export function open({ api, pages, filter }) {
     ],
     { empty: "No locks are held." },
   );
+  const named = (lock) => [lock.level, lock.name, lock.mode].filter(Boolean).join(" ");
+  const sessions = new Table(
+    "Sessions of ordered locks",
+    [
+      text("Session", (row) => row.number, { head: true, class: "mono" }),
+      text("Holder", (row) => row.owner),
+      text("Holds", (row) => row.locks.filter((lock) => !lock.is_waiting && !lock.is_intent).map(named).join(", ") || "–"),
+      {
+        name: "Waits for",
+        cell: (cell) => (row) => {
+          const waiting = row.locks.find((lock) => lock.is_waiting);
+          cell.replaceChildren(waiting ? pill("delayed", named(waiting)) : "–");
+        },
+      },
+      text("Since", (row) => ago(row.since_ms)),
+      text("Expires in", (row) => (left(row) > 0 ? seconds(left(row)) : "expired")),
+      ...(allows("lock:end") ? [rowActions("End", endSession)] : []),
+    ],
+    { key: (row) => row.number, empty: "No ordered lock is held." },
+  );
+  const sessionPage = pages((after) => api.get("v1/ordered-locks", { after, limit: 100, tier: "important" }), "session");
   const page = pages((after) => api.get("v1/locks", { after, limit: 100, tier: "important" }));
   let known = [];
-  const show = () => table.show(known.filter((row) => row.key.includes(filter.value)));
+  let holding = [];
+  const show = () => {
+    const matches = (...words) => words.some((each) => each.toLowerCase().includes(filter.value));
+    table.show(known.filter((row) => matches(row.key, row.owner)), known.length > 0);
+    sessions.show(holding.filter((row) => matches(row.owner, ...row.locks.map(named))), holding.length > 0);
+  };
   filter.onchange = show;
   const heading = countHeading("lease", "leases");
   return {
-    element: h("div", {}, card(heading.element, filter.element, table.element, page.element), card("Locks in this process", "on rows and tables of entities, held during a write", locks.element)),
+    element: h("div", {}, card(heading.element, filter.element, table.element, page.element), card("Ordered locks", "of the database, entity types and records, which processes share", sessions.element, sessionPage.element), card("Locks in this process", "on rows and tables of entities, held during a write", locks.element)),
     load: async () => {
-      const [held, waits] = await Promise.all([page.load(), api.get("v1/surveys/waits", { tier: "important" })]);
+      const [held, found, sharing] = await Promise.all([page.load(), api.get("v1/surveys/waits", { tier: "important" }).catch(orNullIfRefused), sessionPage.load().catch(orNullIfRefused)]);
+      const waits = found ?? { lines: [], locks: [] };
+      holding = sharing?.sessions ?? [];
       const lines = new Map(waits.lines.map((line) => [line.key, line]));
-      known = held.leases.map((row) => ({ ...row, waiting: lines.get(row.key)?.waiting ?? 0, waited: lines.get(row.key)?.waited_seconds ?? 0 }));
+      known = held.leases.map((row) => ({ ...row, line: lines.get(row.key) }));
       heading.show(known.length, page.next !== null);
       show();
       locks.show(waits.locks.map((row, index) => ({ ...row, key: `${index} ${row.path.join("/")} ${row.owner}` })));
     },
     tick: show,
   };
+}
+
+// The callers that wait for a lease at this server, the first ones by name.
+function waiters(line) {
+  if (!line) return ["–"];
+  const rest = line.waiting - line.callers.length;
+  return [...line.callers.map((caller) => pill("delayed", `${caller.owner} ${seconds(caller.waited_seconds)}`)), rest > 0 ? `and ${plural(rest, "other")}` : ""];
 }

@@ -1,9 +1,11 @@
-// One message of a queue: its state, its times, its payload, its failed attempts and its result.
+// One message of a queue: its state, times, payload, workflow state, attempts and result, and what is done with it.
 
-import { Table, ago, ask, button, bytes, card, clock, facts, h, opener, payload, pill, pretty, seconds, setText, text } from "./dom.js";
+import { Table, ago, button, bytes, card, clock, facts, h, opener, payload, pill, pretty, seconds, setText, text } from "./dom.js";
+import { ACTIONS, apply, question, summary } from "./message_actions.js";
 
-const PILLS = { ready: "accent", delayed: "delayed", waiting: "quiet", leased: "leased", dead: "bad", done: "good", cancelled: "quiet" };
-const IN_QUEUE = ["ready", "delayed", "waiting", "leased"];
+export const PILLS = { ready: "accent", delayed: "delayed", waiting: "quiet", leased: "leased", dead: "bad", done: "good", cancelled: "quiet" };
+
+const LABELS = { redrive: "Redrive", cancel: "Cancel message…", move: "Move…", delete: "Delete…" };
 
 export function address(queue, id) {
   return `#/queues/${encodeURIComponent(queue)}/messages/${encodeURIComponent(id)}`;
@@ -20,30 +22,71 @@ export function finder(queue) {
 }
 
 export function open({ api, act, allows }, queue, id) {
-  const path = `v1/queues/${encodeURIComponent(queue)}/messages/${encodeURIComponent(id)}`;
+  const queuePath = `v1/queues/${encodeURIComponent(queue)}`;
+  const path = `${queuePath}/messages/${encodeURIComponent(id)}`;
   const state = h("span", {});
   const known = h("div", {});
   const about = h("span", {});
   const body = h("pre", { tabindex: "0", "aria-label": "Payload" });
+  const view = button("Raw", () => setRaw(!isRaw), { class: "small", "aria-pressed": "false" });
+  let isRaw = false;
   const answer = h("pre", { tabindex: "0", "aria-label": "Result" });
   const answerAbout = h("span", {});
   const answerCard = card("Result", answerAbout, answer);
+  const workflowState = h("pre", { tabindex: "0", "aria-label": "Workflow state" });
+  const workflowAbout = h("span", {});
+  const workflowCard = card("Workflow state", workflowAbout, workflowState);
+  const attributes = h("div", {});
+  const attributesCard = card("Attributes", "", attributes);
   const expiry = h("span", {});
-  const question = ask("Cancel this message?", "It is not delivered any more. A consumer that has it cannot acknowledge it. This cannot be undone.", "Cancel the message", "Keep it", () =>
-    act(() => api.post(`${path}/cancel`), (found) => (found.state === "cancelled" ? "Cancelled" : `Not cancelled: it is ${found.state}`)),
-  );
-  const cancel = button("Cancel message", () => question.showModal(), { class: "plain", hidden: true });
-  const redrive = button("Redrive", () => act(() => api.post(`v1/queues/${encodeURIComponent(queue)}/redrive`, { ids: [id] }), (moved) => `${moved.count} redriven`), { class: "plain", hidden: true });
-  const attempts = failedAttempts();
+  const retry = button("Deliver now", () => act(() => api.patch(path, { delay_seconds: 0 }), () => "It is delivered now"), { class: "plain", hidden: true });
+  const buttons = Object.fromEntries(Object.keys(ACTIONS).map((name) => [name, button(LABELS[name], () => run(name), { class: ACTIONS[name].danger ? "plain danger" : "plain", hidden: true })]));
+  const attempts = attemptTable();
   const element = h(
     "div",
     {},
-    h("div", { class: "columns" }, card("State", "", known), h("div", {}, card("Payload", about, body), answerCard)),
-    card("Failed attempts", "the newest first", attempts.element),
-    question,
+    h("div", { class: "columns" }, h("div", {}, card("State", "", known), attributesCard), h("div", {}, card("Payload", h("span", { class: "inline" }, about, view), body), workflowCard, answerCard)),
+    card("Attempts", "the newest first", attempts.element),
   );
-  element.hidden = answerCard.hidden = true;
+  element.hidden = answerCard.hidden = workflowCard.hidden = attributesCard.hidden = true;
   let found = null;
+  let isLeaving = false;
+
+  async function run(name) {
+    if (name === "redrive") {
+      await act(() => apply(name, api, queuePath, [id]), (all) => summary(name, all));
+      return;
+    }
+    const given = await question(name, queue, 1);
+    if (!given) return;
+    isLeaving = name === "move" || name === "delete"; // The message is gone from this address before the page is.
+    const work = async () => {
+      try {
+        return summary(name, await apply(name, api, queuePath, [id], given.to));
+      } catch (error) {
+        isLeaving = false;
+        throw error;
+      }
+    };
+    await act(work, (words) => words);
+    if (isLeaving && name === "move") location.hash = address(given.to, id);
+    else if (isLeaving) location.hash = `#/queues/${encodeURIComponent(queue)}`;
+  }
+
+  function setRaw(on) {
+    isRaw = on;
+    view.setAttribute("aria-pressed", String(on));
+    showPayload();
+  }
+
+  function isGone() {
+    return found.state === "done" || found.state === "cancelled";
+  }
+
+  function showPayload() {
+    view.hidden = isGone() || found.payload_blob !== undefined;
+    setText(body, isGone() ? "The payload was removed with the message." : isRaw ? rawOf(found) : pretty(payload(found)));
+  }
 
   function showExpiry() {
     if (found?.state !== "leased") return;
@@ -52,11 +95,13 @@ export function open({ api, act, allows }, queue, id) {
   }
 
   async function load() {
+    if (isLeaving) return;
     try {
       found = await api.get(path, { tier: "important" });
     } catch (problem) {
       found = null;
-      element.hidden = cancel.hidden = redrive.hidden = true;
+      element.hidden = retry.hidden = true;
+      for (const each of Object.values(buttons)) each.hidden = true;
       state.replaceChildren();
       throw problem;
     }
@@ -64,21 +109,26 @@ export function open({ api, act, allows }, queue, id) {
     state.replaceChildren(pill(PILLS[found.state], found.state));
     known.replaceChildren(facts(stateOf(found, expiry)));
     showExpiry();
-    const isGone = found.state === "done" || found.state === "cancelled";
-    setText(about, isGone ? "" : `${bytes(found.payload_bytes)}, ${found.payload_content_type}`);
-    setText(body, isGone ? "The payload was removed with the message." : pretty(payload(found)));
+    setText(about, isGone() ? "" : `${bytes(found.payload_bytes)}, ${found.payload_content_type}`);
+    showPayload();
+    const named = Object.entries(found.attributes);
+    attributesCard.hidden = named.length === 0;
+    attributes.replaceChildren(facts(named.map(([name, value]) => [name, h("code", { text: value })])));
+    workflowCard.hidden = found.workflow_state_etag === undefined;
+    setText(workflowState, pretty(found.workflow_state ?? null));
+    setText(workflowAbout, found.workflow_state_etag === undefined ? "" : `version ${found.workflow_state_etag}`);
     answerCard.hidden = found.state !== "done";
     setText(answerAbout, result ? `${bytes(result.result_bytes)}, ${result.result_content_type}` : "");
     setText(answer, result ? pretty(payload(asPayload(result))) : found.has_result ? "Your token does not allow queue:result." : "It was acknowledged without a result.");
-    attempts.show([...found.failures].reverse());
-    cancel.hidden = !IN_QUEUE.includes(found.state) || !allows("queue:cancel");
-    redrive.hidden = found.state !== "dead" || !allows("queue:redrive");
+    attempts.show(attemptsOf(found), isGone() && found.failure_attempts > found.failures.length);
+    retry.hidden = found.state !== "delayed" || !allows("queue:update");
+    for (const [name, each] of Object.entries(buttons)) each.hidden = !ACTIONS[name].states.includes(found.state) || !allows(ACTIONS[name].verb);
     element.hidden = false;
   }
 
   return {
     heading: [h("a", { href: "#/queues", text: "Queues" }), h("a", { href: `#/queues/${encodeURIComponent(queue)}`, text: queue }), id.slice(-12), state],
-    actions: [cancel, redrive],
+    actions: [retry, ...Object.values(buttons)],
     element,
     load,
     tick: showExpiry,
@@ -107,7 +157,6 @@ function stateOf(found, expiry) {
     found.unique_key !== null && ["Unique key", found.unique_key],
     found.group !== null && ["Group", found.group],
     ["Correlation id", code(found.correlation_id)],
-    ...Object.entries(found.attributes).map(([name, value]) => [name, code(value)]),
   ].filter(Boolean);
 }
 
@@ -115,11 +164,29 @@ function asPayload(result) {
   return { payload: result.result, payload_base64: result.result_base64, payload_blob: result.result_blob, payload_bytes: result.result_bytes, payload_content_type: result.result_content_type };
 }
 
-// The failed attempts of a message; the newest is expanded when the page is opened.
-function failedAttempts() {
+// The payload as it was put: its text, or its bytes as hexadecimal numbers.
+function rawOf(found) {
+  if (found.payload !== undefined) return JSON.stringify(found.payload);
+  const raw = Uint8Array.from(atob(found.payload_base64 ?? ""), (each) => each.charCodeAt(0));
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(raw);
+  } catch {
+    return Array.from(raw, (each) => each.toString(16).padStart(2, "0")).join(" ");
+  }
+}
+
+// The attempts of a message, the newest first: the one that runs, and those that failed.
+function attemptsOf(found) {
+  const running = { attempt: found.attempts, owner: found.owner, outcome: "running", leased_at_unix: found.leased_at_unix, failed_at_unix: 0 };
+  return [...found.failures, ...(found.state === "leased" ? [running] : [])].reverse();
+}
+
+// The attempts of a message; the newest that failed is expanded when the page is opened.
+function attemptTable() {
   const error = (row) => [row.error_type, row.message].filter(Boolean).join(": ");
+  const none = h("p", { class: "empty" });
   const table = new Table(
-    "Failed attempts",
+    "Attempts",
     [
       opener("Attempt", (row) => String(row.attempt), (row) => `Attempt ${row.attempt}`),
       text("Consumer", (row) => row.owner),
@@ -129,18 +196,20 @@ function failedAttempts() {
       text("Failed", (row) => clock(row.failed_at_unix * 1000)),
     ],
     {
-      empty: "No attempt has failed.",
-      key: (row) => row.attempt,
-      inside: (row) => h("pre", { class: "error", tabindex: "0", text: row.traceback ?? (error(row) || "No error was given.") }),
+      empty: none,
+      key: (row) => `${row.attempt} ${row.outcome}`,
+      inside: (row) => (row.outcome === "running" ? h("p", { class: "padded", text: "A consumer has the message. Its errors appear here when the attempt ends." }) : h("pre", { class: "error", tabindex: "0", text: row.traceback ?? (error(row) || "No error was given.") })),
     },
   );
   let isFirst = true;
   return {
     element: table.element,
-    show: (rows) => {
+    show: (rows, wereRemoved) => {
+      setText(none, wereRemoved ? "The failed attempts were removed with the message." : "No attempt has failed.");
       table.show(rows);
-      if (isFirst && rows.length) table.body.querySelector(".opener").click();
-      isFirst = isFirst && !rows.length;
+      const failed = rows.findIndex((row) => row.outcome !== "running");
+      if (isFirst && failed >= 0) table.body.querySelectorAll(".opener")[failed].click();
+      isFirst = isFirst && failed < 0;
     },
   };
 }

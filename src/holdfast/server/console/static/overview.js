@@ -1,13 +1,15 @@
 // The overview: eight charts, the operations, facts about the server, and the nodes that share the plane.
 
-import { Chart } from "./charts.js";
-import { Table, ago, bytes, card, count, facts, h, number, pill, rate, seconds, setText, text } from "./dom.js";
+import { Chart, History } from "./charts.js";
+import { Table, bytes, card, count, facts, h, number, rate, seconds, setText, text } from "./dom.js";
+import { nodeTable } from "./nodes.js";
 import { SECONDS, SIZES } from "./series.js";
 
 export const title = "Overview";
 export const sections = [];
+export const verbs = [];
 
-export function open({ api, series, session, allows }) {
+export function open({ api, series, session, allows, query }) {
   const of = (name) => (sample) => sample.queues?.[api.universe]?.[name] ?? 0;
   const charts = [
     new Chart("Throughput", {
@@ -61,7 +63,7 @@ export function open({ api, series, session, allows }) {
         { name: "fenced", colour: "delayed", of: (all) => all.rates((sample) => sample.fenced) },
       ],
     }),
-    new Chart("Lease waits", {
+    new Chart("Lock waits", {
       write: seconds,
       least: 0.001,
       lines: [
@@ -70,6 +72,7 @@ export function open({ api, series, session, allows }) {
       ],
     }),
   ];
+  const history = new History({ api, query }, {}, () => showCharts());
   const table = new Table(
     "Operations",
     [
@@ -83,37 +86,28 @@ export function open({ api, series, session, allows }) {
     { empty: "No calls yet." },
   );
   const server = h("div", {});
-  const nodes = new Table(
-    "Nodes",
-    [
-      text("Node", (row) => row.id, { head: true, class: "mono" }),
-      { name: "State", cell: (cell) => (row) => cell.replaceChildren(row.alive ? pill("good", "alive") : pill("bad", "gone"), row.maintenance ? pill("leased", "maintenance") : "") },
-      text("Kind", (row) => row.kind),
-      text("Address", (row) => row.address || `${row.host}, process ${row.pid}`, { class: "mono" }),
-      text("Version", (row) => row.version),
-      text("Formats", (row) => (row.oldest_format === row.newest_format ? String(row.newest_format) : `${row.oldest_format} to ${row.newest_format}`)),
-      text("Calls/s", (row) => rate(row.load.calls_per_second), { class: "number" }),
-      number("Connections", (row) => row.load.connections),
-      number("Waiting consumers", (row) => row.load.waiting_consumers),
-      text("Processor", (row) => `${Math.round(row.load.processor_share * 100)} %`, { class: "number" }),
-      text("Started", (row) => ago(row.started_ms), { class: "dim" }),
-      text("Seen", (row) => ago(row.seen_ms), { class: "dim" }),
-    ],
-    { key: (row) => row.id, empty: "No nodes." },
-  );
+  const nodes = nodeTable();
   const format = h("span", {});
   const showsNodes = session.metrics && allows("node:list");
+  const pushes = h("div", {});
+  const showsPushes = session.metrics && allows("ingress:stats");
   const refused = h("p", { class: "empty", text: "This token does not allow metrics:read in every universe, so there are no charts. The other pages work.", hidden: session.metrics });
   const body = h(
     "div",
     { hidden: !session.metrics },
+    history.element,
     h("div", { class: "charts" }, charts.map((chart) => chart.element)),
     h("div", { class: "columns wide-first" }, card("Operations", "since the server started", table.element), card("Server", `Holdfast ${session.version}`, server)),
+    showsPushes && card("Pushes", "since the server started", pushes),
     showsNodes && card("Nodes", format, nodes.element),
   );
+  const showCharts = () => {
+    const shown = history.series(series);
+    for (const chart of charts) chart.show(shown, history.seconds);
+  };
   const show = () => {
     if (!series.samples.length) return;
-    for (const chart of charts) chart.show(series);
+    showCharts();
     table.show(series.table().sort((one, other) => other.calls - one.calls).slice(0, 40));
     const last = series.samples.at(-1);
     server.replaceChildren(
@@ -136,8 +130,13 @@ export function open({ api, series, session, allows }) {
       for (const chart of charts) chart.mount();
       show();
     },
-    sample: show,
+    sample: () => {
+      show();
+      if (!history.isLive) history.load().then((isNew) => isNew && showCharts(), () => {}); // The next sample tries again.
+    },
     load: async () => {
+      if (session.metrics && (await history.load())) showCharts();
+      if (showsPushes) pushes.replaceChildren(facts(pushFacts(await api.get("v1/pushes/stats"))));
       if (!showsNodes) return;
       const found = await api.get("v1/nodes");
       nodes.show(found.nodes);
@@ -145,6 +144,24 @@ export function open({ api, series, session, allows }) {
     },
     dispose: () => charts.forEach((chart) => chart.dispose()),
   };
+}
+
+function pushFacts(stats) {
+  const limit = stats.pushes_per_minute ? `${count(stats.pushes_per_minute)} a minute and sender` : "none";
+  return [
+    ["Accepted", count(stats.accepted)],
+    ["Duplicates", count(stats.duplicates)],
+    ["Refused", byReason(stats.refused)],
+    ["Accepted and lost", byReason(stats.lost)],
+    ["Waiting to be stored", `${count(stats.depth)}, the oldest for ${seconds(stats.lag_seconds)}`],
+    ["Rate limit", limit],
+    ["Waiting watches", count(stats.watches)],
+  ];
+}
+
+function byReason(counts) {
+  const found = Object.entries(counts).sort();
+  return found.length ? found.map(([reason, times]) => `${reason} ${count(times)}`).join(", ") : "0";
 }
 
 function sum(counts) {

@@ -1,20 +1,29 @@
-// Queues: depth, next messages, leased messages and dead letters.
+// Queues: depth, next messages, leased messages, dead letters, schedules and policy.
 
-import { Table, ago, brief, button, bytes, card, clock, count, countHeading, fold, h, link, number, opener, payload, pill, pretty, rate, seconds, setText, text, tiles, toggle } from "./dom.js";
+import { Table, ago, ask, brief, button, bytes, card, clock, command, count, countHeading, emptyState, facts, fold, h, link, number, opener, payload, pill, plural, pretty, rate, rowActions, seconds, setText, text, tiles, toggle } from "./dom.js";
 import { orNullIfRefused } from "./api.js";
+import * as messageList from "./message_list.js";
 import * as messagePage from "./messages.js";
+import { editPolicy, policyFacts } from "./policy.js";
+import { publish } from "./publish.js";
+import { queueCharts } from "./queue_charts.js";
+import { schedules } from "./schedules.js";
 
 const STATES = ["ready", "leased", "delayed", "blocked", "dead"];
 const TILES = { ready: "ready", leased: "leased", delayed: "delayed", blocked: "blocked", dead: "dead", oldest: "oldest", consumers: "consumers" };
+const CALLS = 50; // Of one search for queues: 100,000 names.
 const PEEK = 25;
 const LETTERS = 100;
 const LEASED = 100;
+const REDRIVEN = 1_000; // By one call.
 
 export const title = "Queues";
 export const sections = ["queues"];
+export const verbs = ["queue:survey"];
 
 export function open(context, name, section, id) {
   if (section === "messages" && id) return messagePage.open(context, name, id);
+  if (section === "list" && context.allows("queue:search")) return messageList.open(context, name);
   return name ? openOne(context, name) : openAll(context);
 }
 
@@ -31,15 +40,15 @@ function openAll({ api, pages, filter }) {
       text("Acked/s", (row) => rate(row.rates?.acked), { class: "number" }),
       number("Consumers", (row) => row.waiting_consumers),
     ],
-    { key: (row) => row.queue, empty: "This universe has no queues yet. The first message creates a queue." },
+    { key: (row) => row.queue, empty: emptyState("This universe has no queues yet. The first message creates a queue:", command(api, "queue put jobs hello")) },
   );
-  const page = pages((after) => api.get("v1/surveys/queues", { after, limit: 100, tier: "important" }));
+  const page = pages((after) => findQueues(api, after, filter.value));
   let known = [];
   const show = () => {
     const most = Math.max(1, ...known.map((row) => STATES.reduce((all, state) => all + row[state], 0)));
-    table.show(known.filter((row) => row.queue.includes(filter.value)).map((row) => ({ ...row, most })));
+    table.show(known.map((row) => ({ ...row, most })), filter.value !== "");
   };
-  filter.onchange = show;
+  filter.onchange = () => page.restart(); // The server searches all queues, not only those of this page.
   const totals = tiles(TILES);
   const heading = countHeading("queue", "queues");
   return {
@@ -58,54 +67,102 @@ function openAll({ api, pages, filter }) {
   };
 }
 
-function openOne({ api, act, allows }, name) {
+// A page of queues whose names contain the text. Each call looks at a bounded number of names, and may find none.
+async function findQueues(api, after, words) {
+  let found = { queues: [], next: after };
+  for (let calls = 0; calls < CALLS && found.queues.length === 0 && (calls === 0 || found.next); calls++) {
+    found = await api.get("v1/surveys/queues", { after: found.next, limit: 100, text: words || null, tier: "important" });
+  }
+  return found;
+}
+
+function openOne(context, name) {
+  const { api, act, allows } = context;
   const path = `v1/queues/${encodeURIComponent(name)}`;
   const totals = tiles(TILES);
   const state = h("span", {});
-  const pause = button("Pause", () => setPaused(!paused), { class: "plain", hidden: !allows("queue:pause") });
-  const redriveAll = button("Redrive all", () => act(async () => api.post(`${path}/redrive`, {}), (moved) => `${moved.count} redriven`), { class: "plain", hidden: !allows("queue:redrive") });
-  let paused = false;
-  const setPaused = (off) => act(() => api.post(`${path}/${off ? "pause" : "resume"}`), () => (off ? "Paused" : "Resumed"));
-  const ready = messages(name, "Next messages", "No messages are ready.");
-  const error = { name: "Last error", class: "error", cell: (cell) => (row) => setText(cell, row.last_error ?? "–") };
-  const redriveOne = {
-    name: "",
-    label: "Redrive",
-    class: "number",
-    cell: (cell, row) => {
-      cell.append(button("Redrive", () => act(() => api.post(`${path}/redrive`, { ids: [row.message_id] }), () => "Redriven"), { class: "small", "aria-label": `Redrive ${row.message_id}` }));
-    },
-  };
+  let stats = null;
+  const listed = (words, filters) => allows("queue:search") && h("a", { href: messageList.listAddress(name, filters), text: words });
+  const pause = button("Pause…", () => setPaused(), { class: "plain", hidden: !allows("queue:pause") });
+  const actions = [
+    allows("queue:put") && button("Publish…", () => publish(context, name), { class: "plain" }),
+    pause,
+    allows("queue:purge") && button("Purge…", () => purge(), { class: "plain danger" }),
+  ].filter(Boolean);
+  const redriveAll = button("Redrive all…", () => redriveLetters(), { class: "small", hidden: !allows("queue:redrive") });
+  const redriveOne = rowActions("Redrive", (cell, row) => {
+    cell.append(button("Redrive", () => act(() => api.post(`${path}/redrive`, { ids: [row.message_id] }), () => "1 message redriven"), { class: "small", "aria-label": `Redrive ${row.message_id}` }));
+  });
+
+  async function setPaused() {
+    if (stats === null) return;
+    const isPaused = stats.paused;
+    const words = `Consumers get no messages of it until it is resumed. Messages that are leased can be settled, and puts are accepted. ${plural(stats.ready, "message")} ${stats.ready === 1 ? "is" : "are"} ready, and ${plural(stats.waiting_consumers, "consumer")} ${stats.waiting_consumers === 1 ? "waits" : "wait"}.`;
+    if (!isPaused && !(await ask({ title: `Pause deliveries of ${name}?`, words, yes: "Pause the queue", no: "Let it run" }))) return;
+    await act(() => api.post(`${path}/${isPaused ? "resume" : "pause"}`), () => (isPaused ? "Resumed" : "Paused"));
+  }
+
+  async function redriveLetters() {
+    const some = plural(stats.dead, "dead letter");
+    if (!(await ask({ title: `Redrive ${some} of ${name}?`, words: "They are delivered again, with no failures counted.", yes: `Redrive ${some}`, no: "Keep them", danger: false }))) return;
+    await act(async () => {
+      let all = 0;
+      for (let last = REDRIVEN; last === REDRIVEN; all += last) last = (await api.post(`${path}/redrive`, { limit: REDRIVEN })).count;
+      return all;
+    }, (moved) => `${plural(moved, "message")} redriven`);
+  }
+
+  async function purge() {
+    const kept = stats.leased ? ` ${plural(stats.leased, "leased message")} and the dead letters stay.` : " The dead letters stay.";
+    const words = `${plural(stats.ready + stats.delayed + stats.blocked, "message")} that ${stats.ready + stats.delayed + stats.blocked === 1 ? "is" : "are"} not leased will be removed, and so are those that arrive meanwhile.${kept} This cannot be undone.`;
+    if (!(await ask({ title: `Purge ${name}?`, words, yes: "Purge the queue", no: "Keep the messages", typed: name }))) return;
+    await act(() => api.post(`${path}/purge`), (removed) => `${plural(removed.count, "message")} removed`);
+  }
+
+  const ready = messages(name, "Next messages", emptyState("No messages are ready. Put one:", command(api, `queue put ${name} hello`)));
+  const error = text("Last error", (row) => row.last_error ?? "–", { class: "error" });
   const died = text("Dead-lettered", (row) => ago(row.died_at_unix * 1000));
   const dead = messages(name, "Dead letters", "No dead letters.", [error], allows("queue:redrive") ? [died, redriveOne] : [died]);
   const policy = h("div", {});
+  const sums = h("div", {});
   const leased = leasedMessages(name);
-  const leasedCard = card("Leased messages", `the first ${LEASED}, by age`, leased.element);
+  const leasedCard = card("Leased messages", h("span", {}, `the first ${LEASED}, by age `, listed("Search", { state: "leased" })), leased.element);
+  const planned = schedules(context, name);
+  const edit = button("Edit…", () => editPolicy(context, name), { class: "small", "aria-label": "Edit the policy", hidden: !allows("queue:policy.set") });
+  const charts = queueCharts(context, name);
   let held = null;
   return {
     heading: [h("a", { href: "#/queues", text: "Queues" }), name, state],
-    actions: [pause],
+    actions,
     element: h(
       "div",
       {},
       totals.element,
-      allows("queue:get") && messagePage.finder(name),
-      card("Dead letters", redriveAll, dead.element),
-      h("div", { class: "columns wide-first" }, card("Next messages", `the first ${PEEK}; peeking leases nothing`, ready.element), card("Policy and totals", "", policy)),
+      charts.element,
+      h("div", { class: "inline find-row" }, allows("queue:get") && messagePage.finder(name), listed("Search messages")),
+      card("Dead letters", h("span", { class: "inline" }, listed("Search", { state: "dead" }), redriveAll), dead.element),
+      h("div", { class: "columns wide-first" }, h("div", {}, card("Next messages", h("span", {}, `the first ${PEEK}; peeking leases nothing `, listed("Search", { state: "ready" })), ready.element), planned.element), h("div", {}, card("Policy", edit, policy), card("Totals", "", sums))),
       leasedCard,
     ),
-    tick: () => held && leased.show(held),
+    mounted: charts.mounted,
+    dispose: charts.dispose,
+    tick: () => {
+      if (held) leased.show(held);
+      charts.load().catch(() => {}); // The next tick tries again.
+    },
     load: async () => {
-      const [stats, peeked, letters, rules, leases] = await Promise.all([
+      const [counted, peeked, letters, rules, leases] = await Promise.all([
         api.get(path, { tier: "important" }),
         api.get(`${path}/peek`, { limit: PEEK, tier: "important" }),
         api.get(`${path}/dead-letters`, { limit: LETTERS }),
         api.get(`${path}/policy`, { tier: "important" }),
-        api.get(`${path}/leased`, { limit: LEASED, tier: "important" }).catch(orNullIfRefused),
+        allows("queue:leased") ? api.get(`${path}/leased`, { limit: LEASED, tier: "important" }).catch(orNullIfRefused) : null,
+        planned.load(),
+        charts.load(),
       ]);
-      paused = stats.paused;
-      setText(pause, paused ? "Resume" : "Pause");
-      state.replaceChildren(paused ? pill("delayed", "paused") : "");
+      stats = counted;
+      setText(pause, stats.paused ? "Resume" : "Pause…");
+      state.replaceChildren(stats.paused ? pill("delayed", "paused") : "");
       for (const each of STATES) totals.show(each, count(stats[each]));
       totals.show("consumers", count(stats.waiting_consumers));
       totals.show("oldest", stats.ready ? seconds(stats.head_age_seconds) : "–");
@@ -115,7 +172,8 @@ function openOne({ api, act, allows }, name) {
       held = leases?.messages ?? [];
       leased.show(held);
       toggle(redriveAll, "disabled", letters.messages.length === 0);
-      policy.replaceChildren(policyOf(rules, stats));
+      policy.replaceChildren(policyFacts(rules, name));
+      sums.replaceChildren(totalsOf(stats));
     },
   };
 }
@@ -125,7 +183,7 @@ function messages(queue, caption, empty, before = [], after = []) {
     caption,
     [
       opener("Message", (row) => row.message_id.slice(-12), (row) => row.message_id),
-      text("Payload", (row) => brief(payload(row), 90), { class: "mono dim" }),
+      text("Payload", (row) => brief(payload(row), 90), { class: before.length ? "mono dim excerpt" : "mono dim" }),
       ...before,
       text("Attempts", (row) => `${row.failure_attempts || row.attempts} of ${row.max_attempts}`, { class: "number" }),
       text("Put", (row) => ago(row.created_at_unix * 1000)),
@@ -182,32 +240,14 @@ function failuresOf(row) {
   });
 }
 
-function policyOf(rules, stats) {
-  const rows = [
-    ["Visibility timeout", seconds(rules.visibility_seconds)],
-    ["Maximum attempts", count(rules.max_attempts)],
-    ["Back-off after failures", backOff(rules)],
-    ["Failures kept of a message", count(rules.failures_kept)],
-    ["Dead-letter queue", rules.dead_letter_queue ?? `${stats.queue}.dlq`],
-    ["Dead letters are kept for", seconds(rules.dead_letter_retention_seconds)],
-    ["Messages are kept for", rules.retention_seconds ? seconds(rules.retention_seconds) : "no limit"],
-    ["Deliveries per second", rules.rate_per_second ? rate(rules.rate_per_second) : "no limit"],
-    ["Rate of a key", rules.rate_per_key ? `${rate(rules.rate_per_key)} per second` : "no limit"],
-    ["Leases of a key at a time", rules.concurrency_per_key ? count(rules.concurrency_per_key) : "no limit"],
-    ["Keys take turns", rules.fair ? "yes" : "no"],
-    ["Results are kept for", seconds(rules.result_ttl_seconds)],
+function totalsOf(stats) {
+  return facts([
     ["Messages put", count(stats.put_total)],
     ["Messages acked", count(stats.acked_total)],
     ["Failed attempts", count(stats.failed_total)],
     ["Expired leases", count(stats.expired_total)],
-  ];
-  return h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", { text: value }))));
-}
-
-function backOff(rules) {
-  const grows = rules.retry_factor > 1 && rules.retry_delay_max_seconds > rules.retry_delay_seconds;
-  const most = seconds(rules.retry_delay_max_seconds);
-  return grows ? `${seconds(rules.retry_delay_seconds)}, × ${rules.retry_factor}, up to ${most}` : seconds(Math.min(rules.retry_delay_seconds, rules.retry_delay_max_seconds));
+    ["Dead letters so far", count(stats.dead_total)],
+  ]);
 }
 
 function named(cell) {

@@ -1,15 +1,17 @@
 // Live aggregates and reports of the pipeline. A report is in a sandboxed frame without an origin. The policy of the file allows only the scripts of reports.
 
-import { Table, ago, bytes, card, clock, h, link, number, seconds, setText, text } from "./dom.js";
+import { Table, ago, bytes, card, clock, emptyState, h, link, number, seconds, setText, text } from "./dom.js";
 
 export const title = "Reports";
 export const sections = [];
+export const verbs = ["metrics:read"];
+export const everywhere = true;
 
 export function open({ api, session }) {
   const live = session.live ? liveCard(api) : null;
   if (!session.reports) {
-    const words = "Reports are not available. Start the server with --pipeline-lake FOLDER, where FOLDER is the lake, and use a token that allows metrics:read.";
-    return { element: h("p", { class: "empty", text: words }), load: async () => {} };
+    const words = "Reports are not available. Start the server with the folder of the pipeline's lake, and use a token that allows metrics:read.";
+    return { element: emptyState(words, "holdfast serve --pipeline-lake FOLDER"), load: async () => {} };
   }
   const container = h("div", { class: "report" });
   const note = h("span", {});

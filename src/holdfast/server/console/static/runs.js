@@ -1,6 +1,6 @@
 // Runs of workflows: their states, and the timeline of one run with its waits, signals and cancelling.
 
-import { Table, ago, brief, button, card, clock, countHeading, facts, fold, h, link, pill, pretty, seconds, setText, text } from "./dom.js";
+import { Table, ago, ask, brief, button, card, clock, command, countHeading, emptyState, facts, field, fold, h, labelled, link, pill, plural, pretty, seconds, setText, text } from "./dom.js";
 import { hosting } from "./hosting.js";
 import { Timeline } from "./timeline.js";
 
@@ -12,6 +12,7 @@ const ROWS = 500; // Of the timeline, the newest.
 
 export const title = "Runs";
 export const sections = ["runs", "worlds"];
+export const verbs = ["run:list"];
 
 export function open(context, id) {
   return id ? openOne(context, id) : openAll(context);
@@ -21,7 +22,7 @@ function address(id) {
   return `#/runs/${encodeURIComponent(id)}`;
 }
 
-function openAll({ api, act, pages, filter }) {
+function openAll({ api, pages, filter, query }) {
   const table = new Table(
     "Runs",
     [
@@ -33,20 +34,22 @@ function openAll({ api, act, pages, filter }) {
       text("Parent", (row) => row.parent ?? "–", { class: "mono dim" }),
       text("Error", (row) => brief(row.error ?? "–", 200), { class: "error" }),
     ],
-    { key: (row) => row.id, empty: "There are no such runs." },
+    { key: (row) => row.id, empty: emptyState("This universe has no runs yet. A host runs workflows, and this command starts one:", command(api, "workflows start research")) },
   );
   const state = h("select", { id: "state", onchange: () => again() }, h("option", { value: "", text: "all" }), Object.keys(PILLS).map((each) => h("option", { value: each, text: each })));
   const workflow = h("input", { id: "workflow", type: "search", placeholder: "all", spellcheck: "false", onchange: () => again() });
+  state.value = query.get("state") ?? "";
+  workflow.value = query.get("workflow") ?? "";
   const page = pages((after) => api.get("v1/runs", { after, limit: 100, state: state.value || null, workflow: workflow.value.trim() || null, tier: "important" }));
-  const again = () =>
-    act(async () => {
-      page.after = null;
-    });
+  const again = () => {
+    query.set({ state: state.value, workflow: workflow.value.trim() });
+    page.restart();
+  };
   let known = [];
-  const show = () => table.show(known.filter((row) => row.id.toLowerCase().includes(filter.value)));
+  const show = () => table.show(known.filter((row) => row.id.toLowerCase().includes(filter.value)), known.length > 0 || Boolean(state.value || workflow.value.trim()));
   filter.onchange = show;
   const heading = countHeading("run", "runs");
-  const choice = h("div", { class: "inline" }, filter.element, h("label", { for: "state", text: "State" }), state, h("label", { for: "workflow", text: "Workflow" }), workflow);
+  const choice = h("div", { class: "inline" }, filter.element, labelled("State", state), labelled("Workflow", workflow));
   return {
     element: card(heading.element, choice, table.element, page.element),
     load: async () => {
@@ -82,12 +85,15 @@ function openOne(context, id) {
   const waits = waitTable(allows("run:signal") ? send : null);
   const waitsCard = card("Waits for a signal", "", waits.element);
   const signalCard = card("Send a signal", "", signalForm(send));
-  const question = cancelDialog((reason, force) => act(() => api.post(`${path}/cancel`, { reason, force }), (after) => (after.state === "running" ? "It is asked to end" : `It is ${after.state}`)));
-  const cancel = button("Cancel run", () => question.showModal(), { class: "plain", hidden: true });
+  const cancelRun = async () => {
+    const how = await askToCancel();
+    if (how) await act(() => api.post(`${path}/cancel`, how), (after) => (after.state === "running" ? "It is asked to end" : `It is ${after.state}`));
+  };
+  const cancel = button("Cancel run", cancelRun, { class: "plain", hidden: true });
   const events = timelineTable();
   const about = h("span", {});
   const eventsCard = card("Timeline", about, events.element);
-  const element = h("div", {}, h("div", { class: "columns" }, card("Run", "", known), h("div", {}, publishedCard, outcomeCard)), waitsCard, eventsCard, signalCard, run.element, question);
+  const element = h("div", {}, h("div", { class: "columns" }, card("Run", "", known), h("div", {}, publishedCard, outcomeCard)), waitsCard, eventsCard, signalCard, run.element);
   element.hidden = true;
   let found = null;
   let timeline = new Timeline();
@@ -114,7 +120,7 @@ function openOne(context, id) {
     waits.show(timeline.waits.map((each) => ({ ...each })));
     const isRunning = found.state === "running";
     waitsCard.hidden = !isRunning || timeline.waits.length === 0;
-    setText(about, first || timeline.events.length > ROWS ? `the last ${rows.length} events` : `${timeline.events.length} events`);
+    setText(about, first || timeline.events.length > ROWS ? `the last ${plural(rows.length, "event")}` : plural(timeline.events.length, "event"));
   }
 
   async function load() {
@@ -214,27 +220,14 @@ function signalForm(send) {
   return [form, fault];
 }
 
-function cancelDialog(send) {
-  const reason = h("input", { id: "cancel-reason", class: "id", autocomplete: "off" });
-  const force = h("input", { id: "cancel-force", type: "checkbox" });
-  const dialog = h(
-    "dialog",
-    { "aria-labelledby": "cancel-title" },
-    h("h2", { id: "cancel-title", text: "Cancel this run?" }),
-    h("p", { text: "Its code is told, and may clean up before it ends. This cannot be undone." }),
-    h("p", {}, h("label", { for: "cancel-reason", text: "Reason " }), reason),
-    h("p", {}, force, h("label", { for: "cancel-force", text: " End it at once, without its code" })),
-    h(
-      "div",
-      { class: "inline" },
-      button("Keep it", () => dialog.close(), { class: "plain", autofocus: true }),
-      button("Cancel the run", () => {
-        dialog.close();
-        send(reason.value.trim(), force.checked);
-      }, { class: "danger" }),
-    ),
-  );
-  return dialog;
+// Asks for the reason, and whether the run ends at once; null: it is not cancelled.
+async function askToCancel() {
+  const reason = h("input", { class: "id", autocomplete: "off" });
+  const force = h("input", { type: "checkbox" });
+  const content = [field("Reason", reason), h("label", { class: "check" }, force, "End it at once, without its code")];
+  const words = "Its code is told, and may clean up before it ends. This cannot be undone.";
+  const isConfirmed = await ask({ title: "Cancel this run?", words, yes: "Cancel the run", no: "Keep it", content });
+  return isConfirmed ? { reason: reason.value.trim(), force: force.checked } : null;
 }
 
 function timelineTable() {
@@ -254,13 +247,13 @@ function timelineTable() {
     [
       text("At", (row) => time(row.at), { head: true, class: "mono tight" }),
       { name: "Event", class: "tight", cell: (cell) => (row) => cell.replaceChildren(pill(KINDS[row.kind] ?? "quiet", row.kind)) },
-      text("Name", (row) => brief(row.name || "–", 48), { class: "mono" }),
+      text("Name", (row) => brief(row.name || "–", 32), { class: "mono" }),
       { name: "Span", class: "bar", cell: bar },
       text("Duration", (row) => (row.elapsed === null ? "–" : `${seconds(row.elapsed / 1000)}${row.pending ? " so far" : ""}`), { class: "number" }),
       text("Attempts", (row) => (row.attempts === null ? "–" : String(row.attempts)), { class: "number" }),
       {
         name: "Details",
-        class: "mono",
+        class: "mono words",
         cell: (cell) => {
           let shown = null;
           return (row) => {

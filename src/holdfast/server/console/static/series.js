@@ -1,14 +1,24 @@
 // Rates and quantiles from the counters of samples. Samples of different server starts are never compared.
 
 const KEPT = 300;
+const LIVE_SECONDS = 300;
 // Upper bounds of the server's histograms, in the order of their buckets.
 export const SECONDS = [
   0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 30, Infinity,
 ];
 export const SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, Infinity];
 
+// The ranges of charts. Up to five minutes there is a sample a second, then one of the server's history.
+export const RANGES = [
+  { name: "5 min", seconds: LIVE_SECONDS },
+  { name: "1 h", seconds: 3_600 },
+  { name: "6 h", seconds: 21_600 },
+  { name: "24 h", seconds: 86_400 },
+];
+
 export class Series {
-  constructor() {
+  constructor(kept = KEPT) {
+    this.kept = kept;
     this.samples = [];
     this.operations = {};
     this.earlier = {};
@@ -23,7 +33,16 @@ export class Series {
       this.operations = operations;
     }
     this.samples.push(lean);
-    if (this.samples.length > KEPT) this.samples.shift();
+    if (this.samples.length > this.kept) this.samples.shift();
+  }
+
+  // The samples of a server's history and the newer ones of this series.
+  after(history) {
+    const joined = new Series(Infinity);
+    const first = this.samples[0]?.at_ms ?? Infinity;
+    for (const sample of history) if (sample.at_ms < first) joined.add(sample);
+    for (const sample of this.samples) joined.add(sample);
+    return joined;
   }
 
   get times() {

@@ -1,9 +1,11 @@
 // Space: what is kept, why and until when; the disk; and the collections that delete what nothing needs.
 
-import { Table, ago, button, bytes, card, clock, count, facts, h, number, pill, setText, text, tiles } from "./dom.js";
+import { Table, ago, button, bytes, card, clock, count, facts, h, number, pill, plural, setText, text, tiles } from "./dom.js";
 
 export const title = "Space";
 export const sections = [];
+export const verbs = ["space:status"];
+export const everywhere = true;
 
 const UNREFERENCED = "unreferenced";
 
@@ -35,7 +37,7 @@ export function open({ api, act, filter }) {
   const show = () => {
     if (!report) return;
     const known = report.uses.filter((row) => `${row.universe} ${row.kind} ${row.reason}`.toLowerCase().includes(filter.value));
-    uses.show(known);
+    uses.show(known, report.uses.length > 0);
     setText(measured, `all universes, measured ${ago(report.measured_ms)}`);
   };
   filter.onchange = show;
@@ -103,8 +105,4 @@ export function open({ api, act, filter }) {
     reload: measure,
     tick: show,
   };
-}
-
-function plural(number, one, many) {
-  return `${count(number)} ${number === 1 ? one : many}`;
 }

@@ -1,6 +1,6 @@
 // Worlds: their journals to scale, their records, and their verification.
 
-import { Table, brief, button, bytes, card, clock, count, countHeading, fold, h, link, number, pill, pretty, setText, svg, text } from "./dom.js";
+import { Table, brief, button, bytes, card, clock, command, count, countHeading, emptyState, fold, h, link, number, pill, plural, pretty, setText, svg, text } from "./dom.js";
 import { hosting } from "./hosting.js";
 
 const RECORDS = 50;
@@ -10,6 +10,7 @@ const STATES = { active: "good", paused: "delayed", pausing: "delayed", archived
 
 export const title = "Worlds";
 export const sections = ["worlds"];
+export const verbs = ["world:survey"];
 
 export function open(context, name) {
   return name ? openOne(context, name) : openAll(context);
@@ -28,13 +29,13 @@ function openAll({ api, pages, filter }) {
       number("Baseline", (row) => row.baseline),
       text("Created", (row) => clock(row.created_ms), { class: "dim" }),
     ],
-    { key: (row) => row.name, empty: "This universe has no worlds yet." },
+    { key: (row) => row.name, empty: emptyState("This universe has no worlds yet. A program creates one, or this command:", command(api, "world create ledger")) },
   );
   const page = pages((after) => api.get("v1/surveys/worlds", { after, limit: 100, tier: "important" }));
   let known = [];
   const show = () => {
     const most = Math.max(1, ...known.map((row) => row.head));
-    table.show(known.filter((row) => row.name.includes(filter.value)).map((row) => ({ ...row, most })));
+    table.show(known.filter((row) => row.name.toLowerCase().includes(filter.value)).map((row) => ({ ...row, most })), known.length > 0);
   };
   filter.onchange = show;
   const heading = countHeading("world", "worlds");
@@ -129,12 +130,13 @@ function openOne(context, name) {
     verify.disabled = true;
     progress.hidden = false;
     const seen = { records: 0, segments: 0, snapshots: 0 };
+    const head = Math.max(1, world.head); // Records that are appended meanwhile do not count.
     try {
       for (let next = 0; next !== null && !gone; ) {
         const found = await api.get(`${path}/check`, { start: next });
         for (const each of Object.keys(seen)) seen[each] += found[each];
         next = found.next;
-        progress.value = next === null ? 1 : next / Math.max(1, world.head);
+        progress.value = next === null ? 1 : Math.min(1, next / head);
         if (found.fault) {
           verdict.className = "verdict bad";
           setText(verdict, `Damaged. ${found.fault}`);
@@ -142,7 +144,7 @@ function openOne(context, name) {
         }
       }
       verdict.className = "verdict good";
-      setText(verdict, `No damage found: ${count(seen.records)} records without gaps, ${count(seen.segments)} segments with matching checksums, ${count(seen.snapshots)} readable snapshots.`);
+      setText(verdict, `No damage found: ${plural(seen.records, "record")} without gaps, ${plural(seen.segments, "segment")} with matching checksums, ${plural(seen.snapshots, "readable snapshot")}.`);
     } catch (error) {
       verdict.className = "verdict bad";
       setText(verdict, error.message);
@@ -182,7 +184,7 @@ function openOne(context, name) {
       api.get(`${path}/snapshots`, { limit: MARKS, tier: "important" }),
       api.get(`${path}/baseline`, { tier: "important" }),
     ]);
-    size.textContent = `${count(world.head)} records: ${count(world.hot)} cold in ${many(cold.segments)} segments, ${count(world.head - world.hot)} hot`;
+    size.textContent = `${plural(world.head, "record")}: ${count(world.hot)} cold in ${many(cold.segments, "segment")}, ${count(world.head - world.hot)} hot`;
     timeline.replaceChildren(...drawn(world, cold.segments, kept.snapshots, go));
     segments.show([...cold.segments].reverse());
     snapshots.show([...kept.snapshots].reverse().map((each) => ({ ...each, isBaseline: each.height === baseline.height })));
@@ -210,8 +212,8 @@ function openOne(context, name) {
   };
 }
 
-function many(found) {
-  return `${count(found.length)}${found.length < MARKS ? "" : " or more"}`;
+function many(found, one) {
+  return found.length < MARKS ? plural(found.length, one) : `${count(found.length)} or more ${one}s`;
 }
 
 // The journal to scale: segments, the hot tail, snapshots and the baseline.
@@ -225,7 +227,7 @@ function drawn(world, segments, snapshots, go) {
   const hot = svg("rect", { class: "hot", x: x(world.hot), y: 26, width: Math.max(0.6, x(world.head) - x(world.hot)), height: 26 }, svg("title", { text: `Hot: ${world.hot} – ${world.head - 1}` }));
   const ticks = snapshots.map((each) => svg("rect", { class: "tick", x: x(each.height) - 0.6, y: 16, width: 1.2, height: 40 }, svg("title", { text: `Snapshot at ${each.height}` })));
   const mark = svg("rect", { class: "mark", x: Math.min(width - 3, Math.max(0, x(world.baseline) - 1.5)), y: 8, width: 3, height: 50 }, svg("title", { text: `Baseline at ${world.baseline}` }));
-  const picture = svg("svg", { viewBox: `0 0 ${width} 60`, preserveAspectRatio: "none", class: "journal", role: "img", "aria-label": `Journal of ${world.name}: ${segments.length} segments up to ${world.hot}, hot from there to ${world.head}, baseline at ${world.baseline}, ${snapshots.length} snapshots` }, blocks, hot, ticks, mark);
+  const picture = svg("svg", { viewBox: `0 0 ${width} 60`, preserveAspectRatio: "none", class: "journal", role: "img", "aria-label": `Journal of ${world.name}: ${plural(segments.length, "segment")} up to ${world.hot}, hot from there to ${world.head}, baseline at ${world.baseline}, ${plural(snapshots.length, "snapshot")}` }, blocks, hot, ticks, mark);
   picture.addEventListener("click", (event) => {
     const box = picture.getBoundingClientRect();
     go(Math.floor((end * (event.clientX - box.left)) / box.width));
@@ -237,5 +239,5 @@ function drawn(world, segments, snapshots, go) {
     return label;
   }));
   const key = (kind, words) => h("span", { class: "key" }, h("i", { class: `dot ${kind}` }), words);
-  return [picture, scale, h("p", { class: "keys" }, key("cold", "segments, in the object store"), key("hot", "hot tail, in the key space"), key("tick", `${many(snapshots)} snapshots`), key("mark", `baseline at ${count(world.baseline)}`))];
+  return [picture, scale, h("p", { class: "keys" }, key("cold", "segments, in the object store"), key("hot", "hot tail, in the key space"), key("tick", many(snapshots, "snapshot")), key("mark", `baseline at ${count(world.baseline)}`))];
 }
