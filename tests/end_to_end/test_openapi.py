@@ -1,8 +1,8 @@
 """The OpenAPI document describes every route, and real responses conform to it."""
 
-import html
 import importlib.util
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
+from holdfast.plane.open import Options, open_plane_async
+from holdfast.server import openapi_examples
 from holdfast.server.app import make_app
 from holdfast.server.context import ServerContext
 from holdfast.server.http.routes import ENDPOINTS
@@ -21,6 +23,7 @@ assert _spec.loader is not None
 _serving = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_serving)
 
+ROOT = Path(__file__).parents[2]
 DOCUMENT = document(ENDPOINTS)
 OPERATIONS = [
     pytest.param(path, method, operation, id=f"{method.upper()} {path}")
@@ -55,13 +58,15 @@ def resolve(reference: str) -> Any:
     return found
 
 
-def test_the_document_has_exactly_the_routes_of_the_server() -> None:
+async def test_the_document_has_exactly_the_routes_of_the_server() -> None:
+    transport = await open_plane_async("memory:", Options())
     served = {
         (re.sub(r"{(\w+):\w+}", r"{\1}", route.path), method.lower())
-        for route in make_app(ServerContext(None)).routes
+        for route in make_app(ServerContext(transport)).routes
         if isinstance(route, Route)
         for method in route.methods or ()
     }
+    await transport.close()
     api = {(path, method) for path, method in served if path.startswith("/v1/") and method != "head"}
     assert api == {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods}
 
@@ -111,7 +116,9 @@ def test_operation_ids_are_unique() -> None:
 @every_operation
 def test_every_response_has_a_schema(path: str, method: str, operation: dict[str, Any]) -> None:
     assert operation["summary"]
-    assert operation["responses"]["default"] == {"$ref": "#/components/responses/Problem"}
+    problem = resolve(operation["responses"]["default"]["$ref"])["content"]["application/problem+json"]
+    assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
+    assert {"invalid_argument", "not_allowed", "rate_limited"} <= problem["examples"].keys()
     for status, answer in operation["responses"].items():
         if status == "default" or status in WITHOUT_BODY:
             continue
@@ -143,18 +150,100 @@ def test_errors_are_problems() -> None:
     assert {"code", "title", "status", "detail", "retry"} <= set(resolve(answer["schema"]["$ref"])["properties"])
 
 
+def all_examples(operation: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], Any]]:
+    """The examples of an operation: where they are, their name, their schema and their value."""
+    contents = {"body": operation.get("requestBody", {}), **operation["responses"]}
+    for where, holder in contents.items():
+        for media, content in holder.get("content", {}).items():
+            for name, example in content.get("examples", {}).items():
+                yield f"{where} {media}", name, content["schema"], example["value"]
+    for parameter in operation["parameters"]:
+        if "example" in parameter:
+            yield f"parameter {parameter['name']}", "example", parameter["schema"], parameter["example"]
+
+
+@every_operation
+def test_every_operation_has_valid_examples(path: str, method: str, operation: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    hint = "add a call of it to tools/api_examples.py, then run: python tools/make_api_examples.py"
+    found = list(all_examples(operation))
+    places = {where.split()[0] for where, *_ in found}
+    if "requestBody" in operation and operation["requestBody"]["required"]:
+        assert "body" in places, f"{method.upper()} {path} has no example of a body; {hint}"
+    assert any(place.startswith("2") for place in places), f"{method.upper()} {path} has no example; {hint}"
+    required = {each["name"] for each in operation["parameters"] if each.get("required")}
+    assert required <= {where.removeprefix("parameter ") for where, *_ in found if where.startswith("parameter ")}
+    for where, name, schema, value in found:
+        whole = {**schema, "components": DOCUMENT["components"]}
+        problems = [each.message for each in jsonschema.Draft202012Validator(whole).iter_errors(value)]
+        assert problems == [], f"{name} of {where}: {problems[:3]}"
+
+
+def test_every_error_code_has_an_example() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    examples = DOCUMENT["components"]["examples"]
+    assert set(openapi_examples.all_codes()) == examples.keys()
+    whole = {"$ref": "#/components/schemas/Problem", "components": DOCUMENT["components"]}
+    validator = jsonschema.Draft202012Validator(whole)
+    for code, example in examples.items():
+        validator.validate(example["value"])
+        assert example["value"]["code"] == code
+        assert example["value"]["type"] == f"urn:holdfast:error:{code}"
+    shown = {
+        reference.rpartition("/")[2]
+        for reference in references(DOCUMENT["components"]["responses"])
+        if reference.startswith("#/components/examples/")
+    }
+    assert shown == examples.keys() - openapi_examples.NOT_OVER_HTTP
+
+
+def test_the_recorder_names_an_endpoint_without_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    tool = runpy.run_path(str(ROOT / "tools" / "make_api_examples.py"))
+    recorded = {param.values[2]["operationId"]: [] for param in OPERATIONS}
+    assert tool["missing"](recorded) == []
+    del recorded["get_plane"]
+    [problem] = tool["missing"](recorded)
+    assert problem.startswith("GET /v1/plane has no example. Call it in the function planes() of tools/api_examples.py")
+    assert tool["same"]({"n": 1, "id": "a"}, {"n": 2, "id": "b"})
+    assert not tool["same"]({"n": 1}, {"n": 1, "more": None})
+
+
 def test_the_server_serves_the_document(server: Any) -> None:
     assert server.get("/openapi.json").json() == DOCUMENT
 
 
-def test_the_docs_page_is_self_contained(server: Any) -> None:
+def test_the_api_page_loads_files_of_this_server_only(server: Any) -> None:
     answer = server.get("/docs")
     text = answer.body.decode()
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     assert answer.headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert not re.search(r"<script|<link|<img|<iframe|src=|@import|url\(|https?://", text)
-    for param in OPERATIONS:
-        assert html.escape(param.values[2]["summary"].split("`")[0]) in text
+    assert policy["default-src"] == policy["form-action"] == policy["frame-ancestors"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', text)
+    assert not any(re.match(r"[a-z]+:|/", each) for each in loaded)  # Relative, so that a proxy may add a path.
+    for path in loaded:
+        if path.startswith("docs/"):
+            file = server.get(f"/{path}")
+            assert file.status == 200
+            assert file.headers["content-security-policy"] == answer.headers["content-security-policy"]
+            assert server.ask("GET", f"/{path}", None, **{"If-None-Match": file.headers["etag"]}).status == 304
+    assert "<script>" not in text
+    assert "style=" not in text
+
+
+def test_vendored_files_match_their_hashes_and_have_licences(tmp_path: Path) -> None:
+    tool = runpy.run_path(str(ROOT / "tools" / "vendor.py"))
+    packages = tool["recorded"]()
+    assert tool["check"](packages, tool["ROOT"]) == []
+    for package in packages.values():
+        assert any(each.endswith("license.txt") for each in package["files"])
+        for path in package["files"]:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_bytes(b"changed")
+    assert len(tool["check"](packages, tmp_path)) == sum(len(each["files"]) for each in packages.values())
+    (tmp_path / path).unlink()
+    assert any("is missing" in problem for problem in tool["check"](packages, tmp_path))
 
 
 def test_responses_conform_to_the_document(server: Any) -> None:
@@ -180,6 +269,7 @@ def test_responses_conform_to_the_document(server: Any) -> None:
     )
     mine = {"queue": "jobs", **{name: received["messages"][0][name] for name in ("message_id", "lease_id")}}
     check("POST", "/v1/queue/extend", "/v1/queue/extend", {**mine, "extend_by_seconds": 9})
+    check("POST", "/v1/queue/visibility", "/v1/queue/visibility", {**mine, "visibility_seconds": 9})
     check("POST", "/v1/queue/ack", "/v1/queue/ack", mine)
     check(
         "POST",
@@ -200,6 +290,25 @@ def test_responses_conform_to_the_document(server: Any) -> None:
     check("PATCH", "/v1/entities/task/t", "/v1/entities/{kind}/{id}", {"fields": {"status": {"a": 1}}})
     check("GET", "/v1/entities/task/t", "/v1/entities/{kind}/{id}")
     check("GET", "/v1/entities/task/t/history", "/v1/entities/{kind}/{id}/history")
+    put_row = {
+        "change": "put",
+        "partition": "p/1",
+        "key": ["a", 7],
+        "value": "YQ==",
+        "if_version": 0,
+        "ttl_seconds": 60,
+    }
+    changes = {"changes": [put_row, {"change": "delete_all", "partition": "q", "prefix": ["a"]}]}
+    for _ in range(2):  # The second one is a conflict.
+        check("POST", "/v1/collections/c/commit", "/v1/collections/{collection}/commit", changes)
+    rows = {"partition": "p/1", "keys": [["a", 7], ["b"]]}
+    check("POST", "/v1/collections/c/get", "/v1/collections/{collection}/get", rows)
+    scanned = {"partition": "p/1", "after": ["a"], "limit": 1}
+    page = check("POST", "/v1/collections/c/scan", "/v1/collections/{collection}/scan", scanned)
+    assert (page["rows"][0]["value"], page["next"]) == ("YQ==", ["a", 7])
+    found = check("GET", "/v1/collections/c/partitions?prefix=p", "/v1/collections/{collection}/partitions")
+    assert found["partitions"] == ["p/1"]
+    assert check("GET", "/v1/collections", "/v1/collections")["names"] == ["c"]
     check("POST", "/v1/worlds", "/v1/worlds", {"world": "w"})
     check("POST", "/v1/worlds/w/entries", "/v1/worlds/{world}/entries", {"entries": [1, {}], "expected_head": 0})
     check("GET", "/v1/worlds/w/entries", "/v1/worlds/{world}/entries")

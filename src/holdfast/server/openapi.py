@@ -1,34 +1,38 @@
-"""The OpenAPI document, generated from the endpoint declarations, and an HTML page that shows it."""
+"""The OpenAPI document, generated from the endpoint declarations."""
 
 import copy
+import inspect
 import re
 from collections.abc import Iterator, Sequence
-from html import escape
+from functools import cache
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from holdfast.server.http.events import SSE
 from holdfast.server.http.message_schemas import (
+    FoundMessageView,
     LeasedMessageView,
     MessageInfoView,
     MessageResultView,
     MessageView,
 )
 from holdfast.server.openapi_bounds import with_bounds
-from holdfast.server.problems import JSON, MSGPACK, PROBLEM
+from holdfast.server.openapi_examples import add_examples, problem_responses, problems, response_name
+from holdfast.server.problems import JSON
 from holdfast.wire.problems import Problem
-from holdfast.wire.queues import Delivery, LeasedMessage, MessageInfo, MessageResult
+from holdfast.wire.queues import Delivery, FoundMessage, LeasedMessage, MessageInfo, MessageResult
 
 _REFS: Final = "#/components/schemas/{name}"
 _PATH_TYPE: Final = re.compile(r"{(\w+):\w+}")
 _VIEWS: Final[dict[type, type]] = {
     Delivery: MessageView,
+    FoundMessage: FoundMessageView,
     LeasedMessage: LeasedMessageView,
     MessageInfo: MessageInfoView,
     MessageResult: MessageResultView,
@@ -39,10 +43,13 @@ _TAGS: Final = {
     "messages": "Work queues: messages are leased and fenced, and delivered at least once.",
     "queues": "Queue administration.",
     "mail": "Mail between agents, stored until it is delivered.",
+    "ingress": "Pushes: data for agents, accepted in memory, and stored as mail.",
     "agents": "Registered agents and their keys.",
     "leases": "Exclusive leases with fencing tokens.",
+    "locks": "Ordered locks of the database, entity types and records, held by sessions.",
     "states": "One document per key, guarded by leases and ETags.",
     "entities": "Records whose fields have durability tiers.",
+    "collections": "Rows in the order of their keys, in partitions, changed by commits of several rows.",
     "worlds": "Event-sourced agents: journals, inboxes, snapshots.",
     "hosting": "Worlds that have a program: claimed by hosts, and run turn by turn.",
     "runs": "Runs of workflows: started once, signalled, cancelled and awaited.",
@@ -55,6 +62,8 @@ _TAGS: Final = {
     "planes": "The version and identity of the plane.",
     "nodes": "The processes that share the plane.",
     "backups": "Backups and health checks.",
+    "tokens": "The token of the caller.",
+    "audit": "Who did what, when and from where.",
 }
 _COMMON_PARAMETERS: Final = (
     Parameter("X-Holdfast-Universe", "header", description="The universe, if neither the body nor the query has one."),
@@ -77,6 +86,9 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     kinds = _types_of(endpoints)
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFS)
     names = {id(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
+    for component in components.values():
+        if "description" in component:  # A docstring; before Python 3.13 it has the indentation of the source.
+            component["description"] = inspect.cleandoc(component["description"])
     _use_json_schemas(components)
     _add_bounds(endpoints, names, components)
     paths: dict[str, dict[str, Any]] = {}
@@ -101,14 +113,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
             "parameters": {
                 _component_key(each): _parameter(each, {}) for each in (*_COMMON_PARAMETERS, _UNIVERSE, _IDEMPOTENCY)
             },
-            "responses": {
-                "Problem": {
-                    "description": "The error, and whether to retry.",
-                    "content": {
-                        media: {"schema": {"$ref": "#/components/schemas/Problem"}} for media in (PROBLEM, MSGPACK)
-                    },
-                }
-            },
+            "responses": problem_responses(),
+            "examples": problems(),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -117,28 +123,17 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def routes(endpoints: Sequence[Endpoint]) -> list[Route]:
-    """`/openapi.json`, and `/docs` for people. Neither reads data, so neither needs a token."""
-    cached: dict[str, bytes] = {}
+    """`/openapi.json`. It reads no data, so it needs no token."""
 
-    def generate() -> dict[str, Any]:
-        generated = document(endpoints)
-        cached["json"] = msgspec.json.encode(generated)
-        return generated
+    @cache
+    def encoded() -> bytes:
+        return msgspec.json.encode(document(endpoints))
 
     async def json(request: HttpRequest) -> Response:
         del request
-        if "json" not in cached:
-            generate()
-        return Response(cached["json"], media_type=JSON)
+        return Response(encoded(), media_type=JSON)
 
-    async def page(request: HttpRequest) -> Response:
-        del request
-        if "html" not in cached:
-            cached["html"] = _page(generate()).encode()
-        policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-        return HTMLResponse(cached["html"], headers={"Content-Security-Policy": policy})
-
-    return [Route("/openapi.json", json), Route("/docs", page)]
+    return [Route("/openapi.json", json)]
 
 
 def _types_of(endpoints: Sequence[Endpoint]) -> list[Any]:
@@ -179,7 +174,7 @@ def _operation(endpoint: Endpoint, names: dict[int, Any], components: dict[str, 
                 str(status): _other_response(status, description, _content(endpoint, names, components))
                 for status, description in endpoint.other_statuses.items()
             },
-            "default": {"$ref": "#/components/responses/Problem"},
+            "default": {"$ref": f"#/components/responses/{response_name(endpoint.tag)}"},
         },
     }
     if endpoint.accepts:
@@ -192,6 +187,7 @@ def _operation(endpoint: Endpoint, names: dict[int, Any], components: dict[str, 
                 for media, kind in endpoint.accepts.items()
             },
         }
+    add_examples(endpoint.name, operation)
     return operation
 
 
@@ -325,6 +321,8 @@ def _parameter(parameter: Parameter, names: dict[int, Any]) -> dict[str, Any]:
     schema = names.get(id(parameter.type)) or {"type": "string"}
     schema = with_bounds(schema, parameter.location, parameter.name, of=parameter.request)
     described: dict[str, Any] = {"name": parameter.name, "in": parameter.location, "schema": schema}
+    if schema.get("type") == "array":
+        described |= {"style": "form", "explode": False}  # Separated by commas.
     if parameter.required:
         described["required"] = True
     if parameter.description:
@@ -334,47 +332,3 @@ def _parameter(parameter: Parameter, names: dict[int, Any]) -> dict[str, Any]:
 
 def _component_key(parameter: Parameter) -> str:
     return parameter.name.lower().replace("-", "_")
-
-
-_STYLE: Final = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "code,pre{font:13px/1.45 ui-monospace,monospace}pre{background:#f4f4f1;padding:.8rem;overflow:auto}"
-    "details{border-top:1px solid #ddd;padding:.4rem 0}summary{cursor:pointer}b.m{display:inline-block;width:4.5rem}"
-    "h2{margin-top:2.5rem}.s{color:#666}@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}"
-    "pre{background:#242424}details{border-color:#333}.s{color:#999}a{color:#8bf}}"
-)
-
-
-def _page(openapi: dict[str, Any]) -> str:
-    """The document as a self-contained HTML page."""
-    sections = []
-    for tag in openapi["tags"]:
-        rows = [
-            _operation_html(method, path, operation)
-            for path, methods in openapi["paths"].items()
-            for method, operation in methods.items()
-            if tag["name"] in operation["tags"]
-        ]
-        sections.append(f"<h2>{escape(tag['name'])}</h2><p>{escape(tag['description'])}</p>{''.join(rows)}")
-    schemas = "".join(
-        f"<details><summary><code>{escape(name)}</code></summary><pre>{_json_html(schema)}</pre></details>"
-        for name, schema in openapi["components"]["schemas"].items()
-    )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Holdfast API</title>'
-        '<meta name="viewport" content="width=device-width">'
-        f"<style>{_STYLE}</style><h1>Holdfast API</h1><p>{escape(openapi['info']['description'])} "
-        f'<a href="openapi.json">openapi.json</a></p>{"".join(sections)}<h2>Schemas</h2>{schemas}</html>'
-    )
-
-
-def _operation_html(method: str, path: str, operation: dict[str, Any]) -> str:
-    parts = {name: operation[name] for name in ("parameters", "requestBody", "responses") if name in operation}
-    return (
-        f'<details><summary><b class="m">{method.upper()}</b><code>{escape(path)}</code> '
-        f'<span class="s">{escape(operation["summary"])}</span></summary><pre>{_json_html(parts)}</pre></details>'
-    )
-
-
-def _json_html(value: Any) -> str:
-    return escape(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

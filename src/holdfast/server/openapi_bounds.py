@@ -7,6 +7,7 @@ check values before they send them. A documented bound is never stricter than th
 from typing import Any, Final
 
 from holdfast import limits
+from holdfast.lock_rules import Mode
 from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX, PAGE_SIZE_MAX
 
 
@@ -24,6 +25,7 @@ _KEY: Final = {
     "maxLength": limits.NAME_BYTES_MAX,
 }
 _MESSAGE_KEY: Final = _text(limits.KEY_CHARACTERS_MAX)
+_SEARCHED: Final = _text(limits.SEARCH_TEXT_CHARACTERS_MAX)
 _CONTENT_TYPE: Final = {"pattern": "^[!-~][ -~]{0,254}$"}
 _HASH: Final = {"pattern": "^[0-9a-f]{64}$"}
 _COUNT: Final = {"minimum": 0}
@@ -31,6 +33,9 @@ _VISIBILITY: Final = _between(0.001, limits.VISIBILITY_SECONDS_MAX)
 _RETENTION: Final = _between(0.001, limits.TTL_SECONDS_MAX)
 _BATCH: Final = {"minItems": 1, "maxItems": limits.MESSAGES_MAX}
 _BASE64: Final = {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
+_LOCK_CLAIM: Final = {"pattern": f"^[A-Za-z0-9_-]{{1,{limits.LOCK_SESSION_ID_CHARACTERS_MAX}}}$"}
+
+_ROW_KEY: Final = {"minItems": 1, "maxItems": limits.COLLECTION_KEY_ELEMENTS_MAX}
 
 _CLAIMS: Final = ("RenewWorlds", "ReleaseWorlds")
 
@@ -41,6 +46,7 @@ _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "world": _NAME,
     "target": _NAME,
     "queue": _NAME,
+    "collection": _NAME,
     "dead_letter_queue": _NAME,
     "group": _NAME,
     "session": _NAME,
@@ -90,6 +96,22 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
         (kind, "ttl_seconds"): _between(0.001, limits.LEASE_TTL_SECONDS_MAX)
         for kind in ("AcquireLease", "KeepBody", "KeepLease")
     },
+    **{
+        (kind, "lease_seconds"): _between(limits.LOCK_LEASE_SECONDS_MIN, limits.LOCK_LEASE_SECONDS_MAX)
+        for kind in ("AcquireLocks", "RenewLocks")
+    },
+    ("AcquireLocks", "wait_seconds"): _between(0, limits.LEASE_WAIT_SECONDS_MAX),
+    ("AcquireLocks", "paths"): {
+        "minItems": 1,
+        "maxItems": limits.LOCK_CLAIM_PATHS_MAX,
+        "items": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+    },
+    ("AcquireLocks", "mode"): {"enum": [mode.value for mode in Mode]},
+    **{(kind, "claim"): _LOCK_CLAIM for kind in ("AcquireLocks", "ReleaseLocks")},
+    ("AcquireLocks", "owner"): {"maxLength": limits.OWNER_BYTES_MAX},
+    **{(kind, "session"): {} for kind in ("AcquireLocks", "LockProof", "ReleaseLocks", "RenewLocks")},
+    ("LockSession", "id"): {"pattern": f"^[A-Za-z0-9_-]{{16,{limits.LOCK_SESSION_ID_CHARACTERS_MAX}}}$"},
+    ("EndLockSession", "number"): _NAME,
     ("AcquireLease", "wait_seconds"): _between(0, limits.LEASE_WAIT_SECONDS_MAX),
     ("ReceiveMessages", "wait_seconds"): _between(0, limits.RECEIVE_WAIT_SECONDS_MAX),
     ("WaitForCancel", "wait_seconds"): _between(0, limits.RECEIVE_WAIT_SECONDS_MAX),
@@ -127,18 +149,52 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("QueuePolicy", "rate_per_key"): {"minimum": 0.001},
     ("QueuePolicy", "result_ttl_seconds"): _RETENTION,
     ("ExtendMessages", "seconds"): _VISIBILITY,
+    # A batch with an invalid time is accepted, and the outcome of that message is an error.
+    **{(kind, "visibility_seconds"): {} for kind in ("VisibilityBody", "VisibilityOfMessage")},
+    ("ChangeVisibility", "changes"): _BATCH,
     ("QueuePolicy", "rate_per_second"): _between(0.001, 1_000_000),
     ("AppendEntries", "entries"): {"minItems": 1, "maxItems": limits.BATCH_ENTRIES_MAX},
     ("AppendEntries", "expected_head"): _COUNT,
     ("PutMessages", "messages"): _BATCH,
+    **{(kind, "ids"): _BATCH for kind in ("CancelMessages", "DeleteMessages", "MoveMessages")},
+    ("MoveMessages", "to"): _NAME,
+    **{("SearchMessages", name): _SEARCHED for name in ("key", "group", "owner", "error")},
+    **{("SearchMessages", f"{age}_than_seconds"): _between(0, limits.TTL_SECONDS_MAX) for age in ("older", "newer")},
+    ("SearchMessages", "limit"): _between(1, limits.SEARCH_LIST_MAX),
+    ("PushMany", "pushes"): {"minItems": 1, "maxItems": limits.PUSH_BATCH_MAX},
+    # A batch with an invalid push is accepted, and the outcome of that push is an error.
+    **{("PushItem", name): {} for name in ("to", "topic", "content_type", "idempotency_key", "session_id", "reply_to")},
+    **{("Push", name): _text(limits.PUSH_TEXT_CHARACTERS_MAX) for name in ("topic", "content_type", "idempotency_key")},
+    **{("Push", name): {"maxLength": limits.PUSH_TEXT_CHARACTERS_MAX} for name in ("session_id", "reply_to")},
+    ("WatchPushes", "topic"): {"maxLength": limits.PUSH_TEXT_CHARACTERS_MAX},
+    ("WatchPushes", "after"): {"pattern": "^[0-9a-f]{16}-[0-9]{1,15}$"},
+    ("WatchPushes", "limit"): _between(1, limits.PUSH_WATCH_MAX),
+    ("WatchPushes", "wait_seconds"): _between(0, limits.PUSH_WATCH_SECONDS_MAX),
     ("EnqueueBody", "messages"): _BATCH,
     ("WriteEntities", "writes"): {"minItems": 1, "maxItems": limits.ENTITY_WRITES_MAX},
+    ("CommitRows", "changes"): {"minItems": 1, "maxItems": limits.COLLECTION_CHANGES_MAX},
+    ("GetRows", "keys"): {"maxItems": limits.COLLECTION_ROWS_MAX},
+    **{
+        (kind, "partition"): _text(limits.COLLECTION_PARTITION_BYTES_MAX)
+        for kind in ("PutRow", "DeleteRow", "DeleteRows", "GetRows", "ScanRows")
+    },
+    **{("ListPartitions", name): {"maxLength": limits.COLLECTION_PARTITION_BYTES_MAX} for name in ("prefix", "after")},
+    **{(kind, "key"): _ROW_KEY for kind in ("PutRow", "DeleteRow", "Row")},
+    **{(kind, "if_version"): _COUNT for kind in ("PutRow", "DeleteRow")},
+    ("PutRow", "ttl_seconds"): _between(0.001, limits.COLLECTION_TTL_SECONDS_MAX),
+    **{("ScanRows", name): _ROW_KEY for name in ("after", "before")},
+    **{(kind, "prefix"): {"maxItems": limits.COLLECTION_KEY_ELEMENTS_MAX} for kind in ("ScanRows", "DeleteRows")},
+    **{
+        (kind, "limit"): _between(1, limits.COLLECTION_ROWS_MAX)
+        for kind in ("ScanRows", "ListPartitions", "ListCollections")
+    },
     ("CommitAtomic", "operations"): {"minItems": 1, "maxItems": limits.ATOMIC_OPERATIONS_MAX},
     **{
         (kind, "limit"): _between(1, limits.SUMMARY_LIST_MAX)
         for kind in ("ListKinds", "ListWaits", "SurveyQueues", "SurveyWorlds")
     },
     ("ListRuns", "limit"): _between(1, limits.RUNS_LISTED_MAX),
+    ("ReadAudit", "limit"): _between(1, limits.AUDIT_LISTED_MAX),
     ("ListRuns", "state"): {"enum": ["running", "completed", "failed", "cancelled"]},
     ("StartRun", "workflow"): _NAME,
     ("StartRun", "id"): _NAME,
@@ -156,6 +212,9 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("SetSchedule", "name"): _NAME,
     ("RemoveSchedule", "name"): _NAME,
     ("CreateToken", "name"): _NAME,
+    **{("Quota", name): _between(0, limits.QUOTA_COUNT_MAX) for name in ("messages", "bytes", "connections")},
+    ("Quota", "rate_per_second"): _between(limits.QUOTA_RATE_MIN, limits.QUOTA_RATE_MAX),
+    ("SurveyQueues", "text"): {"maxLength": limits.NAME_BYTES_MAX},
     ("ChangeWorld", "state"): {"enum": ["active", "paused", "archived"]},
     # Byte strings.
     ("DomainEvent", "key"): {},

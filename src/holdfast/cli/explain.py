@@ -1,0 +1,76 @@
+"""`holdfast explain`: the cause and the remedy of an error code."""
+
+from difflib import get_close_matches
+from typing import Any, Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from holdfast import errors
+from holdfast.cli import printing
+from holdfast.cli.commands import LeafCommand
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.remedies import OTHER_CODES, REMEDIES
+from holdfast.wire.problems import status_of
+
+_CLASSES: Final = {
+    each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)
+}
+
+
+def _codes(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(code) for code in REMEDIES if code.startswith(incomplete)]
+
+
+@click.command(
+    cls=LeafCommand,
+    examples=["holdfast explain lease_expired", "holdfast explain queue_full --json", "holdfast explain"],
+)
+@click.argument("code", required=False, shell_complete=_codes)
+def explain(code: str | None) -> None:
+    """Explain an error CODE: its cause, what to do, and whether the same call may be repeated.
+
+    Errors, problems of the HTTP API and log lines have the code. Without CODE, all codes are listed.
+    """
+    if code is None:
+        printing.rows([_fields(each) for each in REMEDIES], ["code", "cause"])
+        return
+    known = code.strip().lower().removeprefix("urn:holdfast:error:")
+    if known not in REMEDIES:
+        near = get_close_matches(known, REMEDIES, n=1, cutoff=0.6)
+        hint = f"perhaps you mean: holdfast explain {near[0]}" if near else "list all codes with: holdfast explain"
+        raise NotFound(f"There is no error code {code[:80]!r}; {hint}")
+    printing.result(_text(known), _fields(known))
+
+
+def _fields(code: str) -> dict[str, Any]:
+    found, error = REMEDIES[code], _CLASSES.get(code)
+    status = OTHER_CODES.get(code) if error is None else status_of(error.__new__(error))
+    return {
+        "code": code,
+        "class": error.__name__ if error is not None else None,
+        "status": status,
+        "retry": str(error.retry) if error is not None else None,
+        "cause": found.cause,
+        "remedy": found.remedy,
+        "see": [f"docs/{page}" for page in (f"reference/errors.md#{code}", *found.see)],
+    }
+
+
+_RETRY: Final = {
+    "never": "the same call fails again; change it",
+    "refresh": "read the current state, then decide",
+    "later": "the same call may succeed after a pause",
+    "idempotent": "it may have happened; repeat it only with an idempotency key, or after a read",
+}
+
+
+def _text(code: str) -> str:
+    fields = _fields(code)
+    lines = [code + (f" ({fields['class']})" if fields["class"] else ""), ""]
+    lines += [f"Cause:   {fields['cause']}", f"Remedy:  {fields['remedy']}"]
+    if fields["retry"]:
+        lines.append(f"Retry:   {fields['retry']}: {_RETRY[fields['retry']]}")
+    if fields["status"]:
+        lines.append(f"HTTP:    {fields['status']}")
+    return "\n".join([*lines, *(f"See:     {page}" for page in fields["see"])])

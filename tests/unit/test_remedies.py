@@ -1,0 +1,86 @@
+"""Every error code has a cause and a remedy, and errors lead to them: in Python, on the command line, and over HTTP."""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from click.testing import Result
+
+import holdfast
+from holdfast import errors
+from holdfast.errors import HoldfastError, MailboxFull
+from holdfast.remedies import OTHER_CODES, REMEDIES
+from holdfast.server import http_protocol, problems
+
+Hf = Callable[..., Result]
+
+SOURCE = Path(holdfast.__file__).parent
+DOCS = Path(__file__).parents[2] / "docs"
+CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)]
+
+
+def http_codes() -> Iterator[tuple[str, int]]:
+    """The codes and statuses in every `HttpError(status, code, …)` and `Problem(code=…, status=…)` of the source."""
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            named = {keyword.arg: keyword.value for keyword in node.keywords}
+            given = node.args[:2] if node.func.id == "HttpError" else [named.get("status"), named.get("code")]
+            values = [each.value for each in given if isinstance(each, ast.Constant)]
+            if node.func.id in ("HttpError", "Problem") and len(values) == 2:
+                yield values[1], values[0]
+    yield from ((code, status) for status, code in problems._CODES.items())
+    yield from ((code, status) for status, (code, _) in http_protocol._TITLES.items())
+
+
+def test_every_code_has_a_cause_and_a_remedy() -> None:
+    known = {each.code for each in CLASSES}
+    http = [(code, status) for code, status in http_codes() if code not in known]
+    assert len(http) > 40
+    computed = {"http_error", "missing_owner", "missing_queue"}
+    commands = {code for code, status in OTHER_CODES.items() if status is None}
+    assert {code for code, _ in http} | computed | commands == set(OTHER_CODES)
+    assert {code for code, status in http if OTHER_CODES[code] == status} == {code for code, _ in http}
+    assert set(REMEDIES) == known | set(OTHER_CODES)
+
+
+def test_remedies_are_sentences_and_name_pages_that_exist() -> None:
+    for code, found in REMEDIES.items():
+        for text in (found.cause, found.remedy):
+            assert re.fullmatch(r"[A-Z`].{15,}[.]", text), (code, text)
+            assert text.count("`") % 2 == 0, (code, text)
+        missing = [page for page in found.see if not (DOCS / page).is_file()]
+        assert missing == [], code
+
+
+def test_errors_link_to_their_section() -> None:
+    sections = re.findall(r"^### `(\w+)`$", (DOCS / "reference" / "errors.md").read_text(), re.MULTILINE)
+    assert sections == list(REMEDIES)
+    assert MailboxFull("full").help == "holdfast explain queue_full"
+
+
+def test_an_error_is_explained_by_the_command_that_it_names(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "x")
+    error = hf("message", "show", "jobs", "0" * 32, code=4).stderr
+    help = error.splitlines()[-1].removeprefix("help: holdfast ")
+    assert help == "explain message_not_found"
+    text = hf(*help.split()).stdout
+    assert REMEDIES["message_not_found"].cause in text
+    assert REMEDIES["message_not_found"].remedy in text
+    assert "docs/reference/errors.md#message_not_found" in text
+
+
+def test_every_code_is_explained(hf: Hf) -> None:
+    listed = json.loads(hf("explain", "--json").stdout)
+    assert [each["code"] for each in listed] == list(REMEDIES)
+    assert all(each["status"] or each["code"] in ("usage", "interrupted") for each in listed)
+    one = json.loads(hf("explain", "urn:holdfast:error:lease_held", "--json").stdout)
+    assert (one["class"], one["status"], one["retry"]) == ("LeaseHeld", 409, "later")
+
+
+def test_a_misspelt_code_gets_the_nearest_one(hf: Hf) -> None:
+    assert "holdfast explain queue_full" in hf("explain", "queue_ful", code=4).stderr
+    assert "list all codes" in hf("explain", "zzz", code=4).stderr
