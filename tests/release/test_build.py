@@ -1,0 +1,103 @@
+"""What `python -m build` makes installs and works in a clean environment of every supported Python."""
+
+import json
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+
+from holdfast.version import __version__
+
+ROOT = Path(__file__).parents[2]
+PYTHONS = ("3.11", "3.12", "3.13")
+smoke = run_path(str(ROOT / "tools" / "smoke.py"))
+
+
+def run(*words: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of this checkout, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    run("-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    return dist / f"holdfast-{__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path) -> Path:
+    return dist / f"holdfast-{__version__}.tar.gz"
+
+
+def test_the_wheel_and_the_sdist_have_what_they_need(wheel: Path, sdist: Path) -> None:
+    run("-m", "twine", "check", "--strict", wheel, sdist)
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+        metadata = Parser().parsestr(archive.read(f"holdfast-{__version__}.dist-info/METADATA").decode())
+    files = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
+    expected = {name for name in files if "__pycache__" not in name and ".egg-info" not in name}
+    data = {name for name in packed if name.startswith(f"holdfast-{__version__}.")}
+    assert packed - data == expected
+    assert "holdfast/server/console/static/app.js" in packed
+    assert f"holdfast-{__version__}.data/data/share/man/man1/holdfast.1" in data
+
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = set(project["project"]["optional-dependencies"])
+    assert set(metadata.get_all("Provides-Extra", [])) == extras
+    assert extras.isdisjoint(project["dependency-groups"])
+    supported = [f"Programming Language :: Python :: {version}" for version in PYTHONS]
+    assert set(supported) <= set(metadata.get_all("Classifier", []))
+    assert (metadata["Author"], metadata["License-Expression"]) == ("Holdfast maintainers", "Apache-2.0")
+    required = [each for each in metadata.get_all("Requires-Dist", []) if "extra ==" not in each]
+    assert len(required) == len(project["project"]["dependencies"])
+
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for needed in ("Makefile", "requirements.lock", "docs/index.md", "tests/conftest.py", "tools/smoke.py"):
+        assert needed in names
+    assert not [name for name in names if name.startswith((".git/", ".venv", "build/", "dist/"))]
+
+
+def test_the_wheel_installs_and_works_on_the_oldest_python(wheel: Path) -> None:
+    seen = json.loads(smoke["install_and_use"](wheel, "3.11", str(ROOT / "requirements.lock")))
+    assert (seen["holdfast"], seen["fence"]) == (__version__, 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_wheel_and_the_sdist_install_and_work(version: str, kind: str, wheel: Path, sdist: Path) -> None:
+    """With the newest dependencies, as a user gets them."""
+    if smoke["interpreter"](version) is None:
+        pytest.skip(f"Python {version} is not installed")
+    seen = json.loads(smoke["install_and_use"](wheel if kind == "wheel" else sdist, version))
+    assert seen["python"].startswith(version)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("version", PYTHONS)
+def test_every_extra_resolves(version: str, wheel: Path, tmp_path: Path) -> None:
+    python = smoke["interpreter"](version)
+    if python is None:
+        pytest.skip(f"Python {version} is not installed")
+    subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
+    command = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[all]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
