@@ -4,31 +4,34 @@ python tools/make_reference.py           write docs/reference/*.md
 python tools/make_reference.py --check   exit 1 if a file there differs from what would be written
 
 Commands come from the click command tree, endpoints from the OpenAPI document, settings from their struct, errors from
-their classes, and limits from limits.py with its comments.
+their classes, limits from limits.py with its comments, and the Python API from docstrings and signatures.
 """
 
 import ast
-import inspect
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
-import holdfast
 from holdfast import errors
 from holdfast.cli import exit_codes
 from holdfast.cli.commands import global_options
 from holdfast.cli.main import root
 from holdfast.errors import HoldfastError
+from holdfast.remedies import OTHER_CODES, REMEDIES
 from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.openapi import document
 from holdfast.server.settings import Settings
 from holdfast.wire.problems import status_of
+
+sys.path.insert(0, str(Path(__file__).parent))  # Tests run this file from elsewhere.
+import python_reference
+from check_links import slug_of
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = ROOT / "docs" / "reference"
@@ -37,8 +40,11 @@ _SCHEMA: Final = "#/components/schemas/"
 OTHER_ENDPOINTS: Final = {
     "/v1/stream": "the WebSocket stream for many concurrent calls: [protocol.md](../protocol.md)",
     "/v1/relay": "the WebSocket relay for agents' mail: [relay.md](../relay.md)",
+    "/mcp": "the Model Context Protocol: [serve agents with MCP](../how-to/mcp.md)",
+    "/.well-known/oauth-protected-resource": "which tokens `/mcp` accepts (RFC 9728); also with `/mcp` appended",
     "/openapi.json": "the OpenAPI document",
     "/docs": "the OpenAPI document in a browser",
+    "/docs/errors": "every error code with its cause and remedy; `/docs/errors/CODE` has one",
     "/healthz": "liveness check",
     "/readyz": "readiness check",
     "/metrics": "Prometheus metrics: [metrics.md](../metrics.md)",
@@ -61,17 +67,26 @@ def main() -> None:
         "settings": settings(),
         "errors": errors_page(),
         "limits": limits(),
-        "python": python_api(),
+        **python_reference.pages(),
     }
     if "--check" in sys.argv[1:]:
         stale = [name for name, text in pages.items() if _read(PAGES / f"{name}.md") != text]
+        stale += [name for name in _written() if name not in pages]
         if stale:
             print(f"docs/reference is out of date ({', '.join(stale)}); run: python tools/make_reference.py")
             sys.exit(1)
         return
     PAGES.mkdir(parents=True, exist_ok=True)
+    for name in _written() - pages.keys():
+        (PAGES / f"{name}.md").unlink()
     for name, text in pages.items():
+        (PAGES / f"{name}.md").parent.mkdir(exist_ok=True)
         (PAGES / f"{name}.md").write_text(text)
+
+
+def _written() -> set[str]:
+    """The names of the pages that exist."""
+    return {str(page.relative_to(PAGES).with_suffix("")) for page in PAGES.rglob("*.md")}
 
 
 def commands() -> str:
@@ -94,19 +109,26 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
     yield f"{'#' * min(depth + 1, 4)} {context.command_path}"
     yield ""
     yield from (_paragraph(part) for part in (command.help or "").split("\n\n"))
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            subcommand = command.get_command(context, name)
-            if subcommand is not None and not subcommand.hidden:
-                yield from _command(subcommand, click.Context(subcommand, info_name=name, parent=context))
+    if not isinstance(command, click.Group):
+        yield from _use(command, context)
         return
+    if command.invoke_without_command:
+        yield from _use(command, context)
+    for name in command.list_commands(context):
+        subcommand = command.get_command(context, name)
+        if subcommand is not None and not subcommand.hidden:
+            yield from _command(subcommand, click.Context(subcommand, info_name=name, parent=context))
+
+
+def _use(command: click.Command, context: click.Context) -> Iterator[str]:
+    """The arguments, options, aliases and examples of a command that can be run."""
     words = [piece for parameter in command.params for piece in _usage(parameter, context)]
     yield from (f"    {' '.join([context.command_path, *words])}", "")
     # The values of global options are not passed to a command.
     own = [each for each in command.params if isinstance(each, click.Option) and not each.hidden and each.expose_value]
     yield from _options([option for option in own if option.name != "global_objects"])
     aliases = getattr(command, "aliases", ())
-    if aliases:
+    if aliases and not isinstance(command, click.Group):  # Those of a group are of its commands.
         yield from (f"Aliases: {', '.join(f'`{alias}`' for alias in aliases)}.", "")
     examples = getattr(command, "examples", ())
     if examples:
@@ -229,7 +251,7 @@ def _type(schema: Mapping[str, Any]) -> str:
     """A JSON schema as text."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(_SCHEMA)
-        return f"[{name}](#{name.lower()})"
+        return f"[{name}](#{slug_of(name)})"
     for word in ("anyOf", "oneOf"):
         if word in schema:
             return " or ".join(dict.fromkeys(_type(each) for each in schema[word]))
@@ -280,9 +302,11 @@ def errors_page() -> str:
     """Every error: its code, whether to retry, its HTTP status and its exit code."""
     lines = _head(
         "Errors",
-        "the error classes",
+        "the error classes and `src/holdfast/remedies.py`",
         "Every error is a `holdfast.HoldfastError`. `code` and `retry` are stable; the message is for people, and says "
-        "what to do next. Over HTTP an error is a problem (RFC 9457) with this status; commands exit with this code.",
+        "what to do next. Over HTTP an error is a problem (RFC 9457) with this status; commands exit with this code. "
+        "[Causes and remedies](#causes-and-remedies) has a section for each code. `holdfast explain CODE` prints it, a "
+        "server has it at `/docs/errors/CODE`, and `error.help` names the command.",
     )
     lines += ["## Values of `retry`", ""]
     lines += _table(
@@ -306,156 +330,38 @@ def errors_page() -> str:
         rows = []
         for each in members:
             blank = each.__new__(each)
-            row = (f"`{each.code}`", each.__name__, each.retry, str(status_of(blank)), str(exit_codes.code_of(blank)))
+            row = (
+                f"[`{each.code}`](#{each.code})",
+                each.__name__,
+                each.retry,
+                str(status_of(blank)),
+                str(exit_codes.code_of(blank)),
+            )
             rows.append((*row, _sentence(each.__doc__)))
         lines += _table(("code", "class", "retry", "HTTP", "exit", "meaning"), rows)
+    lines += ["## Codes without a class", ""]
+    lines += [
+        "Answers of the HTTP API to requests that it refuses before an operation starts, and of the command line.",
+        "",
+    ]
+    others = [(f"[`{code}`](#{code})", str(status or ""), REMEDIES[code].cause) for code, status in OTHER_CODES.items()]
+    lines += _table(("code", "HTTP", "cause"), others)
+    lines += ["## Causes and remedies", ""]
+    for code, found in REMEDIES.items():
+        lines += [f"### `{code}`", "", f"**Cause.** {found.cause}", "", f"**Remedy.** {found.remedy}", ""]
+        if found.see:
+            lines += [f"See {', '.join(_page_link(page) for page in found.see)}.", ""]
     return _page(lines)
+
+
+def _page_link(page: str) -> str:
+    """A link to a page of docs/ from docs/reference/, with the page's title."""
+    title = _read(ROOT / "docs" / page).partition("\n")[0].removeprefix("# ") or page  # check_links.py finds these.
+    return f"[{title}]({os.path.relpath(page, 'reference')})"
 
 
 def _classes() -> list[type[HoldfastError]]:
     return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)]
-
-
-_PYTHON_SECTIONS: Final = (
-    (
-        "Opening a plane",
-        "holdfast",
-        "holdfast.handles.sync.plane",
-        "holdfast.handles.plane",
-        "holdfast.handles.opening",
-    ),
-    ("Queues", "holdfast.handles.sync.queues", "holdfast.handles.queues", "holdfast.wire.queues"),
-    ("Messages", "holdfast.handles.sync.messages", "holdfast.handles.messages"),
-    ("Workers", "holdfast.handles.workers"),
-    (
-        "Tasks",
-        "holdfast.tasks.app",
-        "holdfast.tasks.default_app",
-        "holdfast.tasks.chains",
-        "holdfast.tasks.jobs",
-        "holdfast.tasks.workers",
-        "holdfast.handles.task_control",
-    ),
-    ("Mail", "holdfast.handles.sync.mailboxes", "holdfast.handles.mailboxes", "holdfast.wire.mail"),
-    (
-        "Agents",
-        "holdfast.handles.sync.agents",
-        "holdfast.handles.agents",
-        "holdfast.wire.agents",
-        "holdfast.encryption",
-    ),
-    ("Leases", "holdfast.handles.sync.leases", "holdfast.handles.leases"),
-    ("State", "holdfast.handles.sync.states", "holdfast.handles.states", "holdfast.wire.states"),
-    ("Entities", "holdfast.handles.sync.entities", "holdfast.handles.entities", "holdfast.wire.entities"),
-    (
-        "Worlds",
-        "holdfast.handles.sync.worlds",
-        "holdfast.handles.worlds",
-        "holdfast.wire.inboxes",
-        "holdfast.wire.restores",
-        "holdfast.wire.worlds",
-    ),
-    ("Blobs", "holdfast.handles.sync.blobs", "holdfast.handles.blobs"),
-    ("Locks", "holdfast.handles.sync.locks", "holdfast.handles.locks", "holdfast.wire.transport"),
-    ("Commits of several operations", "holdfast.handles.sync.atomic", "holdfast.handles.atomic"),
-    ("Session logs", "holdfast.handles.sync.activity", "holdfast.handles.activity"),
-    ("Administration", "holdfast.handles.sync.tokens", "holdfast.handles.tokens", "holdfast.wire.tokens",
-     "holdfast.handles.sync.backups", "holdfast.handles.backups", "holdfast.wire.space"),
-)  # fmt: skip
-
-
-def python_api() -> str:
-    """Every name that `holdfast` exports, with its methods."""
-    lines = _head(
-        "Python API",
-        "`holdfast.__all__`",
-        "Everything else may change. Names that start with `Async` are for asyncio: their methods have the same names "
-        "and arguments as those without, and are awaited.",
-    )
-    modules = {
-        name: holdfast._MODULES.get(name, "holdfast")
-        for name in sorted(holdfast.__all__, key=lambda name: (name.removeprefix("Async"), name))
-    }
-    rest = dict(modules)
-    for title, *sources in _PYTHON_SECTIONS:
-        lines += [f"## {title}", ""]
-        for source in sources:
-            for name in [name for name, module in modules.items() if module == source]:
-                del rest[name]
-                lines += _export(name)
-    lines += ["## Transactions, durability and errors", ""]
-    for name in rest:
-        lines += _export(name)
-    return _page(lines)
-
-
-def _export(name: str) -> list[str]:
-    exported = getattr(holdfast, name)
-    about = _documentation(exported)
-    lines = [f"### `{name}`", ""]
-    if inspect.isfunction(exported):
-        lines += [f"`holdfast.{name}{_signature(exported)}`", ""]
-    if not inspect.isclass(exported) and not inspect.isfunction(exported):
-        about = [_ALIASES[name], ""]
-    lines += about
-    if inspect.isclass(exported) and not name.startswith("Async"):
-        rows = []
-        if issubclass(exported, msgspec.Struct):
-            rows += [(f"`{field.encode_name}`", "") for field in msgspec.structs.fields(exported)]
-        for key, part in vars(exported).items():
-            if key.startswith("_") or not (inspect.isfunction(part) or isinstance(part, property)):
-                continue
-            shown = key if isinstance(part, property) else f"{key}{_signature(part)}"
-            rows.append((f"`{shown}`", _sentence(part.__doc__)))
-        lines += _table(("member", "meaning"), rows) if rows else []
-    return lines
-
-
-def _documentation(exported: object) -> list[str]:
-    """The docstring as Markdown: paragraphs, with arguments and errors as lists."""
-    lines: list[str] = []
-    for section in (inspect.getdoc(exported) or "").split("\n\n"):
-        title, _, rest = section.partition("\n")
-        if title in ("Args:", "Raises:"):
-            items = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", rest, re.MULTILINE)
-            lines += [*(f"- `{name}`: {_paragraph(text)}" for name, text in items), ""]
-        elif section.startswith("    ") or "\n    " in section:
-            lines += ["```python", inspect.cleandoc(section), "```", ""]
-        else:
-            lines += [_paragraph(section), ""]
-    return lines
-
-
-_ALIASES: Final = {
-    "InboxItem": "One of `DomainEvent`, `EffectReceipt`, `InboundMessage`, `TimerFired` and `Control`.",
-    "Reducer": "`Callable[[state, Entry], state]`: a pure function that applies an entry to a world's state.",
-}
-
-
-def _signature(function: Any) -> str:
-    """The parameters of a function, without annotations: names and defaults."""
-    shown = []
-    star = False
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name == "self":
-            continue
-        if parameter.kind is parameter.KEYWORD_ONLY and not star:
-            shown.append("*")
-            star = True
-        name = parameter.name
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            name, star = f"*{name}", True
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            name = f"**{name}"
-        default = parameter.default
-        shown.append(name if default is parameter.empty else f"{name}={_shown_default(default)}")
-    return f"({', '.join(shown)})"
-
-
-def _shown_default(default: object) -> str:
-    if isinstance(default, Enum):
-        return f"{type(default).__name__}.{default.name}"
-    return getattr(default, "__name__", None) or repr(default)
 
 
 def limits() -> str:
@@ -481,7 +387,7 @@ def limits() -> str:
 
 def _number(text: str) -> str:
     value: Any = eval(text, {"__builtins__": {}})  # Evaluates only the arithmetic of constants in limits.py.
-    return f"{value:,}"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def _comments(path: Path, struct: str) -> dict[str, str]:

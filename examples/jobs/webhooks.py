@@ -43,12 +43,15 @@ def deliver(url: str, event: dict[str, Any]) -> int:
 class Peer(BaseHTTPRequestHandler):
     """The receiver of the events. It refuses the third request."""
 
+    lock = threading.Lock()
     statuses: ClassVar[list[int]] = []
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        self.statuses.append(429 if len(self.statuses) == 2 else 200)
-        self.send_response(self.statuses[-1])
+        with self.lock:
+            status = 429 if len(self.statuses) == 2 else 200
+            self.statuses.append(status)
+        self.send_response(status)
         self.send_header("Retry-After", "1")
         self.end_headers()
 

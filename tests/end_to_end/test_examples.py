@@ -1,6 +1,7 @@
-"""The examples of jobs: each runs as a process with a real server, ends by itself, and can be run again."""
+"""The examples of jobs, operations, pushes and MCP: each runs as a process with a real server, ends, and runs again."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -33,6 +34,45 @@ EXPECTED = {
     "cleanup": ["the next clean-up is in less than a day: True", "removed 3 files, 7 are left"],
     "indexer": ["indexed 250 documents in 3 batches; 252 words"],
 }
+OPERATIONS = {
+    "encrypted": [
+        "plain: readable in the files: True",
+        "shop: readable in the files: False",
+        "encryption_key_missing",
+        "with the key: account DE89 3704 0044",
+    ],
+    "quota": [
+        *(f"put {number}" for number in range(3)),
+        *(f"{number} is refused: 3 of 3 messages" for number in (3, 4)),
+        "after the acks: 0 of 3 messages",
+        "put 5",
+    ],
+    "search_and_retry": [
+        "retried: 2",
+        "moved: 1",
+        "delivered to ada@example.com",
+        "delivered to bob@example.com",
+        "by hand: True",
+    ],
+}
+# The test that runs the programs of a folder, or one program.
+RUN_BY = {
+    "agents": "end_to_end/test_agent_examples.py",
+    "airflow": "pipeline/test_orchestrators.py",
+    "dagster": "pipeline/test_orchestrators.py",
+    "celery_orders.py": "end_to_end/test_celery_sqs.py",
+    "declarative": "pipeline/test_declarative.py",
+    "frameworks": "end_to_end/test_framework_examples.py",
+    "jobs": "end_to_end/test_examples.py",
+    "operations": "end_to_end/test_examples.py",
+    "transactions": "end_to_end/test_within.py",
+    "mcp_agent.py": "end_to_end/test_examples.py",
+    "mcp_tasks.py": "end_to_end/test_examples.py",
+    "push.py": "end_to_end/test_examples.py",
+}
+MCP_AGENT = ["reserved src/app.py", "asked reviewer", "acknowledged", "result: {'edited': ['src/app.py']}"]
+MCP_TASKS = ["status: working", "result: {'words': 3}"]
+PUSH = ["oven: 95 degrees", "4 samples are stored"]
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +89,55 @@ def test_every_example_is_tested() -> None:
     assert max(len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")) < LINES_MAX
 
 
+def test_every_example_is_run_and_linked() -> None:
+    root = EXAMPLES.parents[1]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    links = {(page.parent / link).resolve() for page in pages for link in re.findall(r"\]\(([^)#]+)", page.read_text())}
+    programs = sorted((root / "examples").rglob("*.py"))
+    assert len(programs) >= 25
+    assert [str(path) for path in programs if path not in links] == []
+    folders = {path.relative_to(root / "examples").parts[0] for path in programs}
+    assert folders == set(RUN_BY)
+    for name, test in RUN_BY.items():
+        assert re.search(rf"\b{re.escape(name)}\b", (root / "tests" / test).read_text()), f"{test} does not name {name}"
+
+
+def test_every_example_of_operations_is_tested() -> None:
+    assert {path.stem for path in (EXAMPLES.parent / "operations").glob("*.py")} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_example_of_operations_runs_twice(name: str, server: Any) -> None:
+    run_twice(EXAMPLES.parent / "operations" / f"{name}.py", server, OPERATIONS[name])
+
+
+def test_the_example_of_pushes_runs_twice(server: Any) -> None:
+    run_twice(EXAMPLES.parent / "push.py", server, PUSH)
+
+
+def test_the_example_of_an_mcp_agent_runs_twice(server: Any) -> None:
+    run_twice(EXAMPLES.parent / "mcp_agent.py", server, MCP_AGENT)
+
+
+def test_the_example_of_tasks_of_mcp_runs_twice(server: Any) -> None:
+    run_twice(EXAMPLES.parent / "mcp_tasks.py", server, MCP_TASKS)
+
+
 @pytest.mark.parametrize("name", EXPECTED)
 def test_an_example_runs_twice(name: str, server: Any) -> None:
+    run_twice(EXAMPLES / f"{name}.py", server, EXPECTED[name])
+
+
+def run_twice(path: Path, server: Any, expected: list[str]) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
     environment |= {"HOLDFAST_URL": server.url}
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py")],
+            [sys.executable, "-W", "error", str(path)],
             env=environment,
             capture_output=True,
             text=True,
             timeout=SECONDS_MAX,
             check=False,
         )
-        assert (done.returncode, done.stdout.splitlines()) == (0, EXPECTED[name]), done.stderr
+        assert (done.returncode, done.stdout.splitlines()) == (0, expected), done.stderr

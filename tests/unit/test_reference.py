@@ -1,23 +1,26 @@
 """docs/reference/ is up to date with the code, and complete."""
 
+import inspect
 import re
 import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import click
 import msgspec
 import pytest
 
-from holdfast import errors, limits
+import holdfast
+from holdfast import errors, limits, testing
 from holdfast.cli.main import root
 from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "make_reference.py"
-PAGES = ("commands", "endpoints", "settings", "errors", "limits")
+PAGES = ("commands", "endpoints", "settings", "errors", "limits", "python", "python/queues")
 REFERENCE_TOOL = runpy.run_path(str(TOOL))
 
 
@@ -30,17 +33,22 @@ def test_reference_is_up_to_date() -> None:
     assert check.returncode == 0, check.stdout
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_check_detects_an_outdated_page(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_detects_outdated_and_removed_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     main = REFERENCE_TOOL["main"]
     monkeypatch.setitem(main.__globals__, "PAGES", tmp_path)
     monkeypatch.setattr(sys, "argv", [str(TOOL)])
     main()
     monkeypatch.setattr(sys, "argv", [str(TOOL), "--check"])
     main()
-    (tmp_path / f"{name}.md").write_text("something else")
+    for name in PAGES:
+        (tmp_path / f"{name}.md").write_text("something else")
+    (tmp_path / "removed.md").write_text("of a section that is gone")
     with pytest.raises(SystemExit, match="1"):
         main()
+    named = capsys.readouterr().out.partition("(")[2].partition(")")[0].split(", ")
+    assert sorted(named) == sorted((*PAGES, "removed"))
 
 
 def test_every_command_is_documented() -> None:
@@ -66,7 +74,8 @@ def test_every_endpoint_setting_error_and_limit_is_documented() -> None:
         assert f"| `{field.name}` `HOLDFAST_{field.name.upper()}`" in page("settings")
     for name in errors.__all__:
         if name != "RetryAdvice":
-            assert f"| `{getattr(errors, name).code}` | {name} |" in page("errors")
+            code = getattr(errors, name).code
+            assert f"| [`{code}`](#{code}) | {name} |" in page("errors")
     for name, value in vars(limits).items():
         if name.isupper():
             assert f"| `{name}` | {value:,} |" in page("limits")
@@ -74,10 +83,50 @@ def test_every_endpoint_setting_error_and_limit_is_documented() -> None:
 
 def test_links_within_the_endpoints_page_have_targets() -> None:
     text = page("endpoints")
-    headings = {heading.lower() for heading in re.findall(r"^#+ (\w+)$", text, re.MULTILINE)}
-    assert set(re.findall(r"\]\(#(\w+)\)", text)) <= headings
+    headings = {re.sub(r"\W", "", heading.lower()) for heading in re.findall(r"^#+ ([\w.]+)$", text, re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
 
 
 def test_every_setting_has_a_description() -> None:
     undocumented = [line for line in page("settings").splitlines() if line.startswith("| `") and line.endswith("|  |")]
     assert undocumented == []
+
+
+@pytest.mark.parametrize("module", [holdfast, errors, testing], ids=lambda module: module.__name__)
+def test_every_exported_name_has_a_signature_and_a_sentence(module: ModuleType) -> None:
+    """Also every method: with its types, and with the name of each argument that it describes."""
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "reference" / "python").glob("*.md")}
+    sections = {
+        heading.rpartition(".")[2] if heading.startswith("holdfast.") else heading: text
+        for page in pages.values()
+        for heading, text in re.findall(r"^##+ `([\w.]+)`\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
+    }
+    for name in module.__all__:
+        exported = getattr(module, name)
+        if name.startswith("Async") and hasattr(module, name.removeprefix("Async")):
+            continue  # Documented with the blocking form.
+        text = sections[name]
+        if not inspect.isclass(exported) and not inspect.isfunction(exported):
+            assert len(text.split()) >= 1, name  # The alias of a type.
+            continue
+        assert re.search(rf"holdfast\.(?:\w+\.)?{name}\b", text), name
+        assert (inspect.getdoc(exported) or "").split()[0] in text, name
+        for key, member in vars(exported).items() if inspect.isclass(exported) else ():
+            if inspect.isfunction(member) and not key.startswith("_"):
+                about = sections[f"{name}.{key}"]
+                for parameter in inspect.signature(member).parameters.values():
+                    typed = re.search(rf"\b{parameter.name}(?:: \S|[,)])", about)
+                    assert parameter.name == "self" or typed, (name, key, parameter.name)
+                raised = re.findall(
+                    r"^ +(\w+(?:, \w+)*): ", (member.__doc__ or "").partition("Raises:")[2], re.MULTILINE
+                )
+                assert all(f"`{each}`" in about for names in raised for each in names.split(", ")), (name, key)
+
+
+def test_a_class_has_its_asyncio_form_beside_it_and_says_where_it_works() -> None:
+    queues = (ROOT / "docs" / "reference" / "python" / "queues.md").read_text()
+    assert "| [`put`](#queueput) | `await put` | embedded, remote | " in queues
+    assert "| [`subscribe`](#queuesubscribe) | `async for … in subscribe` | embedded, remote | " in queues
+    plane = (ROOT / "docs" / "reference" / "python" / "opening.md").read_text()
+    assert "| [`transact`](#planetransact) | `await transact` | embedded only | " in plane
+    assert "| [`queue`](#planequeue) | `queue` | embedded, remote | " in plane
