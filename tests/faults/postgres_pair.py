@@ -78,19 +78,21 @@ class PostgresServer:
 
     def kill(self) -> None:
         """SIGKILL every process of the server, as the loss of its machine would."""
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.send_signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         until(lambda: not self.is_running, f"{self.name} to end")
 
     def pause(self) -> None:
         """SIGSTOP every process of the server: it accepts connections and answers nothing."""
-        for process in self.processes():
-            process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal to every process of the server. Those of connections come and go meanwhile."""
         for process in self.processes():
-            process.send_signal(signal.SIGCONT)
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def processes(self) -> list[psutil.Process]:
         """The server's main process, then the others."""

@@ -20,7 +20,7 @@ from holdfast.layers.worlds import World
 from holdfast.testing.clock import ManualClock
 from holdfast.tiers import Tier
 from holdfast.wire.canonical import canonical
-from holdfast.wire.queues import MessageLease, NewMessage
+from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy
 
 DEADLINE_SECONDS = 30.0
 
@@ -203,6 +203,24 @@ def test_a_delivery_waits_for_the_sync_of_the_put_and_no_other(tmp_path: Path) -
         assert [message.payload for message in delivery.result(DEADLINE_SECONDS)] == [b"x"]
         assert slow.count == 1
         assert database.has_unsynced  # The delivery itself.
+
+
+def test_a_delivery_of_a_group_waits_for_the_sync_of_a_put_behind_its_head(tmp_path: Path) -> None:
+    """With `group_batches` it delivers that message, too."""
+    with RocksDatabase(tmp_path / "kv") as database, ThreadPoolExecutor(2) as threads:
+        jobs = QueueKey("main", "jobs")
+        database.transact(queues.set_policy, jobs, QueuePolicy(group_batches=True))
+        database.transact(queues.put, jobs, [NewMessage(payload=b"x", group="a")])
+        slow = SlowSync(database)
+        put = threads.submit(database.transact, queues.put, jobs, [NewMessage(payload=b"y", group="a")])
+        assert slow.started.wait(DEADLINE_SECONDS)
+        delivery = threads.submit(database.transact, queues.lease, jobs, owner="ada", limit=2, may_lose=True)
+        while not database._log._followers and not delivery.done():
+            time.sleep(0.001)
+        assert not delivery.done()
+        slow.go_on.set()
+        put.result(DEADLINE_SECONDS)
+        assert [message.payload for message in delivery.result(DEADLINE_SECONDS)] == [b"x", b"y"]
 
 
 def test_a_delivery_does_not_wait_for_the_acks_of_other_messages(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from holdfast.errors import HoldfastError, Unsupported
 from holdfast.kv.contention import Contention
+from holdfast.kv.quotas import DatabaseQuotas
 from holdfast.kv.watches import OnCommit, Watch
+from holdfast.mail_defaults import MAIL_DEFAULTS
 from holdfast.tiers import Tier
 
 Result = TypeVar("Result")
@@ -50,6 +52,8 @@ class Database(ABC):
 
     contention: Contention | None = None  # Counted where several processes write.
     data_format = 0  # The format that transactions write, if it is not this version's newest. See `kv.formats`.
+    mail_defaults = MAIL_DEFAULTS  # The mail policy of universes that have none of their own.
+    quotas: DatabaseQuotas | None = None  # None: no universe has a quota.
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
 
     @property
@@ -73,6 +77,9 @@ class Database(ABC):
         Raises:
             DiskFull, PathUnusable, DamagedDatabase, DatabaseFailed: it cannot be opened yet; try again later.
         """
+
+    def erase_replaced(self, begin: bytes, end: bytes) -> None:  # noqa: B027
+        """Remove replaced and deleted values of this range from the disk, where the key space decides that itself."""
 
     def check_reachable(self) -> None:  # noqa: B027
         """Return if the key space can be written to now, without waiting for that.
@@ -109,6 +116,13 @@ class Database(ABC):
     @abstractmethod
     async def read_async(self, work: Work[Result], /, *args: Any, tier: Tier = Tier.CRITICAL, **kwargs: Any) -> Result:
         """`read` for an event loop. Run a long `work` with `read` in a thread instead."""
+
+    @abstractmethod
+    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
+        """The bytes of all keys and values with begin <= key < end; None if there are more than `pairs_max` pairs.
+
+        All of them are of one snapshot. Call it in a thread if the range may be long.
+        """
 
     @abstractmethod
     def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
@@ -194,6 +208,10 @@ class LockingView(View, Protocol):
 
     def share(self, prefix: bytes) -> None:
         """See `Transaction.share`."""
+        ...
+
+    def unshare(self, prefix: bytes) -> None:
+        """See `Transaction.unshare`."""
         ...
 
     def prefetch(self, *keys: bytes) -> None:

@@ -26,7 +26,7 @@ def invalidate_in_children(database: ForkSensitive) -> None:
     _open.add(database)
 
 
-def _after_fork() -> None:
+def _after_fork() -> None:  # pragma: no cover - Forked children are not measured.
     for database in list(_open):
         database.invalidate_after_fork()
 

@@ -23,6 +23,7 @@ from holdfast.kv import fence_floor
 from holdfast.kv.contract import Database, Result, View, Work
 from holdfast.kv.execution import check_tier, nested_transaction_error, run
 from holdfast.kv.fork_safety import invalidate_in_children
+from holdfast.kv.keys import pages
 from holdfast.kv.transactions import Transaction
 from holdfast.kv.watches import OnCommit, Watch, Watches
 from holdfast.threads import run_in_thread
@@ -53,7 +54,7 @@ class SerialDatabase(Database):
         self._closed = False
         invalidate_in_children(self)
 
-    def invalidate_after_fork(self) -> None:
+    def invalidate_after_fork(self) -> None:  # pragma: no cover - Forked children are not measured.
         self._closed = True
         self._write_lock, self._running_thread = threading.Lock(), 0  # Another thread of the parent may hold the lock.
 
@@ -141,6 +142,9 @@ class SerialDatabase(Database):
             await durable
         return result
 
+    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
+        return self.read(_size_of, begin, end, pairs_max, tier=Tier.IMPORTANT)
+
     def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
         if self._closed:
             raise _closed_error()
@@ -184,14 +188,19 @@ class SerialDatabase(Database):
 
         Returns the result, and the commit that has to be durable before the caller gets it.
         """
+        quotas = self.quotas
+        ticket = None if quotas is None else quotas.begin()
         try:
             if self._closed:
                 raise _closed_error()
             self._running_thread = threading.get_ident()
             tx = Transaction(self._current, clock=self._clock, ids=self._ids)
             tx.low_space, tx.fence_floor = self.low_space, self._fence_floor
+            tx.mail_defaults, tx.quotas = self.mail_defaults, quotas
             result = run(tx, work, args, kwargs)
             if tx.has_writes:
+                if quotas is not None:
+                    quotas.add_writes(tx.writes)
                 self._commit(tx)
                 if fence_floor.KEY in tx.writes:
                     self._fence_floor = fence_floor.decode(tx.writes[fence_floor.KEY])
@@ -209,6 +218,8 @@ class SerialDatabase(Database):
             return result, self._exposed_commit if tx.has_writes else self._critical_commit
         finally:
             self._running_thread = 0
+            if quotas is not None and ticket is not None:
+                quotas.end(ticket)
             self._write_lock.release()
 
     def _wait_seen_durable(self, tier: Tier) -> None:
@@ -230,10 +241,20 @@ class SerialDatabase(Database):
         if self._running_thread == threading.get_ident():
             raise nested_transaction_error()
         tx = Transaction(self._snapshot(), clock=self._clock, ids=self._ids, writable=False)
-        tx.fence_floor = self._fence_floor
+        tx.fence_floor, tx.mail_defaults = self._fence_floor, self.mail_defaults
         commit = self._last_commit()
         return run(tx, work, args, kwargs), commit
 
 
 def _closed_error() -> Closed:
     return Closed("The database was closed, or this process was forked after it was opened; open it again")
+
+
+def _size_of(tx: Transaction, begin: bytes, end: bytes, pairs_max: int | None) -> int | None:
+    count = size = 0
+    for page in pages(tx, begin, end):
+        count += len(page)
+        if pairs_max is not None and count > pairs_max:
+            return None
+        size += sum([len(key) + len(value) for key, value in page])
+    return size

@@ -24,9 +24,11 @@ from holdfast.errors import (
     ValueTooLarge,
 )
 from holdfast.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
+from holdfast.mail_defaults import MAIL_DEFAULTS
 
 if TYPE_CHECKING:
     from holdfast.kv.contract import LockingView, View
+    from holdfast.kv.quotas import TransactionQuotas
 
 Pair = tuple[bytes, bytes]
 
@@ -47,6 +49,8 @@ class Transaction:
         "is_exposed",
         "is_kept",
         "low_space",
+        "mail_defaults",
+        "quotas",
         "size_bytes",
         "view",
         "writer",
@@ -68,6 +72,8 @@ class Transaction:
         self.events: list[tuple[Any, ...]] = []  # Published after the commit.
         self.low_space = False  # Only work that frees space should write: the disk is nearly full.
         self.data_format = 0  # The format to write, if it is not this version's newest. See `kv.formats`.
+        self.mail_defaults = MAIL_DEFAULTS
+        self.quotas: TransactionQuotas | None = None  # None: no universe has a quota.
         self.fence_floor = 0  # Every fence that is issued must be above it.
         self.is_exposed = False  # Transactions that may be lost must not show its writes before they are durable.
         self.is_kept = False  # A power failure must not undo it once it has returned.
@@ -159,6 +165,14 @@ class Transaction:
         if self.writer:
             cast("LockingView", self.view).share(prefix)
 
+    def unshare(self, prefix: bytes) -> None:
+        """Have the part of the key space at `prefix` alone from now on, although `share` was called for it.
+
+        What was read there before, and only transactions that do not share the part write, has not changed meanwhile.
+        """
+        if self.writer:
+            cast("LockingView", self.view).unshare(prefix)
+
     def prefetch(self, *keys: bytes) -> None:
         """Read keys of one part of the key space together, where a read is a round trip: `get` then has them.
 
@@ -229,8 +243,24 @@ class Transaction:
         view = _NestedView(self)
         nested = Transaction(view, clock=view, ids=self._ids, writable=self._writable, writer=self.writer)
         nested.low_space, nested.fence_floor = self.low_space, self.fence_floor
-        nested.data_format = self.data_format
+        nested.data_format, nested.mail_defaults = self.data_format, self.mail_defaults
+        nested.quotas = self.quotas
         return nested
+
+    def unmerged_bytes(self, prefix: bytes | None = None) -> int:
+        """The bytes that this transaction and those that it is nested in have written, and not yet committed.
+
+        With `prefix`, exactly those of the keys that start with it. Otherwise at least those of all keys.
+        """
+        if prefix is None:
+            size = self.size_bytes
+        else:
+            size = sum(
+                len(key) + len(value)
+                for key, value in self.writes.items()
+                if value is not None and key.startswith(prefix)
+            )
+        return size + self.view.parent.unmerged_bytes(prefix) if isinstance(self.view, _NestedView) else size
 
     def discard_writes(self) -> None:
         """Discard all writes and events."""
@@ -298,17 +328,18 @@ class Transaction:
 class _NestedView:
     """The view and clock of a nested transaction: its parent's."""
 
-    __slots__ = ("_tx", "get", "prefetch", "scan", "share")
+    __slots__ = ("get", "parent", "prefetch", "scan", "share", "unshare")
 
     def __init__(self, tx: Transaction) -> None:
-        self._tx = tx
+        self.parent = tx
         self.get = tx.get
         self.prefetch = tx.prefetch
         self.share = tx.share
+        self.unshare = tx.unshare
         self.scan = tx.visible_pairs
 
     def now_ms(self) -> int:
-        return self._tx.now_ms
+        return self.parent.now_ms
 
 
 def _not_bytes_error(subject: str, value: object) -> InvalidKey:

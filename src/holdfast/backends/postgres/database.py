@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from holdfast import limits
 from holdfast.backends.postgres.committer import Committer
@@ -33,6 +33,7 @@ from holdfast.kv import Database, OnCommit, ReplayedPosition, Result, Transactio
 from holdfast.kv.contention import Contention
 from holdfast.kv.execution import check_tier, nested_transaction_error, run
 from holdfast.kv.fork_safety import invalidate_in_children
+from holdfast.kv.value_cipher import GENERATION, ValueCipher, default_cipher
 from holdfast.tiers import Tier
 
 
@@ -50,6 +51,7 @@ class PostgresDatabase(Database):
         create: bool = True,
         isolation: Isolation = "locks",
         read_from: ReadFrom = "primary",
+        cipher: ValueCipher | None = None,
     ) -> None:
         """Connect, and create missing tables. `clock` replaces the database's clock in tests.
 
@@ -62,10 +64,12 @@ class PostgresDatabase(Database):
             Unreachable: the server does not answer.
             NotFound: the tables are missing, and `create` is False.
             SchemaMismatch: another version of Holdfast created the tables.
+            EncryptionKeyMissing: it has encrypted universes, and `cipher` cannot unwrap their keys.
         """
         # It changes only where no process has the key space open, or until each is restarted: after a migration, and
         # when the data is declared to be a copy. Commits are synced here, or their callers do not wait.
         self._fence_floor = prepare_schema(url, create=create, oldest=self._oldest_schema)
+        self.cipher = cipher or default_cipher()
         self._url = url
         self._clock = clock
         self._ids = ids or IdSource()
@@ -82,8 +86,11 @@ class PostgresDatabase(Database):
                 writer=self._writer,
                 fence_floor=self._fence_floor,
                 data_format=lambda: self.data_format,
+                mail_defaults=lambda: self.mail_defaults,
+                quotas=lambda: self.quotas,
                 isolation=isolation,
                 contention=self.contention,
+                cipher=self.cipher,
                 running_threads=self._running_threads,
             )
         )
@@ -98,6 +105,7 @@ class PostgresDatabase(Database):
                 ids=self._ids,
                 writer=self._writer,
                 fence_floor=self._fence_floor,
+                cipher=self.cipher,
                 check_usable=self._check_usable,
             )
         self._reader_slots = threading.BoundedSemaphore(limits.READERS_MAX)
@@ -108,6 +116,11 @@ class PostgresDatabase(Database):
         self._thread_local = threading.local()
         self._closed = False
         invalidate_in_children(self)
+        try:
+            self.read(_load_keys)
+        except BaseException:
+            self.close()
+            raise
 
     def invalidate_after_fork(self) -> None:
         self._closed = True  # psycopg never closes a connection in a process that did not open it.
@@ -177,6 +190,9 @@ class PostgresDatabase(Database):
             raise
         return stop
 
+    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
+        return self.read(_size_of, begin, end, pairs_max, tier=Tier.IMPORTANT)
+
     def within(self, connection: object) -> UserTransaction:
         self._check_usable()
         if self._isolation != "locks":
@@ -189,6 +205,10 @@ class PostgresDatabase(Database):
             ids=self._ids,
             floor=self._fence_floor,
             data_format=lambda: self.data_format,
+            mail_defaults=lambda: self.mail_defaults,
+            quotas=lambda: self.quotas,
+            cipher=self.cipher,
+            load_keys=lambda: self.read(_load_keys),
         )
 
     def sync(self) -> None:
@@ -237,12 +257,13 @@ class PostgresDatabase(Database):
                     job.waiter.set_result(None)
 
     def _read(self, work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any], durable: bool) -> Result:
-        session = self._idle_readers.pop() if self._idle_readers else Session(self._url, reading=True)
+        session = self._idle_readers.pop() if self._idle_readers else Session(self._url, self.cipher, reading=True)
         try:
             session.start(b"read", durable=durable)
             view = SnapshotView(session)
             tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
             tx.fence_floor, tx.data_format = self._fence_floor, self.data_format
+            tx.mail_defaults = self.mail_defaults
             try:
                 return run(tx, work, args, kwargs)
             finally:
@@ -271,5 +292,21 @@ class PostgresDatabase(Database):
             raise nested_transaction_error()
 
 
+def _load_keys(tx: Transaction) -> None:
+    tx.get(GENERATION)
+
+
 def _now_ms(tx: Transaction) -> int:
     return tx.now_ms
+
+
+def _size_of(tx: Transaction, begin: bytes, end: bytes, pairs_max: int | None) -> int | None:
+    """The server adds up the sizes, so the values need not be sent. One statement must not take too long."""
+    view, count, size = cast("SnapshotView", tx.view), 0, 0
+    first: bytes | None = begin
+    while first is not None:
+        if pairs_max is not None and count > pairs_max:
+            return None
+        found, found_bytes, first = view.size(first, end, limits.SIZE_PAIRS)
+        count, size = count + found, size + found_bytes
+    return None if pairs_max is not None and count > pairs_max else size

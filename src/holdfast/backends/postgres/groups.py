@@ -28,6 +28,9 @@ from holdfast.errors import CommitUnknown
 from holdfast.kv import Transaction, Watches
 from holdfast.kv.contention import Contention
 from holdfast.kv.execution import run
+from holdfast.kv.quotas import DatabaseQuotas
+from holdfast.kv.value_cipher import ValueCipher
+from holdfast.mail_defaults import MailDefaults
 
 Isolation = Literal["locks", "serializable"]
 _BEGIN: Final = {"locks": b"begin", "serializable": b"serializable"}
@@ -43,8 +46,11 @@ class GroupOptions(NamedTuple):
     writer: str
     fence_floor: int
     data_format: Callable[[], int]
+    mail_defaults: Callable[[], MailDefaults]
+    quotas: Callable[[], DatabaseQuotas | None]
     isolation: Isolation
     contention: Contention
+    cipher: ValueCipher
     running_threads: set[int]  # The threads that run a group now.
 
 
@@ -92,14 +98,18 @@ class GroupRunner:
 
     def _attempt(self, group: list[Job], needs: Needs) -> None:
         session = self._open_session()
+        quotas = self._options.quotas()
+        ticket = None if quotas is None else quotas.begin()
         self._options.running_threads.add(get_ident())
         try:
-            self._run_once(session, group, needs)
+            self._run_once(session, group, needs, quotas)
         finally:
             self._options.running_threads.discard(get_ident())
             session.rollback()
+            if quotas is not None and ticket is not None:
+                quotas.end(ticket)
 
-    def _run_once(self, session: Session, group: list[Job], needs: Needs) -> None:
+    def _run_once(self, session: Session, group: list[Job], needs: Needs, quotas: DatabaseQuotas | None) -> None:
         options = self._options
         self._put_off, self._unstarted = [], []
         session.start(_BEGIN[options.isolation], durable=any(job.sync for job in group))
@@ -109,6 +119,7 @@ class GroupRunner:
             view.wait_for(needs)
         batch_tx = Transaction(view, clock=options.clock or view, ids=options.ids, writer=self._writer)
         batch_tx.fence_floor, batch_tx.data_format = options.fence_floor, options.data_format()
+        batch_tx.mail_defaults, batch_tx.quotas = options.mail_defaults(), quotas
         ran = 0
         while ran < len(group) and batch_tx.size_bytes < limits.TRANSACTION_BYTES_MAX:
             batch_tx.renew_time()
@@ -123,6 +134,8 @@ class GroupRunner:
         self._unstarted = group[ran:]
         if len(self._put_off) == ran:
             return
+        if quotas is not None:
+            quotas.add_writes(batch_tx.writes)
         session.commit(batch_tx, view.log_position)
         options.watches.notify(batch_tx.writes, batch_tx.cleared)
 
@@ -131,7 +144,7 @@ class GroupRunner:
             if self._session is not None:
                 self._session.close()
                 self._session = None
-            self._session = Session(self._options.url, writer=self._options.writer)
+            self._session = Session(self._options.url, self._options.cipher, writer=self._options.writer)
         return self._session
 
 

@@ -17,10 +17,21 @@ from psycopg import pq
 
 from holdfast import limits
 from holdfast.backends.postgres import statements
-from holdfast.backends.postgres.parts import EVERYTHING, UNIVERSES, is_read_often, lock_number, part_of, part_of_range
+from holdfast.backends.postgres.parts import (
+    CALLERS,
+    EVERYTHING,
+    REST,
+    UNIVERSES,
+    is_read_often,
+    lock_number,
+    part_of,
+    part_of_range,
+)
 from holdfast.backends.postgres.sessions import Session, pairs_of, value_of
 from holdfast.backends.postgres.statements import Statement
+from holdfast.errors import Busy
 from holdfast.kv import Pair, Transaction
+from holdfast.kv.value_cipher import RECORDS, RECORDS_MAX, SUBSPACE, decode_generation
 
 Needs = dict[bytes, bool]  # Part to whether its lock is exclusive.
 IsAwaited = Callable[[bytes], bool]  # Whether other work of this process waits for a part.
@@ -47,9 +58,12 @@ class LockedView:
 
     def __init__(self, session: Session, is_awaited: IsAwaited = nothing_is_awaited) -> None:
         self._session = session
+        self._cipher = session.cipher
+        self._has_keys = False  # Whether the cipher has the keys of this transaction.
         self._is_awaited = is_awaited
         self._held: Needs = {}
         self._shared: set[bytes] = set()  # The parts that the current work shares.
+        self._unshared: set[bytes] = set()  # The parts that it does not share any more.
         self._values_read: dict[bytes, bytes | None] = {}
         self._scans: dict[tuple[bytes, bytes, bool], _Scanned] = {}
         self._scanned_pairs = 0  # In `_scans`.
@@ -64,20 +78,29 @@ class LockedView:
         """Begin the next function of this transaction."""
         self.needs, self.taken, self._now_ms = {}, None, None
         self._shared.clear()
+        self._unshared.clear()
 
     def wait_for(self, needs: Needs) -> None:
         """Wait for these locks; the first thing that a transaction does."""
         wanted = sorted(needs.items(), key=_lock_order)
         if wanted[0][0] != EVERYTHING:
             wanted.insert(0, (EVERYTHING, False))
-        answers = self._session.run(
-            *((b"wait" if exclusive else b"wait_shared", [_number(part)]) for part, exclusive in wanted)
+        *answers, keys = self._session.run(
+            *((b"wait" if exclusive else b"wait_shared", [_number(part)]) for part, exclusive in wanted), _KEYS
         )
         self._held |= dict(wanted)
         self._note_time(answers[-1])
+        self.use_keys(value_of(keys))
 
     def share(self, prefix: bytes) -> None:
-        self._shared.add(part_of(prefix))
+        part = part_of(prefix)
+        if part not in self._unshared:  # Otherwise, the writes of the part would not lock it.
+            self._shared.add(part)
+
+    def unshare(self, prefix: bytes) -> None:
+        part = part_of(prefix)
+        self._shared.discard(part)  # The next read or write there locks it.
+        self._unshared.add(part)
 
     def now_ms(self) -> int:
         """The database's clock, when the last lock was granted before the first call of the current work."""
@@ -92,20 +115,23 @@ class LockedView:
         # The jobs of a group often read the same keys, and what is locked does not change.
         if key in self._values_read:
             return self._values_read[key]
-        value = self._values_read[key] = value_of(self._read(part_of(key), statements.get(key))[0])
+        stored = value_of(self._read(part_of(key), statements.get(key))[0])
+        value = self._values_read[key] = self._opened(key, stored)
         return value
 
     def prefetch(self, *keys: bytes) -> None:
         missing = [key for key in keys if key not in self._values_read]
         if missing:
             answers = self._read(part_of(missing[0]), *map(statements.get, missing))
-            self._values_read |= zip(missing, map(value_of, answers), strict=True)
+            self._values_read |= {
+                key: self._opened(key, value_of(answer)) for key, answer in zip(missing, answers, strict=True)
+            }
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         part = part_of_range(begin, end)
         known = self._scans.get((begin, end, reverse))
         if known is None:
-            pairs = pairs_of(self._read(part, statements.scan(begin, end, limit, reverse))[0])
+            pairs = self._pairs(self._read(part, statements.scan(begin, end, limit, reverse))[0])
             if self._has(part, exclusive=True):
                 self._keep((begin, end, reverse), _Scanned(list(pairs), len(pairs) < limit))
             return pairs
@@ -113,7 +139,7 @@ class LockedView:
         if missing > 0 and not known.is_complete:
             # Jobs that take messages ask again for more each time, because those taken before are still stored.
             first, last = (begin, known.pairs[-1][0]) if reverse else (known.pairs[-1][0] + b"\x00", end)
-            more = pairs_of(self._read(part, statements.scan(first, last, missing, reverse))[0])
+            more = self._pairs(self._read(part, statements.scan(first, last, missing, reverse))[0])
             self._keep((begin, end, reverse), _Scanned(known.pairs + more, len(more) < missing))
             return known.pairs + more
         return known.pairs[:limit]
@@ -122,9 +148,11 @@ class LockedView:
         """Lock what `tx` writes and has not read."""
         needs: Needs = {}
         last = _NOTHING  # Most keys are in the part of the one before.
+        changes_keys = False
         for key in tx.writes:
             if not key.startswith(last):
                 part = part_of(key)
+                changes_keys |= part is REST and key.startswith(SUBSPACE.prefix)
                 needs[part] = part not in self._shared
                 last = part if part.startswith(UNIVERSES) else _NOTHING
         for begin, end in tx.cleared:
@@ -133,6 +161,34 @@ class LockedView:
         self.needs |= {part: exclusive or self.needs.get(part, False) for part, exclusive in needs.items()}
         for part, exclusive in missing:
             self._try(part, exclusive)
+        if changes_keys:
+            self._exclude_callers()
+
+    def use_keys(self, generation: bytes | None) -> None:
+        """Load the keys of encrypted universes, if another process has changed them. `generation` is their record.
+
+        What this transaction reads is sealed with keys of this generation, or of earlier ones. A writing transaction
+        shares the lock of the whole key space, which a change of the keys has alone: none happens until it ends.
+        """
+        if decode_generation(generation) > self._cipher.generation and not self._cipher.is_raw:
+            self._cipher.load(pairs_of(self._run(statements.scan(*RECORDS, RECORDS_MAX, False))[0]))
+        self._has_keys = True
+
+    def _exclude_callers(self) -> None:
+        """Refuse to change keys while a caller has a transaction open in which it may have sealed values."""
+        (answer,) = self._run((b"try", [_number(CALLERS)]))
+        if answer.get_value(0, 0) != b"\x01":
+            raise Busy(
+                "A transaction with calls of plane.within is open, so the encryption keys cannot be changed; nothing "
+                "was changed. Try again when it has ended"
+            )
+
+    def _opened(self, key: bytes, stored: bytes | None) -> bytes | None:
+        return self._cipher.open(key, stored) if self._cipher.is_on and stored is not None else stored
+
+    def _pairs(self, answer: "pq.abc.PGresult") -> list[Pair]:
+        pairs = pairs_of(answer)
+        return [(key, self._cipher.open(key, stored)) for key, stored in pairs] if self._cipher.is_on else pairs
 
     def _forget(self) -> None:
         """Forget what was read."""
@@ -170,8 +226,11 @@ class LockedView:
         if self._is_awaited(part):
             self._stop(part)
         lock = (b"try" if exclusive else b"try_shared", [_number(part)])
-        first = [] if self._held else [(b"wait_shared", [_number(EVERYTHING)])]
-        answers = self._run(*first, lock, *wanted)[len(first) :]
+        first = [] if self._held else [(b"wait_shared", [_number(EVERYTHING)]), _KEYS]
+        answers = self._run(*first, lock, *wanted)
+        if first:
+            self.use_keys(value_of(answers[1]))
+            del answers[:2]
         self._held.setdefault(EVERYTHING, False)
         if answers[0].get_value(0, 0) != b"\x01":
             self._stop(part)
@@ -208,21 +267,33 @@ class SnapshotView(LockedView):
     def share(self, prefix: bytes) -> None:
         pass
 
+    def unshare(self, prefix: bytes) -> None:
+        pass
+
     def wait_for(self, needs: Needs) -> None:
         pass
 
     def lock_writes(self, tx: Transaction) -> None:
-        pass
+        if tx.has_writes:
+            self._read(EVERYTHING)  # Loads the keys, if nothing was read before.
+
+    def size(self, begin: bytes, end: bytes, limit: int) -> tuple[int, int, bytes | None]:
+        """The number and bytes of the first `limit` pairs of a range, and the key of the next one, if there is one."""
+        sized, after = self._read(part_of(begin), *statements.size(begin, end, limit))
+        count, size = (_unpack_number(sized.get_value(0, column) or b"")[0] for column in (0, 1))
+        return count, size, value_of(after)
 
     def _read(self, part: bytes, *wanted: Statement) -> "list[pq.abc.PGresult]":
         del part
-        if self._latest_ms is not None:
-            return self._run(*wanted)
-        now, *answers = self._run((b"now", []), *wanted)
+        if self._has_keys:
+            return self._run(*wanted) if wanted else []
+        now, keys, *answers = self._run((b"now", []), _KEYS, *wanted)
         self._note_time(now, column=0)
+        self.use_keys(value_of(keys))
         return answers
 
 
+_KEYS: Final[Statement] = (b"keys", [])
 _START_OF_LOG: Final = bytes(8)
 _NOTHING: Final = b"\xff"  # No key of a part starts with it.
 _unpack_number: Final = struct.Struct("!q").unpack

@@ -3,8 +3,11 @@
 A part is named by the prefix of its keys. Keys that always change together with a part, such as those of an index,
 belong to it wherever they are. A range that is not inside one part is locked with the whole key space.
 
-    (u, universe, "q", queue, …)                  the queue; likewise "w", "mail", "states", "leases", "agents", "cas"
+    (u, universe, "q", queue, …)                  the queue; likewise "w", "mail", "states", "leases", "agents", "cas",
+                                                  and "sqs-work", "sqs-tasks", "dead-letter-sources"
     (u, universe, "entities", kind, id)           the entity, and "entity-history"
+    (u, universe, "collections", name, …)         the partition of a collection, and "collections-due"
+    (u, universe, "locks", level, name, …)        the ordered lock; "lock-sessions" are single records
     (u, universe, "mail-due") | slot | agent      the mailbox of the agent
     (u, universe, "timers", "due", at, …, world)  the world, and "effects", "hosting", "runs", "segments", "w-deleted"
     (u, universe, "send-policy")                  itself, and "mail-policy": nearly all transactions only read it
@@ -22,6 +25,7 @@ from holdfast.kv.keys import pack, prefix_range, unpack
 
 EVERYTHING: Final = b""  # The whole key space: transactions that lock a part share it.
 REST: Final = b"rest"
+CALLERS: Final = b"callers"  # Shared by the transactions of callers, which do not lock everything that they write.
 
 UNIVERSES: Final = pack(("u",))
 _ONCE: Final = pack(("once",))
@@ -40,9 +44,11 @@ _BELONGS_TO: Final = {
         "cas-unreferenced": "cas",
         "cas-deleted": "cas",
         "entity-history": "entities",
+        "collections-due": "collections",
     }.items()
 }
 _ENTITIES: Final = pack(("entities",))
+_LOCKS: Final = pack(("locks",))
 _WORLDS: Final = pack(("w",))
 _EFFECTS: Final = pack(("effects",))
 _EFFECTS_DUE: Final = pack(("due",))
@@ -76,7 +82,7 @@ def part_of(key: bytes) -> bytes:
     if area in (_EFFECTS, _RUNS) and name_end >= 0:
         world_end = _element_end(key, name_end)
         return universe + _WORLDS + key[name_end:world_end] if world_end >= 0 else REST
-    if area == _ENTITIES or _BELONGS_TO.get(area) == _ENTITIES:
+    if area in (_ENTITIES, _LOCKS) or _BELONGS_TO.get(area) == _ENTITIES:
         name_end = _element_end(key, name_end)
     if name_end < 0:
         return REST
@@ -103,7 +109,7 @@ def part_of_range(begin: bytes, end: bytes) -> bytes:
         return EVERYTHING
     if area == _EFFECTS and begin[area_end:name_end] == _EFFECTS_DUE:
         return EVERYTHING
-    if area in (_EFFECTS, _RUNS, _ENTITIES) or _BELONGS_TO.get(area) == _ENTITIES:
+    if area in (_EFFECTS, _RUNS, _ENTITIES, _LOCKS) or _BELONGS_TO.get(area) == _ENTITIES:
         name_end = _element_end(begin, name_end)
     if name_end < 0 or end > begin[:name_end] + b"\xff":  # A name with an escaped zero byte goes on after it.
         return EVERYTHING
@@ -113,6 +119,12 @@ def part_of_range(begin: bytes, end: bytes) -> bytes:
 def is_read_often(part: bytes) -> bool:
     """Whether nearly all transactions only read the part, so that they share it until they write."""
     return part is REST or part.endswith(_POLICIES)
+
+
+def is_lock(part: bytes) -> bool:
+    """Whether the part is an ordered lock: a transaction that shares it excludes those that take the lock alone."""
+    universe_end = _element_end(part, len(UNIVERSES)) if part.startswith(UNIVERSES) else -1
+    return universe_end >= 0 and part.startswith(_LOCKS, universe_end)
 
 
 @lru_cache(maxsize=65_536)

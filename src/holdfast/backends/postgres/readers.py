@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from holdfast.backends.postgres.connections import APPLICATION, connect, invalid_url_error
 from holdfast.backends.postgres.database import PostgresDatabase
 from holdfast.errors import DatabaseFailed, PlaneInUse
+from holdfast.kv.value_cipher import ValueCipher
 
 _EXCLUSIVE_APPLICATION: Final = "holdfast-migrate"  # Distinguishes an exclusive user from ordinary connections.
 _LOCK_WAIT: Final = "5s"  # A running transaction of Holdfast ends within this time.
@@ -26,20 +27,22 @@ class PostgresReader(PostgresDatabase):
 
     _oldest_schema = 1  # No process writes, so it does not matter how writers of that version exclude each other.
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, cipher: ValueCipher | None = None) -> None:
         """Connect and lock the table.
 
         Raises:
             Unreachable: the server does not answer.
             NotFound: the database has no plane.
             PlaneInUse: another process has the plane open, or writes to its table.
+            EncryptionKeyMissing: it has encrypted universes, and `cipher` cannot unwrap their keys.
         """
+        self._holder: psycopg.Connection[tuple[object, ...]] | None = None
         url = exclusive_url(url)
         given = conninfo_to_dict(url)
         # Its transactions are read-only, so a server that accepts it as `read-write` does not exist.
         session = {"target_session_attrs": "primary"} if given.get("target_session_attrs") != "any" else {}
         url = make_conninfo(url, options=f"{given.get('options', '')} -c default_transaction_read_only=on", **session)
-        super().__init__(url, create=False)
+        super().__init__(url, create=False, cipher=cipher)
         try:
             self._holder = _lock_table(url)
         except BaseException:
@@ -48,13 +51,15 @@ class PostgresReader(PostgresDatabase):
 
     def estimated_pairs(self) -> int:
         """The approximate number of pairs, from the server's statistics."""
+        assert self._holder is not None
         row = self._holder.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = 'holdfast_kv'::regclass")
         (found,) = row.fetchone() or (0,)
         return max(int(str(found)), 0)
 
     def close(self) -> None:
         super().close()
-        self._holder.close()
+        if self._holder is not None:  # Opening fails without the keys of encrypted universes.
+            self._holder.close()
 
 
 def exclusive_url(url: str) -> str:

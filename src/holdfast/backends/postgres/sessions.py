@@ -29,6 +29,7 @@ from holdfast.backends.postgres.retries import Disconnected, Idled
 from holdfast.backends.postgres.statements import Statement
 from holdfast.errors import CommitUnknown
 from holdfast.kv import Pair, Transaction
+from holdfast.kv.value_cipher import ValueCipher
 
 _COMMIT: Statement = (b"commit", [])
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
@@ -39,13 +40,16 @@ _IDLE_SHARE = 0.8  # A session that ends after this share of the time for pauses
 class Session:
     """A connection with at most one open transaction. Used by one thread at a time."""
 
-    def __init__(self, url: str, *, reading: bool = False, standby: bool = False, writer: str = "") -> None:
+    def __init__(
+        self, url: str, cipher: ValueCipher, *, reading: bool = False, standby: bool = False, writer: str = ""
+    ) -> None:
         """`reading` is for a session that never writes: preparing a writing statement waits for the table's lock.
 
         `standby` connects to a standby instead of the primary. `writer` names this process in notifications.
         """
         self._connection = connect_standby(url) if standby else connect(url, await_failover=True)
         self._connection.add_notice_handler(self._on_notice)
+        self.cipher = cipher
         self._unreplicated = False  # Whether a commit stopped waiting for its synchronous standby.
         self._is_replicated = True  # Whether the last commit did not.
         self._answer_seconds = limits.ANSWER_SECONDS_MAX
@@ -105,7 +109,7 @@ class Session:
             raise self.failure
         writes = [] if self._open else list(self._begin)
         self._open = True
-        writes += statements.writes_of(tx)
+        writes += statements.writes_of(tx, self.cipher)
         self._send([*writes, _COMMIT], notify=(b"notify", [notification(tx, self._writer)]), committing=True)
         self._open = False
 

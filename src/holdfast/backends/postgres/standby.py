@@ -19,6 +19,7 @@ from holdfast.clock import Clock, IdSource
 from holdfast.errors import Unreachable
 from holdfast.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Work
 from holdfast.kv.execution import check_tier, run
+from holdfast.kv.value_cipher import ValueCipher
 from holdfast.tiers import Tier
 
 ReadFrom = Literal["primary", "standby"]
@@ -38,6 +39,7 @@ class StandbyReads(Database):
         ids: IdSource,
         writer: str,
         fence_floor: int,
+        cipher: ValueCipher,
         check_usable: Callable[[], None],
     ) -> None:
         """`check_usable` raises if the caller must not use the primary, and so not this either."""
@@ -48,6 +50,7 @@ class StandbyReads(Database):
         self._ids = ids
         self._writer = writer
         self._fence_floor = fence_floor
+        self._cipher = cipher
         self._slots = threading.BoundedSemaphore(limits.STANDBY_READERS_MAX)
         self._lock = threading.Lock()
         self._idle: list[_StandbySession] = []
@@ -87,6 +90,9 @@ class StandbyReads(Database):
     ) -> Result:
         return await self._primary.transact_async(work, *args, tier=tier, may_lose=may_lose, **kwargs)
 
+    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
+        return self._primary.size_of(begin, end, pairs_max=pairs_max)
+
     def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
         return self._primary.watch(prefix, *others, additions=additions)
 
@@ -110,7 +116,7 @@ class StandbyReads(Database):
         session.start(b"read", durable=False)  # What a standby has replayed is on its disk.
         view = SnapshotView(session)
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
-        tx.fence_floor = self._fence_floor
+        tx.fence_floor, tx.mail_defaults = self._fence_floor, self._primary.mail_defaults
         try:
             result = run(tx, work, args, kwargs)
         except (Conflicted, Disconnected):
@@ -143,7 +149,7 @@ class StandbyReads(Database):
 
     def _open(self) -> "_StandbySession | None":
         try:
-            return _StandbySession(self._url)
+            return _StandbySession(self._url, self._cipher)
         except (Unreachable, Conflicted, Disconnected):
             self._absent_until = time.monotonic() + limits.STANDBY_PAUSE_SECONDS
             self._position = ReplayedPosition()
@@ -180,8 +186,8 @@ class _StandbyFailed(Exception):
 class _StandbySession(Session):
     """A connection to a standby."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url, reading=True, standby=True)
+    def __init__(self, url: str, cipher: ValueCipher) -> None:
+        super().__init__(url, cipher, reading=True, standby=True)
         self._until = time.monotonic() + limits.STANDBY_SESSION_SECONDS
 
     @property

@@ -8,6 +8,7 @@ from holdfast import limits
 from holdfast.backends.postgres.failover import IS_DURABLE
 from holdfast.backends.postgres.notifications import CHANNEL
 from holdfast.kv import Transaction
+from holdfast.kv.value_cipher import GENERATION, ValueCipher
 
 Statement = tuple[bytes, list[bytes]]  # The name of a prepared statement, and its parameters in binary form.
 
@@ -17,9 +18,13 @@ _NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_curren
 READING: Final = {
     b"read": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
     b"now": f"SELECT {_NOW}",
+    b"keys": f"SELECT value FROM holdfast_kv WHERE key = '\\x{GENERATION.hex()}'",
     b"get": "SELECT value FROM holdfast_kv WHERE key = $1",
     b"scan": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
     b"back": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
+    b"size": """SELECT count(*), coalesce(sum(length(key) + length(value)), 0)::bigint
+        FROM (SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint) AS page""",
+    b"after": "SELECT key FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key OFFSET $3::bigint LIMIT 1",
     b"flushed": IS_DURABLE,
     b"begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
     b"durable": "SET LOCAL synchronous_commit = on",
@@ -83,14 +88,21 @@ def scan(begin: bytes, end: bytes, limit: int, reverse: bool) -> Statement:
     return b"back" if reverse else b"scan", [begin, end, number(limit)]
 
 
-def writes_of(tx: Transaction) -> Iterator[Statement]:
-    """The statements that write the changes of a transaction."""
+def size(begin: bytes, end: bytes, limit: int) -> tuple[Statement, Statement]:
+    """The number and bytes of the first `limit` pairs of a range, and the key of the next one."""
+    return (b"size", [begin, end, number(limit)]), (b"after", [begin, end, number(limit)])
+
+
+def writes_of(tx: Transaction, cipher: ValueCipher) -> Iterator[Statement]:
+    """The statements that write the changes of a transaction, with sealed values."""
     if tx.cleared:
         yield b"clear", [array(begin for begin, _ in tx.cleared), array(end for _, end in tx.cleared)]
     deleted = [key for key, value in tx.writes.items() if value is None]
     if deleted:
         yield b"delete", [array(deleted)]
     puts = {key: value for key, value in tx.writes.items() if value is not None}
+    if puts and cipher.is_on:
+        puts = {key: cipher.seal(key, value) for key, value in puts.items()}
     if puts:
         yield b"put", [array(puts), array(puts.values())]
 

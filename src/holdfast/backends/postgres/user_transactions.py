@@ -38,6 +38,9 @@ from holdfast.clock import Clock, IdSource
 from holdfast.errors import Busy, DatabaseFailed, TransactionRequired, Unreachable, WrongDatabase
 from holdfast.kv import Result, Transaction, Work
 from holdfast.kv.execution import run
+from holdfast.kv.quotas import DatabaseQuotas
+from holdfast.kv.value_cipher import ValueCipher
+from holdfast.mail_defaults import MailDefaults
 from holdfast.threads import run_in_thread
 
 _WHERE: Final = """
@@ -94,6 +97,10 @@ class UserTransaction:
         ids: IdSource,
         floor: int,
         data_format: Callable[[], int],
+        mail_defaults: Callable[[], MailDefaults],
+        quotas: Callable[[], DatabaseQuotas | None],
+        cipher: ValueCipher,
+        load_keys: Callable[[], None],
     ) -> None:
         self._given = given
         self._finder = finder
@@ -102,6 +109,10 @@ class UserTransaction:
         self._ids = ids
         self._fence_floor = floor
         self._data_format = data_format
+        self._mail_defaults = mail_defaults
+        self._quotas = quotas
+        self._cipher = cipher
+        self._load_keys = load_keys  # In a transaction of its own.
         self._asked: object = None  # The connection that is known to be one to the plane's database.
 
     def run(self, work: Work[Result], /, *args: Any, **kwargs: Any) -> Result:
@@ -159,10 +170,12 @@ class UserTransaction:
     ) -> Result:
         needs: Needs = {}
         for _ in range(limits.LOCK_ATTEMPTS_MAX):
-            session = UserSession(connection.pgconn, place.table)
+            session = UserSession(connection.pgconn, place.table, self._cipher)
             view: UserView | None = None
             try:
                 session.begin()
+                if not session.is_read_committed:  # Its snapshot may be older than the newest keys.
+                    self._load_keys()
                 view = UserView(session, needs)
                 result = self._attempt(session, view, work, args, kwargs)
             except LockTaken:
@@ -182,10 +195,14 @@ class UserTransaction:
     ) -> Result:
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writer=session.writer)
         tx.fence_floor, tx.data_format = self._fence_floor, self._data_format()
+        quotas = self._quotas()
+        tx.mail_defaults, tx.quotas = self._mail_defaults(), None if quotas is None else quotas.of_caller()
         result = run(tx, work, args, kwargs)
         if view.taken is not None:
             raise view.taken  # The function has caught it.
         view.lock_writes(tx)
+        if tx.quotas is not None:
+            tx.quotas.add_writes(tx.writes)
         session.write(tx)
         return result
 

@@ -3,7 +3,8 @@
 The view is that of Holdfast's own transactions, with two differences. It waits for a lock, although the caller may hold
 others: PostgreSQL detects a deadlock. And a part that is shared is not locked at all, because the caller may keep the
 transaction open for long, and consumers would wait for its end. That is possible because a transaction that shares a
-part writes only new keys and the counters of its writer, and here every transaction is a writer of its own.
+part writes only new keys and the counters of its writer, and here every transaction is a writer of its own. An ordered
+lock is shared to exclude its holders until the end of the transaction, so it is locked.
 """
 
 from typing import Final
@@ -15,7 +16,7 @@ from holdfast.backends.postgres import statements
 from holdfast.backends.postgres.format_lock import HOLD_IN_TRANSACTION, READ, check_format
 from holdfast.backends.postgres.locked_view import LockedView, Needs
 from holdfast.backends.postgres.notifications import notification
-from holdfast.backends.postgres.parts import EVERYTHING, lock_number
+from holdfast.backends.postgres.parts import CALLERS, EVERYTHING, is_lock, lock_number
 from holdfast.backends.postgres.statements import Statement
 from holdfast.errors import (
     Busy,
@@ -27,17 +28,21 @@ from holdfast.errors import (
     Unreachable,
 )
 from holdfast.kv import Transaction
+from holdfast.kv.value_cipher import GENERATION, ValueCipher
 
 # The transaction's id is never used again, so no two transactions have one writer. The lock_timeout of the caller is
 # kept if there is one.
-_BEGIN: Final = f"""SAVEPOINT holdfast; {HOLD_IN_TRANSACTION.decode()}; SELECT
+# The lock of CALLERS excludes changes of the encryption keys until the transaction ends.
+_BEGIN: Final = f"""SAVEPOINT holdfast; {HOLD_IN_TRANSACTION.decode()},
+    pg_advisory_xact_lock_shared({lock_number(CALLERS)}); SELECT
     current_setting('transaction_read_only') = 'off',
     current_setting('transaction_isolation') = 'read committed',
     current_setting('lock_timeout') = '0',
     CASE current_setting('transaction_read_only') WHEN 'off' THEN pg_current_xact_id()::text ELSE '' END,
     CASE current_setting('lock_timeout') WHEN '0' THEN
         set_config('lock_timeout', '{round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)}', true) END,
-    ({READ.decode()})""".encode()
+    ({READ.decode()}),
+    (SELECT encode(value, 'hex') FROM holdfast_kv WHERE key = '\\x{GENERATION.hex()}')""".encode()
 _UNDO: Final = b"ROLLBACK TO SAVEPOINT holdfast; RELEASE SAVEPOINT holdfast"
 _TRUE: Final = b"t"
 
@@ -45,7 +50,9 @@ _TRUE: Final = b"t"
 class UserSession:
     """The statements of one call, on the caller's connection."""
 
-    def __init__(self, connection: pq.abc.PGconn, table: str) -> None:
+    def __init__(self, connection: pq.abc.PGconn, table: str, cipher: ValueCipher) -> None:
+        self.cipher = cipher
+        self.generation: bytes | None = None  # The record of the keys of encrypted universes.
         self._pq = connection
         self._table = table
         self._sets_lock_timeout = False
@@ -67,6 +74,8 @@ class UserSession:
         if not is_writable:
             raise ReadOnlyTransaction("The transaction is READ ONLY; begin one that can write")
         check_format(answer.get_value(0, 5))
+        generation = answer.get_value(0, 6)
+        self.generation = None if generation is None else bytes.fromhex(generation.decode())
         self.writer = f"tx-{(answer.get_value(0, 3) or b'').decode()}"
 
     def run(self, *wanted: Statement) -> "list[pq.abc.PGresult]":
@@ -80,7 +89,7 @@ class UserSession:
         if self.failure is not None:
             raise self.failure
         if tx.has_writes:
-            self.run(*statements.writes_of(tx), (b"notify", [notification(tx, self.writer)]))
+            self.run(*statements.writes_of(tx, self.cipher), (b"notify", [notification(tx, self.writer)]))
 
     def release(self) -> None:
         """Keep what the call has written."""
@@ -136,19 +145,20 @@ class UserView(LockedView):
         """Wait for the locks of `needs` before anything else."""
         super().__init__(session)  # type: ignore[arg-type]  # It uses `run` only.
         self._is_read_committed = session.is_read_committed
+        self.use_keys(session.generation)
         if needs:
             self.wait_for(needs)
 
     @property
     def locked(self) -> Needs:
         """What the work has locked."""
-        return {part: exclusive for part, exclusive in self.needs.items() if exclusive or part not in self._shared}
+        return {part: exclusive for part, exclusive in self.needs.items() if exclusive or not self._is_unlocked(part)}
 
     def _try(self, part: bytes, exclusive: bool, *wanted: Statement) -> "list[pq.abc.PGresult]":
         """Lock a part, after a wait if need be, and answer the statements."""
         if self.taken is not None:  # The work has caught the exception.
             raise self.taken
-        if not exclusive and part in self._shared:
+        if not exclusive and self._is_unlocked(part):
             return self._run(*wanted)
         if not self._is_read_committed:
             raise IsolationUnsupported(
@@ -164,6 +174,9 @@ class UserView(LockedView):
         if not self._note_time(answers[0]):
             self._stop(part)  # The wait was long: the work runs again with a time from after it.
         return answers[1:]
+
+    def _is_unlocked(self, part: bytes) -> bool:
+        return part in self._shared and not is_lock(part)
 
 
 def _wait(part: bytes, *, exclusive: bool) -> Statement:

@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from rocksdict import (
     BlockBasedOptions,
+    BottommostLevelCompaction,
     Cache,
     Checkpoint,
+    CompactOptions,
     DBCompressionType,
     DBRecoveryMode,
     Options,
@@ -47,6 +49,7 @@ from holdfast.kv import Result, Transaction, Work, fence_floor
 from holdfast.kv.closing_at_exit import close_at_exit
 from holdfast.kv.execution import run
 from holdfast.kv.serial_database import SerialDatabase
+from holdfast.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, ValueCipher, default_cipher
 from holdfast.panics import panics_as_errors
 from holdfast.tiers import Tier
 
@@ -57,15 +60,26 @@ _CRITICAL: Final = Tier.CRITICAL
 class RocksDatabase(SerialDatabase):
     """A key space in one directory, open in one process."""
 
-    def __init__(self, path: Path, *, clock: Clock | None = None, ids: IdSource | None = None) -> None:
-        """Open the directory; create it if it is missing.
+    cipher: ValueCipher
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+        cipher: ValueCipher | None = None,
+    ) -> None:
+        """Open the directory; create it if it is missing. `cipher` has the keys of encrypted universes.
 
         Raises:
             DirectoryInUse: another process has it open.
             PathUnusable: it cannot be created, read or written.
             DamagedDatabase: its contents are damaged.
+            EncryptionKeyMissing: it has encrypted universes, and `cipher` cannot unwrap their keys.
         """
         super().__init__(clock or SystemClock(), ids or IdSource())
+        self.cipher = cipher or default_cipher()
         self._path = path
         self._on_sync: Callable[[float], None] | None = None
         self._failure: HoldfastError | None = None
@@ -75,6 +89,11 @@ class RocksDatabase(SerialDatabase):
         self._first_commit = 0  # Added to RocksDB's numbers, so that they increase across `reopen`.
         self._doubtful = (0, 0)  # Commits after the first and up to the second may have been lost in a failure.
         self._attach(*_open(path))
+        try:
+            self._load_keys()
+        except BaseException:
+            self.close()
+            raise
         close_at_exit(self)
 
     def _attach(self, rocks: Rdict, watermark: Watermark, floor: int) -> None:
@@ -83,7 +102,7 @@ class RocksDatabase(SerialDatabase):
         self._watermark = watermark
         self._identity = mark_open(self._path)
         self._sequence: Callable[[], int] = rocks.latest_sequence_number
-        self._pairs: CurrentPairs | FailedPairs = CurrentPairs(rocks, self._path)
+        self._pairs: CurrentPairs | FailedPairs = CurrentPairs(rocks, self._path, self.cipher)
         self._current: CachedPairs = CachedPairs(self._pairs)
         self._fence_floor = floor
         # Those before it are synced, or lost in a failure.
@@ -120,10 +139,14 @@ class RocksDatabase(SerialDatabase):
             rocks, watermark, floor = _open(self._path)
             self._first_commit = last + 1 - rocks.latest_sequence_number()
             self._attach(rocks, watermark, floor)
+            self._load_keys(forget=True)
             self._failure = None
         finally:
             self._write_lock.release()
         self._watches.fire_all()  # Commits that were never acknowledged may be gone.
+
+    def _load_keys(self, *, forget: bool = False) -> None:
+        self.cipher.load(self._pairs.scan(*RECORDS, RECORDS_MAX, False), forget=forget)
 
     def _detach(self, failure: HoldfastError) -> None:
         """Close the failed RocksDB. Until another is attached, every read and write raises DatabaseFailed."""
@@ -203,6 +226,20 @@ class RocksDatabase(SerialDatabase):
             except Exception as error:
                 raise translate_error(error, self._path) from error
 
+    def erase_replaced(self, begin: bytes, end: bytes) -> None:
+        with self._tables_lock:
+            if self._closed:
+                raise Closed("The database was closed; open it again")
+            if self.failure is not None:
+                return
+            self.flush_tables()
+            options = CompactOptions()
+            options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+            try:
+                self._rocks.compact_range(begin, end, options)
+            except Exception as error:
+                raise translate_error(error, self._path) from error
+
     def _snapshot(self) -> "OptimisticPairs":
         return OptimisticPairs(self._pairs, self._sequence)
 
@@ -211,8 +248,10 @@ class RocksDatabase(SerialDatabase):
             try:
                 return super()._read(work, args, kwargs)
             except ConcurrentCommit:
-                tx = Transaction(PinnedPairs(self._rocks, self._path), clock=self._clock, ids=self._ids, writable=False)
-                tx.fence_floor = self._fence_floor
+                tx = Transaction(
+                    PinnedPairs(self._rocks, self._path, self.cipher), clock=self._clock, ids=self._ids, writable=False
+                )
+                tx.fence_floor, tx.mail_defaults = self._fence_floor, self.mail_defaults
                 commit = self._last_commit()
                 return run(tx, work, args, kwargs), commit
         except Closed:
@@ -225,6 +264,9 @@ class RocksDatabase(SerialDatabase):
             raise failed_error(self._failure)
         if self._log.failed:
             self._log.check_healthy()
+        cipher = self.cipher
+        if GENERATION in tx.writes:  # Before the write, so that readers can open what follows it.
+            cipher.load(tx.visible_pairs(*RECORDS, RECORDS_MAX, False))
         batch = WriteBatch(raw_mode=True)
         for begin, end in tx.cleared:
             batch.delete_range(begin, end)
@@ -232,7 +274,7 @@ class RocksDatabase(SerialDatabase):
             if value is None:
                 batch.delete(key)
             else:
-                batch.put(key, value)
+                batch.put(key, cipher.seal(key, value) if cipher.is_on else value)
         try:
             self._rocks.write(batch)
             self._current.apply(tx)

@@ -26,6 +26,7 @@ from holdfast.clock import IdSource, SystemClock
 from holdfast.errors import DirectoryInUse, PathUnusable, ReadOnlyTransaction
 from holdfast.kv import Transaction
 from holdfast.kv.serial_database import SerialDatabase
+from holdfast.kv.value_cipher import RECORDS, RECORDS_MAX, ValueCipher, default_cipher
 from holdfast.panics import panics_as_errors
 from holdfast.tiers import Tier
 
@@ -37,7 +38,7 @@ _STALE_SECONDS: Final = 60.0
 class RocksReader(SerialDatabase):
     """The key space of a directory that no other process has open for writing, for as long as this is open."""
 
-    def __init__(self, path: Path, *, lock: bool = True) -> None:
+    def __init__(self, path: Path, *, lock: bool = True, cipher: ValueCipher | None = None) -> None:
         """Lock the directory and open it read-only.
 
         Without `lock`, the directory may be open in another process, which is not disturbed. Its latest writes may be
@@ -47,8 +48,10 @@ class RocksReader(SerialDatabase):
             DirectoryInUse: another process has it open.
             PathUnusable: it cannot be read.
             DamagedDatabase: its contents are damaged.
+            EncryptionKeyMissing: it has encrypted universes, and `cipher` cannot unwrap their keys.
         """
         super().__init__(SystemClock(), IdSource())
+        self.cipher: ValueCipher = cipher or default_cipher()
         self._lock = _lock_directory(path) if lock else None
         _remove_stale_links()
         self._links = tempfile.TemporaryDirectory(prefix=_PREFIX)
@@ -61,7 +64,12 @@ class RocksReader(SerialDatabase):
         except BaseException:
             self._close_files()
             raise
-        self._current: CurrentPairs = CurrentPairs(self._rocks, path)
+        self._current: CurrentPairs = CurrentPairs(self._rocks, path, self.cipher)
+        try:
+            self.cipher.load(self._current.scan(*RECORDS, RECORDS_MAX, False))
+        except BaseException:
+            self.close()
+            raise
 
     def estimated_pairs(self) -> int:
         """The approximate number of pairs."""

@@ -16,33 +16,37 @@ from rocksdict import DbClosedError, Rdict, RdictIter, ReadOptions
 from holdfast.backends.rocksdb.failures import translate_error
 from holdfast.errors import Closed, DatabaseFailed, HoldfastError
 from holdfast.kv import Pair, Transaction
+from holdfast.kv.value_cipher import ValueCipher
 from holdfast.limits import PAIR_CACHE_BYTES, PAIR_CACHE_VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 
 class CurrentPairs:
     """The latest committed pairs."""
 
-    __slots__ = ("_get", "_iterate", "_path")
+    __slots__ = ("_cipher", "_get", "_iterate", "_path")
 
-    def __init__(self, rocks: Rdict, path: Path) -> None:
+    def __init__(self, rocks: Rdict, path: Path, cipher: ValueCipher) -> None:
         self._get: Callable[[bytes], bytes | None] = rocks.get
         self._iterate = rocks.iter
         self._path = path
+        self._cipher = cipher
 
     def get(self, key: bytes) -> bytes | None:
         try:
-            return self._get(key)
+            stored = self._get(key)
         except Exception as error:
             raise _read_error(error, self._path) from error
+        return self._cipher.open(key, stored) if self._cipher.is_on and stored is not None else stored
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         # The bound keeps the iterator from scanning deleted keys beyond the range.
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
         try:
-            return _scan(self._iterate(options), begin, end, limit, reverse)
+            stored = _scan(self._iterate(options), begin, end, limit, reverse)
         except Exception as error:
             raise _read_error(error, self._path) from error
+        return _opened(stored, self._cipher)
 
 
 class FailedPairs:
@@ -179,10 +183,11 @@ class OptimisticPairs:
 class PinnedPairs:
     """The pairs that were committed when this was created."""
 
-    __slots__ = ("_iterator", "_path")
+    __slots__ = ("_cipher", "_iterator", "_path")
 
-    def __init__(self, rocks: Rdict, path: Path) -> None:
+    def __init__(self, rocks: Rdict, path: Path, cipher: ValueCipher) -> None:
         self._path = path
+        self._cipher = cipher
         try:
             self._iterator = rocks.iter()
         except Exception as error:
@@ -194,9 +199,14 @@ class PinnedPairs:
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         try:
-            return _scan(self._iterator, begin, end, limit, reverse)
+            stored = _scan(self._iterator, begin, end, limit, reverse)
         except Exception as error:
             raise _read_error(error, self._path) from error
+        return _opened(stored, self._cipher)
+
+
+def _opened(stored: list[Pair], cipher: ValueCipher) -> list[Pair]:
+    return [(key, cipher.open(key, value)) for key, value in stored] if cipher.is_on else stored
 
 
 def _scan(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
