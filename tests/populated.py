@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast import Plane
+from holdfast import Plane, PutRow
 from holdfast.errors import LeaseHeld
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.inboxes import DomainEvent, Effect, Timer
@@ -66,6 +66,7 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
     plane.lease("deploy").acquire("ada", ttl_seconds=600)
     plane.lease("old").acquire("ada", ttl_seconds=1).release()
     plane.state("free").update({"v": 1})
+    plane.collection("notes").commit([PutRow("ada", ("a", n), b"row", ttl_seconds=n or None) for n in (0, 60, 9_000)])
     plane.tokens.create("ci", universes="*", verbs="queue:*")
     plane.agents.register("ada")
     other = Plane(plane._transport, "other")
@@ -93,6 +94,7 @@ def everything(plane: Plane) -> dict[str, Any]:
         "entity": (plane.entities.get("task", "t-1"), plane.entities.history("task", "t-1")),
         "leases": [plane.lease(key).describe() for key in ("deploy", "old")],
         "state": plane.state("free").get(),
+        "rows": plane.collection("notes").scan("ada"),
         "tokens": plane.tokens.page().tokens,
         "agents": plane.agents.known(),
         "logs": [(session, plane.activity.read(session=session)) for session in SESSIONS],

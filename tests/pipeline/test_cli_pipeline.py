@@ -220,11 +220,12 @@ except SystemExit: print(*sys.modules)
     assert "holdfast.cli.main" in loaded
 
 
-def test_missing_java_error_is_one_line(built: Any, tmp_path: Path) -> None:
+def test_missing_java_error_is_one_line_and_where_to_get_help(built: Any, tmp_path: Path) -> None:
     done = run("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), JAVA_HOME="/nowhere")
     assert done.returncode == 9
-    assert done.stderr.startswith("holdfast: Spark did not start: ")
-    assert done.stderr.count("\n") == 1
+    error, help = done.stderr.splitlines()
+    assert error.startswith("holdfast: Spark did not start: ")
+    assert help == "help: holdfast explain unreachable"
 
 
 # Reducers that block until the test continues; workers find this file through PYTHONPATH.

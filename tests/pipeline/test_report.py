@@ -15,8 +15,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp import Client
 
+import holdfast
+from holdfast.errors import InvalidArgument
 from holdfast.limits import REPORT_DAYS, REPORT_ROWS
+from holdfast.mcp import Caller, make_server
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.jobs import report
 from holdfast.pipeline.lake import Lake
@@ -192,6 +196,33 @@ def test_report_is_written_with_its_totals(lake: Lake, tmp_path: Path) -> None:
     report.run(None, Config(data="unused", lake=lake.location.url), now=NOW + timedelta(hours=1))
     assert len(list(folder.iterdir())) == 4
     assert json.loads((folder / "latest.json").read_text())["report"] == "20261115T130500Z.html"
+
+
+async def test_agents_of_the_universe_read_a_published_report(lake: Lake, tmp_path: Path) -> None:
+    data = f"dir:{tmp_path / 'data'}"
+    for hours in (0, 1):
+        config = Config(data=data, lake=lake.location.url, universes=("main",))
+        result = report.run(None, config, now=NOW + timedelta(hours=hours), publish=True)
+    uri = "holdfast://main/reports/pipeline"
+    assert result.notes[-1] == uri
+    async with holdfast.open_async(data) as plane:
+        server = make_server(lambda _: Caller(plane=plane, agent="ada"))
+        async with Client(server) as client:
+            assert [each.uri for each in (await client.list_resources()).resources] == [uri]
+            (contents,) = (await client.read_resource(uri)).contents
+    published = json.loads(contents.text)
+    assert published["version"] == 2
+    assert published["body"]["value"] == json.loads((tmp_path / "lake" / "reports" / "latest.json").read_text())
+    assert published["body"]["value"]["totals"]["messages"] == 199
+
+
+@pytest.mark.parametrize("universes", [(), ("main", "other")])
+def test_a_published_report_is_of_one_universe(lake: Lake, tmp_path: Path, universes: tuple[str, ...]) -> None:
+    config = Config(data=f"dir:{tmp_path / 'data'}", lake=lake.location.url, universes=universes)
+    with pytest.raises(InvalidArgument, match="give --universe once"):
+        report.run(None, config, now=NOW, publish=True)
+    assert not (tmp_path / "lake" / "reports").exists()
+    assert not (tmp_path / "data").exists()
 
 
 def test_failed_report_leaves_no_partial_file(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

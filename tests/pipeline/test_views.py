@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,10 +22,12 @@ import holdfast
 from holdfast import limits
 from holdfast.backends.objects import ObjectStore
 from holdfast.backends.rocksdb import RocksDatabase
+from holdfast.encryption_keys import FileKeys, new_master_key
 from holdfast.errors import (
     BlobNotFound,
     Busy,
     DirectoryInUse,
+    EncryptionKeyMissing,
     HashMismatch,
     InvalidArgument,
     InvalidUrl,
@@ -40,7 +43,7 @@ from holdfast.kv import Database, Subspace, Transaction
 from holdfast.layers import journals, migrations, worlds
 from holdfast.layers.segments import SegmentRecord
 from holdfast.layers.worlds import World, WorldState, subspace
-from holdfast.pipeline import codec
+from holdfast.pipeline import codec, hash_checks
 from holdfast.pipeline.codec import Damaged
 from holdfast.pipeline.config import Config
 from holdfast.pipeline.intake.plans import Plan
@@ -56,6 +59,7 @@ from holdfast.runtime.activity import rotation
 from holdfast.wire.backups import BackupFile
 
 WAIT_SECONDS = 60
+BLOB = os.urandom(200_000)
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
 serving = runpy.run_path(str(SERVING))["serving"]
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
@@ -812,3 +816,62 @@ def test_unfinished_migration_is_rejected(data: Path) -> None:
         open_view(config(data))
     with RocksDatabase(data / "kv"):  # It is closed.
         pass
+
+
+def encrypt(data: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encrypt everything in the directory. After that the environment names no key file."""
+    keys.write_text(f"{new_master_key('first')}\n")
+    keys.chmod(0o600)
+    with holdfast.open(f"dir:{data}", encryption=FileKeys(keys)) as plane:
+        plane.encryption.enable("main")
+        plane.encryption.rewrite("main")
+    monkeypatch.delenv("HOLDFAST_ENCRYPTION_KEY_FILE", raising=False)
+
+
+def check_view(view: View, staging: str, truth: dict[str, list[bytes]], blob: str) -> None:
+    """Everything can be read, and what executors read without the key."""
+    assert everything(view, staging) == truth
+    assert view.blob("main", blob) == BLOB
+    assert view.blob("main", view.world("main", "world-0001").baseline.snapshot_ref)
+    assert view.objects_url is None
+    path = next(each.path for each in hash_checks.blob_checks(view, "main", ()) if each.blob == blob)
+    check = hash_checks.Check(universe="main", subject="", affects="", path=path, size=len(BLOB), sha256=blob)
+    assert hash_checks.verify(check, view.objects) is None
+    assert b"".join(view.objects.open(path, 70_000, 100_000)) == BLOB[70_000:170_000]
+
+
+def test_views_read_encrypted_universes_with_the_master_key(data, staging, cache, tmp_path, monkeypatch):
+    planes.build(data, worlds=3, entries=300, messages=50)
+    with holdfast.open(f"dir:{data}") as plane:
+        blob = plane.blobs.put(BLOB)
+        plane.world("world-0001").compact(entries=100, margin=5)
+    truth = planes.truth(data)
+    with open_view(config(data)) as view:
+        messages = list(view.messages("main"))
+    keys = tmp_path / "keys"
+    encrypt(data, keys, monkeypatch)
+    assert not [path for path in (data / "objects").rglob("*") if path.is_file() and BLOB[:64] in path.read_bytes()]
+    with pytest.raises(EncryptionKeyMissing, match="--encryption-key-file FILE"):
+        open_view(config(data))
+    with open_view(config(data, encryption_key_file=str(keys))) as view:
+        check_view(view, staging, truth, blob)
+        assert list(view.messages("main")) == messages
+        (check,) = (each for each in hash_checks.blob_checks(view, "main", ()) if each.blob == blob)
+        stored = data / "objects" / check.path
+        whole = stored.read_bytes()
+        stored.write_bytes(whole[:-1] + bytes((whole[-1] ^ 1,)))
+        assert "cannot be decrypted" in hash_checks.verify(check, view.objects).detail
+        stored.write_bytes(whole)
+    with open_view(config(data, encryption_key_file=str(keys), universes=("other",))) as view:
+        assert view.objects_url is not None, "executors read plain universes themselves"
+    resources = ExitStack()
+    with monkeypatch.context() as environment:
+        environment.setenv("HOLDFAST_ENCRYPTION_KEY_FILE", str(keys))
+        server = resources.enter_context(serving(f"dir:{data}"))
+    with resources:
+        with pytest.raises(EncryptionKeyMissing):
+            open_view(Config(data=server.url, lake="unused"))
+        for objects in (None, f"dir:{data / 'objects'}"):
+            given = Config(data=server.url, lake="unused", objects=objects, encryption_key_file=str(keys))
+            with open_view(given) as view:
+                check_view(view, staging, truth, blob)

@@ -123,11 +123,21 @@ def rollup(**options: Unpack[JobArguments]) -> None:
     run_jobs(["rollup"], options)
 
 
-@pipeline.command(examples=["holdfast pipeline report --data ./data --lake ./lake"])
+@pipeline.command(
+    examples=[
+        "holdfast pipeline report --data ./data --lake ./lake",
+        "holdfast pipeline report --data http://127.0.0.1:9440 --lake ./lake --universe main --publish",
+    ]
+)
 @job_options
-def report(**options: Unpack[JobArguments]) -> None:
+@click.option(
+    "--publish",
+    is_flag=True,
+    help="Also store the totals in the plane, as the report `pipeline` of the universe, which agents read over MCP.",
+)
+def report(publish: bool, **options: Unpack[JobArguments]) -> None:
     """Write an HTML page with plots of the results of `rollup`."""
-    run_jobs(["report"], options)
+    run_jobs(["report"], options, publish=publish)
 
 
 @pipeline.command(
@@ -443,7 +453,13 @@ def publish(
         raise InvalidArgument("Nothing to publish to; give --duckdb FILE or --spark-schema NAME")
     if delta_scan and duckdb is None:
         raise InvalidArgument("--delta-scan is for a DuckDB file; give --duckdb FILE")
-    options: LakeArguments = {"data": None, "lake": lake, "universes": (), "storage": storage}
+    options: LakeArguments = {
+        "data": None,
+        "lake": lake,
+        "universes": (),
+        "storage": storage,
+        "encryption_key_file": None,
+    }
     config = configure(job_arguments(options), needs_lake=True)
     with require_spark():
         from holdfast.pipeline.catalogue import duckdb_file

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 import click
 
 from holdfast.cli.durations import SECONDS
+from holdfast.cli.encryption_options import key_file_option
 from holdfast.cli.pipeline_observers import lineage_option, metrics_option
 from holdfast.errors import InvalidArgument
 
@@ -27,6 +28,7 @@ class JobArguments(TypedDict):
     metrics: NotRequired[str | None]
     lineage: NotRequired[str | None]
     reducer: NotRequired[str | None]
+    encryption_key_file: NotRequired[str | None]
     key_file: NotRequired[str | None]
     redact: NotRequired[str | None]
 
@@ -63,6 +65,7 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
             ),
             _UNIVERSE,
             STORAGE,
+            key_file_option,
             click.option(
                 "--key-file",
                 metavar="FILE",
@@ -95,11 +98,12 @@ class LakeArguments(TypedDict):
     lake: str | None
     universes: tuple[str, ...]
     storage: tuple[str, ...]
+    encryption_key_file: str | None
 
 
 def lake_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of commands that start no Spark."""
-    for option in (STORAGE, _UNIVERSE, LAKE, _DATA):
+    for option in (key_file_option, STORAGE, _UNIVERSE, LAKE, _DATA):
         command = option(command)
     return command
 
@@ -110,6 +114,7 @@ def job_arguments(options: LakeArguments) -> JobArguments:
         "lake": options["lake"],
         "universes": options["universes"],
         "storage": options["storage"],
+        "encryption_key_file": options["encryption_key_file"],
         "activity": (),
         "master": None,
         "remote": None,

@@ -48,7 +48,7 @@ def run_jobs(
         observation = Observation(config, metrics=options.get("metrics"), lineage=options.get("lineage"))
     from holdfast.pipeline import jobs
 
-    if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE):
+    if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE) or extra.get("publish"):
         check_plane(config, creates="load" in names)
     results: list[JobResult] = []
     not_followed: JobOptions = {}
@@ -100,6 +100,7 @@ def configure(options: JobArguments, *, needs_lake: bool) -> "Config":
         patience_seconds=given_options().get("patience", PATIENCE_SECONDS),
         storage=_pairs(options["storage"]),
         universes=tuple(checked_name("universe", name) for name in named),
+        encryption_key_file=_absolute_path(options.get("encryption_key_file")),
         key_file=_absolute_path(options.get("key_file")),
         redact_file=_absolute_path(options.get("redact")),
         reducer=options.get("reducer"),

@@ -6,6 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.client import tls
+from holdfast.encryption_keys import KeyProvider, provider_of
+from holdfast.kv.value_cipher import ValueCipher
 
 PATIENCE_SECONDS: Final = 30.0
 
@@ -24,6 +26,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     patience_seconds: float = PATIENCE_SECONDS  # How long to keep retrying an unreachable server.
     storage: dict[str, str] = {}  # Object store options, such as aws_endpoint.
     universes: tuple[str, ...] = ()  # Restrict the job to these universes; empty: all.
+    encryption_key_file: str | None = None  # The master keys of encrypted universes. None: the environment names them.
     key_file: str | None = None  # A file with the secret key of digests in the lake; executors do not read it.
     redact_file: str | None = None  # A file with the fields that are replaced before they are stored.
     reducer: str | None = None  # module:function, (state, record) -> state; None: a chain of hashes.
@@ -40,6 +43,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             PathUnusable: a certificate file is missing or invalid.
         """
         return tls.context(self.data, ca=self.ca, cert=self.cert, key=self.cert_key)
+
+    def encryption(self) -> KeyProvider | None:
+        """The master keys of encrypted universes; None: those that the environment names.
+
+        Raises:
+            PathUnusable: the key file cannot be read.
+        """
+        return provider_of(self.encryption_key_file, None)
+
+    def cipher(self) -> ValueCipher | None:
+        """What opens the values of encrypted universes; None: the keys that the environment names."""
+        keys = self.encryption()
+        return None if keys is None else ValueCipher(keys)
 
 
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):

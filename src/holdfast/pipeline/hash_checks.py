@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt, DamagedDatabase, HashMismatch, ObjectNotFound, Unreachable
+from holdfast.errors import Corrupt, DamagedDatabase, DecryptionFailed, HashMismatch, ObjectNotFound, Unreachable
 from holdfast.kv import prefix_range
 from holdfast.layers import blobs
 from holdfast.pipeline.journal_chunks import Stores
@@ -81,6 +81,8 @@ def verify(check: Check, store: ObjectStore) -> Problem | None:
         data = store.get(check.path)
     except ObjectNotFound:
         return _problem(check, "missing", "is missing")
+    except DecryptionFailed:
+        return _problem(check, "checksum", "cannot be decrypted")
     if check.sha256 is not None and hashlib.sha256(data).hexdigest() != check.sha256:
         return _problem(check, "checksum", "does not match its hash")
     if len(data) != check.size:

@@ -306,10 +306,11 @@ _EVENT_ORDER: Final = {
     "outlived": 5,
     "purged": 5,
     "cancelled": 5,
+    "moved": 5,
 }
 MESSAGE_EVENTS: Final = tuple(_EVENT_ORDER)  # The events that a fold knows.
 _DELIVERY_EVENTS: Final = frozenset(("leased", "deferred", "nacked", "expired", "dead-lettered", "acked"))
-_FINAL: Final = frozenset(("acked", "outlived", "purged", "cancelled"))  # A dead letter may be redriven.
+_FINAL: Final = frozenset(("acked", "outlived", "purged", "cancelled", "moved"))  # A dead letter may be redriven.
 _OUTCOMES: Final = {
     **dict.fromkeys(("put", "deferred", "nacked", "expired", "redriven"), "waiting"),
     "leased": "leased",
@@ -318,6 +319,7 @@ _OUTCOMES: Final = {
     "outlived": "outlived",
     "purged": "purged",
     "cancelled": "purged",
+    "moved": "purged",
 }
 _OPEN: Final = frozenset(("waiting", "leased"))
 _FINAL_OUTCOMES: Final = frozenset(("acked", "outlived", "purged"))

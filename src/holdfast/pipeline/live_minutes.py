@@ -30,7 +30,10 @@ _MINUTE_MS: Final = 60_000
 _MINUTE: Final = timedelta(minutes=1)
 _DAY: Final = timedelta(days=1)
 # As in the other tables, cancelled messages count as purged.
-_EVENT_COLUMNS: Final = {event: event.replace("-", "_") for event in MESSAGE_EVENTS} | {"cancelled": "purged"}
+_EVENT_COLUMNS: Final = {event: event.replace("-", "_") for event in MESSAGE_EVENTS} | {
+    "cancelled": "purged",
+    "moved": "purged",
+}
 _COUNTS: Final = tuple(dict.fromkeys(_EVENT_COLUMNS.values()))
 _SUMS: Final = (*_COUNTS, "retries", "waits", "wait_sum_ms")
 _ID_CHARACTERS: Final = 36

@@ -146,7 +146,12 @@ def open_transport(config: Config) -> Iterator[Transport]:
         )
     else:
         transport = open_plane(
-            config.data, Options(objects=config.objects, activity=next(iter(config.activity_folders), None))
+            config.data,
+            Options(
+                objects=config.objects,
+                activity=next(iter(config.activity_folders), None),
+                encryption=config.encryption(),
+            ),
         )
     try:
         yield transport

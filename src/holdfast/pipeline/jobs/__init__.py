@@ -58,6 +58,7 @@ class JobOptions(TypedDict, total=False):
     now: datetime  # reachability, contents, rollup, report and vacuum
     view: "View"  # ingest, audit, reachability, contents and rollup
     payloads: bool  # contents
+    publish: bool  # report
     source: "DataFrame | str"  # load
     target: str
     load: str

@@ -4,7 +4,8 @@
     <lake>/reports/latest.html               the same
     <lake>/reports/latest.json               its totals, for programs
 
-Files are replaced atomically. The job needs no executors: aggregates are small.
+Files are replaced atomically. The job needs no executors: aggregates are small. With `publish`, the totals are stored
+in the plane as well, as the report `pipeline`, which agents read over MCP.
 """
 
 import time
@@ -14,16 +15,22 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from holdfast.errors import InvalidArgument
+from holdfast.handles.sync.plane import Plane
+from holdfast.names import REPORTS
 from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.lake.atomic_files import replace_file
+from holdfast.pipeline.loading import open_transport
 from holdfast.pipeline.reports.facts import collect
 from holdfast.pipeline.reports.page import page
+from holdfast.wire.collections import PutRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FOLDER: Final = "reports"
+PUBLISHED: Final = "pipeline"  # The name of the report in the plane.
 
 
 def run(
@@ -32,9 +39,16 @@ def run(
     *,
     progress: Callable[[str, int, int], None] | None = None,
     now: datetime | None = None,
+    publish: bool = False,
 ) -> JobResult:
-    """Write a report of the latest results of `rollup`, `audit` and `reachability`."""
+    """Write a report of the latest results of `rollup`, `audit` and `reachability`.
+
+    Raises:
+        InvalidArgument: it is to be published, and is not of exactly one universe.
+    """
     del spark
+    if publish and len(config.universes) != 1:
+        raise InvalidArgument("A published report is of one universe, whose agents can read it; give --universe once")
     started, now = time.monotonic(), now or datetime.now(UTC)
     lake = Lake(config.lake, config.storage)
     facts = collect(lake, made_at=now, universes=config.universes)
@@ -42,11 +56,22 @@ def run(
     data = page(facts).encode()
     totals = {"made_at": now, "report": name, "totals": facts.totals}
     location = lake.location.child(FOLDER)
-    written = {name: data, "latest.html": data, "latest.json": msgspec.json.format(msgspec.json.encode(totals)) + b"\n"}
+    latest = msgspec.json.format(msgspec.json.encode(totals)) + b"\n"
+    written = {name: data, "latest.html": data, "latest.json": latest}
     for n, (path, body) in enumerate(written.items(), 1):
         replace_file(location, path, body)
         if progress is not None:
             progress("files", n, len(written))
     rows = {name: total for name, total in facts.totals.items() if total is not None}
     notes = [f"{location.url}/{name}"]
+    if publish:
+        notes.append(_publish(config, latest))
     return JobResult(job="report", ok=True, rows=rows, seconds=time.monotonic() - started, notes=notes)
+
+
+def _publish(config: Config, totals: bytes) -> str:
+    """Store the totals in the plane, in place of those of the last report; returns the address for agents."""
+    (universe,) = config.universes
+    with open_transport(config) as transport:
+        Plane(transport, universe).collection(REPORTS).commit([PutRow(REPORTS, (PUBLISHED,), totals)])
+    return f"holdfast://{universe}/{REPORTS}/{PUBLISHED}"

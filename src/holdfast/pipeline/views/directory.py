@@ -32,16 +32,17 @@ def open_directory(config: Config) -> View:
         DirectoryInUse: another process has it open.
         SchemaMismatch: a newer Holdfast wrote it.
         DamagedDatabase: the database is damaged.
+        EncryptionKeyMissing: it has encrypted universes, and the master key is missing.
     """
     path = folder_at(config.data).absolute()
     check_marker(path)
     stores = Stores(config.storage)
     with ExitStack() as resources:
         folder = resources.enter_context(folders.temporary(path))
-        _checkpoint(path, folder / "kv")
+        _checkpoint(path, folder / "kv", config)
         for logs in map(folder_at, config.activity_folders or [str(path / "activity")]):
             link_all(logs, folder / "activity")
-        database = resources.enter_context(RocksDatabase(folder / "kv"))
+        database = resources.enter_context(RocksDatabase(folder / "kv", cipher=config.cipher()))
         url = config.objects or f"dir:{path / 'objects'}"
         return View(
             database,
@@ -55,13 +56,13 @@ def open_directory(config: Config) -> View:
         )
 
 
-def _checkpoint(path: Path, target: Path) -> None:
+def _checkpoint(path: Path, target: Path, config: Config) -> None:
     """Take a checkpoint of the key space; one view at a time opens it."""
     until = time.monotonic() + VIEW_RETRY_SECONDS
     with folders.exclusive(path):
         while True:
             try:
-                with RocksDatabase(path / "kv") as database:
+                with RocksDatabase(path / "kv", cipher=config.cipher()) as database:
                     database.checkpoint(target)
                 return
             except DirectoryInUse as error:

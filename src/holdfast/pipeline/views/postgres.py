@@ -22,6 +22,7 @@ def open_postgres(config: Config) -> View:
         Unreachable: PostgreSQL cannot be reached.
         NotFound: there is no plane in this database.
         Unsupported: the driver is not installed.
+        EncryptionKeyMissing: it has encrypted universes, and the master key is missing.
     """
     try:
         from holdfast.backends.postgres import PostgresDatabase
@@ -29,7 +30,7 @@ def open_postgres(config: Config) -> View:
         raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
     stores = Stores(config.storage)
     with ExitStack() as resources:
-        database = resources.enter_context(PostgresDatabase(config.data, create=False))
+        database = resources.enter_context(PostgresDatabase(config.data, create=False, cipher=config.cipher()))
         return View(
             database,
             objects=stores(config.objects) if config.objects else None,

@@ -26,11 +26,13 @@ from obstore.store import MemoryStore
 
 import holdfast
 from holdfast.backends.objects import ObjectMeta, ObjectStore, check_path
+from holdfast.backends.objects.encrypted import decrypted, universe_of_path
 from holdfast.backends.objects.store import Names
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
 from holdfast.handles.sync.backups import Backups
 from holdfast.kv.formats import FORMAT
+from holdfast.kv.value_cipher import ValueCipher
 from holdfast.limits import OBJECT_LIST_MAX, VIEW_LOCK_WAIT_SECONDS_MAX
 from holdfast.names import folder_at
 from holdfast.pipeline.config import Config
@@ -56,6 +58,7 @@ def open_server(config: Config) -> View:
         Unsupported: its data is not in a directory.
         Busy: other views and backups of it are in progress for too long.
         SchemaMismatch: the server has a newer data format.
+        EncryptionKeyMissing: it has encrypted universes, and the master key is missing here.
     """
     stores = Stores(config.storage)
     with ExitStack() as resources:
@@ -72,8 +75,10 @@ def open_server(config: Config) -> View:
         cache = _cache(config.data)
         folder = resources.enter_context(folders.temporary(cache))
         logs = _download(plane.backups, begun.id, folder, cache / "tables", with_logs=config.objects is None)
-        database = resources.enter_context(RocksDatabase(folder / "kv"))
-        objects = stores(config.objects) if config.objects else BackupObjects(plane.backups, begun.id, logs)
+        database = resources.enter_context(RocksDatabase(folder / "kv", cipher=config.cipher()))
+        objects = (
+            stores(config.objects) if config.objects else BackupObjects(plane.backups, begun.id, logs, database.cipher)
+        )
         return View(
             database,
             objects=objects,
@@ -87,13 +92,14 @@ def open_server(config: Config) -> View:
 
 
 class BackupObjects(ObjectStore):
-    """The objects of a backup, fetched from the server. Read-only."""
+    """The objects of a backup, fetched from the server and decrypted here. Read-only."""
 
-    def __init__(self, backups: Backups, id: str, logs: list[ObjectMeta]) -> None:
+    def __init__(self, backups: Backups, id: str, logs: list[ObjectMeta], cipher: ValueCipher) -> None:
         """Create the store; `logs` are rotated session logs and their manifests, the only objects that are listed."""
         super().__init__(MemoryStore())
         self._backups = backups
         self._id = id
+        self._cipher = cipher
         self._logs = sorted(logs, key=lambda meta: meta.path)
 
     def get(self, path: str) -> bytes:
@@ -103,8 +109,12 @@ class BackupObjects(ObjectStore):
         return b"".join(self.open(path, start, length))
 
     def open(self, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+        universe = universe_of_path(path)
         try:
-            return self._backups.open(self._id, f"objects/{path}", start=start, length=length)
+            if universe is None or self._cipher.newest_key(universe) is None:
+                return self._backups.open(self._id, f"objects/{path}", start=start, length=length)
+            content = decrypted(self._cipher, path, self._backups.open(self._id, f"objects/{path}"))
+            return _part_of(content, start, length)
         except NotFound as error:
             self._check_checkpoint()
             raise ObjectNotFound(f"{path} is not in the server's object store") from error
@@ -130,6 +140,17 @@ class BackupObjects(ObjectStore):
             b"".join(self._backups.open(self._id, "keyspace/CURRENT", length=1))
         except NotFound as error:
             raise Unreachable("The server has removed the checkpoint of this view; run the job again") from error
+
+
+def _part_of(content: Iterator[bytes], start: int, length: int | None) -> Iterator[bytes]:
+    position, end = 0, None if length is None else start + length
+    for part in content:
+        found = part[max(start - position, 0) : None if end is None else max(end - position, 0)]
+        position += len(part)
+        if found:
+            yield found
+        if end is not None and position >= end:
+            return
 
 
 def _begin(backups: Backups) -> BackupBegun:

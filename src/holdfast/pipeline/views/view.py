@@ -14,6 +14,7 @@ from typing import NamedTuple, Self, TypeVar
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
+from holdfast.backends.objects.encrypted import encrypted
 from holdfast.errors import (
     BlobNotFound,
     Corrupt,
@@ -26,6 +27,7 @@ from holdfast.errors import (
     WorldNotFound,
 )
 from holdfast.kv import Database, Subspace, Transaction, pages
+from holdfast.kv.value_cipher import cipher_of
 from holdfast.layers import blobs, journals, lineages, segments, snapshots, tokens, worlds
 from holdfast.layers.lineages import Identity
 from holdfast.layers.segments import SegmentRecord
@@ -100,7 +102,7 @@ class View:
         """
         self.database = database
         self.objects = objects
-        self.objects_url = objects_url  # None: executors cannot reach the object store, so objects are staged.
+        self.objects_url = objects_url  # None: executors cannot read the object store, so objects are staged.
         self.stores = stores
         self.is_live = is_live
         self._logs = tuple(logs)
@@ -111,6 +113,15 @@ class View:
         self._rotated: list[str] | None = None  # The universes with rotated logs: a folder is listed as a whole.
         self._opened_ms = time.time_ns() // 1_000_000
         self.hidden = Hidden()
+        if self._has_encrypted_universe():
+            self.objects_url = None  # Executors have no keys.
+            if objects_url is not None and objects is not None:
+                self.objects = encrypted(objects, database)
+
+    def _has_encrypted_universe(self) -> bool:
+        cipher = cipher_of(self.database)
+        found = [] if cipher is None else [name for name in cipher.universes if name]
+        return any(not self._universes or name in self._universes for name in found)
 
     def without(self, hidden: Hidden) -> "View":
         """The same view without what was forgotten. Only the original is to be closed."""
