@@ -32,6 +32,7 @@ from holdfast.hosts.failures import is_final, text_of
 from holdfast.hosts.hosted_world import HostedWorld, HostPolicy
 from holdfast.hosts.programs import Program
 from holdfast.hosts.runners import Runner, StopWorld
+from holdfast.hosts.step_context import StepPlanes
 from holdfast.limits import (
     HOST_LEASE_SECONDS,
     HOST_WAIT_SECONDS_MAX,
@@ -119,6 +120,7 @@ class AsyncHost:
         self._running: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # A turn is wanted.
         self._compactor = Compactor(self._transport, self._universe)
+        self._planes = StepPlanes(self._transport, self._universe)
         self._effects = AdapterPool(
             self._transport,
             self._universe,
@@ -161,6 +163,7 @@ class AsyncHost:
             await _end(*claiming, stopping)
             await self._drain()
             await _end(*keeping)
+            self._planes.close()
         for loop in (*claiming, *keeping):
             if not loop.cancelled() and (error := loop.exception()) is not None:
                 raise error
@@ -181,6 +184,7 @@ class AsyncHost:
                 await asyncio.wait(turns)
             await self._effects.finish()
             await self._close(list(self._held.values()))
+            self._planes.close()
 
     async def _run_ready(self) -> int:
         count = 0
@@ -264,6 +268,7 @@ class AsyncHost:
             policy=self._policy,
             request_turn=lambda: self._want_turn(new),
             request_compaction=self._compactor.want,
+            planes=self._planes,
         )
         new = _Held(world, factory(world))
         self._held[world.name] = new

@@ -11,6 +11,7 @@ import msgspec
 from holdfast.clock import Clock, SystemClock
 from holdfast.errors import BaselineRegressed, Fenced, LeaseRequired, PromotionRefused
 from holdfast.handles.worlds import AsyncWorld, Reducer
+from holdfast.hosts.step_context import StepPlanes
 from holdfast.limits import HOST_LEASE_SECONDS, SEGMENT_ENTRIES, SEGMENT_MARGIN, TURN_ITEMS_MAX
 from holdfast.wire import AsyncTransport
 from holdfast.wire.atomic import CommitAtomic, Step
@@ -56,6 +57,7 @@ class HostedWorld:
         policy: HostPolicy = HostPolicy(),  # noqa: B008
         request_turn: Callable[[], None] = lambda: None,
         request_compaction: Callable[[str, int], None] = lambda _world, _incarnation: None,
+        planes: StepPlanes | None = None,
     ) -> None:
         """The world of a claim.
 
@@ -67,6 +69,7 @@ class HostedWorld:
             policy: what the host does with turns that fail.
             request_turn: makes the host call `run_turn` of its runner soon, without items.
             request_compaction: makes the host compact the world, beside its turns.
+            planes: the plane, as steps of workflows use it.
         """
         self.name = claim.world
         self.universe = universe
@@ -88,6 +91,7 @@ class HostedWorld:
         self._baseline_height = 0
         self._snapshot_heights: list[int] = []  # Of snapshots above the baseline.
         self.transport = transport
+        self.planes = planes or StepPlanes(transport, universe)
         self._last = claim.items[-1][0] if claim.items else claim.cursor  # The last item that is known here.
 
     def add(self, items: Iterable[tuple[int, InboxItem]]) -> None:

@@ -2,18 +2,18 @@
 
 import asyncio
 import logging
-import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
-from typing import Any, Final, Literal, Self, TypedDict, Unpack
+from types import TracebackType
+from typing import Final, Literal, Self, TypedDict, Unpack
 
 from holdfast.errors import InvalidArgument
 from holdfast.handles.sync.plane import Plane
 from holdfast.hosts.apps import HostApp
 from holdfast.hosts.host import AsyncHost, HostStats
 from holdfast.hosts.programs import Program
+from holdfast.stop_signals import stop_on_signals
 from holdfast.tasks.planes import async_plane_of, close_handle
 
 _log = logging.getLogger("holdfast.host")
@@ -109,11 +109,7 @@ class Host:
         Raises:
             HoldfastError: worlds cannot be claimed, and a retry cannot succeed (its `retry` is `never`).
         """
-        before: dict[signal.Signals, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before[number] = signal.signal(number, self._stop_on_signal)
-        try:
+        with stop_on_signals(self._stop_on_signal, second_ends=True):
             self.start()
             if on_start is not None:
                 on_start()
@@ -121,9 +117,6 @@ class Host:
                 pass
             _log.info("stopping: waiting for running turns and adapters")
             self.stop()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def __enter__(self) -> Self:
         self.start()
@@ -134,11 +127,8 @@ class Host:
     ) -> None:
         self.stop()
 
-    def _stop_on_signal(self, number: int, frame: FrameType | None) -> None:
-        del frame
+    def _stop_on_signal(self, number: int) -> None:
         self.stopped_by = number
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.SIG_DFL)
         self._stopping.set()
 
     def _run_loop(self) -> None:

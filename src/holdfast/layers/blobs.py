@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from holdfast.errors import BlobNotFound, Busy, InvalidArgument, SizeMismatch
-from holdfast.kv import Subspace, Transaction
+from holdfast.kv import Subspace, Transaction, pages
 from holdfast.limits import BLOB_NAMED_MAX, BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX
 
 
@@ -100,11 +100,14 @@ def record(tx: Transaction, universe: str, digest: bytes, blob: Blob) -> Blob:
     Raises:
         SizeMismatch: it is recorded with another size.
         Busy: the upload took so long that its body may have been deleted as abandoned.
+        QuotaExceeded: the universe has no room for the body; it is deleted as abandoned.
     """
     known = find(tx, universe, digest)
     if known is None:
         if blob.upload and tx.now_ms - _upload_ms(blob.upload) > BLOB_UPLOAD_SECONDS_MAX * 1_000:
             raise Busy(f"Storing blob {digest.hex()} took more than {BLOB_UPLOAD_SECONDS_MAX} s; store it again")
+        if tx.quotas is not None and blob.inline is None:
+            tx.quotas.admit_bytes(universe, blob.size)
         stored = msgspec.structs.replace(blob, put_ms=tx.now_ms)
         tx.put(_key(universe, digest), _encode(stored))
         return stored
@@ -114,6 +117,16 @@ def record(tx: Transaction, universe: str, digest: bytes, blob: Blob) -> Blob:
         )
     renew(tx, universe, digest, known, pinned=blob.pinned)
     return known
+
+
+def body_bytes(tx: Transaction, universe: str) -> int:
+    """The bytes of the bodies that a universe has in the object store. Reads the record of every blob."""
+    size = 0
+    for page in pages(tx, *Subspace("u", universe, "cas").range()):
+        for _, value in page:
+            blob = _decode(value)
+            size += blob.size if blob.inline is None else 0
+    return size
 
 
 def renew(tx: Transaction, universe: str, digest: bytes, known: Blob, *, pinned: bool) -> None:

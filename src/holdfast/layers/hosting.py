@@ -172,11 +172,9 @@ def clear_wake(tx: Transaction, world: World, owner: str) -> bool:
 
 def clear_stale(tx: Transaction, world: World, ready: Ready) -> None:
     """Remove a key of the ready index that does not match the record: hosts would find it again and again."""
-    record = find(tx, world)
-    if record is None or (record.program, record.ready_ms) != (ready.program, ready.at_ms):
-        key = _ready(world.universe).key(ready.program, ready.at_ms, world.name)
-        if tx.get(key) is not None:
-            tx.delete(key)
+    key = _ready(world.universe).key(ready.program, ready.at_ms, world.name)
+    if tx.get(key) is not None:
+        tx.delete(key)
 
 
 def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:

@@ -199,6 +199,22 @@ def release(tx: Transaction, proof: LeaseProof) -> bool:
     return True
 
 
+def break_lease(tx: Transaction, lease: LeaseKey, *, fence: int) -> bool:
+    """Release the lease of any owner, if it still has this fence; whether it was held until now.
+
+    Raises:
+        LeaseConflict: it was granted again since, with a higher fence.
+    """
+    last = last_grant(tx, lease)
+    if last is None or last.fence != fence:
+        found = "was never granted" if last is None else f"has the fence {last.fence} and the owner {last.owner}"
+        raise LeaseConflict(f"The lease on {lease.key} {found}, so the fence {fence} ends nothing; look at it again")
+    if not last.holds_at(tx.now_ms):
+        return False
+    force_release(tx, lease)
+    return True
+
+
 def force_release(tx: Transaction, lease: LeaseKey) -> None:
     """Release the lease of any owner, because what it guards has a new owner."""
     last = last_grant(tx, lease)

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingEntry, SegmentExists
-from holdfast.kv import Subspace, Transaction
+from holdfast.kv import Subspace, Transaction, pages
 from holdfast.layers import journals, snapshots, worlds
 from holdfast.layers.worlds import World, WorldState
 from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
@@ -135,6 +135,13 @@ def page(tx: Transaction, world: World, *, after: int = -1, limit: int) -> list[
     """At most `limit` segments that end after the height `after`, in order."""
     begin = _subspace(world).key(after + 1)
     return [_decode(value) for _, value in tx.scan(begin, _subspace(world).range()[1], limit=limit)]
+
+
+def body_bytes(tx: Transaction, universe: str) -> int:
+    """The bytes of all segments of a universe, in the object store."""
+    return sum(
+        _decode(value).size for found in pages(tx, *Subspace("u", universe, "segments").range()) for _, value in found
+    )
 
 
 def forget(tx: Transaction, world: World, record: SegmentRecord, incarnation: int) -> None:

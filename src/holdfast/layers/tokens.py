@@ -1,6 +1,6 @@
 """Access tokens for the network API.
 
-    ("tokens", id)  ->  what the token allows, and the SHA-256 of its secret
+    ("tokens", id)  ->  what the token allows, the SHA-256 of its secret, and the encrypted secret of its access key
 
     usable ── ttl expires ──► expired ──┐
        └───── revoke ───────► revoked ──┴─ 30 days ──► deleted
@@ -20,7 +20,7 @@ import msgspec
 from holdfast.errors import Busy, InvalidArgument, NotAllowed, NotFound
 from holdfast.kv import Subspace, Transaction
 from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire.permissions import covers, covers_universes
+from holdfast.wire.permissions import covers, covers_queues, covers_universes
 
 TOKENS_MAX: Final = 10_000  # Every server keeps all of them in memory.
 KEPT_SECONDS: Final = 30 * 86_400  # How long an expired or revoked token stays listed.
@@ -44,6 +44,16 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     rate_per_second: float | None = None
     body_bytes_max: int | None = None
     maker: str = ""  # The id of the token that created it; empty: created without a token.
+    queues: list[str] = []  # Names and patterns; empty: all.
+    access_key: bytes = b""  # The encrypted secret of its SQS access key; empty: it has none.
+    # The hash of the secret of a token with `queues`, whose `secret_hash` is empty. So a node of an earlier version,
+    # which does not know `queues`, refuses the token instead of allowing it all queues.
+    limited_hash: bytes = b""
+
+    @property
+    def hash(self) -> bytes:
+        """The SHA-256 of its secret."""
+        return self.limited_hash or self.secret_hash
 
     def usable_at(self, now_ms: int) -> bool:
         return self.revoked_ms is None and (self.expires_ms is None or now_ms < self.expires_ms)
@@ -64,6 +74,8 @@ def create(
     rate_per_second: float | None = None,
     body_bytes_max: int | None = None,
     maker: str = "",
+    queues: list[str] | None = None,
+    access_key: bytes = b"",
 ) -> Token:
     """Create a token for the secret with the hash `secret_hash`. Deletes tokens that ended 30 days ago.
 
@@ -80,6 +92,8 @@ def create(
         universes=universes,
         verbs=verbs,
         secret_hash=secret_hash,
+        queues=queues or [],
+        access_key=access_key,
         created_ms=now_ms,
         expires_ms=None if ttl_ms is None else now_ms + ttl_ms,
         rate_per_second=rate_per_second,
@@ -87,6 +101,8 @@ def create(
         maker=maker,
     )
     token = limited_by(_usable_maker(tx, maker), wanted) if maker else wanted
+    if token.queues:
+        token = msgspec.structs.replace(token, secret_hash=b"", limited_hash=secret_hash)
     for other in all_tokens(tx):
         ended_ms = other.revoked_ms or other.expires_ms
         if ended_ms is not None and ended_ms + KEPT_SECONDS * 1_000 <= now_ms:
@@ -109,6 +125,8 @@ def limited_by(maker: Token, wanted: Token) -> Token:
         raise _wider(maker, "universes", wanted.universes, maker.universes)
     if not all(covers(maker.verbs, verb) for verb in wanted.verbs):
         raise _wider(maker, "verbs", wanted.verbs, maker.verbs)
+    if wanted.queues and not covers_queues(maker.queues, wanted.queues):
+        raise _wider(maker, "queues", wanted.queues, maker.queues)
     if maker.expires_ms is not None and wanted.expires_ms is not None and wanted.expires_ms > maker.expires_ms:
         left = (maker.expires_ms - wanted.created_ms) / 1_000
         raise _wider(maker, "ttl_seconds", (wanted.expires_ms - wanted.created_ms) / 1_000, left)
@@ -118,6 +136,7 @@ def limited_by(maker: Token, wanted: Token) -> Token:
             raise _wider(maker, field, given, most)
     return msgspec.structs.replace(
         wanted,
+        queues=wanted.queues or maker.queues,
         expires_ms=maker.expires_ms if wanted.expires_ms is None else wanted.expires_ms,
         rate_per_second=maker.rate_per_second if wanted.rate_per_second is None else wanted.rate_per_second,
         body_bytes_max=maker.body_bytes_max if wanted.body_bytes_max is None else wanted.body_bytes_max,
@@ -176,10 +195,10 @@ def _children(tx: Transaction) -> dict[str, list[Token]]:
 
 
 def _end(tx: Transaction, token: Token) -> None:
-    """Store the token as revoked, without its universes and verbs if they are long."""
-    revoked = msgspec.structs.replace(token, revoked_ms=tx.now_ms)
+    """Store the token as revoked: without the secret of its access key, and without what it allows if that is long."""
+    revoked = msgspec.structs.replace(token, revoked_ms=tx.now_ms, access_key=b"")
     if len(_encode(revoked)) > _REVOKED_BYTES_MAX:
-        revoked = msgspec.structs.replace(revoked, universes=[], verbs=[])
+        revoked = msgspec.structs.replace(revoked, universes=[], verbs=[], queues=[])
     _store(tx, revoked)
 
 
@@ -200,7 +219,7 @@ def check(token: Token | None, secret_hash: bytes, now_ms: int) -> Token:
         NotAllowed: the secret is wrong, or the token is not usable.
     """
     # Constant time: the duration must not reveal how much of a guess was right.
-    matches = hmac.compare_digest(_NO_HASH if token is None else token.secret_hash, secret_hash)
+    matches = hmac.compare_digest(_NO_HASH if token is None else token.hash, secret_hash)
     if token is None or not matches:
         raise NotAllowed("The token is unknown; create one with: holdfast token create NAME --allow VERBS")
     return check_usable(token, now_ms)
@@ -226,6 +245,11 @@ def page(tx: Transaction, *, after: str, limit: int) -> list[Token]:
     begin, end = SUBSPACE.range()
     pairs = tx.scan(SUBSPACE.key(after) + b"\x00" if after else begin, end, limit=limit)
     return [_decode(value) for _, value in pairs]
+
+
+def has_access_keys(tx: Transaction) -> bool:
+    """Whether a usable token has an SQS access key."""
+    return any(token.access_key and token.usable_at(tx.now_ms) for token in all_tokens(tx))
 
 
 def all_tokens(tx: Transaction) -> list[Token]:

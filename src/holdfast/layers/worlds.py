@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
+from holdfast.errors import DecryptionFailed, InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
 from holdfast.kv import Subspace, Transaction, pack, prefix_range
 from holdfast.limits import READ_ENTRIES_MAX
 from holdfast.wire.runs import RUN_PREFIX, STATES
@@ -61,6 +61,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 _META: Final = pack(("meta",))
+_UNIVERSES: Final = Subspace("u")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(WorldMeta).decode
 _decode_origin = msgspec.msgpack.Decoder(Origin).decode
@@ -247,24 +248,52 @@ def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> lis
 
 
 def universes(tx: Transaction, *, after: str = "", limit: int) -> list[str]:
-    """At most `limit` names of universes after `after`, in order."""
-    return first_elements(tx, Subspace("u"), after, limit)
+    """At most `limit` names of universes after `after`, in order.
+
+    One that has only an audit log does not count: calls with a mistyped name leave entries, too.
+    """
+    found: list[str] = []
+    while len(found) < limit and (names := first_elements(tx, _UNIVERSES, after, limit - len(found))):
+        found += [name for name in names if _has_data(tx, name)]
+        after = names[-1]
+    return found
 
 
-def first_elements(tx: Transaction, parent: Subspace, after: str, limit: int) -> list[str]:
-    """The distinct first elements of the keys in a subspace.
+def _has_data(tx: Transaction, universe: str) -> bool:
+    log = _UNIVERSES.at(universe, "audit")
+    begin, end = prefix_range(_UNIVERSES.key(universe))  # With damaged keys, which `doctor` must find.
+    first = _first_key(tx, begin, end)
+    if first is None or first not in log:
+        return first is not None
+    return _first_key(tx, prefix_range(log.prefix)[1], end) is not None
+
+
+def first_elements(tx: Transaction, parent: Subspace, after: str, limit: int, *, prefix: str = "") -> list[str]:
+    """The distinct first elements of the keys in a subspace, of those that start with `prefix`.
 
     Each element has many keys. One scan skips all of them, so a page costs one scan per name.
     """
     begin, end = parent.range()
+    if prefix:
+        begin, end = prefix_range(parent.key(prefix)[:-1])  # Without the byte that ends a text.
     if after:
-        begin = prefix_range(parent.key(after))[1]
+        begin = min(max(begin, prefix_range(parent.key(after))[1]), end)
     found: list[str] = []
-    while len(found) < limit and (pairs := tx.scan(begin, end, limit=1)):
-        name = _first(parent, pairs[0][0])
+    while len(found) < limit and (key := _first_key(tx, begin, end)) is not None:
+        name = _first(parent, key)
         found.append(name)
         begin = prefix_range(parent.key(name))[1]
     return found
+
+
+def _first_key(tx: Transaction, begin: bytes, end: bytes) -> bytes | None:
+    """The first key of a range. A value that cannot be decrypted does not hide the names after it."""
+    try:
+        return next((key for key, _ in tx.scan(begin, end, limit=1)), None)
+    except DecryptionFailed as error:
+        if error.key is None:
+            raise
+        return error.key
 
 
 def incarnation_at(tx: Transaction, prefix: bytes) -> int | None:

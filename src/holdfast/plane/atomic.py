@@ -1,6 +1,8 @@
 """A list of operations, executed in one transaction."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from holdfast.errors import BatchTooLarge, EmptyBatch, HoldfastError, MailNotFound, rebuild
 from holdfast.kv import Transaction
@@ -8,9 +10,10 @@ from holdfast.layers.idempotency import KeyedCall, run_idempotent
 from holdfast.limits import ATOMIC_OPERATIONS_MAX
 from holdfast.plane import entities
 from holdfast.plane.handlers import HANDLERS, service
+from holdfast.plane.services import Services
 from holdfast.plane.sharing import share_queues
 from holdfast.plane.stores import AnyStores, Served
-from holdfast.tiers import TierPolicy
+from holdfast.runtime.locks.table import LocksBegun
 from holdfast.wire.answers import decoder_of
 from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.entities import WriteEntities
@@ -21,19 +24,24 @@ from holdfast.wire.requests import Answer, Request
 
 @service
 def commit(stores: AnyStores, request: CommitAtomic, call: KeyedCall | None = None) -> Served[Answers]:
-    work = partial(_execute_alone, policy=stores.services.policy, request=request)
-    if call is None:
-        return stores.transact(work, tier=request.tier)
-    return stores.transact(run_idempotent, call, decoder_of(request), work, tier=request.tier)
+    locked: set[str] = set()
+    work = partial(_execute_alone, services=stores.services, request=request, locked=locked)
+    args: tuple[Any, ...] = (work,) if call is None else (run_idempotent, call, decoder_of(request), work)
+    transact: Callable[[], Any] = lambda: stores.transact(*args, tier=request.tier)  # noqa: E731
+    writes = [step for step in request.operations if isinstance(step, WriteEntities)]
+    return stores.entities.commit_rows(writes, transact, locked) if writes else transact()
 
 
-def _execute_alone(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Answers:
-    """`execute_all` in a transaction that does nothing else."""
+def _execute_alone(tx: Transaction, services: Services, request: CommitAtomic, locked: set[str]) -> Answers:
+    """`execute_all` in a transaction that does nothing else. `locked`: the universes whose rows are locked for it."""
+    for step in () if services.shared_locks else request.operations:
+        if isinstance(step, WriteEntities) and step.universe not in locked and services.has_lock_callers(step.universe):
+            raise LocksBegun
     share_queues(tx, request.operations)
-    return execute_all(tx, policy, request)
+    return execute_all(tx, services, request)
 
 
-def execute_all(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Answers:
+def execute_all(tx: Transaction, services: Services, request: CommitAtomic) -> Answers:
     """Execute every operation, or raise the error of the first one that fails.
 
     Raises:
@@ -45,7 +53,7 @@ def execute_all(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> A
         raise BatchTooLarge(f"One commit has at most {ATOMIC_OPERATIONS_MAX} operations; split it")
     answers = []
     for step in request.operations:
-        answer = execute_step(tx, policy, step)
+        answer = execute_step(tx, services, step)
         if isinstance(answer, Outcomes | SentMails):
             for outcome in answer.outcomes if isinstance(answer, Outcomes) else answer.mails:
                 if outcome.code is not None:
@@ -70,10 +78,10 @@ def _refused(ack: RefusedAck) -> HoldfastError:
     )
 
 
-def execute_step(tx: Transaction, policy: TierPolicy, step: Request[Answer]) -> Answer:
+def execute_step(tx: Transaction, services: Services, step: Request[Answer]) -> Answer:
     """Execute one operation that can be part of a larger commit (`Operation.atomic`)."""
     if isinstance(step, WriteEntities):
-        return entities.write_in(tx, step, policy)  # type: ignore[return-value]
+        return entities.write_in(tx, step, services)  # type: ignore[return-value]
     run = HANDLERS[type(step)].run
     assert run is not None, "Operation.atomic is declared on transactions only"
     answer: Answer = run(tx, step)

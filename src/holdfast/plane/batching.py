@@ -24,13 +24,13 @@ from holdfast.kv.execution import check_tier
 from holdfast.layers.idempotency import IsNewCall, keyed_call, run_idempotent
 from holdfast.limits import READ_BATCH_REPLY_BYTES
 from holdfast.plane.atomic import execute_all
-from holdfast.plane.handlers import Run
+from holdfast.plane.handlers import BEST_EFFORT_READS, Run
 from holdfast.plane.operations import OPERATIONS, handler_of
-from holdfast.plane.services import HasServices
+from holdfast.plane.services import HasServices, Services
 from holdfast.plane.sharing import share_queues
 from holdfast.plane.stale_reads import may_be_stale
 from holdfast.plane.unknown_commits import repeat_async
-from holdfast.tiers import Tier, TierPolicy
+from holdfast.tiers import Tier
 from holdfast.wire.answers import read_answer
 from holdfast.wire.atomic import Answers, CommitAtomic
 from holdfast.wire.frames import Call, encode
@@ -41,7 +41,9 @@ Events = list[tuple[Any, ...]]
 
 _CRITICAL = Tier.CRITICAL  # Attribute access on an enumeration costs as much as the rest of the check of a call.
 _IMPORTANT = Tier.IMPORTANT
-_TRANSACTIONS = frozenset(kind for kind, handler in OPERATIONS.items() if handler.run is not None)
+_TRANSACTIONS = frozenset(
+    kind for kind, handler in OPERATIONS.items() if handler.run is not None and kind not in BEST_EFFORT_READS
+)
 _ENVELOPE_BYTES = 256  # The estimate for a mail without its body, and for a receipt.
 
 
@@ -125,6 +127,8 @@ def is_batchable(request: Request[Any]) -> bool:
     if request.__class__ in _TRANSACTIONS:
         return True
     handler = handler_of(request)
+    if handler.run is not None:  # A read whose class may be sent with `best_effort`, without it.
+        return True
     if handler.run_without_waiting is None:
         return isinstance(request, CommitAtomic)
     return not getattr(request, "wait_seconds", 0)
@@ -170,7 +174,7 @@ async def call_batch(
             work: BatchedCall = handler.run, request
         else:
             assert isinstance(request, CommitAtomic), "the caller has checked is_batchable"
-            work = partial(_execute_isolated, request=request), stores.services.policy
+            work = partial(_execute_isolated, request=request), stores.services
         works.append(work if call.key is None else _keyed(work, request, call.key, repeated if call.again else first))
     database = stores.services.database
     requests = [call.request for call in calls] if writes and stores.services.shared else []
@@ -223,9 +227,9 @@ class _ReadAnswers:
         return self._bytes > READ_BATCH_REPLY_BYTES
 
 
-def _execute_isolated(tx: Transaction, policy: TierPolicy, request: CommitAtomic) -> Answers:
+def _execute_isolated(tx: Transaction, services: Services, request: CommitAtomic) -> Answers:
     """A list that fails halfway has often written, which would make the whole batch run again."""
-    answers: Answers = run_isolated(tx, partial(execute_all, request=request), policy)
+    answers: Answers = run_isolated(tx, partial(execute_all, request=request), services)
     return answers
 
 

@@ -6,12 +6,13 @@ request ──► handler ──► transaction: transact or read, then publish 
 """
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from holdfast.errors import CommitUnknown, InvalidArgument
 from holdfast.layers.blobs import Verify
 from holdfast.layers.idempotency import KeyedCall
+from holdfast.limits import AUDIT_CLOSE_SECONDS
 from holdfast.plane.batching import CallBatcher
 from holdfast.plane.handlers import Handler, Serve
 from holdfast.plane.idempotency import idempotent
@@ -22,6 +23,7 @@ from holdfast.plane.stale_reads import STALE_READS
 from holdfast.plane.stores import AsyncStores, Stores
 from holdfast.plane.unknown_commits import may_repeat, repeat, repeat_async
 from holdfast.plane.within import AsyncWithinTransport, WithinTransport
+from holdfast.runtime.locks.table import CallerLocks
 from holdfast.tiers import Tier
 from holdfast.wire.requests import Answer, Request
 
@@ -31,12 +33,19 @@ class EmbeddedTransport(Stores):
 
     def __init__(self, services: Services, *, verify: Verify = Verify.ALWAYS) -> None:
         super().__init__(services, verify=verify)
-        self.locks = services.caller_locks
+        self.lock_sessions = services.lock_sessions
         self.lease_renewer = services.lease_renewer
+        self.on_data_push = self.ingress.on_data_push
         self.execute = execute
         self._transact = services.database.transact
         self._read = services.database.read
         self._read_stale = services.database.stale.read
+
+    @property
+    def locks(self) -> Callable[[str], CallerLocks] | None:
+        """The lock table of a universe; None if several processes share the locks."""
+        services = self.services
+        return None if services.shared_locks else services.caller_locks
 
     def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Answer:
         """The answer to `request`; `call` is its idempotency key, if it has one."""
@@ -85,7 +94,8 @@ class EmbeddedTransport(Stores):
         self.services.database.reopen()
 
     def close(self) -> None:
-        """Stop what runs beside the key space, and close it."""
+        """Store what the ingress has accepted, stop what runs beside the key space, and close it."""
+        self.ingress.close()
         self.services.stop()
 
 
@@ -94,13 +104,20 @@ class AsyncEmbeddedTransport(AsyncStores):
 
     def __init__(self, services: Services, *, verify: Verify = Verify.ALWAYS) -> None:
         super().__init__(services, verify=verify)
-        self.locks = services.caller_locks
+        self.lock_sessions = services.lock_sessions
         self.lease_renewer = services.lease_renewer
+        self.on_data_push = self.ingress.on_data_push
         self.execute = execute
         self._transact = services.database.transact_async
         self._read = services.database.read_async
         self._read_stale = services.database.stale.read_async
         self._batchers: dict[asyncio.AbstractEventLoop, CallBatcher] = {}  # There is rarely more than one event loop.
+
+    @property
+    def locks(self) -> Callable[[str], CallerLocks] | None:
+        """The lock table of a universe; None if several processes share the locks."""
+        services = self.services
+        return None if services.shared_locks else services.caller_locks
 
     def call(self, request: Request[Answer], call: KeyedCall | None = None) -> Coroutine[Any, Any, Answer]:
         """The answer to `request`; `call` is its idempotency key, if it has one."""
@@ -164,6 +181,11 @@ class AsyncEmbeddedTransport(AsyncStores):
 
     async def close(self) -> None:
         """Store what the ingress has accepted, stop what runs beside the key space, and close it."""
+        loop = asyncio.get_running_loop()
+        if recorded := {task for task in self.services.recorded_calls if task.get_loop() is loop}:
+            _, late = await asyncio.wait(recorded, timeout=AUDIT_CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
         await self.ingress.close()
         await asyncio.to_thread(self.services.stop)  # It syncs and joins threads, which would block the event loop.
 

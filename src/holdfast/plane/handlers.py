@@ -3,6 +3,7 @@
     @transaction    def put(tx, request)                one transaction over layers
     @service        def receive(stores, request, call)  more than one transaction: waiting, bodies, object stores
     @immediate      def log(stores, request, call)      an answer from memory, without waiting
+    @best_effort_read  def get(stores, request)         a read that adds values of the session logs
 
 A function names its request in its annotation. One that takes a `call` handles the idempotency key itself; for a
 transaction the key is handled by the transport.
@@ -36,6 +37,7 @@ class Handler(msgspec.Struct, frozen=True):
 
 
 HANDLERS: dict[type[Request[Any]], Handler] = {}
+BEST_EFFORT_READS: dict[type[Request[Any]], Handler] = {}  # For requests of these classes with `best_effort` set.
 
 
 def transaction(function: Function) -> Function:
@@ -50,6 +52,12 @@ def service(function: Function, *, run_without_waiting: Run | None = None) -> Fu
     takes_call = "call" in signature(function).parameters
     handler = Handler(serve=function, run_without_waiting=run_without_waiting, takes_call=takes_call)
     _register(_request_of(function), handler)
+    return function
+
+
+def best_effort_read(function: Function) -> Function:
+    """Register the function for requests with `best_effort` set; the others are transactions."""
+    BEST_EFFORT_READS[_request_of(function)] = Handler(serve=function)
     return function
 
 
@@ -72,7 +80,10 @@ def _register(kind: type[Request[Any]], handler: Handler) -> None:
 
 
 def _guarded(handler: Handler) -> Handler:
-    """The handler of a request that adds data: it raises DiskFull while the disk is nearly full."""
+    """The handler of a request that adds data.
+
+    It raises DiskFull while the disk is nearly full, and QuotaExceeded if its universe has no room for it.
+    """
     run, serve, immediate = handler.run, handler.serve, handler.immediate
     assert handler.run_without_waiting is None, "no request that adds data can wait"
     return msgspec.structs.replace(
@@ -88,17 +99,26 @@ def _guarded_run(run: Run) -> Run:
     def guarded(tx: Transaction, request: Any) -> Any:
         if tx.low_space:
             raise low_space_error()
-        return run(tx, request)
+        quotas = tx.quotas
+        if quotas is None:
+            return run(tx, request)
+        quotas.check_request(request)
+        result = run(tx, request)
+        quotas.check_written(tx, request)
+        return result
 
     return guarded
 
 
 def _guarded_serve(serve: Serve) -> Serve:
     @wraps(serve)
-    def guarded(stores: Any, *args: Any) -> Any:
-        if stores.services.database.low_space:
+    def guarded(stores: Any, request: Any, *args: Any) -> Any:
+        database = stores.services.database
+        if database.low_space:
             raise low_space_error()
-        return serve(stores, *args)
+        if database.quotas is not None:
+            database.quotas.check_request(request)
+        return serve(stores, request, *args)
 
     return guarded
 

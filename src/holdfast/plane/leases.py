@@ -1,10 +1,10 @@
 """Handlers of lease requests, and the fence check for transactions."""
 
-from typing import Protocol
+from typing import Protocol, overload
 
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Transaction
-from holdfast.layers import leases
+from holdfast.layers import leases, locks
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LeaseKey
 from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SUMMARY_LIST_MAX
@@ -13,6 +13,7 @@ from holdfast.plane.handlers import service, transaction
 from holdfast.plane.stores import AnyStores, Served
 from holdfast.wire.leases import (
     AcquireLease,
+    BreakLease,
     CheckLease,
     Described,
     DescribeLease,
@@ -27,6 +28,7 @@ from holdfast.wire.leases import (
     Waits,
 )
 from holdfast.wire.requests import Committed
+from holdfast.wire.transport import ProvenLock
 
 
 class _OfKey(Protocol):
@@ -59,8 +61,33 @@ class Fence:
         return leases.check(tx, self.proof).fence
 
 
-def fenced(lease: Proven) -> Fence:
-    """A check for transactions: they commit only if `lease` still holds.
+class LockFence:
+    """Makes a transaction fail unless locks are held: call it with the transaction, before or after the writes."""
+
+    def __init__(self, held: ProvenLock) -> None:
+        self._held = held
+
+    def __call__(self, tx: Transaction) -> int | None:
+        """The fence of the first lock, if the locks are still held; None for locks of this process.
+
+        Raises:
+            Fenced: they are not. Let the error end the transaction, so that nothing is written.
+        """
+        self._held.check()
+        proof = self._held.proof
+        return None if proof is None else locks.check(tx, proof)
+
+
+@overload
+def fenced(held: ProvenLock) -> LockFence: ...
+
+
+@overload
+def fenced(held: Proven) -> Fence: ...
+
+
+def fenced(held: ProvenLock | Proven) -> LockFence | Fence:
+    """A check for transactions: they commit only if `held`, a lease or locks, is still held.
 
     def work(tx):
         fence(tx)
@@ -69,7 +96,7 @@ def fenced(lease: Proven) -> Fence:
     fence = holdfast.fenced(lease)
     plane.transact(work)
     """
-    return Fence(lease.proof)
+    return Fence(held.proof) if isinstance(held.proof, LeaseProof) else LockFence(held)
 
 
 @service
@@ -94,6 +121,11 @@ def keepalive(tx: Transaction, request: KeepLease) -> Granted:
 @transaction
 def release(tx: Transaction, request: ReleaseLease) -> Released:
     return Released(leases.release(tx, _checked(request.lease)))
+
+
+@transaction
+def break_lease(tx: Transaction, request: BreakLease) -> Released:
+    return Released(leases.break_lease(tx, _lease(request), fence=request.fence))
 
 
 @transaction

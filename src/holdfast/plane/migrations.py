@@ -9,8 +9,12 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from obstore.store import LocalStore
 
 from holdfast.backends.objects import ObjectStore, open_objects
+from holdfast.backends.objects.encrypted import encrypted
 from holdfast.backends.rocksdb import RocksReader
+from holdfast.encryption_keys import KeyProvider, provider_of_environment
 from holdfast.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
+from holdfast.kv import Database
+from holdfast.kv.value_cipher import ValueCipher
 from holdfast.names import folder_at
 from holdfast.plane.formats import MARKER
 from holdfast.plane.open import open_database
@@ -41,10 +45,15 @@ def without_password(url: str) -> str:
 
 
 @contextmanager
-def opened_source(url: str, *, objects: str | None = None, logs: Path | None = None) -> Iterator[PlaneStores]:
+def opened_source(
+    url: str, *, objects: str | None = None, logs: Path | None = None, encryption: KeyProvider | None = None
+) -> Iterator[PlaneStores]:
     """Open a plane for reading, while no other process has it open.
 
+    `encryption` has the master keys of encrypted universes; by default, those that the environment names.
+
     Raises:
+        EncryptionKeyMissing: the plane has encrypted universes, and the master key is missing.
         NotFound, PathUnusable: there is no plane, or one of the given folders does not exist.
         DirectoryInUse, PlaneInUse: another process has it open.
     """
@@ -54,20 +63,24 @@ def opened_source(url: str, *, objects: str | None = None, logs: Path | None = N
         _check_there(folder_of(objects))
     if url.startswith("dir:"):
         folder = folder_of(url)
-        with RocksReader(folder / "kv") as database:
-            store = _read_only(objects or f"dir:{folder / 'objects'}")
+        with RocksReader(folder / "kv", cipher=_cipher(encryption)) as database:
+            store = _decrypted(_read_only(objects or f"dir:{folder / 'objects'}"), database)
             yield PlaneStores(database, store, logs or folder / "activity", database.estimated_pairs())
         return
     _check_postgres(url)
     from holdfast.backends.postgres import PostgresReader
 
-    with PostgresReader(url) as shared:
-        yield PlaneStores(shared, _read_only(objects), logs, shared.estimated_pairs())
+    with PostgresReader(url, cipher=_cipher(encryption)) as shared:
+        yield PlaneStores(shared, _decrypted(_read_only(objects), shared), logs, shared.estimated_pairs())
 
 
 @contextmanager
-def opened_target(url: str, *, objects: str | None = None) -> Iterator[PlaneStores]:
+def opened_target(
+    url: str, *, objects: str | None = None, encryption: KeyProvider | None = None
+) -> Iterator[PlaneStores]:
     """Open the target of a migration for writing. The migration checks whether it is empty.
+
+    `encryption` has the master keys of the source.
 
     Raises:
         TargetNotEmpty: the folder contains files that do not belong to a plane.
@@ -85,15 +98,36 @@ def opened_target(url: str, *, objects: str | None = None) -> Iterator[PlaneStor
                     f"{folder} contains {others[0]}, which does not belong to a plane; choose a new folder"
                 )
         store = None if objects is None else open_objects(objects)  # First, so that an invalid URL creates nothing.
-        with open_database(url) as database:
-            yield PlaneStores(database, store or open_objects(f"dir:{folder / 'objects'}"))
+        with open_database(url, encryption=_without_requirements(encryption)) as database:
+            yield PlaneStores(database, encrypted(store or open_objects(f"dir:{folder / 'objects'}"), database))
         return
     _check_postgres(url)
     from holdfast.backends.postgres import PostgresDatabase, exclusive_url
 
     kept = None if objects is None else open_objects(objects)
-    with PostgresDatabase(exclusive_url(url)) as shared:
-        yield PlaneStores(shared, kept)
+    with PostgresDatabase(exclusive_url(url), cipher=_cipher(_without_requirements(encryption))) as shared:
+        yield PlaneStores(shared, _decrypted(kept, shared))
+
+
+class _MasterKeys:
+    """A key provider that requires nothing: the target of a migration has no encrypted universe at first."""
+
+    def __init__(self, keys: KeyProvider) -> None:
+        self.wrap = keys.wrap
+        self.unwrap = keys.unwrap
+
+
+def _without_requirements(encryption: KeyProvider | None) -> KeyProvider | None:
+    keys = encryption or provider_of_environment()
+    return None if keys is None else _MasterKeys(keys)
+
+
+def _cipher(encryption: KeyProvider | None) -> ValueCipher | None:
+    return None if encryption is None else ValueCipher(encryption)
+
+
+def _decrypted(store: ObjectStore | None, database: Database) -> ObjectStore | None:
+    return None if store is None else encrypted(store, database)
 
 
 def check_unused(url: str) -> None:

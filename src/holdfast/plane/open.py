@@ -17,20 +17,33 @@ from typing import Final, Literal
 
 import msgspec
 
+from holdfast.access_keys import secrets_of
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.objects import open_objects
+from holdfast.backends.objects.encrypted import encrypted
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.clock import Clock, IdSource
+from holdfast.encryption_keys import KeyProvider
 from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, Unsupported
 from holdfast.folders import make_folder, sync_folder
 from holdfast.kv import Database, Transaction, formats
 from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
 from holdfast.kv.serial_database import SerialDatabase
+from holdfast.kv.value_cipher import ValueCipher
 from holdfast.layers import lineages
 from holdfast.layers.blobs import Verify
 from holdfast.layers.migrations import check_complete
-from holdfast.limits import COMPACT_DELETED_SECONDS, DISK_RESERVE_BYTES, GC_EVERY_SECONDS, PUSHES_PER_MINUTE
+from holdfast.limits import (
+    COMPACT_DELETED_SECONDS,
+    DISK_RESERVE_BYTES,
+    GC_EVERY_SECONDS,
+    PUSHES_PER_MINUTE,
+    PUSHES_PER_MINUTE_MAX,
+)
+from holdfast.mail_defaults import MAIL_DEFAULTS, MailDefaults
 from holdfast.names import folder_at
+from holdfast.plane.audit import Caller
+from holdfast.plane.audited import AsyncAuditedTransport, AuditedTransport
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.formats import MARKER, check_exists, check_used
 from holdfast.plane.services import Services
@@ -60,6 +73,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a plane."""
 
     create: bool = True  # Whether to create a plane that does not exist.
+    caller: Caller | None = None  # Whose audited requests are recorded; None: no one's, as a server does it itself.
     objects: str | None = None  # The object store for large values.
     activity: str | None = None  # The folder of session logs.
     tiers: TierPolicy | str | os.PathLike[str] | None = None  # A policy, or the path of a TOML file.
@@ -72,7 +86,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     gc_every_seconds: float | None = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; None: never.
     space: SpaceOptions = SpaceOptions()  # How long data is kept that nothing needs any more.
     read_from: str = "primary"  # "standby": a standby of PostgreSQL serves STALE_READS.
+    mail: MailDefaults = MAIL_DEFAULTS  # The mail policy of universes that have none of their own.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
+    sqs_key_file: str | None = None  # Encrypts the secrets of access keys. None: as in `holdfast.access_keys`.
+    encryption: KeyProvider | None = None  # Master keys of encrypted universes. None: those that the environment names.
 
 
 def open_plane(url: str, options: Options) -> EmbeddedTransport:
@@ -86,7 +103,10 @@ def open_plane(url: str, options: Options) -> EmbeddedTransport:
         MigrationUnfinished: it is the target of an incomplete migration.
     """
     verify = _verify(options.verify_blobs)
-    return EmbeddedTransport(_open(url, options), verify=verify)
+    services = _open(url, options)
+    if options.caller is not None:
+        return AuditedTransport(services, options.caller, verify=verify)
+    return EmbeddedTransport(services, verify=verify)
 
 
 async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedTransport:
@@ -108,11 +128,14 @@ async def open_plane_async(url: str, options: Options) -> AsyncEmbeddedTransport
         return opened[0]
 
     try:
-        return AsyncEmbeddedTransport(await asyncio.to_thread(opening), verify=verify)
+        services = await asyncio.to_thread(opening)
     except asyncio.CancelledError:
         cancelled.set()
         close_if_cancelled()
         raise
+    if options.caller is not None:
+        return AsyncAuditedTransport(services, options.caller, verify=verify)
+    return AsyncEmbeddedTransport(services, verify=verify)
 
 
 def open_database(
@@ -122,8 +145,10 @@ def open_database(
     ids: IdSource | None = None,
     create: bool = True,
     read_from: Literal["primary", "standby"] = "primary",
+    encryption: KeyProvider | None = None,
 ) -> Database:
     """Open the key space at `url`; raises NotFound if it does not exist and `create` is False."""
+    cipher = None if encryption is None else ValueCipher(encryption)
     if not isinstance(url, str):
         hint = f'"dir:{url}"' if isinstance(url, os.PathLike) else _KNOWN
         raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write {hint}")
@@ -134,9 +159,9 @@ def open_database(
         directory = folder_at(rest)
         if not create:
             check_exists(directory)
-        return _open_directory(directory, clock, ids)
+        return _open_directory(directory, clock, ids, cipher)
     if scheme in ("postgresql", "postgres") and rest.startswith("//"):
-        return _open_postgres(url, clock, ids, create=create, read_from=read_from)
+        return _open_postgres(url, clock, ids, cipher, create=create, read_from=read_from)
     if scheme in ("http", "https"):
         address = f"{scheme}://HOST:PORT" if "@" in url else url  # Without the password.
         raise InvalidUrl(f'{address} is the address of a server; connect to it with holdfast.connect("{address}")')
@@ -145,6 +170,13 @@ def open_database(
     if not colon:
         raise InvalidUrl(f"{url!r} does not name a backend; for a folder write dir:{url}")
     raise InvalidUrl(f"{scheme!r} is not a known backend; write {_KNOWN}")  # The rest may contain a password.
+
+
+def _check_rate(per_minute: object) -> None:
+    if not isinstance(per_minute, int) or not 0 <= per_minute <= PUSHES_PER_MINUTE_MAX:
+        raise InvalidArgument(
+            f"ingress_pushes_per_minute is {per_minute!r}; give 0 (no limit) to {PUSHES_PER_MINUTE_MAX}"
+        )
 
 
 def _verify(word: str) -> Verify:
@@ -172,6 +204,7 @@ def _open(url: str, options: Options) -> Services:
     gc_every_seconds = options.gc_every_seconds
     if gc_every_seconds is not None and not gc_every_seconds > 0:
         raise InvalidArgument(f"gc_every_seconds is {gc_every_seconds}; give a positive number, or None for never")
+    _check_rate(options.pushes_per_minute)
     check_options(options.space)
     policy = _policy(options.tiers)
     database = open_database(
@@ -180,7 +213,9 @@ def _open(url: str, options: Options) -> Services:
         ids=options.ids,
         create=options.create,
         read_from=_checked_read_from(url, options.read_from),
+        encryption=options.encryption,
     )
+    database.mail_defaults = options.mail
     try:
         database.read(check_complete)
         shared = not isinstance(database, SerialDatabase)
@@ -191,7 +226,7 @@ def _open(url: str, options: Options) -> Services:
         place = options.objects or object_store_url(url)
         services = Services(
             database,
-            open_objects(place) if place else None,
+            encrypted(open_objects(place), database) if place else None,
             clock=options.clock,
             policy=policy,
             logs=_logs(url, options.activity),
@@ -199,9 +234,15 @@ def _open(url: str, options: Options) -> Services:
             shared=shared,
             pushes_per_minute=options.pushes_per_minute,
             space=options.space,
+            access_keys=secrets_of(url, options.sqs_key_file),
         )
     except BaseException:
         database.close()
+        raise
+    try:
+        services.quotas.start()
+    except BaseException:
+        services.stop()
         raise
     if services.shared and options.clock is None:
         services.start_heartbeat()
@@ -209,6 +250,7 @@ def _open(url: str, options: Options) -> Services:
         services.start_sweeping()
         services.start_sweeping_mail()
         services.start_timers()
+        services.start_sqs_work()
     reserve_bytes = DISK_RESERVE_BYTES if options.disk_reserve_bytes is None else options.disk_reserve_bytes
     if url.startswith("dir:") and reserve_bytes:
         folder = folder_at(url.removeprefix("dir:"))
@@ -265,13 +307,19 @@ def _logs(url: str, folder: str | None) -> Path | None:
 
 
 def _open_postgres(
-    url: str, clock: Clock | None, ids: IdSource | None, *, create: bool, read_from: Literal["primary", "standby"]
+    url: str,
+    clock: Clock | None,
+    ids: IdSource | None,
+    cipher: ValueCipher | None,
+    *,
+    create: bool,
+    read_from: Literal["primary", "standby"],
 ) -> Database:
     try:
         from holdfast.backends.postgres import PostgresDatabase
     except ImportError as error:
         raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
-    return PostgresDatabase(url, clock=clock, ids=ids, create=create, read_from=read_from)
+    return PostgresDatabase(url, clock=clock, ids=ids, create=create, read_from=read_from, cipher=cipher)
 
 
 def _warn_of_other_readers(directory: Path) -> None:
@@ -289,7 +337,7 @@ def _warn_of_other_readers(directory: Path) -> None:
             )
 
 
-def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) -> Database:
+def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None, cipher: ValueCipher | None) -> Database:
     """Open or create the key space of a data directory. The marker is written last: a folder with it has been used."""
     marker = directory / MARKER
     try:
@@ -301,7 +349,7 @@ def _open_directory(directory: Path, clock: Clock | None, ids: IdSource | None) 
             _check_format(directory, marker)
             check_used(directory)
             _warn_of_other_readers(directory)
-        database = RocksDatabase(directory / "kv", clock=clock, ids=ids)
+        database = RocksDatabase(directory / "kv", clock=clock, ids=ids, cipher=cipher)
         if is_new:
             try:
                 sync_folder(directory)  # The marker must not outlive the key space in a power loss.

@@ -13,44 +13,58 @@ from holdfast.plane import (
     activity,
     agents,
     atomic,
+    audit,
     backups,
     blobs,
+    collections,
     effects,
+    encryption,
     entities,
     hosting,
+    ingress,
     leases,
+    locks,
     mail,
     nodes,
     pairs,
     planes,
     queues,
+    quotas,
     runs,
     space,
+    sqs,
     states,
     timers,
     tokens,
     worlds,
 )
-from holdfast.plane.handlers import HANDLERS, Handler
+from holdfast.plane.handlers import BEST_EFFORT_READS, HANDLERS, Handler
 from holdfast.wire.requests import Answer, Request
 
 MODULES: Final = (
     activity,
     agents,
     atomic,
+    audit,
     backups,
     blobs,
+    collections,
     effects,
+    encryption,
     entities,
     hosting,
+    ingress,
     leases,
+    locks,
     mail,
     nodes,
     queues,
     pairs,
     planes,
+    quotas,
     runs,
     space,
+    sqs,
     states,
     timers,
     tokens,
@@ -68,6 +82,8 @@ def handler_of(request: Request[Answer]) -> Handler:
     handler = HANDLERS.get(type(request))
     if handler is None:
         raise InvalidArgument(f"{type(request).__name__} is not a request of this plane; send one of holdfast.wire")
+    if type(request) in BEST_EFFORT_READS and request.best_effort:  # type: ignore[attr-defined]
+        return BEST_EFFORT_READS[type(request)]
     return handler
 
 

@@ -1,33 +1,40 @@
 """The services of a plane: what runs beside the key space, for synchronous and asynchronous callers alike."""
 
+import asyncio
 import logging
 import shutil
 import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from holdfast.access_keys import AccessKeySecrets, MemorySecrets
 from holdfast.backends.objects import ObjectStore
 from holdfast.clock import Clock, SystemClock
-from holdfast.errors import HoldfastError
-from holdfast.kv import Database
+from holdfast.errors import HoldfastError, NestedTransaction
+from holdfast.kv import Database, Transaction
 from holdfast.kv.closing_at_exit import close_at_exit
 from holdfast.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
 from holdfast.layers.leases import keepalive
+from holdfast.layers.locks import renew
 from holdfast.layers.mailboxes.keys import MAIL_EVENTS
 from holdfast.layers.queues import DUE, QueueKey, extend_many
+from holdfast.layers.sqs_work import SQS_WORK
 from holdfast.layers.timers import TIMER_SET
 from holdfast.lease_renewal import LeaseRenewer
 from holdfast.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE
+from holdfast.lock_sessions import LockSessions
+from holdfast.runtime.activity.best_effort import BestEffortFields
 from holdfast.runtime.activity.events import EventLogger
 from holdfast.runtime.activity.log import ActivityLog
 from holdfast.runtime.activity.rotation import FailureTracker
 from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.locks.table import RESOURCE_LEVELS, HolderInfo, LockTable
-from holdfast.runtime.locks.universe_locks import UniverseLocks
+from holdfast.runtime.locks.counters import LockCounters
+from holdfast.runtime.locks.table import CallerLocks, HolderInfo, LockTable
 from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
 from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
 from holdfast.runtime.maintenance.duty import Duty, LeasedDuty
@@ -36,19 +43,22 @@ from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
 from holdfast.runtime.maintenance.space_counters import SpaceCounters
 from holdfast.runtime.maintenance.space_loop import SpaceLoop
 from holdfast.runtime.maintenance.space_options import SpaceOptions
+from holdfast.runtime.maintenance.sqs_loop import SqsLoop
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.runtime.maintenance.table_compaction import TableCompaction
 from holdfast.runtime.maintenance.timer_loop import TimerLoop
+from holdfast.runtime.quotas import Quotas
 from holdfast.runtime.repeat_detector import RepeatDetector
 from holdfast.runtime.sync.earlier_requests import index_requests
 from holdfast.runtime.waiting_consumers import WaitingConsumers
-from holdfast.tiers import TierPolicy
+from holdfast.tiers import Tier, TierPolicy
 from holdfast.wire.leases import LeaseProof
+from holdfast.wire.locks import LockSession
 from holdfast.wire.queues import MessageLease
 
 _log = logging.getLogger("holdfast.activity")
 _INTERNAL_EVENTS = frozenset(
-    (DUE, BEST_EFFORT_WRITTEN, TIMER_SET)
+    (DUE, BEST_EFFORT_WRITTEN, TIMER_SET, SQS_WORK)
 )  # Events that are not written to the session log as they are.
 
 Started = TypeVar("Started")
@@ -76,8 +86,10 @@ class Services:
         shared: bool = False,
         pushes_per_minute: int = PUSHES_PER_MINUTE,
         space: SpaceOptions | None = None,
+        access_keys: AccessKeySecrets | None = None,
     ) -> None:
         self.database = database
+        self.access_keys = access_keys or MemorySecrets()
         self.objects = objects  # None on PostgreSQL unless `objects` names a store.
         self.clock = clock
         self.policy = policy or TierPolicy()
@@ -91,11 +103,17 @@ class Services:
         self.consumers = consumers or ConsumerOptions()
         self.waiting_consumers = WaitingConsumers(self.consumers.consumers_max)
         self.pushes_per_minute = pushes_per_minute
-        # Guards operations on several resources of an agent.
-        self.resources = LockTable(RESOURCE_LEVELS, nested=False, later=lambda: list(self._locks.values()))
         self.lease_renewer = LeaseRenewer(self._extend_messages, self._keep_lease)
         self.events = EventLogger(self.log, self.session)
         self.shared = shared  # Other processes write to the same key space.
+        # Ordered locks are in the key space, because callers in other processes acquire them. A server sets it, too.
+        self.shared_locks = shared
+        self.lock_sessions = LockSessions(self.lease_renewer)
+        self.lock_counters = LockCounters()
+        self.recorded_calls: set[asyncio.Task[Any]] = (
+            set()
+        )  # Audited calls that run, also those whose callers have left.
+        self.quotas = Quotas(database, clock=clock, shared=shared)
         self.repeats = RepeatDetector(database, (clock or SystemClock()).now_ms, shared=shared)
         self.node = NodeDescription(self.session, waiting_consumers=lambda: self.waiting_consumers.count)
         self.duty = Duty()
@@ -103,13 +121,16 @@ class Services:
         self._sweeper: Sweeper | None = None
         self._mail_sweeper: MailSweeper | None = None
         self._timer_loop: TimerLoop | None = None
+        self._sqs_loop: SqsLoop | None = None
         self._logs_are_temporary = logs is None
         self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._failures = FailureTracker("Starting a sweeper")
         self._stopped = False
         self._locks: dict[str, LockTable] = {}
+        self._caller_locks: dict[str, CallerLocks] = {}
         self._activity: ActivityLog | None = None
+        self.best_effort = BestEffortFields(self.log, self._logs, objects, shared=shared)
         close_at_exit(self)
         if self._logs.is_dir():  # Rotate the files that an earlier process left there.
             self.log()
@@ -120,22 +141,35 @@ class Services:
         return self._logs
 
     def locks(self, universe: str) -> LockTable:
-        """The lock table of a universe's data."""
+        """The lock table of a universe."""
         table = self._locks.get(universe)
         if table is None:
             with self._lock:
-                table = self._locks.setdefault(universe, LockTable())
+                table = self._locks.setdefault(universe, LockTable(find_type=self.policy.record_name))
         return table
 
-    def caller_locks(self, universe: str) -> UniverseLocks:
-        """The locks that callers of a universe can acquire."""
-        return UniverseLocks(universe, agents=self.resources, data=self.locks(universe))
+    def caller_locks(self, universe: str) -> CallerLocks:
+        """The lock table of a universe's data, as the callers of this process use it."""
+        found = self._caller_locks.get(universe)
+        if found is None:
+            locks = CallerLocks(self.locks(universe), self._wait_for_writes)
+            found = self._caller_locks.setdefault(universe, locks)
+        return found
+
+    def has_lock_callers(self, universe: str) -> bool:
+        """Whether callers of this process have acquired locks of a universe."""
+        table = self._locks.get(universe)
+        return table is not None and table.has_callers
+
+    def _wait_for_writes(self) -> None:
+        """Return when all transactions have ended that began before: those of an embedded plane run one by one."""
+        with suppress(NestedTransaction):  # The caller is in a transaction, so no other one runs.
+            self.database.transact(_nothing, tier=Tier.IMPORTANT)
 
     def holders(self, universe: str) -> list[HolderInfo]:
         """Who holds the locks of a universe, and who waits for them."""
         table = self._locks.get(universe)
-        of_agents = [holder for holder in self.resources.holders() if holder.path[1].endswith(f"@{universe}")]
-        return of_agents if table is None else [*of_agents, *table.holders()]
+        return [] if table is None else table.holders()
 
     def log(self) -> ActivityLog:
         """The session logs; created with the first record."""
@@ -171,6 +205,8 @@ class Services:
                     self._log_best_effort(*event[1:])
                 elif event[0] == TIMER_SET:
                     self._note_timer(*event[1:])
+                elif event[0] == SQS_WORK:
+                    self._note_sqs_work()
         except Exception:
             _log.exception("the events of a commit could not be published")
 
@@ -190,6 +226,11 @@ class Services:
         loop = self._timer_loop or self._start(self.start_timers)
         if loop is not None:
             loop.note_set(universe)
+
+    def _note_sqs_work(self) -> None:
+        loop = self._sqs_loop or self._start(self.start_sqs_work)
+        if loop is not None:
+            loop.note_added()
 
     def _start(self, start: Callable[[], Started]) -> Started | None:
         """Start a sweeper with the first commit that needs it, or with a later one if no thread can be started now.
@@ -251,6 +292,26 @@ class Services:
                 )
             return self._timer_loop
 
+    @property
+    def worker(self) -> str:
+        """Names this process among those that share the key space; empty if it is the only one."""
+        return self.session if self.shared else ""
+
+    def start_sqs_work(self) -> SqsLoop | None:
+        """Move messages for tasks, and empty purged and deleted queues, from now on."""
+        with self._lock:
+            if self._sqs_loop is None and not self._stopped:
+                self._sqs_loop = SqsLoop(
+                    self.database,
+                    self.consumers,
+                    self.publish,
+                    worker=self.worker,
+                    shared=self.shared,
+                    clock=self.clock,
+                    duty=self.duty,
+                )
+            return self._sqs_loop
+
     def stop_timers(self) -> None:
         """Fire no timers until `start_timers` is called, or a timer is set."""
         with self._lock:
@@ -265,7 +326,9 @@ class Services:
         extended = self.database.transact(extend_many, key, leases, by_ms=round(seconds * 1_000))
         return [each if isinstance(each, HoldfastError) else each.due_ms for each in extended]
 
-    def _keep_lease(self, proof: LeaseProof, seconds: float) -> int:
+    def _keep_lease(self, proof: LeaseProof | LockSession, seconds: float) -> int:
+        if isinstance(proof, LockSession):
+            return self.database.transact(renew, proof, lease_ms=round(seconds * 1_000))
         return self.database.transact(keepalive, proof, ttl_ms=round(seconds * 1_000)).expires_ms
 
     def close_at_exit(self) -> None:
@@ -279,12 +342,15 @@ class Services:
             self._stopped = True
         self.lease_renewer.close()
         self.repeats.stop()
+        self.quotas.stop()
         if self._sweeper is not None:
             self._sweeper.stop()
         if self._mail_sweeper is not None:
             self._mail_sweeper.stop()
         if self._timer_loop is not None:
             self._timer_loop.stop()
+        if self._sqs_loop is not None:
+            self._sqs_loop.stop()
         if self.compaction is not None:
             self.compaction.stop()
         if self.disk_space is not None:
@@ -301,3 +367,8 @@ class Services:
         if self._logs_are_temporary:
             shutil.rmtree(self._logs, ignore_errors=True)
         self.database.close()
+
+
+def _nothing(tx: Transaction) -> None:
+    """Do nothing, once the transactions before this one have ended."""
+    del tx

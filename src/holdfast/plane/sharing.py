@@ -22,7 +22,7 @@ from holdfast.wire.requests import Answer, Request
 
 # Requests of these kinds never touch a queue. Raw pairs may be anywhere, and other requests are not parts of a batch.
 _APART_FROM_QUEUES: Final = frozenset(
-    {"agents", "blobs", "entities", "hosting", "leases", "mail", "runs", "states", "worlds"}
+    {"agents", "blobs", "entities", "hosting", "leases", "locks", "mail", "runs", "states", "worlds"}
 )
 
 

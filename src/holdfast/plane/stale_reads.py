@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from holdfast.wire.agents import ListAgents
+from holdfast.wire.collections import ListCollections, ListPartitions
 from holdfast.wire.entities import GetEntity, ReadChanges, ScanEntities
 from holdfast.wire.leases import ListLeases
 from holdfast.wire.mail import CountMail, ListBlocks, ListMailboxes
@@ -21,6 +22,7 @@ from holdfast.wire.queues import (
     ListSchedules,
     PeekMessages,
     ReadQueueHistory,
+    SearchMessages,
     SurveyQueues,
 )
 from holdfast.wire.requests import Request
@@ -39,9 +41,11 @@ STALE_READS: Final[frozenset[type[Request[Any]]]] = frozenset(
         GetState,
         ListAgents,
         ListBlocks,
+        ListCollections,
         ListLeasedMessages,
         ListLeases,
         ListMailboxes,
+        ListPartitions,
         ListQueues,
         ListSchedules,
         ListSegments,
@@ -52,6 +56,7 @@ STALE_READS: Final[frozenset[type[Request[Any]]]] = frozenset(
         ReadChanges,
         ReadQueueHistory,
         ScanEntities,
+        SearchMessages,
         SurveyQueues,
         SurveyWorlds,
     )

@@ -18,11 +18,15 @@ from holdfast.runtime.effects import AsyncEffectWaiter
 from holdfast.runtime.entities import AsyncEntityStore
 from holdfast.runtime.hosting import AsyncHostingStore
 from holdfast.runtime.ingress.ingress import Ingress
+from holdfast.runtime.ingress.threaded import ThreadedIngress
 from holdfast.runtime.leases import AsyncLeaseWaiter
 from holdfast.runtime.mail_waiting import AsyncMailWaiter
 from holdfast.runtime.maintenance.checkpoints import Checkpoints
 from holdfast.runtime.queues import AsyncQueueStore
+from holdfast.runtime.row_waiting import AsyncRowWaiter
 from holdfast.runtime.runs import AsyncRunStore
+from holdfast.runtime.shared_locks import AsyncSharedLockWaiter
+from holdfast.runtime.sqs import AsyncSqsStore
 from holdfast.runtime.sync.backups import BackupStore
 from holdfast.runtime.sync.blobs import BlobStore
 from holdfast.runtime.sync.dispatcher import Dispatcher
@@ -32,7 +36,10 @@ from holdfast.runtime.sync.hosting import HostingStore
 from holdfast.runtime.sync.leases import LeaseWaiter
 from holdfast.runtime.sync.mail_waiting import MailWaiter
 from holdfast.runtime.sync.queues import QueueStore
+from holdfast.runtime.sync.row_waiting import RowWaiter
 from holdfast.runtime.sync.runs import RunStore
+from holdfast.runtime.sync.shared_locks import SharedLockWaiter
+from holdfast.runtime.sync.sqs import SqsStore
 from holdfast.runtime.sync.worlds import WorldStore
 from holdfast.runtime.worlds import AsyncWorldStore
 from holdfast.threads import run_in_thread
@@ -54,7 +61,20 @@ class Stores:
         self.runs = RunStore(services.database, self.worlds, services.clock, services.consumers)
         self.effects = EffectWaiter(services.database, services.clock, services.consumers)
         self.leases = LeaseWaiter(services.database, services.clock, services.consumers, services.publish)
-        self.entities = EntityStore(services.database, services.locks, services.log, services.policy, services.session)
+        self.shared_locks = SharedLockWaiter(
+            services.database, services.clock, services.consumers, services.lock_counters
+        )
+        self.entities = EntityStore(
+            services.database,
+            tables=services.locks,
+            shares_locks=lambda: services.shared_locks,
+            waiter=self.shared_locks,
+            activity=services.log,
+            policy=services.policy,
+            session=services.session,
+            best_effort=services.best_effort,
+            run_in_thread=self.run_in_thread,
+        )
         dispatcher = Dispatcher(
             services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
         )
@@ -69,8 +89,12 @@ class Stores:
             )
             for database in (services.database, services.database.stale)
         )
+        self.sqs = SqsStore(services.database, services.publish, worker=services.worker)
         self.mail = MailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.rows = RowWaiter(services.database, services.clock, services.consumers)
         self.hosting = HostingStore(services.database, services.clock, services.consumers)
+        blobs = AsyncBlobStore(services.database, services.objects, verify=verify)
+        self.ingress = ThreadedIngress(_ingress(services, blobs))
         self.backups = BackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
     def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
@@ -96,8 +120,19 @@ class AsyncStores:
         self.runs = AsyncRunStore(services.database, self.worlds, services.clock, services.consumers)
         self.effects = AsyncEffectWaiter(services.database, services.clock, services.consumers)
         self.leases = AsyncLeaseWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.shared_locks = AsyncSharedLockWaiter(
+            services.database, services.clock, services.consumers, services.lock_counters
+        )
         self.entities = AsyncEntityStore(
-            services.database, services.locks, services.log, services.policy, services.session
+            services.database,
+            tables=services.locks,
+            shares_locks=lambda: services.shared_locks,
+            waiter=self.shared_locks,
+            activity=services.log,
+            policy=services.policy,
+            session=services.session,
+            best_effort=services.best_effort,
+            run_in_thread=self.run_in_thread,
         )
         dispatcher = AsyncDispatcher(
             services.database, services.clock, services.consumers, services.publish, services.waiting_consumers
@@ -113,16 +148,11 @@ class AsyncStores:
             )
             for database in (services.database, services.database.stale)
         )
+        self.sqs = AsyncSqsStore(services.database, services.publish, worker=services.worker)
         self.mail = AsyncMailWaiter(services.database, services.clock, services.consumers, services.publish)
+        self.rows = AsyncRowWaiter(services.database, services.clock, services.consumers)
         self.hosting = AsyncHostingStore(services.database, services.clock, services.consumers)
-        self.ingress = Ingress(
-            services.database,
-            self.blobs,
-            services.publish,
-            clock=services.clock,
-            locks=services.resources,
-            pushes_per_minute=services.pushes_per_minute,
-        )
+        self.ingress = _ingress(services, self.blobs)
         self.backups = AsyncBackupStore(_checkpoints(services), services.objects, self.run_in_thread)
 
     async def transact(self, work: Callable[..., Result], /, *args: Any, tier: Tier, **kwargs: Any) -> Result:
@@ -152,6 +182,16 @@ def _run_with_space(
     if tx.low_space and tx.writes and not tx.cleared and None not in tx.writes.values():
         raise low_space_error()
     return result, tx.events
+
+
+def _ingress(services: Services, blobs: AsyncBlobStore) -> Ingress:
+    return Ingress(
+        services.database,
+        blobs,
+        services.publish,
+        clock=services.clock,
+        pushes_per_minute=services.pushes_per_minute,
+    )
 
 
 def _checkpoints(services: Services) -> Checkpoints:

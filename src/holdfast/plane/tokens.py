@@ -3,27 +3,76 @@
 from holdfast.errors import InvalidArgument
 from holdfast.kv import Database, Transaction, Watch
 from holdfast.layers import tokens
+from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.tokens import Token, check, check_usable
 from holdfast.names import checked_name
-from holdfast.plane.handlers import transaction
-from holdfast.wire.permissions import checked_universes, checked_verbs
+from holdfast.plane.handlers import service, transaction
+from holdfast.plane.idempotency import idempotent
+from holdfast.plane.services import Services
+from holdfast.plane.stores import AnyStores, Served
+from holdfast.tiers import Tier
+from holdfast.wire.permissions import EVERYTHING, checked_queues, checked_universes, checked_verbs
 from holdfast.wire.tokens import (
     TOKEN_RATE_MAX,
     TOKEN_TTL_SECONDS_MAX,
     CreateToken,
     ListTokens,
+    OwnToken,
     Revoked,
     RevokeToken,
+    ShowOwnToken,
     TokenInfo,
     TokenPage,
+    access_key_id,
 )
 
-__all__ = ["Token", "check", "check_usable", "create", "known", "page", "revoke", "watch"]
+__all__ = [
+    "Token",
+    "access_key_secret",
+    "check",
+    "check_usable",
+    "create",
+    "known",
+    "page",
+    "revoke",
+    "show_own",
+    "watch",
+]
 
 
-@transaction
-def create(tx: Transaction, request: CreateToken) -> TokenInfo:
+@service
+def create(stores: AnyStores, request: CreateToken, call: KeyedCall | None = None) -> Served[TokenInfo]:
+    return stores.run_in_thread(_create, stores.services, request, call)  # It may read or write the key file.
+
+
+def _create(services: Services, request: CreateToken, call: KeyedCall | None) -> TokenInfo:
     request.check()
+    encrypted = _encrypted_secret(services, request) if request.sqs_secret else b""
+
+    def run(tx: Transaction, request: CreateToken) -> TokenInfo:
+        return _store(tx, request, encrypted)
+
+    info: TokenInfo = services.database.transact(
+        run if call is None else idempotent(run, call), request, tier=request.tier
+    )
+    return info
+
+
+def _encrypted_secret(services: Services, request: CreateToken) -> bytes:
+    """The secret of the access key, as it is stored.
+
+    Raises:
+        InvalidArgument: the token is not for one universe, which SQS cannot name.
+        EncryptionKeyMissing: the server has no key to encrypt it with.
+    """
+    universes = checked_universes(request.universes)
+    if len(universes) != 1 or universes == [EVERYTHING]:
+        raise InvalidArgument("An access key is for one universe; name it, as in --universe main")
+    services.access_keys.prepare(has_access_keys=services.database.read(tokens.has_access_keys, tier=Tier.IMPORTANT))
+    return services.access_keys.encrypt(request.sqs_secret, binding=request.secret_sha256)
+
+
+def _store(tx: Transaction, request: CreateToken, access_key: bytes) -> TokenInfo:
     token = tokens.create(
         tx,
         name=checked_name("token", request.name),
@@ -34,6 +83,8 @@ def create(tx: Transaction, request: CreateToken) -> TokenInfo:
         rate_per_second=_rate(request.rate_per_second),
         body_bytes_max=_bytes(request.body_bytes_max),
         maker=request.maker,
+        queues=checked_queues(request.queues),
+        access_key=access_key,
     )
     return _info(token)
 
@@ -45,6 +96,12 @@ def page(tx: Transaction, request: ListTokens) -> TokenPage:
 
 
 @transaction
+def show_own(tx: Transaction, request: ShowOwnToken) -> OwnToken:
+    token = tokens.find(tx, request.id) if request.id else None
+    return OwnToken(None if token is None else _info(token))
+
+
+@transaction
 def revoke(tx: Transaction, request: RevokeToken) -> Revoked:
     return Revoked(tokens.revoke(tx, request.id, keep_children=request.keep_children))
 
@@ -52,6 +109,15 @@ def revoke(tx: Transaction, request: RevokeToken) -> Revoked:
 def known(tx: Transaction) -> tuple[int, list[Token]]:
     """The time of the key space, and every token in it."""
     return tx.now_ms, tokens.all_tokens(tx)
+
+
+def access_key_secret(services: Services, token: Token) -> str:
+    """The secret of a token's SQS access key.
+
+    Raises:
+        EncryptionKeyMissing: the key file of this server does not decrypt it.
+    """
+    return services.access_keys.decrypt(token.access_key, binding=token.hash.hex())
 
 
 def watch(database: Database) -> Watch:
@@ -71,6 +137,8 @@ def _info(token: Token) -> TokenInfo:
         token.rate_per_second,
         token.body_bytes_max,
         token.maker,
+        token.queues,
+        access_key_id(token.id) if token.access_key else "",
     )
 
 

@@ -19,15 +19,16 @@ from holdfast.plane.atomic import execute_step
 from holdfast.plane.operations import execute
 from holdfast.plane.services import Services
 from holdfast.plane.sharing import share_queues
-from holdfast.tiers import Tier, TierPolicy
+from holdfast.tiers import Tier
 from holdfast.wire.blobs import PutBlob
+from holdfast.wire.collections import GetRows, ScanRows
 from holdfast.wire.entities import GetEntity, WriteEntities
 from holdfast.wire.requests import Answer, Request
 from holdfast.wire.states import GetState
-from holdfast.wire.transport import AsyncTransport, LeaseRenewer, LockTable, Transport
+from holdfast.wire.transport import AsyncTransport, LeaseRenewer, LockSessions, LockTable, Transport
 from holdfast.wire.worlds import DescribeWorld
 
-_READS: Final = (GetState, GetEntity, DescribeWorld)
+_READS: Final = (GetState, GetEntity, GetRows, ScanRows, DescribeWorld)
 _STORED_BEFORE: Final = (PutBlob,)  # If the caller rolls back, nothing names the blob, and it is deleted later.
 _Events = list[tuple[Any, ...]]
 
@@ -42,11 +43,20 @@ class _Within:
 
     @property
     def locks(self) -> Callable[[str], LockTable] | None:
-        return self._services.caller_locks
+        return None if self._services.shared_locks else self._services.caller_locks
+
+    @property
+    def lock_sessions(self) -> LockSessions:
+        return self._services.lock_sessions
 
     @property
     def lease_renewer(self) -> LeaseRenewer:
         return self._services.lease_renewer
+
+    @property
+    def on_data_push(self) -> None:
+        """No listener: a push cannot be part of a transaction."""
+        return
 
     def _publish_due(self, events: _Events) -> None:
         due = [event for event in events if event[0] == DUE]
@@ -71,7 +81,7 @@ class WithinTransport(_Within):
             return self._outside.call(request)
         _check(request)
         answer: Answer
-        answer, events = self._transaction.run(_run, self._services.policy, request)
+        answer, events = self._transaction.run(_run, self._services, request)
         self._publish_due(events)
         return answer
 
@@ -117,7 +127,7 @@ class AsyncWithinTransport(_Within):
             return await self._outside.call(request)
         _check(request)
         answer: Answer
-        answer, events = await self._transaction.run_async(_run, self._services.policy, request)
+        answer, events = await self._transaction.run_async(_run, self._services, request)
         self._publish_due(events)
         return answer
 
@@ -146,9 +156,9 @@ class AsyncWithinTransport(_Within):
         """Do nothing: the caller ends the transaction."""
 
 
-def _run(tx: Transaction, policy: TierPolicy, request: Request[Answer]) -> tuple[Answer, _Events]:
+def _run(tx: Transaction, services: Services, request: Request[Answer]) -> tuple[Answer, _Events]:
     share_queues(tx, (request,))
-    answer = execute_step(tx, policy, request)
+    answer = execute_step(tx, services, request)
     if isinstance(request, WriteEntities) and any(event[0] == BEST_EFFORT_WRITTEN for event in tx.events):
         raise NotTransactional(
             "BEST_EFFORT fields go to the session log, which is no part of the transaction; write them with "
@@ -166,6 +176,11 @@ def _collect(
 def _check(request: Request[Answer]) -> None:
     if not request.operation.atomic and not isinstance(request, _READS):
         raise _error(request)
+    if isinstance(request, GetEntity) and request.best_effort:
+        raise NotTransactional(
+            "BEST_EFFORT fields are in the session logs, which are no part of the transaction; read them with "
+            "plane.entities"
+        )
 
 
 def _error(request: Request[Any]) -> NotTransactional:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from holdfast.backends.objects import ObjectStore
+from holdfast.backends.objects.encrypted import as_stored
 from holdfast.errors import InvalidArgument, NotFound, ObjectNotFound, Unsupported
 from holdfast.runtime.maintenance.checkpoints import Checkpoints, LineStream
 from holdfast.wire.backups import BackupBegun, BackupEnded
@@ -50,7 +51,7 @@ class AsyncBackupStore:
         if part == "objects":
             if self._objects is None:
                 raise Unsupported("The plane has no object store, so its backups have no objects")
-            store, path = self._objects, rest
+            store, path = as_stored(self._objects), rest
         try:
             return await store.open_async(path, start, length)
         except ObjectNotFound:

@@ -38,6 +38,30 @@ def finish_or_undo(result: Result, undo: Callable[[Result], object]) -> Result:
     return result
 
 
+async def undo_async(undo: Callable[[], object]) -> None:
+    """Run `undo` in a thread to its end, even if the caller is cancelled once more."""
+    undoing = asyncio.get_running_loop().create_task(_undo_now(undo))
+    _undo_tasks.add(undoing)
+    undoing.add_done_callback(_undo_tasks.discard)
+    with suppress(asyncio.CancelledError):
+        await asyncio.shield(undoing)
+
+
+def undo(undo: Callable[[], object]) -> None:
+    """The synchronous version."""
+    with suppress(HoldfastError):
+        undo()
+
+
+async def _undo_now(undo: Callable[[], object]) -> None:
+    try:
+        await asyncio.to_thread(undo)
+    except HoldfastError:
+        pass  # There is no way to undo it; the lease expires.
+    except Exception:
+        _log.exception("unexpected error while undoing the work of a cancelled caller")
+
+
 async def _undo_when_done(task: "asyncio.Task[Result]", undo: Callable[[Result], object]) -> None:
     try:
         await asyncio.to_thread(undo, await task)

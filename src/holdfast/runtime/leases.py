@@ -12,6 +12,8 @@ what outcome.
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import count
+from time import monotonic
 
 from holdfast.clock import Clock, SystemClock, on_clock_change
 from holdfast.errors import LeaseHeld, LockTimeout
@@ -19,11 +21,12 @@ from holdfast.kv import Database, Transaction
 from holdfast.layers import leases
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
+from holdfast.limits import LEASE_CALLERS_SHOWN
 from holdfast.runtime.cancellation import finish_or_undo_async
 from holdfast.runtime.consumer_options import ConsumerOptions, Polling
 from holdfast.runtime.locks.table import HolderInfo, LockTable
 from holdfast.runtime.publishing import Publish, discard
-from holdfast.wire.leases import Described, Granted, LeaseLine, LeaseProof, LockPlace, Waits
+from holdfast.wire.leases import Described, Granted, LeaseCaller, LeaseLine, LeaseProof, LockPlace, Waits
 
 
 class AsyncLeaseWaiter:
@@ -37,6 +40,8 @@ class AsyncLeaseWaiter:
         self._polling = Polling(database, options)
         self._publish = publish or discard
         self._lines = LockTable(("lease",), nested=False)
+        self._callers: dict[int, tuple[LeaseKey, str, float]] = {}  # Those that wait: key, owner, since when.
+        self._numbers = count()
 
     async def acquire(
         self,
@@ -98,8 +103,10 @@ class AsyncLeaseWaiter:
 
     @contextmanager
     def _publish_outcome(self, lease: LeaseKey, owner: str, began_ms: int) -> Iterator[None]:
-        """Publish the outcome of a wait for a lease: granted, refused, or gone (cancelled)."""
+        """List a caller while it waits, and publish the outcome of its wait: granted, refused, or gone (cancelled)."""
         outcome = "gone"
+        number = next(self._numbers)
+        self._callers[number] = lease, owner, monotonic()
         try:
             yield
             outcome = "granted"
@@ -107,20 +114,23 @@ class AsyncLeaseWaiter:
             outcome = "refused"
             raise
         finally:
+            del self._callers[number]
             now_ms = self._clock.now_ms()
             self._publish([(LEASE_EVENTS + outcome, lease, owner, now_ms - began_ms, now_ms)])
 
     async def waits(self, universe: str, locks: Sequence[HolderInfo], *, limit: int) -> Waits:
         """The lease lines of a universe in this process, with the holders and waiters of its locks."""
-        lines: dict[str, list[float]] = {}
-        for caller in self._lines.holders():
-            lease_universe, _, key = caller.path[-1].partition("/")
-            if lease_universe == universe:
-                # The caller at the front holds the line itself while it waits for the lease.
-                lines.setdefault(key, []).append(caller.held_seconds or caller.waiting_seconds or 0.0)
-        longest = sorted(lines.items(), key=lambda line: max(line[1]), reverse=True)
+        lines: dict[str, list[LeaseCaller]] = {}
+        now = monotonic()
+        for lease, owner, since in list(self._callers.values()):
+            if lease.universe == universe:
+                lines.setdefault(lease.key, []).append(LeaseCaller(owner, now - since))
+        longest = sorted(lines.items(), key=lambda line: line[1][0].waited_seconds, reverse=True)
         return Waits(
-            [LeaseLine(key, len(waited), max(waited)) for key, waited in longest[:limit]],
+            [
+                LeaseLine(key, len(callers), callers[0].waited_seconds, callers[:LEASE_CALLERS_SHOWN])
+                for key, callers in longest[:limit]
+            ],
             [
                 LockPlace(list(each.path), str(each.mode), each.owner, each.held_seconds, each.waiting_seconds)
                 for each in locks[:limit]

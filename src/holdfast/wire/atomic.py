@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 import msgspec
 
-from holdfast.wire import entities, hosting, leases, mail, queues, runs, states, worlds
+from holdfast.wire import collections, entities, hosting, leases, locks, mail, queues, runs, states, worlds
 from holdfast.wire.requests import Request
 
 STEPS: Final[tuple[type[Request[Any]], ...]] = tuple(
     kind
-    for module in (queues, worlds, states, entities, leases, mail, hosting, runs)
+    for module in (queues, worlds, states, entities, collections, leases, locks, mail, hosting, runs)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Request) and kind.operation.atomic
 )

@@ -20,6 +20,7 @@ class BackupBegun(msgspec.Struct, frozen=True):
     at_ms: int
     data_format: int
     version: str
+    encrypted: bool = False  # Whether a universe is encrypted, so that restoring needs the master key.
 
 
 class BackupFile(msgspec.Struct, frozen=True):
@@ -49,7 +50,9 @@ class BeginBackup(Request[BackupBegun], frozen=True, tag="backups.begin"):
     """Create a checkpoint."""
 
     operation = Operation(
+        audited=True,
         stores=True,
+        all_queues=True,
         repeatable="a checkpoint that is not used is removed after an hour",
         http=(Route("POST", "/v1/backups", "Create a checkpoint of all data, for a backup.", status=201),),
     )
@@ -58,7 +61,7 @@ class BeginBackup(Request[BackupBegun], frozen=True, tag="backups.begin"):
 class ListBackup(Request[Line], frozen=True, tag="backups.files"):
     """Every file of a checkpoint; streamed."""
 
-    operation = Operation(reads=True, network=False)
+    operation = Operation(reads=True, network=False, all_queues=True)
 
     id: str
 
@@ -66,7 +69,7 @@ class ListBackup(Request[Line], frozen=True, tag="backups.files"):
 class OpenBackup(Request[BackupFile], frozen=True, tag="backups.open"):
     """The bytes of a file, or `length` of them from `start` on; streamed."""
 
-    operation = Operation(reads=True, network=False)
+    operation = Operation(reads=True, network=False, all_queues=True)
 
     id: str
     path: str
@@ -78,6 +81,7 @@ class EndBackup(Request[BackupEnded], frozen=True, tag="backups.end"):
     """Remove a checkpoint. Ending it twice is fine."""
 
     operation = Operation(
+        all_queues=True,
         repeatable="an ended backup stays ended; only the answer differs",
         http=(Route("DELETE", "/v1/backups/{id}", "Remove a checkpoint."),),
     )

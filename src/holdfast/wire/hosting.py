@@ -206,7 +206,8 @@ class SetSendPolicy(Request[SendPolicy], frozen=True, tag="hosting.policy.set"):
     """Replace the lists of a universe's policy; one that is None stays as it is."""
 
     operation = Operation(
-        http=(Route("PUT", "/v1/hosting/policy", "Set which sends between universes this universe allows."),)
+        audited=True,
+        http=(Route("PUT", "/v1/hosting/policy", "Set which sends between universes this universe allows."),),
     )
 
     sends_to: list[str] | None = None
@@ -263,6 +264,7 @@ class SetProgram(Request[HostingInfo], frozen=True, tag="hosting.set"):
     """Have a world run by the hosts that have this program; with None, by no host."""
 
     operation = Operation(
+        audited=True,
         stores=True,
         atomic=True,
         http=(
@@ -293,6 +295,7 @@ class ResumeWorld(Request[HostingInfo], frozen=True, tag="hosting.resume"):
     """Let hosts run a world again that is stopped by an error."""
 
     operation = Operation(
+        audited=True,
         http=(Route("POST", "/v1/worlds/{world}/program/resume", "Run a stopped world again."),),
     )
 
@@ -315,6 +318,7 @@ class RetryAside(Request[Committed], frozen=True, tag="hosting.aside.retry"):
     """Put an item that was set aside back at the end of the inbox; with `drop`, remove it."""
 
     operation = Operation(
+        audited=True,
         stores=True,
         http=(
             Route("POST", "/v1/worlds/{world}/aside/{sequence}/retry", "Handle an item again that was set aside."),

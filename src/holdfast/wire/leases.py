@@ -46,12 +46,20 @@ class Leases(msgspec.Struct, frozen=True):
     next: str | None
 
 
+class LeaseCaller(msgspec.Struct, frozen=True):
+    """A caller that waits for a lease."""
+
+    owner: str
+    waited_seconds: float
+
+
 class LeaseLine(msgspec.Struct, frozen=True):
     """The callers of this process that wait for a lease: their number, and how long the first has waited."""
 
     key: str
     waiting: int
     waited_seconds: float
+    callers: list[LeaseCaller] = []  # The first `LEASE_CALLERS_SHOWN`, in the order of their line.
 
 
 class LockPlace(msgspec.Struct, frozen=True):
@@ -103,6 +111,23 @@ class ReleaseLease(Request[Released], frozen=True, tag="leases.release"):
     operation = Operation(atomic=True)
 
     lease: LeaseProof
+
+
+class BreakLease(Request[Released], frozen=True, tag="leases.break", rename=_FENCE):
+    """End the lease of any owner. Its holder is fenced off, and the next caller in line gets the lease.
+
+    `fence` is that of the lease that the caller has seen: a lease that was granted since is not ended.
+    """
+
+    operation = Operation(
+        revision=5,
+        audited=True,
+        http=(Route("POST", "/v1/lock/break", "End the lease of any owner, whose fence the caller has seen."),),
+    )
+
+    key: str
+    fence: int
+    universe: str = UNIVERSE
 
 
 class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):

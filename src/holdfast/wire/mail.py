@@ -147,7 +147,7 @@ class Addresses(msgspec.Struct, frozen=True):
 
 
 class MailPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The limits of all mailboxes of a universe."""
+    """The limits of all mailboxes of a universe. A server may have other defaults, for universes without a policy."""
 
     pending_max: int = MAILBOX_MAILS_MAX  # Unconfirmed mails of one mailbox; more are refused.
     ttl_seconds: float = MAIL_TTL_SECONDS
@@ -329,7 +329,9 @@ class GetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.policy"):
 
 
 class SetMailPolicy(Request[MailPolicy], frozen=True, tag="mail.set_policy"):
-    operation = Operation(http=(Route("PUT", "/v1/mail/policy", "Set the mail policy.", body_field="policy"),))
+    operation = Operation(
+        audited=True, http=(Route("PUT", "/v1/mail/policy", "Set the mail policy.", body_field="policy"),)
+    )
 
     policy: MailPolicy
     universe: str = UNIVERSE

@@ -18,13 +18,13 @@ class Pairs(msgspec.Struct, frozen=True):
 
 
 class GetPair(Request[Value], frozen=True, tag="pairs.get"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, all_queues=True)
 
     key: bytes
 
 
 class ScanPairs(Request[Pairs], frozen=True, tag="pairs.scan"):
-    operation = Operation(reads=True)
+    operation = Operation(reads=True, all_queues=True)
 
     begin: bytes
     end: bytes

@@ -3,6 +3,8 @@
 queue:put    one operation: the noun and the verb of a request
 queue:*      every operation of a noun
 *            everything
+
+A token may be limited to queues: names such as `orders`, or prefixes such as `orders-*`. None of them means all queues.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -13,11 +15,14 @@ from typing import Any, Final, get_args
 import msgspec
 
 from holdfast.errors import InvalidArgument
+from holdfast.limits import TOKEN_QUEUES_MAX
 from holdfast.names import checked_name
 from holdfast.wire.catalog import PERMISSIONS
 
 EVERYTHING: Final = "*"  # Every verb, or every universe.
 METRICS: Final = "metrics:read"  # The verb of the metrics endpoint, which is no request of a plane.
+# What all actions of the SQS endpoint need. Large bodies are blobs.
+SQS_VERBS: Final = ("blob:find", "blob:get", "blob:put", "queue:*", "sqs:*")
 TOKEN_UNIVERSES_MAX: Final = 64  # They are checked with every call.
 
 
@@ -35,6 +40,40 @@ def covers(allowed: Collection[str], verb: str) -> bool:
 def covers_universes(allowed: Collection[str], universes: Collection[str]) -> bool:
     """Whether every one of these universes, or "*", is among those that are allowed."""
     return EVERYTHING in allowed or (bool(universes) and set(universes) <= set(allowed))
+
+
+def covers_queue(allowed: Collection[str], queue: str) -> bool:
+    """Whether a queue, or a pattern of queues, is among those that are allowed; none allowed: all of them are."""
+    return not allowed or any(_matches(pattern, queue) for pattern in allowed)
+
+
+def covers_queues(allowed: Collection[str], queues: Collection[str]) -> bool:
+    """Whether every one of these queues and patterns is among those that are allowed; none: all queues."""
+    return not allowed or (bool(queues) and all(covers_queue(allowed, queue) for queue in queues))
+
+
+def checked_queues(queues: Iterable[str]) -> list[str]:
+    """The names and patterns in order, without those that others cover; none if they are all queues.
+
+    Raises:
+        InvalidArgument: there are too many.
+        InvalidName: one of them is neither a name nor the beginning of one with a star.
+    """
+    wanted = set(queues)
+    if EVERYTHING in wanted:
+        return []
+    if len(wanted) > TOKEN_QUEUES_MAX:
+        raise InvalidArgument(
+            f"A token is for {TOKEN_QUEUES_MAX} queues at most, not {len(wanted)}; give patterns, such as orders-*"
+        )
+    for queue in wanted:
+        checked_name("queue", queue.removesuffix(EVERYTHING))
+    return sorted(queue for queue in wanted if not any(_matches(other, queue) for other in wanted - {queue}))
+
+
+def _matches(pattern: str, queue: str) -> bool:
+    # A pattern matches longer ones, too: `orders-*` has all queues of `orders-eu-*`. No name has a star in it.
+    return queue == pattern or (pattern.endswith(EVERYTHING) and queue.startswith(pattern[:-1]))
 
 
 def checked_verbs(verbs: Iterable[str]) -> list[str]:
@@ -69,14 +108,14 @@ def checked_universes(universes: Iterable[str]) -> list[str]:
 
 
 def universes_of(request: Any) -> Iterator[str]:
-    """Every universe that a request names: its own, and those of its leases and of its steps."""
+    """Every universe that a request names: its own, and those of its leases and of its steps; none: all of them."""
     kind: Any = type(request)
     for name, search in _universe_fields(kind):
         value = getattr(request, name)
-        if search is None:
-            yield value
-        else:
+        if search is not None:
             yield from search(value)
+        elif value is not None:  # None: the plane itself, which is every universe.
+            yield value
 
 
 @cache

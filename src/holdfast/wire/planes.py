@@ -37,7 +37,7 @@ class ShowPlane(Request[PlaneStatus], frozen=True, tag="planes.show"):
 class RaiseFormat(Request[PlaneStatus], frozen=True, tag="planes.upgrade"):
     """Raise the data format of the plane to the newest one of this version, once every node supports it."""
 
-    operation = Operation(network=False, repeatable="a format that was raised stays raised")
+    operation = Operation(audited=True, network=False, repeatable="a format that was raised stays raised")
 
 
 class MarkRestored(Request[PlaneStatus], frozen=True, tag="planes.mark_restored"):

@@ -40,6 +40,10 @@ _ATTRIBUTES: Final = (
     "expires_ms",
     "now_ms",
     "key",
+    "universe",
+    "kind",
+    "limit",
+    "used",
 )  # Attributes of errors that are sent along.
 # The first class that an error belongs to decides.
 _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
@@ -90,6 +94,12 @@ def status_of(error: HoldfastError) -> int:
     return next(status for family, status in _STATUS if isinstance(error, family))
 
 
+def retry_after_seconds(error: HoldfastError) -> float | None:
+    """How long to wait before the request is repeated; None if that would not help."""
+    known: float | None = getattr(error, "retry_after_seconds", None)
+    return RETRY_AFTER_SECONDS if known is None and error.retry is RetryAdvice.LATER else known
+
+
 def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Problem:
     """The problem that represents an error."""
     known = {name: value for name in _ATTRIBUTES if (value := getattr(error, name, None)) is not None}
@@ -101,7 +111,7 @@ def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Probl
         detail=str(error),
         retry=error.retry,
         type=f"urn:holdfast:error:{error.code}",
-        retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is RetryAdvice.LATER else None,
+        retry_after_seconds=retry_after_seconds(error),
         correlation_id=correlation_id,
         current_etag=known.get("current_etag"),
         current_head=actual if error.code == "head_advanced" else None,
@@ -116,6 +126,8 @@ def error_of(problem: Problem) -> HoldfastError:
     for name, value in (problem.extra or {}).items():
         if name in _ATTRIBUTES:
             setattr(error, name, value)
+    if isinstance(error, Busy):
+        error.retry_after_seconds = problem.retry_after_seconds
     if problem.code == "cas_mismatch" and not hasattr(error, "current_etag"):
         error.current_etag = None  # type: ignore[attr-defined]
     return error

@@ -50,6 +50,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     atomic: bool = False  # It can be one of several operations in one commit.
     stores: bool = False  # It adds data: it is refused while the disk is nearly full.
     permission: str = ""  # The verb that a token must allow; empty if it follows from the tag.
+    revision: int = 0  # Servers whose stream has an older revision (`frames.REVISION`) do not know it.
+    audited: bool = False  # A server records who sent it, when and from where.
+    all_universes: bool = False  # A token must be for all universes, although the request names one.
+    all_queues: bool = False  # A token must be for all queues: it reaches what is in them, and names none.
+    lists_queues: bool = False  # Its field `only` has the queues of the caller's token, to which its answer is limited.
+    any_token: bool = False  # Every usable token allows it, whatever its verbs and universes.
     http: tuple[Route, ...] = ()
 
     @property
@@ -82,6 +88,11 @@ class Request(
 
         Entry points call this on requests from outside. Handles only build requests that pass.
         """
+
+    def queue_names(self) -> tuple[str, ...]:
+        """Every queue that the request names; "*" is all of them. A token for some queues must be for all of these."""
+        queue = getattr(self, "queue", None)
+        return () if queue is None else (queue,)
 
 
 class RequestWithoutTier(Request[Answer], Generic[Answer], frozen=True, kw_only=True):

@@ -141,6 +141,7 @@ class CancelRun(Request[RunInfo], frozen=True, tag="runs.cancel"):
     """
 
     operation = Operation(
+        audited=True,
         atomic=True,
         http=(Route("POST", "/v1/runs/{id}/cancel", "Cancel a run."),),
     )
@@ -179,6 +180,7 @@ class DeleteRun(Request[Committed], frozen=True, tag="runs.delete"):
     """Delete a run that has ended, with its history."""
 
     operation = Operation(
+        audited=True,
         repeatable="a deleted run stays deleted",
         http=(Route("DELETE", "/v1/runs/{id}", "Delete a run that has ended."),),
     )

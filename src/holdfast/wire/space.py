@@ -73,6 +73,7 @@ class CollectGarbage(Request[Collected], frozen=True, tag="space.collect"):
     """Delete blobs that nothing names any more, after their grace period."""
 
     operation = Operation(
+        audited=True,
         repeatable="what is deleted stays deleted; only the answer differs",
         permission="space:collect",
         http=(Route("POST", "/v1/space/collect", "Delete blobs that nothing names any more."),),

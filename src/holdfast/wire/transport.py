@@ -6,11 +6,14 @@ from typing import Any, Protocol, Self, TypeVar
 
 from holdfast.errors import Fenced
 from holdfast.tiers import Tier
+from holdfast.wire.ingress import DataPush
 from holdfast.wire.leases import LeaseProof
+from holdfast.wire.locks import LockProof, LockSession
 from holdfast.wire.queues import MessageLease
 from holdfast.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
+OnDataPush = Callable[[DataPush], object]  # Is called with every accepted push.
 
 
 class LeasedMessage(Protocol):
@@ -56,7 +59,9 @@ class LeaseRenewer(Protocol):
         """Extend the leases of messages by `seconds` again and again, for `cap_seconds` at most."""
         ...
 
-    def hold(self, lease: HeldLease, proof: LeaseProof, *, seconds: float, renewed_at: float) -> HeldLeaseRenewal:
+    def hold(
+        self, lease: HeldLease, proof: LeaseProof | LockSession, *, seconds: float, renewed_at: float
+    ) -> HeldLeaseRenewal:
         """Renew a lease for `seconds` again and again until the renewal is stopped.
 
         `renewed_at` is when its last renewal was requested, of the monotonic clock.
@@ -64,13 +69,45 @@ class LeaseRenewer(Protocol):
         ...
 
 
-class HeldLock(Protocol):
-    """Locks that the caller holds; released by `release`, or at the end of a `with` block."""
+class ProvenLock(Protocol):
+    """Locks that a caller holds, and how a write can check that it still holds them."""
 
     @property
     def paths(self) -> list[tuple[str, str]]:
-        """The level and name of each lock."""
+        """The level and name of each lock, in lock order."""
         ...
+
+    @property
+    def fence(self) -> int | None:
+        """The fence of the first lock, which grows with every grant of it; None for a lock of this process."""
+        ...
+
+    @property
+    def fences(self) -> Mapping[tuple[str, str], int]:
+        """The fence of each lock, by its path; empty for locks of this process."""
+        ...
+
+    @property
+    def proof(self) -> LockProof | None:
+        """What proves to the plane that the locks are held; None for locks of this process."""
+        ...
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the locks ended before they were released, so that others may hold them: stop the work."""
+        ...
+
+    def check(self) -> None:
+        """Return if the locks are held, as far as this process knows.
+
+        Raises:
+            Fenced: they are lost, or were released.
+        """
+        ...
+
+
+class HeldLock(ProvenLock, Protocol):
+    """Locks that the caller holds; released by `release`, or at the end of a `with` block."""
 
     def release(self) -> None:
         """Release the locks. Releasing twice is fine."""
@@ -82,11 +119,72 @@ class HeldLock(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+
+class AsyncHeldLock(ProvenLock, Protocol):
+    """Locks that the caller holds; released by `release`, or at the end of an `async with` block."""
+
+    async def release(self) -> None:
+        """Release the locks. Releasing twice is fine."""
+        ...
+
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class HeldLockSession(Protocol):
+    """The session of one caller that holds locks which processes share."""
+
+    seconds: float
+    unreleased: set[str]
+
+    @property
+    def identity(self) -> LockSession: ...
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def has_claims(self) -> bool: ...
+
+    @property
+    def loss(self) -> Fenced | None:
+        """Why its locks are lost; None while they are certainly held."""
+        ...
+
+    def add(self, claim: str, *, seconds: float, renewed_at: float) -> None:
+        """Register a claim that was granted, and renew the session from now on."""
+        ...
+
+    def remove(self, claim: str) -> None:
+        """Forget a claim, which is to be released."""
+        ...
+
+
+class LockSessions(Protocol):
+    """The sessions of locks that the callers of this process hold."""
+
+    def find(self, universe: str) -> HeldLockSession | None:
+        """The session of the calling task or thread; None if it holds no locks."""
+        ...
+
+    def find_async(self, universe: str) -> HeldLockSession | None:
+        """`find` for a coroutine: without a task it is a caller of its own."""
+        ...
+
+    def find_id(self, universe: str) -> str | None:
+        """The id of the caller's session, for the writes that its locks must not exclude."""
+        ...
+
+    def begin(self, universe: str) -> HeldLockSession:
+        """A new session of the caller, which is registered with its first claim."""
+        ...
+
+    def begin_async(self, universe: str) -> HeldLockSession:
+        """`begin` for a coroutine."""
+        ...
 
 
 class LockStats(Protocol):
@@ -134,13 +232,13 @@ class LockStats(Protocol):
 
 
 class LockTable(Protocol):
-    """The ordered locks of one universe and its agents, among the threads and tasks of one process."""
+    """The ordered locks of one universe, among the threads and tasks of one process."""
 
     def acquire(self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None) -> HeldLock: ...
 
     async def acquire_async(
         self, path: Sequence[str], mode: str = "X", *, timeout_seconds: float | None = None
-    ) -> HeldLock: ...
+    ) -> AsyncHeldLock: ...
 
     def acquire_all(
         self, paths: Sequence[Sequence[str]], mode: str = "X", *, timeout_seconds: float | None = None
@@ -148,7 +246,7 @@ class LockTable(Protocol):
 
     async def acquire_all_async(
         self, paths: Sequence[Sequence[str]], mode: str = "X", *, timeout_seconds: float | None = None
-    ) -> HeldLock: ...
+    ) -> AsyncHeldLock: ...
 
     def stats(self) -> Mapping[str, LockStats]: ...
 
@@ -200,7 +298,20 @@ class Transport(Protocol):
 
     @property
     def locks(self) -> Callable[[str], LockTable] | None:
-        """The lock table of a universe; None if the plane is in another process."""
+        """The lock table of a universe; None if several processes share the locks of the plane."""
+        ...
+
+    @property
+    def lock_sessions(self) -> LockSessions:
+        """The sessions of locks that processes share."""
+        ...
+
+    @property
+    def on_data_push(self) -> Callable[[OnDataPush], Callable[[], None]] | None:
+        """Registers a listener with the ingress of this process; None if the plane is in another process.
+
+        The listener gets the pushes of all universes. The returned function stops it.
+        """
         ...
 
     @property
@@ -231,6 +342,12 @@ class AsyncTransport(Protocol):
 
     @property
     def locks(self) -> Callable[[str], LockTable] | None: ...
+
+    @property
+    def on_data_push(self) -> Callable[[OnDataPush], Callable[[], None]] | None: ...
+
+    @property
+    def lock_sessions(self) -> LockSessions: ...
 
     @property
     def execute(self) -> Callable[[Any, Request[Any]], Any]: ...

@@ -61,9 +61,9 @@ class ShortFrameReader:
             parser: Any = protocol.parser
             while (inner := getattr(parser, "gi_yieldfrom", None)) is not None:
                 parser = inner
-            self._is_between_frames = (
-                getattr(parser, "gi_code", None) is _BETWEEN_FRAMES and protocol.current_size is None
-            )
+            # websockets 15 calls the size of an incomplete message `cur_size`.
+            size = protocol.current_size if hasattr(protocol, "current_size") else getattr(protocol, "cur_size", None)
+            self._is_between_frames = getattr(parser, "gi_code", None) is _BETWEEN_FRAMES and size is None
         return self._is_between_frames
 
     def _read_frames(self, protocol: Protocol, data: bytes) -> int:

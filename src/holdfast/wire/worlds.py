@@ -447,6 +447,7 @@ class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
     """Pause, resume or archive a world: `state` is paused, active or archived."""
 
     operation = Operation(
+        audited=True,
         http=(
             Route(
                 "POST",
@@ -458,7 +459,7 @@ class ChangeWorld(Request[Described], frozen=True, tag="worlds.change"):
             Route(
                 "POST", "/v1/worlds/{world}/archive", "Archive a world: reject all writes.", fixed={"state": "archived"}
             ),
-        )
+        ),
     )
 
     world: str
@@ -471,6 +472,7 @@ class DeleteWorld(Request[Described], frozen=True, tag="worlds.delete"):
     """Delete an archived world. A world that is created under its name later is its next incarnation."""
 
     operation = Operation(
+        audited=True,
         repeatable="a deleted world stays deleted, and a new world of its name is another incarnation",
         http=(Route("DELETE", "/v1/worlds/{world}", "Delete an archived world, or finish its deletion."),),
     )

@@ -40,14 +40,16 @@ from holdfast.handles.queues import stored_messages
 from holdfast.hosts.failures import text_of
 from holdfast.hosts.hosted_world import HostedWorld
 from holdfast.hosts.runners import StopWorld
+from holdfast.hosts.step_context import StepContext, set_current_step
 from holdfast.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall
 from holdfast.hosts.workflows.records import ENDED, RECEIVED, START, Record, RunState, fold, has_ended
 from holdfast.hosts.workflows.run import WorkflowRun
 from holdfast.hosts.workflows.scheduler import Scheduler
+from holdfast.hosts.workflows.step_records import step_entry
 from holdfast.hosts.workflows.steps import error_of, run_here, run_on_queue
-from holdfast.hosts.workflows.values import canonical_flat, plain
+from holdfast.hosts.workflows.values import plain
 from holdfast.hosts.workflows.workflow import Workflow
-from holdfast.limits import BATCH_BYTES_MAX, INBOX_INLINE_BYTES_MAX, RUN_RESULT_BYTES_MAX, RUN_VALUE_BYTES_MAX
+from holdfast.limits import BATCH_BYTES_MAX, INBOX_INLINE_BYTES_MAX, RUN_VALUE_BYTES_MAX
 from holdfast.wire import run_records as words
 from holdfast.wire.atomic import Step
 from holdfast.wire.blobs import GetBlob, PutBlob
@@ -198,10 +200,12 @@ class WorkflowRunner:
             if self._has_work:
                 await self._commit()
         except WorkflowChanged as error:
-            # A host with the code that fits may take the run meanwhile, as in a rolling deployment.
-            if self._world.attempts + 1 >= self._world.policy.max_attempts:
-                raise StopWorld(str(error)) from error
-            raise
+            raise self._changed(error) from error
+
+    def _changed(self, error: WorkflowChanged) -> WorkflowChanged | StopWorld:
+        """What a turn ends with; a host with the code that fits may take the run, as in a rolling deployment."""
+        is_last = self._world.attempts + 1 >= self._world.policy.max_attempts
+        return StopWorld(str(error)) if is_last else error
 
     async def _commit(self) -> None:
         """Let the code run on with what is ready, and commit that with what the code asks for."""
@@ -606,13 +610,19 @@ class WorkflowRunner:
             if self._steps.get(call.number) is not task:
                 raise  # Nothing is recorded: the call was cancelled, or the claim has ended.
             error = cancelled
+        except WorkflowChanged as changed:  # What the step has recorded itself does not fit its code any more.
+            if self._steps.get(call.number) is task:
+                del self._steps[call.number]
+                self._failure = self._changed(changed)
+                self._world.request_turn()
+            return
         except Exception as failed:
             error = failed
         if self._steps.get(call.number) is not task:
             return
         del self._steps[call.number]
         now_ms = max(self._world.now_ms(), started_ms)
-        entry, due_ms = _step_entry(call, now_ms, started_ms, result, error)
+        entry, due_ms = step_entry(call, now_ms, started_ms, result, error)
         self._pending.append(_Pending(call.number, entry, due_ms))
         if self._steps:  # Others may end at the same time, and share the commit.
             self._commit_soon()
@@ -625,6 +635,16 @@ class WorkflowRunner:
         if world.runs_tasks_here:
             call.queue = None
         if call.queue is None:
+            set_current_step(
+                StepContext(
+                    world.planes,
+                    run_id=self._run_id,
+                    id=f"{self._run_id}.{world.incarnation}.{self._generation}.{call.number}",
+                    name=call.name,
+                    attempt=call.attempts + 1,
+                    fence=world.fence,
+                )
+            )
             return world.around_step(f"{self._generation}.{call.number}", call.name, partial(run_here, call))
         self._on_queues.add(call.number)
         key = f"{world.name}.{world.incarnation}.{self._generation}.{call.number}"
@@ -673,46 +693,3 @@ def workflow_runner(workflow: Workflow[..., Any]) -> Callable[[HostedWorld], Wor
 def _ingress(sequence: int, item: InboxItem) -> dict[str, Any]:
     """An item as the journal has it."""
     return {"seq": sequence, **msgspec.to_builtins(item, builtin_types=(bytes,))}
-
-
-def _step_entry(
-    call: StepCall[Any], now_ms: int, started_ms: int, result: Any, error: BaseException | None
-) -> tuple[bytes, int | None]:
-    """The record of an attempt that has ended, and when the timer for the next one is due."""
-    if error is None:
-        try:
-            return _result_entry(call, now_ms, started_ms, result), None
-        except HoldfastError as unusable:
-            error = unusable
-    return _error_entry(call, now_ms, started_ms, error)
-
-
-def _result_entry(call: StepCall[Any], now_ms: int, started_ms: int, result: Any) -> bytes:
-    """The record of a step's result.
-
-    Raises:
-        PayloadTooLarge, InvalidArgument, InvalidValue: it cannot be recorded.
-    """
-    value = plain(result)
-    call.convert(value)
-    entry = canonical_flat([words.STEP, now_ms, call.number, call.name, started_ms, value])
-    if len(entry) > RUN_RESULT_BYTES_MAX:
-        raise PayloadTooLarge(
-            f"The result of step {call.name} has {len(entry)} bytes and may have {RUN_RESULT_BYTES_MAX}; store it as a "
-            "blob in the step, and return its hash"
-        )
-    return entry
-
-
-def _error_entry(call: StepCall[Any], now_ms: int, started_ms: int, error: BaseException) -> tuple[bytes, int | None]:
-    """The record of a failed attempt, and when its timer is due, if it has one."""
-    failures, retry = call.attempts + 1, call.retry
-    delay = None
-    if retry is not None and call.queue is None and isinstance(error, retry.on):
-        delay = retry.delay_after(failures)
-    if delay is None:
-        record = [words.FAILED, now_ms, call.number, call.name, started_ms, error_of(error), failures]
-        return canonical(record), None
-    due_ms = now_ms + round(delay * 1_000)
-    record = [words.RETRY, now_ms, call.number, call.name, started_ms, error_of(error), due_ms]
-    return canonical(record), due_ms if due_ms - now_ms > words.TIMER_DELAY_MS else None

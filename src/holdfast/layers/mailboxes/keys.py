@@ -25,6 +25,7 @@ import msgspec
 from holdfast.errors import DamagedDatabase, InvalidArgument
 from holdfast.kv import Subspace, Transaction
 from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
+from holdfast.mail_defaults import MAIL_DEFAULTS
 from holdfast.wire.mail import MailPolicy
 
 SLOT_MS: Final = int(MAIL_SWEEP_SECONDS * 1_000)
@@ -261,7 +262,10 @@ def emit(tx: Transaction, kind: str, address: Address, id: str, sender: str) -> 
 def policy_of(tx: Transaction, universe: str) -> MailPolicy:
     """The mail policy of a universe; the default one if none was set."""
     stored = tx.get(_policy_key(universe))
-    return _DEFAULT if stored is None else _decode_policy(stored)
+    if stored is not None:
+        return _decode_policy(stored)
+    defaults = tx.mail_defaults
+    return _DEFAULT if defaults is MAIL_DEFAULTS else MailPolicy(defaults.pending_max, defaults.ttl_seconds)
 
 
 def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy:

@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +23,12 @@ import msgspec
 from obstore.store import LocalStore
 
 from holdfast.backends.objects import ObjectStore
+from holdfast.backends.objects.encrypted import as_stored, universe_of_path
 from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy, Corrupt, HoldfastError, NotFound, PathUnusable, Unsupported
+from holdfast.errors import Busy, Corrupt, HoldfastError, NotFound, ObjectNotFound, PathUnusable, Unsupported
 from holdfast.folders import make_folder
 from holdfast.kv import Database, Subspace
+from holdfast.kv.value_cipher import ValueCipher, cipher_of
 from holdfast.layers import blobs
 from holdfast.layers.blobs import Blob
 from holdfast.layers.segments import SegmentRecord
@@ -84,7 +86,8 @@ class Checkpoints:
             if len(list(data.glob(f"{_PREFIX}*"))) >= CHECKPOINTS_MAX:
                 raise Busy(f"{CHECKPOINTS_MAX} backups are in progress; end one, or wait until an idle one expires")
             id = self._create(data)
-        return BackupBegun(id, at_ms, *self._written_by)
+        cipher = cipher_of(self._database)
+        return BackupBegun(id, at_ms, *self._written_by, encrypted=cipher is not None and cipher.is_on)
 
     def files(self, id: str) -> "LineStream":
         """Every file that belongs to a checkpoint.
@@ -163,17 +166,21 @@ class Checkpoints:
             for path in sorted((folder / part).rglob("*")):
                 if path.is_file():
                     yield Line(BackupFile(path.relative_to(folder).as_posix(), path.stat().st_size))
-        with _opened_copy(folder) as database:
-            yield from _referenced_lines(database)
+        with self._opened_copy(folder) as database:
+            yield from _referenced_lines(database, self._objects)
         if self._objects is not None:
             yield from _log_lines(self._objects)
+
+    def _opened_copy(self, folder: Path) -> AbstractContextManager[RocksDatabase]:
+        live = cipher_of(self._database)
+        return _opened_copy(folder, ValueCipher(None if live is None else live.provider))
 
     def _run_checks(self, data: Path, *, deep: bool) -> Iterator[Line]:
         with self._lock:
             self._sweep(data)
             id = self._create(data)  # Not counted towards CHECKPOINTS_MAX: it is removed below.
         try:
-            with _opened_copy(data / f"{_PREFIX}{id}") as database:
+            with self._opened_copy(data / f"{_PREFIX}{id}") as database:
                 logs = data / f"{_PREFIX}{id}" / "activity"
                 checks = health_checks.all_checks(database, self._objects, logs, deep=deep, live=self._database)
                 for name, check in checks.items():
@@ -235,8 +242,26 @@ def check_lines(name: str, results: health_checks.CheckResults) -> Iterator[Line
     yield Line(seen=Seen(name, count))
 
 
-def referenced_objects(database: Database) -> Iterator[BackupFile | None]:
-    """Every object that a key space references; None for each inline blob, to show progress."""
+def referenced_objects(database: Database, objects: ObjectStore | None) -> Iterator[BackupFile | None]:
+    """Every object that a key space references; None for each inline blob, to show progress.
+
+    Objects of encrypted universes are copied as they are stored: their hash is not known, and `objects` has their size.
+    """
+    cipher = cipher_of(database)
+    for file in referenced_contents(database):
+        universe = None if file is None else universe_of_path(file.path)
+        if file is None or universe is None or cipher is None or cipher.newest_key(universe) is None:
+            yield file
+            continue
+        size = file.size
+        if objects is not None:
+            with suppress(ObjectNotFound):  # The copy will fail.
+                size = as_stored(objects).head(file.path).size
+        yield BackupFile(file.path, size)
+
+
+def referenced_contents(database: Database) -> Iterator[BackupFile | None]:
+    """Like `referenced_objects`, with the size and hash of the content of each object before it was encrypted."""
     for universe in universes(database):
         keys = Subspace("u", universe, "cas")
         for key, value in scan_range(database, *keys.range()):
@@ -263,9 +288,9 @@ def rotated_logs(objects: ObjectStore) -> Iterator[BackupFile]:
             after = page[-1].path
 
 
-def _referenced_lines(database: Database) -> Iterator[Line]:
+def _referenced_lines(database: Database, objects: ObjectStore | None) -> Iterator[Line]:
     skipped = 0
-    for file in referenced_objects(database):
+    for file in referenced_objects(database, objects):
         if file is not None:
             yield Line(msgspec.structs.replace(file, path=f"objects/{file.path}"))
         else:
@@ -289,7 +314,7 @@ def _with_end_marker(lines: Iterator[Line]) -> Generator[Line, None, None]:
 
 
 @contextmanager
-def _opened_copy(folder: Path) -> Iterator[RocksDatabase]:
+def _opened_copy(folder: Path, cipher: ValueCipher) -> Iterator[RocksDatabase]:
     """An opened copy of a checkpoint's key space. SST files are immutable, so they are hard links."""
     view = folder / f"view-{uuid.uuid4().hex[:8]}"
     make_folder(view)
@@ -299,7 +324,7 @@ def _opened_copy(folder: Path) -> Iterator[RocksDatabase]:
                 os.link(file, view / file.name)
             elif file.name != "LOCK":
                 shutil.copyfile(file, view / file.name)
-        with RocksDatabase(view) as database:
+        with RocksDatabase(view, cipher=cipher) as database:
             yield database
     finally:
         shutil.rmtree(view, ignore_errors=True)

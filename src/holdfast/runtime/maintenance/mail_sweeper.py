@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
-from holdfast.errors import Closed, HoldfastError
+from holdfast.errors import Closed, DecryptionFailed, HoldfastError
 from holdfast.kv import Database, Transaction
 from holdfast.layers import mailboxes, worlds
 from holdfast.layers.mailboxes import Address
 from holdfast.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
 from holdfast.runtime.maintenance.duty import Duty
+from holdfast.runtime.maintenance.skipping import skip_undecryptable
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 
@@ -54,7 +55,8 @@ class MailSweeper:
             pause_seconds = MAIL_SWEEP_SECONDS * (1 + self._random.random() * self._jitter)
             try:
                 for universe in self._universes():
-                    self._sweep(universe)
+                    with skip_undecryptable(self._database, universe, "the removal of expired mail"):
+                        self._sweep(universe)
             except Closed:
                 return
             except HoldfastError as error:
@@ -75,7 +77,7 @@ class MailSweeper:
                 counts, events = self._database.transact(_sweep, universe, entries, tier=Tier.IMPORTANT)
                 cleaned.update(counts)
                 self._publish(events)
-        except Closed:
+        except (Closed, DecryptionFailed):
             raise
         except HoldfastError as error:
             _log.warning("expired mail of %s could not be removed; retrying at the next sweep: %s", universe, error)

@@ -8,6 +8,10 @@ only if nothing could write to the source while it ran. Nothing is ever written 
 with different bytes belongs to another plane, and is not overwritten.
 
 Changes in the source between two runs are found by the comparison, and copied again.
+
+Values and objects of encrypted universes are read with the keys of the source, and encrypted again in the target with
+the same data keys. So their wrapped keys are copied first, in one transaction. Both sides are compared as they were
+before encryption. How far a rewrite is, is not copied: everything in the target has the newest key.
 """
 
 import hashlib
@@ -20,7 +24,9 @@ from typing import Final
 import msgspec
 
 from holdfast.backends.objects import ObjectStore
+from holdfast.backends.objects.encrypted import EncryptedObjects
 from holdfast.errors import (
+    DecryptionFailed,
     HashMismatch,
     InvalidArgument,
     MissingObject,
@@ -30,7 +36,8 @@ from holdfast.errors import (
     TargetNotEmpty,
 )
 from holdfast.kv import Database, Pair, Subspace, fence_floor, formats
-from holdfast.layers import migrations, nodes
+from holdfast.kv.value_cipher import RECORDS
+from holdfast.layers import encryption, migrations, nodes
 from holdfast.layers.migrations import BEGIN, END, KEY, Migration, State
 from holdfast.layers.queues import QueueKey
 from holdfast.layers.queues.format_1 import QueueConverter
@@ -38,7 +45,7 @@ from holdfast.limits import MIGRATION_BATCH_BYTES, MIGRATION_BATCH_PAIRS, MIGRAT
 from holdfast.runtime.activity import rotation
 from holdfast.runtime.activity.format import SUFFIX
 from holdfast.runtime.maintenance import scan
-from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
+from holdfast.runtime.maintenance.checkpoints import referenced_contents, rotated_logs
 from holdfast.tiers import Tier
 from holdfast.wire.backups import BackupFile
 
@@ -102,6 +109,7 @@ class Migrator:
             MissingObject, HashMismatch: the source is damaged.
             TargetNotEmpty: the target's store has different bytes at the path of an object.
         """
+        self._copy_wrapped_keys()
         objects = self._target.objects
         if objects is None:
             return
@@ -137,10 +145,10 @@ class Migrator:
         self._record_progress(_replace(self.progress, at=BEGIN, keys=0, ranges=0, digest=b""))
         while self.progress.at < END:
             at, end, count, digest = _next_range(self._source.database, self._convert, self.progress.at)
-            again = _digest(_pairs_of(self._target.database, at, end)) != (count, digest)
+            again = self._target_digest(at, end) != (count, digest)
             if again:
                 self._copy_again(at, end)
-                if _digest(_pairs_of(self._target.database, at, end)) != (count, digest):
+                if self._target_digest(at, end) != (count, digest):
                     raise HashMismatch(
                         f"The keys from {at.hex() or 'the first'} to {end[:64].hex()} differ after they were copied "
                         "twice; stop whatever writes to the source or the target, and run the migration again"
@@ -164,7 +172,7 @@ class Migrator:
 
     def _files(self) -> Iterator[BackupFile]:
         """Every object of the source."""
-        referenced = (file for file in referenced_objects(self._source.database) if file is not None)
+        referenced = (file for file in referenced_contents(self._source.database) if file is not None)
         objects = self._source.objects
         return chain(referenced, rotated_logs(objects) if objects is not None and self._with_logs else ())
 
@@ -173,9 +181,26 @@ class Migrator:
         return sorted(folder.glob(f"*/*{SUFFIX}")) if folder is not None and self._with_logs else []
 
     def _copy_again(self, begin: bytes, end: bytes) -> None:
-        self._record_progress(self.progress, cleared=(begin, end))
+        for cleared in ((begin, min(end, RECORDS[0])), (max(begin, RECORDS[1]), end)):  # The target needs its keys.
+            if cleared[0] < cleared[1]:
+                self._record_progress(self.progress, cleared=cleared)
         for batch, _ in _batches(_migrated(self._source.database, self._convert, begin, end)):
             self._record_progress(self.progress, batch)
+
+    def _copy_wrapped_keys(self) -> None:
+        """Let the target encrypt what the source does. If keys are new since the last run, copy everything again."""
+        pairs = self._source.database.read(encryption.key_records, tier=Tier.IMPORTANT)
+        if pairs != self._target.database.read(encryption.key_records, tier=Tier.IMPORTANT):
+            again = _replace(self.progress, state=State.COPYING, at=BEGIN, keys=0)
+            self._record_progress(again, pairs, tier=Tier.CRITICAL)
+            self._target.database.read(encryption.key_records)  # Loads the keys, where a commit does not.
+
+    def _target_digest(self, begin: bytes, end: bytes) -> tuple[int, bytes] | None:
+        """The number of pairs in a range of the target, and their digest; None if one cannot be decrypted."""
+        try:
+            return _digest(_pairs_of(self._target.database, begin, end))
+        except DecryptionFailed:
+            return None
 
     def _record_progress(
         self,
@@ -192,14 +217,16 @@ class Migrator:
 
 
 def _pairs_of(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
-    """Every pair of a range except the records of a migration, the format, the fence floor and nodes."""
+    """Every pair of a range except the records of a migration, the format, the fence floor, nodes and encryption."""
     while page := database.read(
         lambda tx, begin=begin: tx.scan(begin, end, limit=MIGRATION_PAGE_PAIRS), tier=Tier.IMPORTANT
     ):
         yield from (
             pair
             for pair in page
-            if pair[0] not in (KEY, formats.KEY, fence_floor.KEY) and not pair[0].startswith(nodes.ALL)
+            if pair[0] not in (KEY, formats.KEY, fence_floor.KEY)
+            and not pair[0].startswith(nodes.ALL)
+            and not RECORDS[0] <= pair[0] < RECORDS[1]
         )
         begin = page[-1][0] + b"\x00"
 
@@ -297,6 +324,8 @@ def _copy_verified(file: BackupFile, source: ObjectStore | None, target: ObjectS
         raise TargetNotEmpty(
             f"The target's object store has different bytes at {file.path}; use an empty bucket or prefix"
         )
+    if not was_copied and isinstance(target, EncryptedObjects):
+        target.encrypt_again(file.path)  # It may be from before the universe was encrypted.
     return 0 if expected is None else expected[1]
 
 

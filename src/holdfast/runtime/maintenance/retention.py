@@ -1,8 +1,9 @@
-"""Retention of archived worlds, of dead letters, and of the results of finished calls and messages.
+"""Retention of archived worlds, dead letters, results of finished calls and messages, audit logs, and lock sessions.
 
 Archived worlds and dead letters are deleted beyond an age or a number of bytes, the oldest first. Results are deleted
-when they expire, even if no call or message follows. Each step can be repeated, so several processes may do it at once,
-and a deletion that was interrupted is finished by the next pass.
+when they expire, even if no call or message follows, and lock sessions are ended, even if no other session needs their
+locks. Each step can be repeated, so several processes may do it at once, and a deletion that was interrupted is
+finished by the next pass.
 """
 
 import logging
@@ -11,12 +12,15 @@ from typing import NamedTuple, Protocol
 
 from holdfast.errors import Closed, HoldfastError, WorldNotActive, WorldNotFound
 from holdfast.kv import Database, Transaction
-from holdfast.layers import idempotency, queues, segments, worlds
+from holdfast.kv.value_cipher import PLANE
+from holdfast.layers import audit, collections, idempotency, locks, queues, segments, worlds
+from holdfast.layers.lock_records import SessionKey
 from holdfast.layers.queues import QueueKey, dead_letters, upkeep
 from holdfast.layers.queues.dead_letters import LetterSize
 from holdfast.layers.worlds import World, WorldMeta, WorldState
 from holdfast.limits import MESSAGES_MAX, PAGE_ITEMS
 from holdfast.runtime.maintenance.scan import scan_range, universes
+from holdfast.runtime.maintenance.skipping import skip_undecryptable
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.runtime.publishing import Publish
 from holdfast.tiers import Tier
@@ -45,7 +49,11 @@ def trim_worlds(database: Database, store: Deleter, options: SpaceOptions) -> in
     """Delete the archived worlds of all universes that are past their retention; how many."""
     if options.archived_keep_seconds is None and options.archived_bytes_max is None:
         return 0
-    return sum(_trim_worlds_of(database, store, options, universe) for universe in universes(database))
+    count = 0
+    for universe in universes(database):
+        with skip_undecryptable(database, universe, "the retention of archived worlds"):
+            count += _trim_worlds_of(database, store, options, universe)
+    return count
 
 
 def _trim_worlds_of(database: Database, store: Deleter, options: SpaceOptions, universe: str) -> int:
@@ -119,10 +127,11 @@ def trim_dead_letters(database: Database, options: SpaceOptions, publish: Publis
     """Delete the oldest dead letters of the universes that have more bytes of them than allowed; how many."""
     if options.dead_letter_bytes_max is None:
         return 0
-    return sum(
-        _trim_dead_letters_of(database, universe, options.dead_letter_bytes_max, publish)
-        for universe in universes(database)
-    )
+    count = 0
+    for universe in universes(database):
+        with skip_undecryptable(database, universe, "the retention of dead letters"):
+            count += _trim_dead_letters_of(database, universe, options.dead_letter_bytes_max, publish)
+    return count
 
 
 def _trim_dead_letters_of(database: Database, universe: str, bytes_max: int, publish: Publish) -> int:
@@ -164,12 +173,69 @@ def _dead_letter_queues(database: Database, universe: str) -> list[QueueKey]:
 
 def delete_results(database: Database) -> None:
     """Delete the expired results of keyed calls, and the expired idempotency keys and ack records of queues."""
-    while database.read(idempotency.has_expired_keys, tier=Tier.IMPORTANT):
-        database.transact(idempotency.forget, tier=Tier.IMPORTANT)
+    with skip_undecryptable(database, PLANE, "the deletion of expired results"):
+        while database.read(idempotency.has_expired_keys, tier=Tier.IMPORTANT):
+            database.transact(idempotency.forget, tier=Tier.IMPORTANT)
     for universe in universes(database):
         for queue in _queues(database, universe):
-            if database.read(upkeep.has_expired_keys, queue, tier=Tier.IMPORTANT):
-                database.transact(upkeep.delete_expired_keys, queue, tier=Tier.IMPORTANT)
+            with skip_undecryptable(database, universe, "the deletion of expired results"):
+                if database.read(upkeep.has_expired_keys, queue, tier=Tier.IMPORTANT):
+                    database.transact(upkeep.delete_expired_keys, queue, tier=Tier.IMPORTANT)
+
+
+# Lock sessions.
+
+
+def end_lock_sessions(database: Database) -> int:
+    """End the expired lock sessions of all universes that no other session has met; how many."""
+    count = 0
+    for universe in universes(database):
+        with skip_undecryptable(database, universe, "the end of expired lock sessions"):
+            count += _end_lock_sessions_of(database, universe)
+    return count
+
+
+def _end_lock_sessions_of(database: Database, universe: str) -> int:
+    now_ms, after, count = database.read(_now_ms), "", 0
+    while page := database.read(locks.page, universe, after=after, limit=PAGE_ITEMS):
+        after = page[-1][0]
+        for number, session in page:
+            if session.is_expired(now_ms):
+                count += len(database.transact(locks.reap, SessionKey(universe, number), tier=Tier.IMPORTANT))
+    return count
+
+
+# Rows of collections.
+
+
+def trim_audit(database: Database, options: SpaceOptions) -> int:
+    """Delete the entries of all audit logs that are past their retention; how many."""
+    if options.audit_keep_seconds is None:
+        return 0
+    keep_ms = round(options.audit_keep_seconds * 1_000)
+    count = 0
+    for universe in (None, *universes(database)):
+        with skip_undecryptable(database, universe or PLANE, "the retention of the audit log"):
+            while deleted := database.transact(audit.expire, universe, keep_ms, tier=Tier.IMPORTANT):
+                count += deleted
+    return count
+
+
+def delete_expired_rows(database: Database) -> None:
+    """Delete the rows of collections in all universes whose time to live has passed."""
+    for universe in universes(database):
+        with skip_undecryptable(database, universe, "the deletion of expired rows"):
+            _delete_expired_rows_of(database, universe)
+
+
+def _delete_expired_rows_of(database: Database, universe: str) -> None:
+    after: str | None = ""
+    while after is not None:
+        found, next = database.read(collections.due_partitions, universe, after=after, tier=Tier.IMPORTANT)
+        for partition in found:
+            while database.transact(collections.sweep, universe, partition, tier=Tier.IMPORTANT):
+                pass
+        after = next or None
 
 
 def _queues(database: Database, universe: str) -> Iterator[QueueKey]:

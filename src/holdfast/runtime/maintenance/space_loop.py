@@ -25,6 +25,9 @@ _STEPS: Final = {
     "_trim_worlds": "the retention of archived worlds",
     "_trim_dead_letters": "the retention of dead letters",
     "_trim_results": "the deletion of expired results",
+    "_delete_expired_rows": "the deletion of expired rows",
+    "_end_lock_sessions": "the end of expired lock sessions",
+    "_trim_audit": "the retention of the audit log",
 }
 
 
@@ -74,6 +77,9 @@ class SpaceLoop:
                 self._trim_worlds,
                 self._trim_dead_letters,
                 self._trim_results,
+                self._delete_expired_rows,
+                self._end_lock_sessions,
+                self._trim_audit,
             ):
                 if self._stopping.is_set() or not self._run_guarded(step):
                     return
@@ -108,6 +114,15 @@ class SpaceLoop:
 
     def _trim_results(self) -> None:
         retention.delete_results(self._database)
+
+    def _delete_expired_rows(self) -> None:
+        retention.delete_expired_rows(self._database)
+
+    def _end_lock_sessions(self) -> None:
+        retention.end_lock_sessions(self._database)
+
+    def _trim_audit(self) -> None:
+        retention.trim_audit(self._database, self._options)
 
     def _collect(self) -> None:
         """Collect if anything is due, and otherwise once per grace period: worlds and states leave no marks."""

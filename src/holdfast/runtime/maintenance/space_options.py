@@ -3,7 +3,7 @@
 import msgspec
 
 from holdfast.errors import InvalidArgument
-from holdfast.limits import GC_GRACE_SECONDS, GC_GRACE_SECONDS_MAX
+from holdfast.limits import AUDIT_KEEP_SECONDS, GC_GRACE_SECONDS, GC_GRACE_SECONDS_MAX
 
 
 class SpaceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,6 +15,7 @@ class SpaceOptions(msgspec.Struct, frozen=True, kw_only=True):
     archived_keep_seconds: float | None = None  # How long an archived world is kept; None: for ever.
     archived_bytes_max: int | None = None  # Bytes of the journals of archived worlds; None: no limit.
     dead_letter_bytes_max: int | None = None  # Bytes of dead letters; None: no limit.
+    audit_keep_seconds: float | None = AUDIT_KEEP_SECONDS  # How long an entry of the audit log is kept; None: for ever.
 
     @property
     def grace_ms(self) -> int:

@@ -25,6 +25,7 @@ from holdfast.layers.queues import NEVER_MS, QueueKey
 from holdfast.limits import DUTY_CHECK_SECONDS
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.duty import Duty
+from holdfast.runtime.maintenance.skipping import skip_undecryptable
 from holdfast.runtime.publishing import Publish
 from holdfast.tiers import Tier
 
@@ -32,6 +33,7 @@ _log = logging.getLogger("holdfast.sweeper")
 _PAGE = 100
 _TRANSACTIONS_MAX = 1_000  # Per queue, before the other queues are processed.
 _RETRY_SECONDS = 1.0
+_SKIPPED_SECONDS = 60.0  # Until a queue is swept again of which a value cannot be decrypted.
 _UPKEEP_SECONDS = 60.0
 _UPKEEP_TRANSACTIONS_MAX = 100  # Per queue and minute.
 
@@ -136,9 +138,14 @@ class Sweeper:
     def _sweep_guarded(self, queue: QueueKey, *, with_upkeep: bool = False) -> None:
         """Sweep a queue. After an unexpected error it is retried soon, and the other queues continue."""
         try:
-            self._sweep(queue)
-            if with_upkeep:
-                self._run_upkeep(queue)
+            is_done = False
+            with skip_undecryptable(self._database, queue.universe, "the sweep of a queue"):
+                self._sweep(queue)
+                if with_upkeep:
+                    self._run_upkeep(queue)
+                is_done = True
+            if not is_done:
+                self.schedule(queue, self._now_ms() + round(_SKIPPED_SECONDS * 1_000))
         except (Backend, Busy, Closed):  # Not specific to this queue.
             raise
         except Exception:

@@ -27,6 +27,7 @@ from holdfast.layers.timers import DueTimer
 from holdfast.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.duty import Duty
+from holdfast.runtime.maintenance.skipping import skip_undecryptable
 from holdfast.runtime.publishing import Event, Publish
 from holdfast.tiers import Tier
 
@@ -34,6 +35,7 @@ _log = logging.getLogger("holdfast.timers")
 _PAGE: Final = 100
 _BATCHES_MAX: Final = 100  # Of a universe, before the others are looked at.
 _RETRY_SECONDS: Final = 1.0
+_SKIPPED_SECONDS: Final = 60.0  # Until a universe is looked at again of which a value cannot be decrypted.
 _INDEX_SECONDS: Final = 60.0
 _SLEEP_SECONDS_MAX: Final = 3_600.0
 _NS_PER_MS: Final = 1_000_000
@@ -161,12 +163,18 @@ class TimerLoop:
             if time.monotonic() >= self._next_late_look:
                 self._next_late_look = time.monotonic() + TIMER_LATE_SECONDS
                 for each in universes:
-                    self._fire_universe(each, late_ms=TIMER_LATE_SECONDS * 1_000)
+                    self._fire_guarded(each, late_ms=TIMER_LATE_SECONDS * 1_000)
             return DUTY_CHECK_SECONDS
         if self._shared:
             self._index_earlier(universes)
-        pauses_ms = [in_ms for each in universes if (in_ms := self._fire_universe(each)) is not None]
+        pauses_ms = [in_ms for each in universes if (in_ms := self._fire_guarded(each)) is not None]
         return min(pauses_ms) / 1_000 if pauses_ms else None
+
+    def _fire_guarded(self, universe: str, late_ms: int = 0) -> int | None:
+        """Fire what is due in a universe, like `_fire_universe`. If a value cannot be decrypted, look again later."""
+        with skip_undecryptable(self._database, universe, "the firing of timers"):
+            return self._fire_universe(universe, late_ms)
+        return round(_SKIPPED_SECONDS * 1_000)
 
     def _fire_universe(self, universe: str, late_ms: int = 0) -> int | None:
         """Fire what is due in a universe; in how many milliseconds the next timer is, if there is one."""
@@ -200,7 +208,8 @@ class TimerLoop:
         if time.monotonic() < self._next_index:
             return
         for universe in universes:
-            self._index(universe)
+            with skip_undecryptable(self._database, universe, "the search for earlier timers"):
+                self._index(universe)
         self._next_index = time.monotonic() + _INDEX_SECONDS if self._shared else threading.TIMEOUT_MAX
 
     def _scan_seconds(self) -> float:
