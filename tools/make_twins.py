@@ -1,6 +1,6 @@
 """Generate the synchronous modules from the asynchronous ones, or check that they are up to date.
 
-python tools/make_twins.py           write src/holdfast/{handles,runtime}/sync/
+python tools/make_twins.py           write src/holdfast/{handles,runtime,mcp}/sync/
 python tools/make_twins.py --check   exit 1 if a file there differs from what would be written
 """
 
@@ -13,7 +13,16 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
 NOT_TWINNED = {  # These serve both threads and event loops, or only one of the two.
-    "handles": ("__init__", "arguments", "failed_attempts", "opening", "task_control", "task_flow", "workflow_types"),
+    "handles": (
+        "__init__",
+        "arguments",
+        "failed_attempts",
+        "opening",
+        "push_listening",
+        "task_control",
+        "task_flow",
+        "workflow_types",
+    ),
     "runtime": (
         "__init__",
         "cancellation",
@@ -21,11 +30,13 @@ NOT_TWINNED = {  # These serve both threads and event loops, or only one of the 
         "eager_tasks",
         "publishing",
         "rate_limits",
+        "quotas",
         "repeat_detector",
         "timers",
         "waiting_consumers",
     ),
 }
+TWINNED = {"mcp": ("message_tasks",)}  # The others serve event loops only.
 
 WORDS = {
     "asyncio": "time",  # For `sleep`.
@@ -69,8 +80,11 @@ def twin(source: str, package: str, name: str) -> str:
 
 
 def _twinned(package: str) -> list[Path]:
-    """The modules of a package that have a twin: not its subpackages, and not `NOT_TWINNED`."""
-    return [path for path in sorted((SOURCE / package).glob("*.py")) if path.stem not in NOT_TWINNED[package]]
+    """The modules of a package that have a twin: those of `TWINNED`, or all but subpackages and `NOT_TWINNED`."""
+    modules = sorted((SOURCE / package).glob("*.py"))
+    if package in TWINNED:
+        return [path for path in modules if path.stem in TWINNED[package]]
+    return [path for path in modules if path.stem not in NOT_TWINNED[package]]
 
 
 def format_code(text: str, path: Path) -> str:
@@ -82,8 +96,9 @@ def format_code(text: str, path: Path) -> str:
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
+    packages = (*NOT_TWINNED, *TWINNED)
     expected: dict[Path, str] = {}
-    for package in NOT_TWINNED:
+    for package in packages:
         folder = SOURCE / package / "sync"
         expected[folder / "__init__.py"] = (
             '"""Synchronous modules, generated from the asynchronous ones in the parent package."""\n'
@@ -92,9 +107,7 @@ def main() -> int:
             path = folder / source.name
             expected[path] = format_code(twin(source.read_text(), package, source.name), path)
     stale = [path for path, text in expected.items() if not path.exists() or path.read_text() != text]
-    stale += [
-        path for package in NOT_TWINNED for path in (SOURCE / package / "sync").glob("*.py") if path not in expected
-    ]
+    stale += [path for package in packages for path in (SOURCE / package / "sync").glob("*.py") if path not in expected]
     if check:
         for path in stale:
             print(f"{path} is out of date; run: make twins")

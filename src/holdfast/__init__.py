@@ -12,25 +12,27 @@ used, so that a client does not load the storage engine, and an embedded plane d
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from holdfast.limits import GC_EVERY_SECONDS, GC_GRACE_SECONDS
-from holdfast.names import UNIVERSE, checked_name
+from holdfast.opening import connect, connect_async, open, open_async  # noqa: A004 (the name that users know)
 from holdfast.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    import os
-    import ssl
-
     from holdfast.clock import Clock
+    from holdfast.deprecations import HoldfastDeprecationWarning, deprecated
     from holdfast.encryption import AgentKey, SealBinding, Unsealed
+    from holdfast.encryption_keys import CommandKeys, FileKeys, KeyProvider
     from holdfast.errors import HoldfastError, RetryAdvice
     from holdfast.handles.activity import AsyncActivity
     from holdfast.handles.agents import AsyncAgents
     from holdfast.handles.atomic import AsyncAtomic
+    from holdfast.handles.audit import AsyncAudit
     from holdfast.handles.backups import AsyncBackups
     from holdfast.handles.blobs import AsyncBlobs
+    from holdfast.handles.collections import AsyncCollection
     from holdfast.handles.effects import AsyncEffectClaim, AsyncEffects
+    from holdfast.handles.encryption import AsyncEncryption
     from holdfast.handles.entities import AsyncEntities, AsyncTieredTransaction, Entity, EntityChange
     from holdfast.handles.hosting import AsyncHosting
+    from holdfast.handles.ingress import AsyncIngress, AsyncPushListener, AsyncPushWatch
     from holdfast.handles.leases import AsyncLease, AsyncLeaseKey
     from holdfast.handles.locks import AsyncLocks
     from holdfast.handles.mailboxes import AsyncMailbox
@@ -39,17 +41,22 @@ if TYPE_CHECKING:
     from holdfast.handles.pairs import AsyncPairs
     from holdfast.handles.plane import AsyncPlane
     from holdfast.handles.queues import AsyncQueue
+    from holdfast.handles.quotas import AsyncQuotas
     from holdfast.handles.receipts import AsyncPutReceipt
     from holdfast.handles.runs import AsyncRun, AsyncWorkflows
     from holdfast.handles.states import AsyncState, Document
     from holdfast.handles.sync.activity import Activity
     from holdfast.handles.sync.agents import Agents
     from holdfast.handles.sync.atomic import Atomic
+    from holdfast.handles.sync.audit import Audit
     from holdfast.handles.sync.backups import Backups
     from holdfast.handles.sync.blobs import Blobs
+    from holdfast.handles.sync.collections import Collection
     from holdfast.handles.sync.effects import EffectClaim, Effects
+    from holdfast.handles.sync.encryption import Encryption
     from holdfast.handles.sync.entities import Entities, TieredTransaction
     from holdfast.handles.sync.hosting import Hosting
+    from holdfast.handles.sync.ingress import Ingress, PushListener, PushWatch
     from holdfast.handles.sync.leases import Lease, LeaseKey
     from holdfast.handles.sync.locks import Locks
     from holdfast.handles.sync.mailboxes import Mailbox
@@ -57,6 +64,7 @@ if TYPE_CHECKING:
     from holdfast.handles.sync.pairs import Pairs
     from holdfast.handles.sync.plane import Plane
     from holdfast.handles.sync.queues import Queue
+    from holdfast.handles.sync.quotas import Quotas
     from holdfast.handles.sync.receipts import PutReceipt
     from holdfast.handles.sync.runs import Run, Workflows
     from holdfast.handles.sync.states import State
@@ -64,17 +72,18 @@ if TYPE_CHECKING:
     from holdfast.handles.sync.tokens import Tokens
     from holdfast.handles.sync.within import Within
     from holdfast.handles.sync.worlds import Inbox, Snapshots, World
-    from holdfast.handles.task_control import Reject, RetryLater
+    from holdfast.handles.task_control import Reject, RetryLater, TaskDeferred
     from holdfast.handles.timers import AsyncTimers
     from holdfast.handles.tokens import AsyncTokens
     from holdfast.handles.within import AsyncWithin
-    from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerStats
+    from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerOutcome, WorkerStats
     from holdfast.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
     from holdfast.hosts.adapters import EffectCall
     from holdfast.hosts.apps import HostApp
     from holdfast.hosts.default_app import adapter, program, workflow
     from holdfast.hosts.host import AsyncHost, HostStats
     from holdfast.hosts.programs import Event, Program, TurnContext
+    from holdfast.hosts.step_context import StepContext, current_step
     from holdfast.hosts.threads import Host
     from holdfast.hosts.workflows.retry import Retry
     from holdfast.hosts.workflows.run import WorkflowRun
@@ -88,7 +97,22 @@ if TYPE_CHECKING:
     from holdfast.tasks.workers import TaskWorker
     from holdfast.tiers import Tier, TierPolicy
     from holdfast.wire.agents import Agent
+    from holdfast.wire.audit import AuditEntry, AuditPage
+    from holdfast.wire.collections import (
+        ChangedRow,
+        ChangedRows,
+        DeleteRow,
+        DeleteRows,
+        KnownRow,
+        PartitionPage,
+        PutRow,
+        Row,
+        RowChange,
+        RowKey,
+        RowPage,
+    )
     from holdfast.wire.effects import Attempted, EffectInfo, EffectPage
+    from holdfast.wire.encryption import EncryptionStatus, Rewritten, UniverseEncryption
     from holdfast.wire.entities import EntityKind, Written
     from holdfast.wire.hosting import AsideItem, ClaimedWorld, HostingInfo, RenewedWorld, SendPolicy, TurnCommitted
     from holdfast.wire.inboxes import (
@@ -101,23 +125,30 @@ if TYPE_CHECKING:
         Timer,
         TimerFired,
     )
+    from holdfast.wire.ingress import DataPush, IngressStats, NewDataPush, Pushed
+    from holdfast.wire.locks import LockSessionInfo
     from holdfast.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
     from holdfast.wire.nodes import NodeLoad, Nodes, NodeStatus
     from holdfast.wire.planes import PlaneParent, PlaneStatus
     from holdfast.wire.queues import (
         Delivery,
         Failure,
+        FoundMessage,
+        FoundMessages,
         KeyInfo,
         LeasedMessage,
         MessageEvent,
         MessageEvents,
         MessageInfo,
+        MessageState,
         NewMessage,
+        Outcome,
         QueuePolicy,
         QueueStats,
         Receipt,
         Schedule,
     )
+    from holdfast.wire.quotas import Quota, Usage
     from holdfast.wire.restores import Entry, Restored, Verdict
     from holdfast.wire.run_timeline import TimelineEvent
     from holdfast.wire.runs import RunInfo, Runs
@@ -125,7 +156,7 @@ if TYPE_CHECKING:
     from holdfast.wire.states import UpdatedState
     from holdfast.wire.timers import TimerInfo, TimerPage
     from holdfast.wire.tokens import NewToken, TokenInfo
-    from holdfast.wire.transport import HeldLock, LockStats
+    from holdfast.wire.transport import AsyncHeldLock, HeldLock, LockStats
     from holdfast.wire.worlds import Record, Segment, Snapshot
 
 __all__ = [
@@ -137,14 +168,18 @@ __all__ = [
     "AsyncActivity",
     "AsyncAgents",
     "AsyncAtomic",
+    "AsyncAudit",
     "AsyncBackups",
     "AsyncBlobs",
     "AsyncEffectClaim",
     "AsyncEffects",
+    "AsyncEncryption",
     "AsyncEntities",
+    "AsyncHeldLock",
     "AsyncHost",
     "AsyncHosting",
     "AsyncInbox",
+    "AsyncIngress",
     "AsyncLease",
     "AsyncLeaseKey",
     "AsyncLocks",
@@ -152,8 +187,11 @@ __all__ = [
     "AsyncMessage",
     "AsyncPairs",
     "AsyncPlane",
+    "AsyncPushListener",
+    "AsyncPushWatch",
     "AsyncPutReceipt",
     "AsyncQueue",
+    "AsyncQuotas",
     "AsyncRun",
     "AsyncSnapshots",
     "AsyncState",
@@ -165,6 +203,9 @@ __all__ = [
     "AsyncWorkflows",
     "AsyncWorld",
     "Atomic",
+    "Audit",
+    "AuditEntry",
+    "AuditPage",
     "Attempted",
     "Backups",
     "Blobs",
@@ -172,7 +213,9 @@ __all__ = [
     "ClaimedWorld",
     "Clock",
     "Collected",
+    "CommandKeys",
     "Control",
+    "DataPush",
     "Delivery",
     "Document",
     "DomainEvent",
@@ -183,6 +226,8 @@ __all__ = [
     "EffectPage",
     "EffectReceipt",
     "Effects",
+    "Encryption",
+    "EncryptionStatus",
     "Entities",
     "Entity",
     "EntityChange",
@@ -191,8 +236,10 @@ __all__ = [
     "Envelope",
     "Event",
     "Failure",
+    "FileKeys",
     "Group",
     "HeldLock",
+    "HoldfastDeprecationWarning",
     "HoldfastError",
     "Host",
     "HostApp",
@@ -202,12 +249,18 @@ __all__ = [
     "InboundMessage",
     "Inbox",
     "InboxItem",
+    "Ingress",
+    "IngressStats",
     "Job",
     "KeyInfo",
+    "KeyProvider",
     "LastCollection",
     "Lease",
     "LeaseKey",
+    "FoundMessage",
+    "FoundMessages",
     "LeasedMessage",
+    "LockSessionInfo",
     "LockStats",
     "Locks",
     "MailCount",
@@ -219,6 +272,7 @@ __all__ = [
     "MessageEvent",
     "MessageEvents",
     "MessageInfo",
+    "NewDataPush",
     "NewMail",
     "NewMessage",
     "NewToken",
@@ -231,10 +285,17 @@ __all__ = [
     "PlaneParent",
     "PlaneStatus",
     "Program",
+    "PushListener",
+    "PushWatch",
+    "Pushed",
     "PutReceipt",
     "Queue",
+    "MessageState",
+    "Outcome",
     "QueuePolicy",
     "QueueStats",
+    "Quota",
+    "Quotas",
     "Receipt",
     "Record",
     "Reducer",
@@ -245,6 +306,7 @@ __all__ = [
     "Retry",
     "RetryAdvice",
     "RetryLater",
+    "Rewritten",
     "Run",
     "RunInfo",
     "Runs",
@@ -260,10 +322,12 @@ __all__ = [
     "SpaceUse",
     "State",
     "StandbyStatus",
+    "StepContext",
     "StorageStatus",
     "Subspace",
     "Task",
     "TaskApp",
+    "TaskDeferred",
     "TaskWorker",
     "Tier",
     "TierPolicy",
@@ -279,11 +343,14 @@ __all__ = [
     "Transaction",
     "TurnCommitted",
     "TurnContext",
+    "UniverseEncryption",
     "Unsealed",
     "UpdatedState",
+    "Usage",
     "Verdict",
     "Within",
     "Worker",
+    "WorkerOutcome",
     "WorkerStats",
     "Workflows",
     "Workflow",
@@ -294,6 +361,8 @@ __all__ = [
     "connect",
     "connect_async",
     "current_job",
+    "current_step",
+    "deprecated",
     "fenced",
     "group",
     "open",
@@ -301,6 +370,19 @@ __all__ = [
     "program",
     "task",
     "workflow",
+    "AsyncCollection",
+    "Collection",
+    "ChangedRow",
+    "ChangedRows",
+    "DeleteRow",
+    "DeleteRows",
+    "KnownRow",
+    "PartitionPage",
+    "PutRow",
+    "Row",
+    "RowChange",
+    "RowKey",
+    "RowPage",
 ]
 
 _MODULES: Final = {
@@ -312,14 +394,19 @@ _MODULES: Final = {
     "AsyncActivity": "holdfast.handles.activity",
     "AsyncAgents": "holdfast.handles.agents",
     "AsyncAtomic": "holdfast.handles.atomic",
+    "AsyncAudit": "holdfast.handles.audit",
     "AsyncBackups": "holdfast.handles.backups",
     "AsyncBlobs": "holdfast.handles.blobs",
+    "AsyncCollection": "holdfast.handles.collections",
     "AsyncEffectClaim": "holdfast.handles.effects",
     "AsyncEffects": "holdfast.handles.effects",
+    "AsyncEncryption": "holdfast.handles.encryption",
     "AsyncEntities": "holdfast.handles.entities",
+    "AsyncHeldLock": "holdfast.wire.transport",
     "AsyncHost": "holdfast.hosts.host",
     "AsyncHosting": "holdfast.handles.hosting",
     "AsyncInbox": "holdfast.handles.worlds",
+    "AsyncIngress": "holdfast.handles.ingress",
     "AsyncLease": "holdfast.handles.leases",
     "AsyncLeaseKey": "holdfast.handles.leases",
     "AsyncLocks": "holdfast.handles.locks",
@@ -327,8 +414,11 @@ _MODULES: Final = {
     "AsyncMessage": "holdfast.handles.messages",
     "AsyncPairs": "holdfast.handles.pairs",
     "AsyncPlane": "holdfast.handles.plane",
+    "AsyncPushListener": "holdfast.handles.ingress",
+    "AsyncPushWatch": "holdfast.handles.ingress",
     "AsyncPutReceipt": "holdfast.handles.receipts",
     "AsyncQueue": "holdfast.handles.queues",
+    "AsyncQuotas": "holdfast.handles.quotas",
     "AsyncRun": "holdfast.handles.runs",
     "AsyncSnapshots": "holdfast.handles.worlds",
     "AsyncState": "holdfast.handles.states",
@@ -340,14 +430,24 @@ _MODULES: Final = {
     "AsyncWorkflows": "holdfast.handles.runs",
     "AsyncWorld": "holdfast.handles.worlds",
     "Atomic": "holdfast.handles.sync.atomic",
+    "Audit": "holdfast.handles.sync.audit",
+    "AuditEntry": "holdfast.wire.audit",
+    "AuditPage": "holdfast.wire.audit",
     "Attempted": "holdfast.wire.effects",
     "Backups": "holdfast.handles.sync.backups",
     "Blobs": "holdfast.handles.sync.blobs",
+    "ChangedRow": "holdfast.wire.collections",
+    "ChangedRows": "holdfast.wire.collections",
     "Chain": "holdfast.tasks.chains",
     "ClaimedWorld": "holdfast.wire.hosting",
     "Clock": "holdfast.clock",
     "Collected": "holdfast.wire.space",
+    "Collection": "holdfast.handles.sync.collections",
+    "CommandKeys": "holdfast.encryption_keys",
     "Control": "holdfast.wire.inboxes",
+    "DataPush": "holdfast.wire.ingress",
+    "DeleteRow": "holdfast.wire.collections",
+    "DeleteRows": "holdfast.wire.collections",
     "Delivery": "holdfast.wire.queues",
     "Document": "holdfast.handles.states",
     "DomainEvent": "holdfast.wire.inboxes",
@@ -358,6 +458,8 @@ _MODULES: Final = {
     "EffectPage": "holdfast.wire.effects",
     "EffectReceipt": "holdfast.wire.inboxes",
     "Effects": "holdfast.handles.sync.effects",
+    "Encryption": "holdfast.handles.sync.encryption",
+    "EncryptionStatus": "holdfast.wire.encryption",
     "Entities": "holdfast.handles.sync.entities",
     "Entity": "holdfast.handles.entities",
     "EntityChange": "holdfast.handles.entities",
@@ -366,8 +468,10 @@ _MODULES: Final = {
     "Envelope": "holdfast.wire.mail",
     "Event": "holdfast.hosts.programs",
     "Failure": "holdfast.wire.queues",
+    "FileKeys": "holdfast.encryption_keys",
     "Group": "holdfast.tasks.chains",
     "HeldLock": "holdfast.wire.transport",
+    "HoldfastDeprecationWarning": "holdfast.deprecations",
     "HoldfastError": "holdfast.errors",
     "Host": "holdfast.hosts.threads",
     "HostApp": "holdfast.hosts.apps",
@@ -377,12 +481,19 @@ _MODULES: Final = {
     "InboundMessage": "holdfast.wire.inboxes",
     "Inbox": "holdfast.handles.sync.worlds",
     "InboxItem": "holdfast.wire.inboxes",
+    "Ingress": "holdfast.handles.sync.ingress",
+    "IngressStats": "holdfast.wire.ingress",
     "Job": "holdfast.tasks.jobs",
     "KeyInfo": "holdfast.wire.queues",
+    "KnownRow": "holdfast.wire.collections",
+    "KeyProvider": "holdfast.encryption_keys",
     "LastCollection": "holdfast.wire.space",
     "Lease": "holdfast.handles.sync.leases",
     "LeaseKey": "holdfast.handles.sync.leases",
+    "FoundMessage": "holdfast.wire.queues",
+    "FoundMessages": "holdfast.wire.queues",
     "LeasedMessage": "holdfast.wire.queues",
+    "LockSessionInfo": "holdfast.wire.locks",
     "LockStats": "holdfast.wire.transport",
     "Locks": "holdfast.handles.sync.locks",
     "MailCount": "holdfast.wire.mail",
@@ -394,6 +505,7 @@ _MODULES: Final = {
     "MessageEvent": "holdfast.wire.queues",
     "MessageEvents": "holdfast.wire.queues",
     "MessageInfo": "holdfast.wire.queues",
+    "NewDataPush": "holdfast.wire.ingress",
     "NewMail": "holdfast.wire.mail",
     "NewMessage": "holdfast.wire.queues",
     "NewToken": "holdfast.wire.tokens",
@@ -402,14 +514,23 @@ _MODULES: Final = {
     "Nodes": "holdfast.wire.nodes",
     "Opening": "holdfast.handles.opening",
     "Pairs": "holdfast.handles.sync.pairs",
+    "PartitionPage": "holdfast.wire.collections",
     "Plane": "holdfast.handles.sync.plane",
     "PlaneParent": "holdfast.wire.planes",
     "PlaneStatus": "holdfast.wire.planes",
     "Program": "holdfast.hosts.programs",
+    "PushListener": "holdfast.handles.sync.ingress",
+    "PushWatch": "holdfast.handles.sync.ingress",
+    "Pushed": "holdfast.wire.ingress",
     "PutReceipt": "holdfast.handles.sync.receipts",
+    "PutRow": "holdfast.wire.collections",
     "Queue": "holdfast.handles.sync.queues",
+    "MessageState": "holdfast.wire.queues",
+    "Outcome": "holdfast.wire.queues",
     "QueuePolicy": "holdfast.wire.queues",
     "QueueStats": "holdfast.wire.queues",
+    "Quota": "holdfast.wire.quotas",
+    "Quotas": "holdfast.handles.sync.quotas",
     "Receipt": "holdfast.wire.queues",
     "Record": "holdfast.wire.worlds",
     "Reducer": "holdfast.handles.worlds",
@@ -420,6 +541,11 @@ _MODULES: Final = {
     "Retry": "holdfast.hosts.workflows.retry",
     "RetryAdvice": "holdfast.errors",
     "RetryLater": "holdfast.handles.task_control",
+    "Rewritten": "holdfast.wire.encryption",
+    "Row": "holdfast.wire.collections",
+    "RowChange": "holdfast.wire.collections",
+    "RowKey": "holdfast.wire.collections",
+    "RowPage": "holdfast.wire.collections",
     "Run": "holdfast.handles.sync.runs",
     "RunInfo": "holdfast.wire.runs",
     "Runs": "holdfast.wire.runs",
@@ -433,12 +559,14 @@ _MODULES: Final = {
     "Snapshots": "holdfast.handles.sync.worlds",
     "SpaceReport": "holdfast.wire.space",
     "SpaceUse": "holdfast.wire.space",
-    "State": "holdfast.handles.sync.states",
     "StandbyStatus": "holdfast.wire.space",
+    "State": "holdfast.handles.sync.states",
+    "StepContext": "holdfast.hosts.step_context",
     "StorageStatus": "holdfast.wire.space",
     "Subspace": "holdfast.kv",
     "Task": "holdfast.tasks.app",
     "TaskApp": "holdfast.tasks.app",
+    "TaskDeferred": "holdfast.handles.task_control",
     "TaskWorker": "holdfast.tasks.workers",
     "Tier": "holdfast.tiers",
     "TierPolicy": "holdfast.tiers",
@@ -454,19 +582,24 @@ _MODULES: Final = {
     "Transaction": "holdfast.kv",
     "TurnCommitted": "holdfast.wire.hosting",
     "TurnContext": "holdfast.hosts.programs",
+    "UniverseEncryption": "holdfast.wire.encryption",
     "Unsealed": "holdfast.encryption",
     "UpdatedState": "holdfast.wire.states",
+    "Usage": "holdfast.wire.quotas",
     "Verdict": "holdfast.wire.restores",
     "Within": "holdfast.handles.sync.within",
     "Worker": "holdfast.handles.workers",
+    "WorkerOutcome": "holdfast.handles.workers",
     "WorkerStats": "holdfast.handles.workers",
-    "Workflows": "holdfast.handles.sync.runs",
     "Workflow": "holdfast.hosts.workflows.workflow",
     "WorkflowRun": "holdfast.hosts.workflows.run",
+    "Workflows": "holdfast.handles.sync.runs",
     "World": "holdfast.handles.sync.worlds",
     "Written": "holdfast.wire.entities",
     "adapter": "holdfast.hosts.default_app",
     "current_job": "holdfast.tasks.jobs",
+    "current_step": "holdfast.hosts.step_context",
+    "deprecated": "holdfast.deprecations",
     "fenced": "holdfast.plane",
     "group": "holdfast.tasks.chains",
     "program": "holdfast.hosts.default_app",
@@ -486,192 +619,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
-
-
-def open(
-    url: str,
-    *,
-    universe: str = UNIVERSE,
-    objects: str | None = None,
-    activity: str | None = None,
-    tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
-    verify_blobs: str = "always",
-    compact_every_seconds: float | None = None,
-    disk_reserve_bytes: int | None = None,
-    gc_every_seconds: float | None = GC_EVERY_SECONDS,
-    gc_grace_seconds: float = GC_GRACE_SECONDS,
-    activity_keep_seconds: float | None = None,
-    activity_bytes_max: int | None = None,
-    archived_keep_seconds: float | None = None,
-    archived_bytes_max: int | None = None,
-    dead_letter_bytes_max: int | None = None,
-    read_from: str = "primary",
-    clock: "Clock | None" = None,
-) -> "Plane":
-    """Open the plane at `url` in this process: `memory:`, `dir:PATH` or `postgresql://...`.
-
-    Args:
-        universe: the tenant to work in.
-        objects: the object store for large values (`dir:`, `s3://`, `az://`, `gs://`); `PATH/objects` by default.
-        activity: the folder of session logs; `PATH/activity` by default.
-        tiers: the tier of each entity field, as a policy or the path of a TOML file.
-        verify_blobs: whether blobs are verified when they are read: always, sampled or never.
-        compact_every_seconds: compact journals into `objects` in the background at this interval; off by default.
-        disk_reserve_bytes: refuse new data with DiskFull while less of the disk is free; 64 MiB by default, 0 is never.
-        gc_every_seconds: how often blobs that nothing names are deleted in the background; None for never.
-        gc_grace_seconds: how long a blob that nothing names is kept.
-        activity_keep_seconds: how long session logs in `objects` are kept; for ever by default.
-        activity_bytes_max: how many bytes of session logs a universe keeps in `objects`; without a limit by default.
-        archived_keep_seconds: how long an archived world is kept before it is deleted; for ever by default.
-        archived_bytes_max: how many bytes of archived worlds' journals a universe keeps; without a limit by default.
-        dead_letter_bytes_max: how many bytes of dead letters a universe keeps; without a limit by default.
-        read_from: "standby" lets lists, statistics and other reads that may be stale come from a standby of PostgreSQL.
-        clock: replaces the wall clock, for tests.
-    """
-    from holdfast.handles.sync.plane import Plane
-    from holdfast.plane import Options, open_plane
-    from holdfast.runtime.maintenance.space_options import SpaceOptions
-
-    universe = checked_name("universe", universe)
-    options = Options(
-        objects=objects,
-        activity=activity,
-        tiers=tiers,
-        verify_blobs=verify_blobs,
-        compact_every_seconds=compact_every_seconds,
-        disk_reserve_bytes=disk_reserve_bytes,
-        gc_every_seconds=gc_every_seconds,
-        space=SpaceOptions(
-            grace_seconds=gc_grace_seconds,
-            log_keep_seconds=activity_keep_seconds,
-            log_bytes_max=activity_bytes_max,
-            archived_keep_seconds=archived_keep_seconds,
-            archived_bytes_max=archived_bytes_max,
-            dead_letter_bytes_max=dead_letter_bytes_max,
-        ),
-        read_from=read_from,
-        clock=clock,
-    )
-    return Plane(open_plane(url, options), universe)
-
-
-def open_async(
-    url: str,
-    *,
-    universe: str = UNIVERSE,
-    objects: str | None = None,
-    activity: str | None = None,
-    tiers: "TierPolicy | str | os.PathLike[str] | None" = None,
-    verify_blobs: str = "always",
-    compact_every_seconds: float | None = None,
-    disk_reserve_bytes: int | None = None,
-    gc_every_seconds: float | None = GC_EVERY_SECONDS,
-    gc_grace_seconds: float = GC_GRACE_SECONDS,
-    activity_keep_seconds: float | None = None,
-    activity_bytes_max: int | None = None,
-    archived_keep_seconds: float | None = None,
-    archived_bytes_max: int | None = None,
-    dead_letter_bytes_max: int | None = None,
-    read_from: str = "primary",
-    clock: "Clock | None" = None,
-) -> "Opening":
-    """`open` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.handles.opening import Opening
-    from holdfast.handles.plane import AsyncPlane
-    from holdfast.plane import Options, open_plane_async
-    from holdfast.runtime.maintenance.space_options import SpaceOptions
-
-    universe = checked_name("universe", universe)
-    options = Options(
-        objects=objects,
-        activity=activity,
-        tiers=tiers,
-        verify_blobs=verify_blobs,
-        compact_every_seconds=compact_every_seconds,
-        disk_reserve_bytes=disk_reserve_bytes,
-        gc_every_seconds=gc_every_seconds,
-        space=SpaceOptions(
-            grace_seconds=gc_grace_seconds,
-            log_keep_seconds=activity_keep_seconds,
-            log_bytes_max=activity_bytes_max,
-            archived_keep_seconds=archived_keep_seconds,
-            archived_bytes_max=archived_bytes_max,
-            dead_letter_bytes_max=dead_letter_bytes_max,
-        ),
-        read_from=read_from,
-        clock=clock,
-    )
-
-    async def opening() -> AsyncPlane:
-        return AsyncPlane(await open_plane_async(url, options), universe)
-
-    return Opening(opening())
-
-
-def connect(
-    url: str,
-    *,
-    token: str | None = None,
-    universe: str = UNIVERSE,
-    tls: "ssl.SSLContext | None" = None,
-    patience_seconds: float = 30.0,
-) -> "Plane":
-    """Connect to the server at `url`, as in `http://127.0.0.1:9440`; returns the same handles as `open`.
-
-    Args:
-        token: the access token; not needed for a server on a loopback address without tokens.
-        tls: the TLS context for an `https://` address; by default the system's certificates are trusted.
-        patience_seconds: how long calls wait for an unavailable server before they raise Unreachable. When it is
-            back they are sent again, and are executed once.
-    """
-    from holdfast.client.transport import RemoteTransport
-    from holdfast.handles.sync.plane import Plane
-
-    universe = checked_name("universe", universe)
-    return Plane(RemoteTransport(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
-
-
-def connect_async(
-    url: str,
-    *,
-    token: str | None = None,
-    universe: str = UNIVERSE,
-    tls: "ssl.SSLContext | None" = None,
-    patience_seconds: float = 30.0,
-) -> "Opening":
-    """`connect` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.client.transport import AsyncRemoteTransport
-    from holdfast.handles.opening import Opening
-    from holdfast.handles.plane import AsyncPlane
-
-    universe = checked_name("universe", universe)
-    url = _server(url)
-
-    async def opening() -> AsyncPlane:
-        transport = AsyncRemoteTransport(url, token=token, tls=tls, patience_seconds=patience_seconds)
-        return AsyncPlane(transport, universe)
-
-    return Opening(opening())
-
-
-def _server(url: object) -> str:
-    if isinstance(url, str) and url.startswith(("http://", "https://")):
-        return url
-    import os
-
-    from holdfast.errors import InvalidUrl
-
-    text = str(url) if isinstance(url, os.PathLike) else url
-    if not isinstance(text, str):
-        raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write http://HOST:PORT")
-    scheme, colon, rest = text.partition(":")
-    if scheme in ("postgresql", "postgres"):
-        raise InvalidUrl('PostgreSQL is opened in this process, with holdfast.open("postgresql://…")')
-    if text == "memory:" or scheme == "dir" or not colon:
-        opened = text if colon else f"dir:{text}"
-        raise InvalidUrl(
-            f'{text} is not the address of a server; open it in this process with holdfast.open("{opened}")'
-        )
-    if rest.isdigit():
-        raise InvalidUrl(f"{text!r} has no scheme; write http://{text}")
-    raise InvalidUrl(f"{scheme!r} is not the scheme of a server; write http://HOST:PORT")

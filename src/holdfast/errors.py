@@ -6,32 +6,35 @@ HoldfastError
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge, AnswerTooLarge
 │   ├── NestedTransaction, TransactionEnded, ReadOnlyTransaction, UnsupportedTier, NotSynchronous, NotEmbedded
 │   ├── NotTransactional, TransactionRequired, WrongDatabase, IsolationUnsupported
-│   └── LockOrderViolation, WorkflowMisuse
+│   ├── LockOrderViolation, WorkflowMisuse
+│   └── UnknownSqsAttribute, InvalidSqsAttribute, NotDeadLetterQueue
 ├── NotAllowed            the token does not allow it
 │   └── SenderBlocked, SenderMismatch, SendRefused
 ├── NotFound              the named thing does not exist
 │   ├── ObjectNotFound, BlobNotFound, WorldNotFound, SnapshotNotFound, MessageNotFound, MailNotFound
-│   └── EffectNotFound, ItemNotFound, ResultNotKept, RunNotFound
+│   └── QueueNotFound, EffectNotFound, ItemNotFound, ResultNotKept, RunNotFound, MoveTaskNotFound
 ├── Conflict              another writer was first; read the current state, then decide
 │   ├── TransactionConflict, ObjectExists, ObjectChanged, TargetNotEmpty, AnotherHistory, WouldLoseData
 │   ├── WorldExists, WorldNotActive, WorldHeld, HeadAdvanced, CursorAdvanced
 │   ├── SnapshotExists, BaselineRegressed, PromotionRefused, SegmentExists
 │   ├── LeaseHeld, CasMismatch, VersionConflict
 │   ├── MailboxTaken, AgentExists, QueueInUse
-│   ├── MessageLeased, MessageFailed, MessageFinished
+│   ├── MessageLeased, MessageKeyTaken, MessageFailed, MessageFinished
+│   ├── SqsQueueExists, MoveTaskRunning, MoveTaskNotRunning
 │   └── RunExists, RunEnded, RunNotEnded, RunFailed, RunCancelled, WorkflowChanged, StepFailed
 ├── Fenced                the lease given with a write does not permit it
 │   ├── LeaseRequired, LeaseConflict, LeaseExpired, FencingMismatch, TxnMismatch
 │   └── QueueMessageLeaseMismatch
 │       └── MessageCancelled
 ├── Busy                  a limit was reached; the same request may succeed later
-│   └── LockTimeout, QueueBusy, MailboxFull, RateLimited, ShutdownDraining, ResultNotReady
+│   ├── LockTimeout, QueueBusy, MailboxFull, RateLimited, QuotaExceeded, ShutdownDraining, ResultNotReady
+│   └── SqsQueueDeletedRecently, PurgeInProgress
 ├── Closed                the handle was closed
 ├── Corrupt               stored data is damaged; damage is reported, never repaired silently
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
-│   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken
+│   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken, DecryptionFailed
 └── Backend               the storage or network below Holdfast failed
-    ├── DirectoryInUse, PlaneInUse, MigrationUnfinished
+    ├── DirectoryInUse, PlaneInUse, MigrationUnfinished, EncryptionKeyMissing
     ├── PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
     └── CommitUnknown     the answer was lost: the write may or may not have been committed
 """
@@ -45,6 +48,7 @@ __all__ = [
     "MessageLeased",
     "MessageFailed",
     "MessageFinished",
+    "MessageKeyTaken",
     "MessageCancelled",
     "AgentExists",
     "AnotherHistory",
@@ -63,10 +67,12 @@ __all__ = [
     "CursorAdvanced",
     "DamagedDatabase",
     "DatabaseFailed",
+    "DecryptionFailed",
     "DirectoryInUse",
     "DiskFull",
     "EffectNotFound",
     "EmptyBatch",
+    "EncryptionKeyMissing",
     "Fenced",
     "FencingMismatch",
     "HashMismatch",
@@ -76,6 +82,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidKey",
     "InvalidName",
+    "InvalidSqsAttribute",
     "InvalidUrl",
     "InvalidValue",
     "IsolationUnsupported",
@@ -95,8 +102,12 @@ __all__ = [
     "MigrationUnfinished",
     "MissingEntry",
     "MissingObject",
+    "MoveTaskNotFound",
+    "MoveTaskNotRunning",
+    "MoveTaskRunning",
     "NestedTransaction",
     "NotAllowed",
+    "NotDeadLetterQueue",
     "NotEmbedded",
     "NotFound",
     "NotSynchronous",
@@ -108,9 +119,12 @@ __all__ = [
     "PayloadTooLarge",
     "PlaneInUse",
     "PromotionRefused",
+    "PurgeInProgress",
     "QueueBusy",
     "QueueInUse",
     "QueueMessageLeaseMismatch",
+    "QueueNotFound",
+    "QuotaExceeded",
     "RateLimited",
     "ReadOnlyTransaction",
     "RetryAdvice",
@@ -130,6 +144,8 @@ __all__ = [
     "SizeMismatch",
     "SnapshotExists",
     "SnapshotNotFound",
+    "SqsQueueDeletedRecently",
+    "SqsQueueExists",
     "StepFailed",
     "TargetNotEmpty",
     "TransactionConflict",
@@ -137,6 +153,7 @@ __all__ = [
     "TransactionRequired",
     "TransactionTooLarge",
     "TxnMismatch",
+    "UnknownSqsAttribute",
     "Unreachable",
     "Unsupported",
     "UnsupportedTier",
@@ -168,6 +185,11 @@ class HoldfastError(Exception):
 
     code: ClassVar[str] = "error"
     retry: ClassVar[RetryAdvice] = RetryAdvice.NEVER
+
+    @property
+    def help(self) -> str:
+        """The command that shows the cause of this error and what to do about it."""
+        return f"holdfast explain {self.code}"
 
 
 # Validation: the request itself.
@@ -329,6 +351,24 @@ class WorkflowMisuse(Validation):
     code = "workflow_misuse"
 
 
+class UnknownSqsAttribute(Validation):
+    """An SQS queue has no attribute of that name, or none that can be set; nothing was written."""
+
+    code = "unknown_sqs_attribute"
+
+
+class InvalidSqsAttribute(Validation):
+    """The value of an attribute of an SQS queue is invalid; nothing was written."""
+
+    code = "invalid_sqs_attribute"
+
+
+class NotDeadLetterQueue(Validation):
+    """The queue receives the dead letters of no other queue, so no task moves messages out of it."""
+
+    code = "not_dead_letter_queue"
+
+
 # NotAllowed: the caller's token or identity.
 
 
@@ -395,6 +435,12 @@ class MessageNotFound(NotFound):
     code = "message_not_found"
 
 
+class QueueNotFound(NotFound):
+    """The queue does not exist: it was never used and has no policy, or it was deleted."""
+
+    code = "queue_not_found"
+
+
 class MailNotFound(NotFound):
     """A mail that the commit confirms does not exist: it was confirmed before, or its time to live has passed."""
 
@@ -423,6 +469,12 @@ class RunNotFound(NotFound):
     """No run with that id exists: it was never started, or it was deleted."""
 
     code = "run_not_found"
+
+
+class MoveTaskNotFound(NotFound):
+    """No task with that handle moves messages, or it is too old and was forgotten."""
+
+    code = "move_task_not_found"
 
 
 # Conflict: another writer was first.
@@ -567,7 +619,7 @@ class CasMismatch(Conflict):
 
 
 class VersionConflict(Conflict):
-    """The entity changed after its version was read."""
+    """The entity, or the row of a collection, changed after its version was read."""
 
     code = "version_conflict"
 
@@ -598,6 +650,27 @@ class QueueInUse(Conflict):
     retry = RetryAdvice.LATER
 
 
+class SqsQueueExists(Conflict):
+    """The queue exists with another value of an attribute, so it was neither created nor changed."""
+
+    code = "sqs_queue_exists"
+    retry = RetryAdvice.NEVER
+
+
+class MoveTaskRunning(Conflict):
+    """Another task moves messages out of the queue. Wait until it ends, or cancel it."""
+
+    code = "move_task_running"
+    retry = RetryAdvice.LATER
+
+
+class MoveTaskNotRunning(Conflict):
+    """The task that moves messages has ended, or is being cancelled, so it cannot be cancelled."""
+
+    code = "move_task_not_running"
+    retry = RetryAdvice.NEVER
+
+
 class MessageLeased(Conflict):
     """The message is leased, so it cannot be changed."""
 
@@ -609,6 +682,13 @@ class MessageFinished(Conflict):
 
     code = "message_finished"
     retry = RetryAdvice.NEVER
+
+
+class MessageKeyTaken(Conflict):
+    """Another message of the target queue has the unique key or the debounce key, so the message was not moved."""
+
+    code = "message_key_taken"
+    retry = RetryAdvice.LATER
 
 
 class MessageFailed(Conflict):
@@ -734,6 +814,7 @@ class Busy(HoldfastError):
 
     code = "busy"
     retry = RetryAdvice.LATER
+    retry_after_seconds: float | None = None  # How long to wait, if that is known.
 
 
 class LockTimeout(Busy):
@@ -755,15 +836,52 @@ class MailboxFull(Busy):
 
 
 class RateLimited(Busy):
-    """The sender has reached its rate limit; nothing was stored."""
+    """The sender has reached its rate limit; nothing was stored. It may send again after `retry_after_seconds`."""
 
     code = "rate_limited"
+
+    def __init__(self, message: str = "", *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class QuotaExceeded(Busy):
+    """The universe holds or does as much as its quota allows; nothing was written.
+
+    Reads, acks and deletions still work. `kind` is messages, bytes, connections or rate; `used` is what the universe
+    has of it, or has used in the last second, and `limit` what it may have.
+    """
+
+    code = "quota_exceeded"
+    universe: str = ""
+    kind: str = ""
+    limit: float = 0
+    used: float = 0
+
+    def __init__(self, message: str, *, universe: str = "", kind: str = "", limit: float = 0, used: float = 0) -> None:
+        super().__init__(message)
+        self.universe = universe
+        self.kind = kind
+        self.limit = limit
+        self.used = used
 
 
 class ShutdownDraining(Busy):
     """The server is shutting down and accepts no new work. Retry elsewhere, or here after its restart."""
 
     code = "shutdown_draining"
+
+
+class SqsQueueDeletedRecently(Busy):
+    """A queue of that name was deleted less than 60 seconds ago, or its messages are still being deleted."""
+
+    code = "sqs_queue_deleted_recently"
+
+
+class PurgeInProgress(Busy):
+    """The queue was purged less than 60 seconds ago."""
+
+    code = "purge_in_progress"
 
 
 class ResultNotReady(Busy):
@@ -838,6 +956,13 @@ class SealBroken(Corrupt):
 # Backend: the storage or network below Holdfast.
 
 
+class DecryptionFailed(Corrupt):
+    """An encrypted value was changed, moved or encrypted with another key."""
+
+    code = "decryption_failed"
+    key: bytes | None = None  # Whose value it is, in the process that read it; None if it is not a value.
+
+
 class Backend(HoldfastError):
     """The storage or network below Holdfast failed."""
 
@@ -861,6 +986,13 @@ class MigrationUnfinished(Backend):
     """The plane is the target of an incomplete migration. Run the migration again; it resumes where it stopped."""
 
     code = "migration_unfinished"
+
+
+class EncryptionKeyMissing(Backend):
+    """The plane has encrypted universes, and the key that opens them was not given."""
+
+    code = "encryption_key_missing"
+    retry = RetryAdvice.NEVER
 
 
 class PathUnusable(Backend):

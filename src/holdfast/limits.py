@@ -122,6 +122,8 @@ CONSOLE_REPORT_BYTES_MAX: Final = 33_554_432
 CONSOLE_REPORTS_MAX: Final = 64  # Pipeline files listed.
 CONSOLE_REPORT_LINKS_MAX: Final = 256  # Report links that are valid at a time,
 CONSOLE_REPORT_LINK_SECONDS: Final = 300.0  # and for how long.
+CONSOLE_JOBS_MAX: Final = 64  # Jobs of the pipeline whose last runs are listed,
+CONSOLE_JOB_RECORD_BYTES_MAX: Final = 65_536  # and the size of a record; one has row counts and a short error.
 
 # Calls over the network.
 CALL_KEY_PERIOD_SECONDS: Final = 600  # A call's idempotency key is remembered for one to two of these periods.
@@ -157,11 +159,56 @@ LEASE_WAIT_SECONDS_MAX: Final = 3_600.0
 OWNER_BYTES_MAX: Final = 256
 STATE_BYTES_MAX: Final = 262_144  # A document; bodies belong in blobs.
 
+# Collections.
+COLLECTION_PARTITION_BYTES_MAX: Final = 1_024  # As stored: a zero byte counts twice.
+COLLECTION_KEY_BYTES_MAX: Final = 1_024  # As stored: a text has two more bytes, an integer one to nine.
+COLLECTION_PATH_BYTES_MAX: Final = 1_472  # Partition and key together: with the longest names they fit a key.
+COLLECTION_KEY_ELEMENTS_MAX: Final = 8  # Of a row's key: each element costs time with every read.
+COLLECTION_VALUE_BYTES_MAX: Final = 1_048_512  # Of a row; with its version it is one value of the key space.
+COLLECTION_CHANGES_MAX: Final = 256  # Of one commit; more would delay other commits.
+COLLECTION_COMMIT_BYTES_MAX: Final = 4_128_768  # Of one commit: it fits one message of a stream.
+COLLECTION_ROWS_MAX: Final = 1_000  # Rows of one read: it returns a list in memory.
+COLLECTION_PAGE_BYTES: Final = 4_194_304  # A page of rows ends when its values have this many bytes.
+COLLECTION_READ_BYTES_MAX: Final = 16_777_216  # Of the rows that are read by their keys at a time.
+COLLECTION_SCAN_FIRST: Final = 32  # Rows that a scan reads first: with the largest values they still fit in memory.
+COLLECTION_SCANNED_MAX: Final = 10_000  # Rows that one scan reads, with those that have expired.
+COLLECTION_TTL_SECONDS_MAX: Final = 315_360_000  # Ten years.
+COLLECTION_EXPIRED_BATCH: Final = 64  # Expired rows that one transaction removes: its caller waits for that.
+COLLECTION_WAIT_SECONDS_MAX: Final = 3_600.0  # For a row to change, as long as a receive of a queue may wait.
+COLLECTION_SWEPT_MAX: Final = 100  # Partitions that one read looks at for expired rows.
+
+# LangGraph.
+LANGGRAPH_INLINE_BYTES_MAX: Final = 65_536  # Larger channel values are blobs: stored once while they do not change.
+LANGGRAPH_BLOB_REUSE_SECONDS: Final = 30.0  # An unchanged value is not put again so long; less than BLOB_TOUCH_SECONDS.
+LANGGRAPH_ROW_BYTES_MAX: Final = 393_216  # Of what else a checkpoint has; with its metadata it fits one row.
+LANGGRAPH_WRITE_ROWS_MAX: Final = 128  # Rows of one task's writes; with more writes, a row has several.
+LANGGRAPH_WRITES_BYTES_MAX: Final = 2_097_152  # Of the rows of one task's writes, which are one commit.
+LANGGRAPH_COPY_BYTES: Final = 1_048_576  # A commit of copied rows ends when their values have this many bytes.
+LANGGRAPH_PAGE_ROWS_MIN: Final = 16  # Rows of the second page of a history at least; checkpoints of a page of a thread.
+LANGGRAPH_PAGE_ROWS_MAX: Final = 256  # Rows of a page of history: its checkpoints are loaded without a pause.
+LANGGRAPH_VECTORS_MAX: Final = 10_000  # Vectors that one search compares with its query: they are read from rows.
+LANGGRAPH_KEEP_CHECKPOINTS_MAX: Final = 10_000  # Their ids are in the memory of a saver with a retention.
+LANGGRAPH_KEEP_DAYS_MAX: Final = 3_650  # Ten years, as for rows of collections.
+LANGGRAPH_REMEMBERED_MAX: Final = 1_000  # Threads whose ids a saver with a retention remembers.
+
 # Locks in the process.
 LOCK_WAITERS_MAX: Final = 10_000  # Threads and tasks that may wait in one lock table.
 LOCK_WAIT_SECONDS: Final = 5.0  # Default wait for a row lock.
 LOCK_BULK_WAIT_SECONDS: Final = 10.0  # Default wait for a table lock or a lock on everything, which many may hold.
 LOCK_NAME_CHARACTERS_MAX: Final = 512
+
+# Locks that several processes share.
+LOCK_LEASE_SECONDS: Final = 10.0  # How long the locks of a crashed process stay, by default.
+LOCK_LEASE_SECONDS_MIN: Final = 1.0  # A renewal needs time for a slow sync.
+LOCK_LEASE_SECONDS_MAX: Final = 3_600.0
+LOCK_CLAIM_PATHS_MAX: Final = 256  # Of one call; one commit writes all of them.
+LOCK_SESSION_LOCKS_MAX: Final = 1_024  # Including intents; the record of a session lists them.
+LOCK_LINE_MAX: Final = 10_000  # Sessions that may wait for one lock.
+LOCK_SESSION_ID_CHARACTERS_MAX: Final = 64
+LOCK_KEYS_CACHED_MAX: Final = 10_000  # Locks whose keys are remembered: computing them costs as much as a read.
+LOCK_OBSTACLES_MAX: Final = 64  # Holders that exclude a write, and claims in line, that are read and counted.
+LOCK_PAIRS_READ_MAX: Final = 256  # Of one lock on PostgreSQL: small locks are read in one round trip.
+LOCK_SESSIONS_ENDED_MAX: Final = 100  # Expired sessions that one commit ends; the next one goes on.
 
 # Backups of a running plane.
 RESTORE_CLOCK_SKEW_MS: Final = 3_600_000  # Lake files this much older than a backup are compared with it, too.
@@ -197,6 +244,16 @@ ACTIVITY_IDLE_SECONDS: Final = 600  # An idle session's file is then closed; soo
 ACTIVITY_NAMES_CHARACTERS_MAX: Final = 160  # Session and kind share a file name of 255 bytes with a time and a hash.
 ACTIVITY_COPIES_MAX: Final = 10_000  # Files of one session and kind that begin in one second.
 ACTIVITY_RETRY_SECONDS: Final = 60.0  # How soon an upload that the object store rejected is retried.
+
+# The newest BEST_EFFORT values of entities, which reads with best_effort=True add.
+BEST_EFFORT_ENTRIES_MAX: Final = 65_536  # Fields in memory; the entity that was not written for longest goes first.
+BEST_EFFORT_BYTES_MAX: Final = 33_554_432  # Their values, names and overhead.
+BEST_EFFORT_ARRIVED_MAX: Final = 256  # Writes that a reader has to sort in; a writer sorts more in itself.
+BEST_EFFORT_LOAD_BYTES_MAX: Final = 33_554_432  # Of session logs that one load reads: as much as memory holds.
+BEST_EFFORT_LOAD_FILES_MAX: Final = 1_000  # Of session logs that one load opens.
+BEST_EFFORT_FOLLOW_SECONDS: Final = 0.25  # How old the view of other processes' files may be; flushing adds 0.2 s.
+BEST_EFFORT_LIST_SECONDS: Final = 5.0  # How often the object store is listed for files of other nodes.
+BEST_EFFORT_UNIVERSES_MAX: Final = 4_096  # Universes that are known to be loaded; others are loaded again.
 
 # Entities.
 ENTITY_BYTES_MAX: Final = 262_144  # All fields of one entity together.
@@ -256,12 +313,62 @@ EXTEND_FOR_SECONDS: Final = 3_600.0  # How long a lease is extended automaticall
 EVENTS_FLUSH_SECONDS: Final = 0.1  # How often message events are written to the session log.
 EVENTS_MAX: Final = 65_536  # Events that may wait in memory for that.
 DUE_BATCH_MAX: Final = 64  # Due messages that one transaction processes.
+RETENTION_BATCH_MAX: Final = 256  # Records that one transaction of a pass reads for messages that are too old.
+RETENTION_PASS_MS_MIN: Final = 1_000  # Between two passes; at least a millisecond for each record that the first read.
+RETENTION_PASSES_MIN: Final = 16  # Passes while a message is kept, also if none is known to end.
+SEARCH_ENTRIES: Final = 1_000  # Records of a queue that one transaction searches for messages; about 10 ms.
+SEARCH_LIST_MAX: Final = 1_000  # Messages in one page of a search.
+SEARCH_TEXT_CHARACTERS_MAX: Final = 256  # Of a text that is searched for: a key, an owner, a part of an error.
+CONSOLE_PUBLISH_BYTES_MAX: Final = 16_384  # A payload in the form of the console; larger ones need a blob.
 COUNTERS_UNFOLDED_MAX: Final = 8  # Processes that have counters of their own in a queue before they are folded.
 COUNTERS_FOLDED_MAX: Final = 1_000  # Of which one transaction folds so many.
 EXPIRED_KEYS_BATCH_MAX: Final = 1_000  # Expired records of a queue that one transaction of the sweeper deletes.
 CLOCK_SET_BACK_MS_MIN: Final = 1_000  # A queue ignores smaller steps back: time servers make them all the time.
 ATOMIC_OPERATIONS_MAX: Final = 256  # In one atomic list.
 SCHEDULES_MAX: Final = 1_000  # Of one queue.
+
+# Queues of the SQS protocol. The values are those of Amazon SQS, unless a comment says more.
+SQS_NAME_CHARACTERS_MAX: Final = 80  # With the suffix .fifo.
+SQS_VISIBILITY_SECONDS_MAX: Final = 43_200
+SQS_DELAY_SECONDS_MAX: Final = 900
+SQS_RETENTION_SECONDS_MIN: Final = 60
+SQS_RETENTION_SECONDS_MAX: Final = 1_209_600
+SQS_WAIT_SECONDS_MAX: Final = 20
+SQS_MESSAGE_BYTES_MIN: Final = 1_024  # Of MaximumMessageSize, which is at most
+SQS_MESSAGE_BYTES_MAX: Final = 1_048_576
+SQS_KEY_REUSE_SECONDS_MIN: Final = 60
+SQS_KEY_REUSE_SECONDS_MAX: Final = 86_400
+SQS_POLICY_BYTES_MAX: Final = 8_192
+SQS_KEY_ID_CHARACTERS_MAX: Final = 2_048
+SQS_SOURCE_QUEUES_MAX: Final = 10  # Named by a RedriveAllowPolicy.
+SQS_TAGS_MAX: Final = 50  # Of a queue.
+SQS_TAG_KEY_CHARACTERS_MAX: Final = 128
+SQS_TAG_VALUE_CHARACTERS_MAX: Final = 256
+SQS_LIST_MAX: Final = 1_000  # Queues in one page.
+SQS_DELETED_SECONDS: Final = 60  # How long the name of a deleted queue cannot be used again.
+SQS_PURGE_SECONDS: Final = 60  # A queue is purged at most once in this time.
+SQS_STEPS_MAX: Final = 40  # Batches that a purge or a deletion removes before it answers; the rest follows after it.
+MOVE_TASK_RATE_MAX: Final = 500  # Messages per second.
+MOVE_TASKS_LISTED_MAX: Final = 10  # Of one queue. As many are kept.
+MOVE_TASK_BATCH: Final = 100  # Messages that one transaction moves; each may return to another queue.
+MOVE_TASK_SCAN: Final = 256  # Messages that one transaction reads; those that arrived after the start stay.
+SQS_WORKER_SECONDS: Final = 10.0  # How long other nodes leave unfinished work to the node that last did a part of it.
+SQS_WORK_LISTED_MAX: Final = 1_000  # Unfinished purges, deletions and move tasks that one pass over a universe reads.
+
+# Messages over the SQS endpoint: the quotas of Amazon SQS, unless noted.
+SQS_BATCH_ENTRIES_MAX: Final = 10
+SQS_BATCH_ID_CHARACTERS_MAX: Final = 80
+SQS_RECEIVE_MAX: Final = 10
+SQS_ATTRIBUTES_MAX: Final = 10
+SQS_ATTRIBUTE_NAME_CHARACTERS_MAX: Final = 256  # Of its data type, too.
+SQS_NUMBER_DIGITS_MAX: Final = 38
+SQS_TOKEN_CHARACTERS_MAX: Final = 128  # Group ids, deduplication ids and receive attempt ids.
+SQS_TRACE_HEADER_CHARACTERS_MAX: Final = 1_024  # Ours: X-Ray's headers have about 200.
+SQS_POLICY_ACTIONS_MAX: Final = 7  # Of one AddPermission.
+SQS_POLICY_STATEMENTS_MAX: Final = 20
+SQS_ENVELOPE_BYTES_MAX: Final = 8_388_608  # Ours: 1 MiB of control characters and quotes, each escaped with 6 bytes.
+SQS_SETTINGS_CACHED_SECONDS: Final = 1.0  # How late a node notices that another one has changed a queue's attributes.
+SQS_SETTINGS_CACHED_MAX: Final = 4_096
 
 # Tasks.
 TASK_STEPS_MAX: Final = 200  # Calls and groups of a chain, also nested: all that start together fit one commit.
@@ -325,8 +432,47 @@ PUSHES_PER_MINUTE_MAX: Final = 100_000_000
 PUSH_PEERS_MAX: Final = 10_000  # Peers whose pushes are counted; the one that was idle longest is evicted first.
 PUSH_PAYLOAD_BYTES_MAX: Final = 131_072  # Before base64, which makes 174,763 characters of it.
 PUSH_TEXT_CHARACTERS_MAX: Final = 256  # Of a topic, a key, a session or a reply-to.
+PUSH_BATCH_MAX: Final = 256  # Pushes of one request: what one commit of the writer stores.
+PUSH_BATCH_BYTES_MAX: Final = 1_048_576  # And the total size of their payloads: base64 and all, one commit stores it.
+PUSH_RECENT_MAX: Final = 1_024  # Pushes of one watched universe that are remembered for its watches.
+PUSH_RECENT_BYTES_MAX: Final = 4_194_304  # And their total size.
+PUSH_RECENT_SECONDS: Final = 300.0  # How long a universe is remembered after its last watch has asked.
+PUSH_UNIVERSES_MAX: Final = 16  # Watched universes: with the bound above, 64 MiB.
+PUSH_WATCHES_MAX: Final = 1_000  # Watches that wait at the same time; each push wakes those of its universe.
+PUSH_WATCH_MAX: Final = 256  # Pushes of one answer to a watch.
+PUSH_WATCH_BYTES_MAX: Final = 1_048_576  # And their total size: a quarter of a frame.
+PUSH_WATCH_SECONDS_MAX: Final = 20.0  # How long one request of a watch waits, as a read of mail does.
 RPC_BYTES_MAX: Final = 262_144  # One JSON-RPC request, or one batch of them.
 RPC_BATCH_MAX: Final = 64  # Calls of one JSON-RPC batch.
+
+# The Model Context Protocol.
+MCP_BODY_BYTES_MAX: Final = 4_194_304  # Of a request: a blob of 1 MiB in base64, with a margin.
+MCP_SESSIONS_MAX: Final = 4_096  # Sessions of revision 2025-11-25; each takes some 50 KiB of memory,
+MCP_SESSIONS_PER_TOKEN_MAX: Final = 1_024  # and those of one token, so that one token cannot use all of them.
+MCP_SESSION_IDLE_SECONDS: Final = 1_800.0  # Without a request and without an open stream. The client opens another.
+MCP_SUBSCRIPTIONS_MAX: Final = 64  # Of one session or stream.
+MCP_STREAMS_MAX: Final = 1_024  # Streams of notifications of revision 2026-07-28,
+MCP_STREAMS_PER_AGENT_MAX: Final = 64  # and those of one agent, so that one agent cannot use all of them.
+MCP_WATCHED_MAX: Final = 4_096  # Resources that are watched at the same time; subscribers of the same one share it.
+MCP_WATCH_SECONDS: Final = 0.2  # How often a server looks for changes: the most notifications of one resource.
+MCP_LIST_SECONDS: Final = 1.0  # And for changes of a list, of which up to 1,000 names are read.
+MCP_POLL_SECONDS: Final = 2.0  # How often subscribed resources are read over stdio, where nothing can be watched.
+MCP_CHECK_SECONDS: Final = 30.0  # How often it is checked that a silent subscriber still exists and is allowed.
+MCP_LISTED_NAMES_MAX: Final = 1_000  # Names of each list that are compared to find changes of it.
+MCP_CONTENT_BYTES_MAX: Final = 49_152  # Bodies of one answer together: about 15,000 tokens of a model's context.
+MCP_WAIT_SECONDS_MAX: Final = 20.0  # One call waits no longer: clients give up after about a minute.
+MCP_LEASE_SECONDS_MIN: Final = 30.0  # A model needs about this long between two calls.
+MCP_LEASE_SECONDS_MAX: Final = 3_600.0  # What a model that forgets its lease may block.
+MCP_MESSAGE_LEASE_SECONDS: Final = 300.0  # A job of a few calls of a model; then another agent gets the message.
+MCP_LEASE_SECONDS: Final = 600.0  # Of a reservation: an edit with its tests.
+MCP_LEASE_KEYS_MAX: Final = 32  # Of one call; each is a call of the plane.
+MCP_RECEIVE_MAX: Final = 10  # Messages of one call: a model works on one after the other, while their leases run.
+MCP_MAILS_MAX: Final = 50  # Mails that one call reads or confirms.
+MCP_LIST_MAX: Final = 100  # Names of one page.
+MCP_ENTRIES_MAX: Final = 50  # Records of a world that one call reads or appends.
+MCP_DEAD_LETTERS_SCANNED_MAX: Final = 1_000  # That one search reads: they are in memory all at once.
+MCP_ERROR_CHARACTERS_MAX: Final = 500  # Of each error in a list; queue_status has all of it.
+MCP_BLOB_BYTES_MAX: Final = 1_048_576  # Of a blob that one call stores; larger ones are written over HTTP.
 
 # The relay.
 RELAY_AUTHENTICATE_SECONDS: Final = 10.0  # How long an agent may take to answer the challenge.
@@ -471,3 +617,129 @@ RUNS_LISTED_MAX: Final = 1_000
 RUN_CALLS_MAX: Final = 100_000  # Of a generation of a run: its history is kept in memory, and replayed by a restore.
 RUN_RESULT_BYTES_MAX: Final = 65_536  # Of a recorded step: a history is a list of small values, not of bodies.
 RUN_TIMERS_MAX: Final = 1_000  # That are removed when a run ends; any others fire into an inbox that is not read.
+MCP_LINE_BYTES_MAX: Final = 8_388_608  # Of a message over stdio: a blob of 1 MiB as base64 in JSON, and much to spare.
+MCP_LINES_BUFFERED: Final = 16  # Messages over stdio that were read and not yet taken; the client waits then.
+MCP_PAGE: Final = 100  # Resources of one page: what a client shows at once.
+MCP_URI_CHARACTERS_MAX: Final = 2_048  # Of a resource: two names, each of whose characters may be three.
+MCP_DEAD_LETTERS_SHOWN: Final = 20  # In a resource; a tool searches the others.
+MCP_ENTRIES_SHOWN: Final = 20  # Of a world's journal in its resource: the last ones.
+MCP_MAILS_SCANNED_MAX: Final = 1_024  # Of a mailbox, to find its threads: four calls.
+MCP_COMPLETIONS_MAX: Final = 100  # The protocol allows no more.
+
+
+# The SQS protocol.
+SQS_BODY_BYTES_MAX: Final = 4_194_304  # Of a request: 1 MiB of messages, of which each byte may be three in a form.
+SQS_FORM_FIELDS_MAX: Final = 4_096  # Ten messages with ten attributes each have 450.
+
+# Tasks of MCP.
+MCP_EXPOSED_TOOLS_MAX: Final = 100  # Of a universe. More tools than this confuse a model, and each list has them all.
+MCP_SCHEMA_BYTES_MAX: Final = 32_768  # Of a tool's arguments, its result or a question; a model reads it as text.
+MCP_SCHEMA_DEPTH_MAX: Final = 64  # Validators recurse.
+MCP_TOOL_DESCRIPTION_CHARACTERS_MAX: Final = 4_096  # A model reads it with every list of tools.
+MCP_QUESTIONS_MAX: Final = 32  # Of one task; every status has the open ones.
+MCP_QUESTION_CHARACTERS_MAX: Final = 4_096  # A person reads it in a form.
+MCP_STATUS_CHARACTERS_MAX: Final = 1_024  # Of the text of a progress report, which every poll returns.
+MCP_TASK_ID_CHARACTERS_MAX: Final = 512  # A queue's name, a point and an id; or the id of a run.
+MCP_TASK_ROWS_SECONDS: Final = 604_800.0  # How long progress, questions and answers are kept after they were written.
+MCP_TASK_POLL_SECONDS: Final = 1.0  # How often a waiting call looks at the progress; clients are told to poll so often.
+MCP_TASK_WAIT_SECONDS: Final = 50.0  # One call waits so long for a task: common clients give up after 60 s.
+MCP_ANSWER_DELAY_SECONDS: Final = 60.0  # A job that asks is delivered again so late, if no answer causes it before.
+MCP_RESULT_BYTES_MAX: Final = 1_048_576  # Of a task's result that a client gets; it has to fit one frame.
+AGENT_RECORD_BYTES_MAX: Final = 65_536  # Of a recorded operation of an agent; a larger result is stored as a blob.
+AGENT_OPERATIONS_MAX: Final = 10_000  # Of one run of an agent: a restart reads them all, and an endless loop ends.
+AGENT_OUTPUT_BYTES_MAX: Final = 4_194_304  # Of an agent's output: the history of its workflow records it in parts.
+
+# Stores of agent frameworks.
+ADAPTER_PAGE_ROWS: Final = 100  # Rows of a page of all rows, or names of a page of all partitions.
+
+# The result backend of Celery.
+CELERY_WAIT_SECONDS: Final = 20.0  # One call waits so long for a result, and is then repeated.
+CELERY_GATHER_SECONDS_MAX: Final = 0.05  # The pause of a caller that waits for many results, so that one call has more.
+CELERY_CHORD_SEND_SECONDS: Final = 5.0  # A last part that runs again waits so long for its first run to send the body.
+CELERY_CHORD_DONE_SECONDS: Final = 86_400  # A chord that is done is remembered for parts that run again.
+
+# Sessions of agent frameworks.
+SESSION_ATTEMPTS_MAX: Final = 64  # Of a write that other writers of the session keep overtaking: about five seconds.
+SESSION_BACK_OFF_SECONDS_MAX: Final = 0.1  # Back-off doubles from 1 ms up to this, with full jitter.
+SESSION_INLINE_BYTES_MAX: Final = 65_536  # A larger value of a row is a blob.
+SESSION_COMMIT_BYTES_MAX: Final = 3_145_728  # Values of one commit; the rest of its message is for the keys.
+SESSION_COMMIT_ROWS_MAX: Final = 255  # Rows of items in one commit, beside the row that counts them.
+SESSION_CLEARED_SECONDS: Final = 86_400  # A cleared session keeps its count for slower writers; then nothing is left.
+
+# The console.
+LEASE_CALLERS_SHOWN: Final = 10  # Waiting callers of a lease that are named; the others are counted.
+SURVEY_NAMES_MAX: Final = 2_000  # Names that one search of queues reads: about 40 ms, and 0.5 s on PostgreSQL.
+
+# The audit log.
+AUDIT_ENTRIES_MAX: Final = 1_000_000  # Of a universe, and of the plane itself: 350 bytes each. The oldest is replaced.
+AUDIT_KEEP_SECONDS: Final = 7_776_000  # 90 days, which common rules ask for; `audit_keep_seconds` changes it.
+AUDIT_TEXT_BYTES_MAX: Final = 512  # Of the target and of the detail of an entry; what is longer is cut.
+AUDIT_LISTED_MAX: Final = 1_000  # Entries of one page.
+AUDIT_SCANNED_MAX: Final = 1_000  # Entries that one page reads to find those that match.
+AUDIT_EXPIRY_BATCH: Final = 1_000  # Entries that one transaction deletes.
+AUDITED_CALLS_MAX: Final = 10_000  # Of one process at a time: they run to their end even if their callers leave.
+AUDIT_CLOSE_SECONDS: Final = 1.0  # A plane that closes waits so long for them; entries of the others stay as started.
+AUDIT_REFUSALS_PER_MINUTE: Final = 60  # Refused calls that a server records: a caller must not fill the log with them.
+
+# The history of samples.
+HISTORY_SECONDS: Final = 86_400  # A day; `history_seconds` changes it.
+HISTORY_FINE_SECONDS: Final = 10  # Between two samples of the ring of an hour,
+HISTORY_FINE_SAMPLES: Final = 360  # which has so many.
+HISTORY_COARSE_SECONDS: Final = 60  # Between two samples of the ring of a day,
+HISTORY_COARSE_SAMPLES: Final = 1_440  # which has so many.
+HISTORY_QUEUES_MAX: Final = 100  # Queues in a sample, those with the most messages; about 60 bytes each.
+HISTORY_UNIVERSES_MAX: Final = 32  # Universes in a sample.
+HISTORY_RECORD_BYTES_MAX: Final = 65_536  # Of a sample: all of a server are at most 118 MB.
+HISTORY_NODES_MAX: Final = 32  # Servers whose samples one chart adds up.
+HISTORY_POINTS_MAX: Final = 720  # Points of a chart that the server sends; a screen shows no more.
+HISTORY_FORGOTTEN_SECONDS: Final = 172_800  # The samples of a server that stored none for so long are deleted.
+
+# Quotas of universes.
+QUOTAS_MAX: Final = 10_000  # Every server keeps them in memory.
+QUOTA_COUNT_MAX: Final = 1 << 53  # Of messages, bytes or connections: what JSON numbers carry exactly.
+QUOTA_RATE_MIN: Final = 0.001  # One call in a quarter of an hour; a lower rate would never be used.
+QUOTA_RATE_MAX: Final = 1_000_000.0  # As of a token.
+QUOTA_MEASURE_SECONDS: Final = 5.0  # Messages are counted so often, and quotas set elsewhere are known so soon.
+QUOTA_REFUSED_MEASURE_SECONDS: Final = 0.25  # After a refusal, if measurements are cheap: calls are repeated then.
+QUOTA_BYTES_MEASURE_SECONDS: Final = 60.0  # Bytes are measured so often: that reads all of the universe.
+QUOTA_MEASURE_SHARE: Final = 20  # A measurement that took 1 s is not repeated for 20 s: at most 5 % of one processor.
+QUOTA_MEASURE_FREE_SECONDS: Final = 0.002  # One that took no longer may be repeated at once: about 90 queues.
+QUOTA_FIRST_MEASURE_PAIRS: Final = 20_000  # Bytes of a universe with more are first measured by the thread: 25 ms.
+QUOTA_MEASURED_LATELY_MAX: Final = 100  # Universes without quotas whose last measurements are kept.
+QUOTA_ADDITIONS_MAX: Final = 256  # Transactions whose additions are kept apart; the older ones are summed.
+QUOTA_CALLER_SECONDS: Final = 60.0  # What a caller's own transaction adds counts so long, as it may commit late.
+QUOTA_RETRY_SECONDS: Final = 1.0  # After a refusal; by then it was measured again.
+SIZE_PAIRS: Final = 50_000  # One statement of PostgreSQL adds up so many pairs: well below its time limit.
+QUOTAS_METRICS_MAX: Final = 100  # Universes with quotas in the metrics: each has up to 12 series.
+
+# `holdfast top`.
+TOP_REFRESH_SECONDS: Final = 1.0  # Between two samples; a server answers one in milliseconds.
+TOP_REFRESH_SECONDS_MIN: Final = 0.1  # People cannot read faster.
+TOP_ROWS_MAX: Final = 200  # Queues that one sample reads: more do not fit a screen.
+TOP_PAGE: Final = 100  # Queues of one call.
+TOP_WAITS_MAX: Final = 100  # Waits that one sample reads: one call returns no more.
+TOP_KEY_SECONDS: Final = 0.25  # How long a keypress is awaited before the screen is drawn again.
+
+# Encryption at rest.
+ENCRYPTION_KEYS_MAX: Final = 500  # Data keys of a universe: all of them fit one value, in which they are stored.
+ENCRYPTION_WRAPPED_BYTES_MAX: Final = 1_024  # Of a wrapped data key. Those of AWS KMS have 184 bytes.
+ENCRYPTION_UNIVERSES_MAX: Final = 4_000  # Encrypted universes of a plane: one scan reads the records of all of them.
+ENCRYPTION_SALTS_CACHED: Final = 4_096  # Derived keys in memory; each process that writes has one for each universe.
+ENCRYPTION_VALUES_PER_SALT: Final = 1 << 32  # Then a process derives a new key, long before AES-GCM needs one.
+ENCRYPTION_FRAME_BYTES: Final = 65_536  # Objects are encrypted in frames, so that a range reads only its frames.
+ENCRYPTION_REWRITE_PAGE: Final = 64  # Values that a rewrite reads at a time: at most 64 MiB in memory.
+ENCRYPTION_REWRITE_CALL: Final = 2_048  # Values that one call of a rewrite looks at: a call takes a second at most.
+ENCRYPTION_REWRITE_BYTES: Final = 4_194_304  # Of one transaction of a rewrite.
+ENCRYPTION_REWRITE_OBJECTS: Final = 16  # Objects that one call of a rewrite looks at.
+ENCRYPTION_COMMAND_SECONDS: Final = 10.0  # How long the command for keys may run; transactions may wait for it.
+ENCRYPTION_KEY_FILE_BYTES_MAX: Final = 1_048_576  # Of a key file; a longer one is another kind of file.
+ENCRYPTION_LOCK_SECONDS: Final = 30.0  # How long `enable` and `rotate` wait for transactions of `plane.within`.
+
+# SQS access keys, and the queues of a token.
+TOKEN_QUEUES_MAX: Final = 64  # Names and patterns of one token: they are checked with every call.
+SQS_CLOCK_SKEW_SECONDS: Final = 900  # Between the date of a signature and now, as AWS has it.
+SQS_PRESIGNED_SECONDS_MAX: Final = 604_800  # How long a presigned URL may be valid, as AWS has it.
+SQS_SIGNED_HEADERS_MAX: Final = 64  # Of one signature; SDKs sign about ten.
+SQS_SIGNING_KEYS_MAX: Final = 4_096  # Derived keys in memory: one for each access key and day.
+SQS_SIGNATURES_MAX: Final = 500_000  # Used signatures in memory, about 45 MB. Then the oldest dates are refused.
+SQS_SAME_SIGNATURE_SECONDS: Final = 5  # Equal calls of a second may have the same signature; later ones are replays.

@@ -12,6 +12,7 @@ from holdfast.errors import InvalidName, PathUnusable
 from holdfast.limits import NAME_BYTES_MAX, NAMES_CACHED_MAX
 
 UNIVERSE: Final = "main"  # The tenant of callers that do not name one.
+REPORTS: Final = "reports"  # The collection of reports, and its partition. A row is a JSON document; its key, the name.
 
 _ALLOWED: Final = f"1 to {NAME_BYTES_MAX} letters (a-z, A-Z), digits and . _ @ : + = -"
 _NAME: Final = re.compile(rf"(?!\.{{1,2}}\Z)[A-Za-z0-9._@:+=-]{{1,{NAME_BYTES_MAX}}}\Z")  # Neither "." nor "..".

@@ -17,7 +17,7 @@ from holdfast.client.pending_calls import AnswerFuture
 from holdfast.errors import HoldfastError, Validation
 from holdfast.limits import MESSAGES_MAX
 from holdfast.wire.frames import AnyRequest
-from holdfast.wire.queues import AckMessages, Outcomes, PackedAck, PutMessages, Receipts, RefusedAck
+from holdfast.wire.queues import AckMessages, NewResult, Outcomes, PackedAck, PutMessages, Receipts, RefusedAck
 
 _SPLIT_CALLERS_MIN: Final = 16  # The answer to a batch of at least this many callers is delivered in two halves.
 _BYTES_MAX: Final = 262_144  # Payload bytes per call. Larger calls gain little from batching.
@@ -60,7 +60,8 @@ class RequestBatcher:
     def add(self, call: BatchableCall) -> None:
         """Add a call to the next frame."""
         request = call.request
-        group = (type(request), request.queue, request.universe, request.tier)
+        option = request.must_exist if isinstance(request, PutMessages) else request.late
+        group = (type(request), request.queue, request.universe, request.tier, option)
         if group in self._waiting:
             self._waiting[group].append(call)
         else:
@@ -129,6 +130,8 @@ def _batches(calls: Sequence[BatchableCall]) -> list[list[BatchableCall]]:
         request, length = call.request, 0
         if isinstance(request, PutMessages):
             length = sum([len(each.payload) for each in request.messages])
+        elif request.results:
+            length = sum([len(each.value) for each in request.results if each is not None])
         items = _count(request)
         if not batches or count + items > MESSAGES_MAX or size + length > _BYTES_MAX:
             batches.append([])
@@ -152,11 +155,15 @@ def _merged_request(requests: Sequence[BatchableRequest]) -> BatchableRequest:
         return msgspec.structs.replace(first, messages=messages)
     acks = [each for each in requests if isinstance(each, AckMessages)]
     packed: dict[tuple[bytes, int], PackedAck] = {}
-    for ack in [ack for each in acks for ack in each.packed]:
-        before = packed.get((ack.lease, ack.fence))
-        packed[ack.lease, ack.fence] = ack if before is None else before.merged_with(ack)
+    for part in [part for each in acks for part in each.packed]:
+        before = packed.get((part.lease, part.fence))
+        packed[part.lease, part.fence] = part if before is None else before.merged_with(part)
     leases = [lease for each in acks for lease in each.leases]
-    return msgspec.structs.replace(first, leases=leases, packed=list(packed.values()))
+    results: list[NewResult | None] = []
+    if any(each.results for each in acks):
+        for ack in acks:  # Each result belongs to the lease at its position.
+            results += [*ack.results, *[None] * (len(ack.leases) - len(ack.results))]
+    return msgspec.structs.replace(first, leases=leases, packed=list(packed.values()), results=results)
 
 
 def _distribute(batch: Sequence[BatchableCall], answer: Receipts | Outcomes, start: int) -> int:

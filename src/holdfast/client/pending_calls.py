@@ -10,9 +10,19 @@ from holdfast.client.undo import undo_of
 from holdfast.errors import HoldfastError, InvalidArgument, Unsupported
 from holdfast.limits import FRAME_BYTES_MAX
 from holdfast.wire.answers import decoder_of
+from holdfast.wire.atomic import CommitAtomic
 from holdfast.wire.blobs import PutBlob
-from holdfast.wire.frames import AnyRequest, Call, decode_calls, encode
-from holdfast.wire.queues import AckMessages, PackedAck, ReceiveMessages, WaitForCancel
+from holdfast.wire.frames import REVISION, AnyRequest, Call, decode_calls, encode
+from holdfast.wire.queues import (
+    AckMessages,
+    GetQueueStats,
+    PackedAck,
+    PurgeQueue,
+    PutMessages,
+    ReceiveMessages,
+    SetQueuePolicy,
+    WaitForCancel,
+)
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
@@ -81,6 +91,9 @@ class PendingCall(Generic[AnyFuture]):
             self.fail(Unsupported("The server is of an older version than the one that the messages came from"))
         if revision < 3 and isinstance(self.request, WaitForCancel):  # Workers send it by themselves.
             self.fail(Unsupported("The server is of an older version, which cancels no messages; upgrade it"))
+        if revision < REVISION and revision < _revision_of(self.request):
+            tag = self.request.__struct_config__.tag
+            self.fail(Unsupported(f"The server is of an older version, which does not know {tag}; upgrade it"))
 
     def fail(self, error: HoldfastError) -> None:
         if not self.future.done():
@@ -127,6 +140,24 @@ def fail_bad_calls(pendings: Sequence[PendingCall[AnyFuture]], reason: str) -> N
                 pending.fail(error)
             else:  # One of them is bad, and the others may have been carried out.
                 pending.lose(error)
+
+
+def _revision_of(request: AnyRequest) -> int:
+    """The first revision of the stream that knows a request, and all of its operations."""
+    if isinstance(request, CommitAtomic):
+        return max([_revision_of(step) for step in request.operations], default=0)
+    if _has_fields_of_6(request):
+        return 6
+    return request.operation.revision
+
+
+def _has_fields_of_6(request: AnyRequest) -> bool:
+    """Whether a request has fields that older servers do not know. All fields of a policy are sent."""
+    if isinstance(request, PutMessages | ReceiveMessages | GetQueueStats):
+        return request.must_exist
+    if isinstance(request, AckMessages):
+        return request.late
+    return isinstance(request, SetQueuePolicy) or (isinstance(request, PurgeQueue) and request.leased)
 
 
 def _packed_acks(request: AnyRequest) -> Sequence[PackedAck]:

@@ -18,6 +18,7 @@ from holdfast.client.lease_renewal import RemoteLeaseRenewer
 from holdfast.client.pending_calls import TooLong
 from holdfast.client.transfers import STREAMED, Transfer
 from holdfast.errors import Closed, HoldfastError, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
+from holdfast.lock_sessions import LockSessions
 from holdfast.threads import run_in_thread
 from holdfast.tiers import Tier
 from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, Stored, WriteBlob
@@ -41,7 +42,9 @@ class _Server(ABC):
         self.tls = tls
         self.patience_seconds = patience_seconds
         self.lease_renewer = RemoteLeaseRenewer(self)
-        self.locks = None  # Locks work within one process.
+        self.lock_sessions = LockSessions(self.lease_renewer)
+        self.locks = None  # All callers of the server share its locks.
+        self.on_data_push = None  # The ingress is in the server's process.
 
     def transfer_blob(self, request: GetBlob | PutBlob) -> Any:
         """Read or write a blob over HTTP, while the caller's thread waits."""

@@ -1,4 +1,4 @@
-"""Undoing calls whose caller was cancelled: leased messages, leases, claimed effects and worlds are released."""
+"""Undoing calls whose caller was cancelled: leased messages, leases, locks, claimed effects and worlds are released."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +7,7 @@ from holdfast.wire.effects import ClaimedEffect, ClaimEffects, EffectPage, Relea
 from holdfast.wire.frames import AnyRequest
 from holdfast.wire.hosting import ClaimedWorlds, ClaimWorlds, ReleaseWorlds
 from holdfast.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
+from holdfast.wire.locks import AcquireLocks, ReleaseLocks
 from holdfast.wire.queues import Deliveries, NackMessages, ReceiveMessages
 
 
@@ -16,6 +17,8 @@ def undo_of(request: AnyRequest) -> Callable[[Any], AnyRequest | None] | None:
         return lambda answer: _defer_request(request, answer)
     if isinstance(request, AcquireLease):
         return lambda answer: _release_request(request, answer)
+    if isinstance(request, AcquireLocks):
+        return lambda answer: ReleaseLocks(request.session, answer.claim)
     if isinstance(request, ClaimEffects):
         return lambda answer: _release_effects(request, answer)
     if isinstance(request, ClaimWorlds):

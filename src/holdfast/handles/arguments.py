@@ -4,6 +4,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
 from holdfast.errors import InvalidArgument
+from holdfast.limits import DELAY_SECONDS_MAX
 
 Items = TypeVar("Items")
 
@@ -26,6 +27,12 @@ def checked_items(items: Items, instead: str) -> Items:
     ):
         raise InvalidArgument(f"A list of items is needed, not one {type(items).__name__}; {instead}")
     return items
+
+
+def check_delay_on_close(seconds: float) -> None:
+    """Raise InvalidArgument if messages cannot be returned with this delay."""
+    if seconds.__class__ not in (int, float) or not 0 <= seconds <= DELAY_SECONDS_MAX:
+        raise InvalidArgument(f"delay_on_close_seconds is {seconds!r}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
 
 
 def program_name(program: str | Program | None) -> str | None:

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.errors import InvalidArgument
 from holdfast.handles.arguments import checked_items
+from holdfast.handles.collections import AsyncCollection
 from holdfast.handles.failed_attempts import nack_request, reject_request
 from holdfast.handles.leases import AsyncLease
 from holdfast.handles.mailboxes import AsyncMailbox
@@ -21,14 +22,18 @@ from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
 from holdfast.wire.atomic import CommitAtomic, Step
 from holdfast.wire.canonical import canonical
+from holdfast.wire.collections import CommitRows, RowChange
 from holdfast.wire.entities import EntityWrite, WriteEntities
 from holdfast.wire.inboxes import InboxItem
 from holdfast.wire.leases import CheckLease
+from holdfast.wire.locks import CheckLock
 from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
 from holdfast.wire.queues import AckMessages, CheckMessages, NewMessage, NewResult, PutMessages
+from holdfast.wire.requests import Committed
 from holdfast.wire.run_values import encode_value
 from holdfast.wire.runs import SignalRun, StartRun
 from holdfast.wire.states import RemoveState, UpdateState
+from holdfast.wire.transport import ProvenLock
 from holdfast.wire.worlds import AppendEntries, PutItem
 
 
@@ -43,6 +48,8 @@ class AsyncAtomic:
         self._universe = universe
         self._steps: list[Step] = []
         self._messages: list[AsyncMessage] = []
+        self._locks: list[ProvenLock] = []
+        self._checked_here: list[int] = []  # The positions of locks of this process, which the plane does not know.
 
     def put(self, queue: AsyncQueue, body: Any, **options: Unpack[MessageOptions]) -> Self:
         """Put a message, with the options of `queue.put`. `commit` stores a large payload as a blob first."""
@@ -133,6 +140,11 @@ class AsyncAtomic:
         encoded = {field: canonical(value) for field, value in fields.items()}
         return self._add(WriteEntities([EntityWrite(kind, id, encoded)], universe=self._universe))
 
+    def rows(self, collection: AsyncCollection, changes: Iterable[RowChange]) -> Self:
+        """Write and delete rows of a collection, as `collection.commit` does."""
+        found = checked_items(changes, "wrap it in a list: rows(collection, [change])")
+        return self._add(CommitRows(collection.name, list(found), self._universe))
+
     def start_run(self, workflow: WorkflowLike | str, /, *args: Any, id: str | None = None, **kwargs: Any) -> Self:
         """Start a run of a workflow, as `workflows.start` does."""
         arguments = encoded_arguments(workflow, args, kwargs)
@@ -142,11 +154,17 @@ class AsyncAtomic:
         """Send a signal to a run."""
         return self._add(SignalRun(id, name, encode_value(value, f"The value of signal {name}"), self._universe))
 
-    def check(self, held: AsyncLease | AsyncMessage) -> Self:
-        """Commit only if the lease still holds; of a message, only if it is still leased and not settled."""
+    def check(self, held: AsyncLease | AsyncMessage | ProvenLock) -> Self:
+        """Commit only if the lease or the locks are still held; of a message, only if it is leased and not settled."""
         if isinstance(held, AsyncMessage):
             return self._add(CheckMessages(held.queue, [held.lease], self._universe))
-        return self._add(CheckLease(held.proof))
+        if isinstance(held, AsyncLease):
+            return self._add(CheckLease(held.proof))
+        self._locks.append(held)
+        if held.proof is not None:
+            return self._add(CheckLock(held.proof))
+        self._checked_here.append(len(self._steps) + len(self._checked_here))
+        return self
 
     async def commit(self, *, tier: Tier = Tier.CRITICAL) -> list[Any]:
         """Execute everything; the answers, in order.
@@ -154,10 +172,22 @@ class AsyncAtomic:
         Raises:
             HoldfastError: the error of the first operation that fails; nothing was written.
         """
-        if not self._steps:
+        if not self._steps and not self._checked_here:
             raise InvalidArgument("The commit has no operations; add at least one")
         steps = [msgspec.structs.replace(await self._with_blobs(step), tier=tier) for step in self._steps]
-        answers = (await self._transport.call(CommitAtomic(steps, tier=tier))).answers
+        lock_session = self._transport.lock_sessions.find_id(self._universe)
+        if lock_session is not None:
+            steps = [
+                msgspec.structs.replace(step, lock_session=lock_session) if isinstance(step, WriteEntities) else step
+                for step in steps
+            ]
+        for held in self._locks:
+            held.check()
+        answers: list[Any] = []
+        if steps:
+            answers = (await self._transport.call(CommitAtomic(steps, tier=tier))).answers
+        for position in self._checked_here:
+            answers.insert(position, Committed(tier))
         for message in self._messages:
             message.mark_settled()
         return answers

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterable, AsyncIterator
 
+from holdfast.errors import BlobNotFound
 from holdfast.handles.arguments import checked_items
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
@@ -66,3 +67,14 @@ class AsyncBlobs:
     async def has(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> bool:
         """Whether the blob is stored."""
         return (await self._transport.call(FindBlob(hash, self._universe, tier=tier))).size is not None
+
+    async def size(self, hash: str, *, tier: Tier = Tier.CRITICAL) -> int:
+        """How many bytes a blob has.
+
+        Raises:
+            BlobNotFound: it is not stored.
+        """
+        size = (await self._transport.call(FindBlob(hash, self._universe, tier=tier))).size
+        if size is None:
+            raise BlobNotFound(f"No blob {hash} is stored in universe {self._universe}; check the hash")
+        return size

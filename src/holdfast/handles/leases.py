@@ -12,7 +12,16 @@ from holdfast.limits import LEASE_TTL_SECONDS
 from holdfast.names import checked_key
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
-from holdfast.wire.leases import AcquireLease, Described, DescribeLease, Granted, KeepLease, LeaseProof, ReleaseLease
+from holdfast.wire.leases import (
+    AcquireLease,
+    BreakLease,
+    Described,
+    DescribeLease,
+    Granted,
+    KeepLease,
+    LeaseProof,
+    ReleaseLease,
+)
 from holdfast.wire.transport import HeldLeaseRenewal
 
 _log = logging.getLogger("holdfast.leases")
@@ -57,6 +66,17 @@ class AsyncLeaseKey:
         """
         granted = Granted(self.key, lease_id, "", fence, 0, 0, txn_id)
         return AsyncLease(self._transport, self._universe, granted, ttl_seconds)
+
+    async def break_lease(self, *, fence: int) -> bool:
+        """End the lease of any owner, for operators; whether it was held until now.
+
+        Its holder is fenced off, and the next caller in line gets the lease. `fence` is that of the lease to end, as
+        `describe` returns it.
+
+        Raises:
+            LeaseConflict: the lease was granted again since, with a higher fence.
+        """
+        return (await self._transport.call(BreakLease(self.key, fence, self._universe))).released
 
     async def describe(self) -> Described:
         """The last owner, whether it still holds the lease, and how many callers wait in the plane's process."""

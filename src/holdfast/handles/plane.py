@@ -8,16 +8,21 @@ from holdfast.encryption import AgentKey
 from holdfast.handles.activity import AsyncActivity
 from holdfast.handles.agents import AsyncAgents
 from holdfast.handles.atomic import AsyncAtomic
+from holdfast.handles.audit import AsyncAudit
 from holdfast.handles.backups import AsyncBackups
 from holdfast.handles.blobs import AsyncBlobs
+from holdfast.handles.collections import AsyncCollection
 from holdfast.handles.effects import AsyncEffects
+from holdfast.handles.encryption import AsyncEncryption
 from holdfast.handles.entities import AsyncEntities
 from holdfast.handles.hosting import AsyncHosting
+from holdfast.handles.ingress import AsyncIngress
 from holdfast.handles.leases import AsyncLeaseKey
 from holdfast.handles.locks import AsyncLocks
 from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.pairs import AsyncPairs
 from holdfast.handles.queues import AsyncQueue
+from holdfast.handles.quotas import AsyncQuotas
 from holdfast.handles.runs import AsyncWorkflows
 from holdfast.handles.states import AsyncState
 from holdfast.handles.timers import AsyncTimers
@@ -27,6 +32,7 @@ from holdfast.handles.worlds import AsyncWorld
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import AsyncTransport
+from holdfast.wire.collections import ListCollections
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.nodes import ListNodes, Nodes
@@ -49,9 +55,13 @@ class AsyncPlane:
         self.blobs = AsyncBlobs(transport, self.universe)
         self.entities = AsyncEntities(transport, self.universe)
         self.locks = AsyncLocks(transport, self.universe)
+        self.ingress = AsyncIngress(transport, self.universe)
         self.activity = AsyncActivity(transport, self.universe)
         self.tokens = AsyncTokens(transport)
+        self.audit = AsyncAudit(transport, self.universe)
+        self.quotas = AsyncQuotas(transport, self.universe)
         self.backups = AsyncBackups(transport)
+        self.encryption = AsyncEncryption(transport)
         self.agents = AsyncAgents(transport, self.universe)
         self.workflows = AsyncWorkflows(transport, self.universe)
         self.hosting = AsyncHosting(transport, self.universe)
@@ -86,9 +96,12 @@ class AsyncPlane:
         """At most `limit` names of queues, in order, starting after `after`."""
         return (await self._transport.call(ListQueues(after, limit, self.universe))).names
 
-    async def survey_queues(self, *, after: str = "", limit: int = 100) -> QueueSurvey:
-        """The statistics of each queue; `next` is where the next page starts, if there is one."""
-        return await self._transport.call(SurveyQueues(after, limit, self.universe))
+    async def survey_queues(self, *, after: str = "", limit: int = 100, text: str = "") -> QueueSurvey:
+        """The statistics of each queue whose name contains `text`; `next` is where the next page starts, if any.
+
+        A page of a search may be empty and have a `next`: each call looks at a bounded number of names.
+        """
+        return await self._transport.call(SurveyQueues(after, limit, self.universe, text))
 
     def mailbox(
         self,
@@ -122,7 +135,8 @@ class AsyncPlane:
         return await self._transport.call(SetMailPolicy(policy, self.universe))
 
     def atomic(self) -> AsyncAtomic:
-        """A list of operations on queues, mail, worlds, states, entities and leases that commits as one."""
+        """A list of operations on queues, mail, worlds, states, entities, collections and leases that
+        commits as one."""
         return AsyncAtomic(self._transport, self.universe)
 
     def within(self, connection: object) -> AsyncWithin:
@@ -155,6 +169,14 @@ class AsyncPlane:
     def state(self, key: str) -> AsyncState:
         """The state document of that key."""
         return AsyncState(self._transport, self.universe, key)
+
+    def collection(self, name: str) -> AsyncCollection:
+        """The collection of rows of that name."""
+        return AsyncCollection(self._transport, self.universe, name)
+
+    async def collections(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` names of collections that have rows, in order, starting after `after`."""
+        return (await self._transport.call(ListCollections(after, limit, self.universe))).names
 
     async def gc(
         self, *, dry_run: bool = False, grace_seconds: float | None = None, with_old: bool = False

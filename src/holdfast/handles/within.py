@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.encryption import AgentKey
 from holdfast.errors import rebuild
+from holdfast.handles.collections import AsyncCollection
 from holdfast.handles.entities import AsyncEntities
 from holdfast.handles.mailboxes import AsyncMailbox
 from holdfast.handles.messages import AsyncMessage
@@ -48,6 +49,10 @@ class AsyncWithin:
     def state(self, key: str) -> AsyncState:
         """The state document of that key: read, update or remove it."""
         return AsyncState(self._transport, self._universe, key)
+
+    def collection(self, name: str) -> AsyncCollection:
+        """The collection of rows of that name: get and scan rows, or commit changes."""
+        return AsyncCollection(self._transport, self._universe, name)
 
     async def ack(self, message: AsyncMessage, *, result: Any = None) -> None:
         """Acknowledge a message that was received before, with a result that is kept as `message.ack` does.

@@ -149,6 +149,9 @@ class FaultyDatabase(Database):
             result = await self._inner.read_async(work, *args, tier=tier, **kwargs)
         return Committed(self, result, None, self._note_commit(_NO_WRITES, tier)).wait()
 
+    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
+        return self._inner.size_of(begin, end, pairs_max=pairs_max)
+
     def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
         return self._inner.watch(prefix, *others, additions=additions)
 

@@ -20,13 +20,16 @@ from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import Busy
 from holdfast.kv import Database, Subspace, Transaction
+from holdfast.testing.collection_scenarios import collections
 from holdfast.testing.effect_scenarios import effects
-from holdfast.testing.histories import Outcome, Violation, check_all_fences, check_counter, check_registers
+from holdfast.testing.histories import Outcome, Violation, check_all_fences, check_counter
 from holdfast.testing.host_scenarios import hosts
 from holdfast.testing.job_scenarios import jobs
 from holdfast.testing.lease_scenarios import entities, leases
+from holdfast.testing.lock_scenarios import locks
 from holdfast.testing.mail_scenarios import mail
 from holdfast.testing.queue_scenarios import queues
+from holdfast.testing.register_clients import KEYS, add_register_clients
 from holdfast.testing.simulation import Client, Rates, Simulation
 from holdfast.testing.world_scenarios import worlds
 from holdfast.tiers import Tier
@@ -35,34 +38,11 @@ Check = Callable[[], None]
 Scenario = Callable[[Simulation], Check]
 
 _SUBSPACE: Final = Subspace("scenario")
-_KEYS: Final = ("x", "y", "z")
 
 
 def registers(simulation: Simulation) -> Check:
     """Clients read, write and compare-and-swap a few keys: the history must be strictly serializable."""
-
-    async def run_client(client: Client) -> None:
-        for step in range(25):
-            key = client.random.choice(_KEYS)
-            value = f"{client.name}.{client.crashes}.{step}"
-            choice = client.random.random()
-            if choice < 0.4:
-                await client.operate("read", key, None, _read, key)
-            elif choice < 0.7:
-                await client.operate("write", key, value, _write, key, value)
-            else:
-                seen = await client.operate("read", key, None, _read, key)
-                await client.operate("cas", key, (seen, value), _swap, key, seen, value)
-
-    for number in range(5):
-        simulation.add(f"client-{number}", run_client)
-
-    def check() -> None:
-        for key in _KEYS:  # The last acknowledged write must be visible at the end.
-            simulation.history.record("auditor", "read", key, None, partial(simulation.database.read, _read, key))
-        check_registers(simulation.history)
-
-    return check
+    return add_register_clients(simulation, read=_read, write=_write, swap=_swap, steps=25)
 
 
 def counters(simulation: Simulation) -> Check:
@@ -70,14 +50,14 @@ def counters(simulation: Simulation) -> Check:
 
     async def run_client(client: Client) -> None:
         for _ in range(25):
-            key = client.random.choice(_KEYS)
+            key = client.random.choice(KEYS)
             await client.operate("increment", key, 1, _increment, key)
 
     for number in range(6):
         simulation.add(f"client-{number}", run_client)
 
     def check() -> None:
-        for key in _KEYS:
+        for key in KEYS:
             final = simulation.database.read(_read, key)
             check_counter(simulation.history, key, final=int(final or 0))
 
@@ -115,7 +95,7 @@ def fences(simulation: Simulation) -> Check:
 
     async def run_client(client: Client) -> None:
         for step in range(8):
-            key = client.random.choice(_KEYS)
+            key = client.random.choice(KEYS)
             fence = await client.operate("acquire", key, None, _acquire, key, client.name)
             if fence:
                 await client.pause(client.random.choice((10, 500, 4_000)))
@@ -129,7 +109,7 @@ def fences(simulation: Simulation) -> Check:
 
     def check() -> None:
         check_all_fences(simulation.history)
-        for key in _KEYS:
+        for key in KEYS:
             log = simulation.database.read(_read_all, ("log", key))
             written = [int(value.split(b":")[0]) for value in log]
             if written != sorted(written):
@@ -143,12 +123,12 @@ def tiers(simulation: Simulation) -> Check:
 
     async def writer(client: Client) -> None:
         for _ in range(40):
-            key = client.random.choice(_KEYS)
+            key = client.random.choice(KEYS)
             await client.operate("increment", key, None, _increment, key, tier=Tier.IMPORTANT)
 
     async def reader(client: Client) -> None:
         for _ in range(40):
-            key = client.random.choice(_KEYS)
+            key = client.random.choice(KEYS)
             await client.operate("read", key, None, _read_number, key)
 
     for number in range(3):
@@ -156,7 +136,7 @@ def tiers(simulation: Simulation) -> Check:
         simulation.add(f"reader-{number}", reader)
 
     def check() -> None:
-        for key in _KEYS:
+        for key in KEYS:
             reads = [
                 each
                 for each in simulation.history.operations
@@ -182,6 +162,8 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         effects,
         leases,
         entities,
+        collections,
+        locks,
         queues,
         jobs,
         mail,

@@ -133,8 +133,8 @@ class Mailbox:
         """
         session, after = uuid.uuid4().hex, -1
         patience = MAIL_WAIT_SECONDS_MAX if wait_seconds is None else wait_seconds
-        self._transport.call(JoinMailbox(self.agent, session, self._universe))
         try:
+            self._transport.call(JoinMailbox(self.agent, session, self._universe))
             while True:
                 request = ReadMail(self.agent, after, wait_seconds=patience, session=session, universe=self._universe)
                 mails = self._unseal_all((self._transport.call(request)).mails)
@@ -145,7 +145,9 @@ class Mailbox:
                     yield mail
                     self.confirm([mail])
         finally:
-            with suppress(HoldfastError):  # The next reader does not need it, and the plane may be closed.
+            # Also if the loop was cancelled before it knew that it had joined. The next reader does not need it, and
+            # the plane may be closed.
+            with suppress(HoldfastError):
                 self._transport.call(LeaveMailbox(self.agent, session, self._universe))
 
     def unseal(self, mail: Envelope) -> Envelope:

@@ -8,16 +8,21 @@ from holdfast.encryption import AgentKey
 from holdfast.handles.sync.activity import Activity
 from holdfast.handles.sync.agents import Agents
 from holdfast.handles.sync.atomic import Atomic
+from holdfast.handles.sync.audit import Audit
 from holdfast.handles.sync.backups import Backups
 from holdfast.handles.sync.blobs import Blobs
+from holdfast.handles.sync.collections import Collection
 from holdfast.handles.sync.effects import Effects
+from holdfast.handles.sync.encryption import Encryption
 from holdfast.handles.sync.entities import Entities
 from holdfast.handles.sync.hosting import Hosting
+from holdfast.handles.sync.ingress import Ingress
 from holdfast.handles.sync.leases import LeaseKey
 from holdfast.handles.sync.locks import Locks
 from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.pairs import Pairs
 from holdfast.handles.sync.queues import Queue
+from holdfast.handles.sync.quotas import Quotas
 from holdfast.handles.sync.runs import Workflows
 from holdfast.handles.sync.states import State
 from holdfast.handles.sync.timers import Timers
@@ -27,6 +32,7 @@ from holdfast.handles.sync.worlds import World
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.tiers import Tier
 from holdfast.wire import Transport
+from holdfast.wire.collections import ListCollections
 from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
 from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
 from holdfast.wire.nodes import ListNodes, Nodes
@@ -49,9 +55,13 @@ class Plane:
         self.blobs = Blobs(transport, self.universe)
         self.entities = Entities(transport, self.universe)
         self.locks = Locks(transport, self.universe)
+        self.ingress = Ingress(transport, self.universe)
         self.activity = Activity(transport, self.universe)
         self.tokens = Tokens(transport)
+        self.audit = Audit(transport, self.universe)
+        self.quotas = Quotas(transport, self.universe)
         self.backups = Backups(transport)
+        self.encryption = Encryption(transport)
         self.agents = Agents(transport, self.universe)
         self.workflows = Workflows(transport, self.universe)
         self.hosting = Hosting(transport, self.universe)
@@ -86,9 +96,12 @@ class Plane:
         """At most `limit` names of queues, in order, starting after `after`."""
         return (self._transport.call(ListQueues(after, limit, self.universe))).names
 
-    def survey_queues(self, *, after: str = "", limit: int = 100) -> QueueSurvey:
-        """The statistics of each queue; `next` is where the next page starts, if there is one."""
-        return self._transport.call(SurveyQueues(after, limit, self.universe))
+    def survey_queues(self, *, after: str = "", limit: int = 100, text: str = "") -> QueueSurvey:
+        """The statistics of each queue whose name contains `text`; `next` is where the next page starts, if any.
+
+        A page of a search may be empty and have a `next`: each call looks at a bounded number of names.
+        """
+        return self._transport.call(SurveyQueues(after, limit, self.universe, text))
 
     def mailbox(
         self,
@@ -120,7 +133,8 @@ class Plane:
         return self._transport.call(SetMailPolicy(policy, self.universe))
 
     def atomic(self) -> Atomic:
-        """A list of operations on queues, mail, worlds, states, entities and leases that commits as one."""
+        """A list of operations on queues, mail, worlds, states, entities, collections and leases that
+        commits as one."""
         return Atomic(self._transport, self.universe)
 
     def within(self, connection: object) -> Within:
@@ -153,6 +167,14 @@ class Plane:
     def state(self, key: str) -> State:
         """The state document of that key."""
         return State(self._transport, self.universe, key)
+
+    def collection(self, name: str) -> Collection:
+        """The collection of rows of that name."""
+        return Collection(self._transport, self.universe, name)
+
+    def collections(self, *, after: str = "", limit: int = 100) -> list[str]:
+        """At most `limit` names of collections that have rows, in order, starting after `after`."""
+        return (self._transport.call(ListCollections(after, limit, self.universe))).names
 
     def gc(self, *, dry_run: bool = False, grace_seconds: float | None = None, with_old: bool = False) -> Collected:
         """Delete blobs that no data has named for the grace period, in all universes; what was deleted.

@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.encryption import AgentKey
 from holdfast.errors import rebuild
+from holdfast.handles.sync.collections import Collection
 from holdfast.handles.sync.entities import Entities
 from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.handles.sync.messages import Message
@@ -48,6 +49,10 @@ class Within:
     def state(self, key: str) -> State:
         """The state document of that key: read, update or remove it."""
         return State(self._transport, self._universe, key)
+
+    def collection(self, name: str) -> Collection:
+        """The collection of rows of that name: get and scan rows, or commit changes."""
+        return Collection(self._transport, self._universe, name)
 
     def ack(self, message: Message, *, result: Any = None) -> None:
         """Acknowledge a message that was received before, with a result that is kept as `message.ack` does.

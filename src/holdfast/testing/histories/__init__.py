@@ -14,7 +14,8 @@ two values are the same if they encode to the same bytes (a tuple equals a list,
     check_fences         acquire: -> fence                                     a later grant has a higher fence
     check_nothing_lost   write, cas                                            acknowledged writes are stored
 
-`queues`, `leases`, `journals` and `mail` have the checkers of these resources, each with the kinds that it knows.
+`queues`, `leases`, `locks`, `journals` and `mail` have the checkers of these resources, each with the kinds that it
+knows.
 """
 
 from holdfast.testing.histories.counters import check_all_fences, check_counter, check_fences, check_nothing_lost

@@ -358,6 +358,9 @@ class ProcessDatabase(Database):
         await self._process.check_alive()
         return await self._inner.read_async(work, *args, tier=tier, **kwargs)
 
+    def size_of(self, begin: bytes, end: bytes, *, pairs_max: int | None = None) -> int | None:
+        return self._inner.size_of(begin, end, pairs_max=pairs_max)
+
     def watch(self, prefix: bytes, *others: bytes, additions: bool = False) -> Watch:
         return self._inner.watch(prefix, *others, additions=additions)
 

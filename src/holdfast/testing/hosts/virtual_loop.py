@@ -45,13 +45,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Any, func: Callable[[Unpack[Arguments]], Result], *args: *Arguments
     ) -> "asyncio.Future[Result]":
-        """Call the function now."""
+        """Call the function now. As on a thread, no event loop runs for it."""
         del executor
         future: asyncio.Future[Result] = self.create_future()
+        asyncio._set_running_loop(None)
         try:
             future.set_result(func(*args))
         except Exception as error:
             future.set_exception(error)
+        finally:
+            asyncio._set_running_loop(self)
         return future
 
 
