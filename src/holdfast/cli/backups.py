@@ -56,12 +56,19 @@ def backup(dest: str) -> None:
     interrupted backup.
     """
     source = connect.current_target()
-    summary = server_backup.backup(source, dest) if source.is_server else _backup_directory(source, dest)
+    summary, is_encrypted = server_backup.backup(source, dest) if source.is_server else _backup_directory(source, dest)
     text = f"Copied {summary.files:,} files ({summary.bytes:,} bytes) to {dest}; all checksums match"
     printing.result(text, {"path": dest, **msgspec.structs.asdict(summary)})
+    if is_encrypted:
+        click.echo(
+            "Restoring this backup needs the master key of its encrypted universes, which is not part of it. Keep a "
+            "copy of the key apart from the backup.",
+            err=True,
+        )
 
 
-def _backup_directory(source: connect.Target, dest: str) -> BackupSummary:
+def _backup_directory(source: connect.Target, dest: str) -> tuple[BackupSummary, bool]:
+    """Copy all data of a directory to `dest`; the backup, and whether a universe is encrypted."""
     path = directories.data_directory(source, purpose="backup")
     check_marker(path)
     objects = directories.open_object_store(path, source)
@@ -71,14 +78,15 @@ def _backup_directory(source: connect.Target, dest: str) -> BackupSummary:
         manifest = ManifestWriter(file)
         _copy_key_space(checkpoint, target, manifest)
         with RocksDatabase(checkpoint) as database:
-            referenced = (file for file in referenced_objects(database) if file is not None)
+            is_encrypted = database.cipher.is_on
+            referenced = (file for file in referenced_objects(database, objects) if file is not None)
             logs = () if objects is None else rotated_logs(objects)
             _copy_objects(chain(referenced, logs), objects, target, manifest)
         _copy_folder(path / "activity", "activity", target, manifest)
         summary = backup_format.write_finish(target, manifest, data_format=FORMAT, version=__version__)
     target.delete(_KEY_SPACE_COPIED)
     shutil.rmtree(checkpoint)
-    return summary
+    return summary, is_encrypted
 
 
 def _open_target(dest: str, source: Path) -> ObjectStore:

@@ -64,6 +64,13 @@ def queues(lookup: Lookup) -> list[str]:
     return names
 
 
+def collections(lookup: Lookup) -> list[str]:
+    from holdfast.wire.collections import ListCollections
+
+    names: list[str] = lookup.call(ListCollections(*lookup.page)).names
+    return names
+
+
 def worlds(lookup: Lookup) -> list[str]:
     from holdfast.wire.worlds import ListWorlds
 
@@ -104,6 +111,12 @@ def locks(lookup: Lookup) -> list[str]:
     from holdfast.wire.leases import ListLeases
 
     return [each.key for each in lookup.call(ListLeases(*lookup.page)).leases]
+
+
+def lock_sessions(lookup: Lookup) -> list[str]:
+    from holdfast.wire.locks import ListLockSessions
+
+    return [each.number for each in lookup.call(ListLockSessions(*lookup.page)).sessions]
 
 
 def schedules(lookup: Lookup) -> list[str]:

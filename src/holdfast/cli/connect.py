@@ -5,12 +5,13 @@ process at a time, so a waiting command opens it for each poll and closes it aga
 the message or release the lease.
 """
 
+import asyncio
 import math
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -19,9 +20,10 @@ import msgspec
 from holdfast.cli import context_file
 from holdfast.cli.given_options import given_options
 from holdfast.errors import DirectoryInUse, InvalidArgument
+from holdfast.handles.plane import AsyncPlane
 from holdfast.handles.sync.plane import Plane
 from holdfast.names import UNIVERSE, checked_name
-from holdfast.wire import Transport
+from holdfast.wire import AsyncTransport, Transport
 
 PATIENCE_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.05  # Between two attempts to open a directory that is in use.
@@ -85,6 +87,33 @@ def open_plane(target: Target | None = None, *, create: bool = False) -> Iterato
         yield plane
 
 
+@asynccontextmanager
+async def open_plane_async(target: Target, *, create: bool = False) -> AsyncIterator[AsyncPlane]:
+    """`open_plane` for an event loop, with a given target."""
+    async with AsyncPlane(await _open_transport_async(target, create=create), target.universe) as plane:
+        yield plane
+
+
+async def _open_transport_async(target: Target, *, create: bool) -> AsyncTransport:
+    if target.is_server:
+        from holdfast.client.transport import AsyncRemoteTransport
+
+        return AsyncRemoteTransport(
+            target.url, token=target.token, tls=target.tls(), patience_seconds=target.patience_seconds
+        )
+    from holdfast import plane as embedded
+
+    options = embedded.Options(create=create, objects=target.objects, caller=embedded.command_caller())
+    deadline = time.monotonic() + target.patience_seconds
+    while True:
+        try:
+            return await embedded.open_plane_async(target.url, options)
+        except DirectoryInUse:
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
 def open_transport(target: Target, *, create: bool) -> Transport:
     """The transport to a plane. Retries while another process has the directory open."""
     # Imported here: a command for a server does not load the storage engine, and the other way round.
@@ -96,7 +125,7 @@ def open_transport(target: Target, *, create: bool) -> Transport:
         )
     from holdfast import plane as embedded
 
-    options = embedded.Options(create=create, objects=target.objects)
+    options = embedded.Options(create=create, objects=target.objects, caller=embedded.command_caller())
     return retry_while_in_use(lambda: embedded.open_plane(target.url, options), target.patience_seconds)
 
 

@@ -52,7 +52,9 @@ _VARIABLES: Final = tuple(
     ],
 )
 @click.argument("name", metavar="QUEUE")
-@click.option("--wait", type=WAIT, default=0.0, help="How long to wait for a message, or `forever`.  [default: 0]")
+@click.option(
+    "--wait", "--block", type=WAIT, default=0.0, help="How long to wait for a message, or `forever`.  [default: 0]"
+)
 @click.option("--visibility", type=SECONDS, help="How long to lease the message. Use `queue extend` for more time.")
 @click.option("--owner", help="The owner of the lease, shown to operators.")
 @click.option(

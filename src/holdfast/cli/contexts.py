@@ -14,7 +14,7 @@ def context() -> None:
     """Manage contexts: several servers, by name."""
 
 
-@context.command(examples=["holdfast context add prod --url https://plane.example:9440 --token hf_…"])
+@context.command(examples=["holdfast context add prod --url https://plane.example:9440 --token hft_…"])
 @click.argument("name")
 @click.option("--use", is_flag=True, help="Make this the current context.")
 def add(name: str, use: bool) -> None:

@@ -140,6 +140,7 @@ def _check_directory(folder: Path, target: connect.Target, identity: dict[str, s
 
     The plane's identity is added to `identity`.
     """
+    from holdfast.backends.objects.encrypted import encrypted
     from holdfast.layers import lineages
     from holdfast.runtime.maintenance import health_checks
     from holdfast.runtime.maintenance.checkpoints import check_lines
@@ -154,7 +155,8 @@ def _check_directory(folder: Path, target: connect.Target, identity: dict[str, s
     with database:
         if (found := database.read(lineages.load)) is not None:
             identity |= {"plane": found.plane, "lineage": found.lineage}
-        objects = directories.open_object_store(folder, target)
+        stored = directories.open_object_store(folder, target)
+        objects = None if stored is None else encrypted(stored, database)
         for name, run in health_checks.all_checks(database, objects, folder / "activity", deep=deep).items():
             yield from (line.seen for line in check_lines(name, run()) if line.seen is not None)
 

@@ -1,4 +1,7 @@
-"""Exit codes by class of error, and error output: one line of text, or a problem object with --json."""
+"""Exit codes by class of error, and error output.
+
+An error is a line with what to do next, and one with the command that explains it; with --json a problem object.
+"""
 
 import os
 import traceback
@@ -79,6 +82,8 @@ def report(error: BaseException, *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(_problem(error)).decode(), err=True)
     else:
         click.echo(f"holdfast: {_message(error)}", err=True)
+        if isinstance(error, HoldfastError):
+            click.echo(f"help: {error.help}", err=True)
     if code_of(error) == _INTERNAL and os.environ.get("HOLDFAST_DEBUG"):
         traceback.print_exception(error)
 

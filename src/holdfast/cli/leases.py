@@ -179,6 +179,21 @@ def release(lock_key: str | None, lease_id: str | None, fence: int | None, txn_i
     printing.result(f"{lease.key} {text}", {"key": lease.key, "released": released})
 
 
+@lock.command("break", examples=["holdfast lock describe deploy", "holdfast lock break deploy --fence 41"])
+@click.argument("key", metavar="NAME")
+@click.option("--fence", type=int, required=True, help="The fence of the lease to end, as `lock describe` shows it.")
+def break_(key: str, fence: int) -> None:
+    """End the lease of any owner on the lock NAME. Its holder is fenced off, and the next one in line gets the lock.
+
+    Do this if a holder hangs and its lock is renewed nonetheless. A lock that was granted again since has a higher
+    fence, and is not ended.
+    """
+    with connect.open_plane() as plane:
+        released = plane.lease(key).break_lease(fence=fence)
+    text = "is released" if released else "was not held any more"
+    printing.result(f"{key} {text}", {"key": key, "released": released})
+
+
 @lock.command()
 @click.argument("key", metavar="NAME")
 def describe(key: str) -> None:

@@ -228,7 +228,10 @@ def block(agent: str, sender: str | None, off: bool) -> None:
 @click.option("--max", "pending_max", type=int, help="The maximum number of pending mails per mailbox.")
 @click.option("--ttl", "ttl_seconds", type=SECONDS, help="Remove mail after this time.")
 def policy(pending_max: int | None, ttl_seconds: float | None) -> None:
-    """Show the mail policy of the universe. Options change it."""
+    """Show the mail policy of the universe. Options change it.
+
+    A universe whose policy was never changed has the one of the server (`holdfast serve --mail-max --mail-ttl`).
+    """
     with connect.open_plane(create=pending_max is not None or ttl_seconds is not None) as plane:
         mail_policy: MailPolicy = plane.mail_policy()
         changed = msgspec.structs.replace(

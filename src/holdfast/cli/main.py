@@ -21,34 +21,44 @@ _COMMANDS: Final = {
     "queue": "queues:queue",
     "message": "messages:message",
     "mail": "mail:mail",
+    "push": "push:push",
     "agent": "agents:agent",
     "lock": "leases:lock",
+    "locks": "locks:locks",
     "state": "states:state",
     "world": "worlds:world",
     "workflows": "workflows:workflows",
     "effects": "effects:effects",
     "timers": "timers:timers",
     "entity": "entities:entity",
+    "collections": "collections:collections",
     "blob": "blobs:blob",
     "activity": "activity:activity",
     "token": "tokens:token",
+    "quota": "quotas:quota",
+    "audit": "audit:audit",
     "context": "contexts:context",
     "bench": "bench:bench",
+    "encryption": "encryption:encryption",
     "backup": "backups:backup",
     "restore": "restores:restore",
     "migrate": "migrations:migrate",
     "doctor": "doctor:doctor",
+    "explain": "explain:explain",
     "status": "status:status",
+    "top": "top:top",
     "nodes": "nodes:nodes",
     "upgrade": "nodes:upgrade",
     "mark-restored": "status:mark_restored",
     "gc": "space:gc",
     "space": "space:space",
+    "mcp": "mcp:mcp",
     "pipeline": "pipeline:pipeline",
 }
-_ENVIRONMENT: Final = (
+ENVIRONMENT: Final = (
     ("HOLDFAST_URL, HOLDFAST_TOKEN, HOLDFAST_UNIVERSE, HOLDFAST_OBJECTS", "defaults for the options of the same names"),
     ("HOLDFAST_CA, HOLDFAST_CERT, HOLDFAST_KEY", "defaults for the options of the same names"),
+    ("HOLDFAST_ENCRYPTION_KEY_FILE, HOLDFAST_ENCRYPTION_COMMAND", "the master keys of encrypted universes"),
     ("HOLDFAST_LAKE", "default for --lake of `holdfast pipeline`"),
     ("HOLDFAST_LINEAGE, HOLDFAST_LINEAGE_TOKEN", "where `holdfast pipeline` sends OpenLineage events"),
     ("HOLDFAST_CONTEXT", "the context to use if no URL is given"),
@@ -72,7 +82,7 @@ class Root(CommandGroup):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         with formatter.section("Environment"):
-            formatter.write_dl(_ENVIRONMENT)
+            formatter.write_dl(ENVIRONMENT)
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in exit_codes.MEANINGS.items()])
 

@@ -8,6 +8,8 @@ import click
 
 from holdfast.cli import connect, printing
 from holdfast.cli.commands import LeafCommand, given_options
+from holdfast.cli.encryption_options import key_file_option
+from holdfast.encryption_keys import provider_of
 from holdfast.errors import InvalidArgument, PlaneInUse
 from holdfast.layers.migrations import Migration, State
 from holdfast.names import folder_at
@@ -42,6 +44,7 @@ from holdfast.runtime.maintenance.migrations import Migrator
     "--activity", metavar="DIR", help="The folder of SOURCE's session logs that are not in its object store yet."
 )
 @click.option("--leave-activity", is_flag=True, help="Do not copy session logs.")
+@key_file_option
 @click.option("--sql", "as_sql", is_flag=True, help="Without TARGET: print the SQL of the upgrade, and change nothing.")
 def migrate(
     *,
@@ -51,6 +54,7 @@ def migrate(
     to_objects: str | None,
     activity: str | None,
     leave_activity: bool,
+    encryption_key_file: str | None,
     as_sql: bool,
 ) -> None:
     """Copy all data of the plane SOURCE to TARGET, and compare the two.
@@ -58,7 +62,8 @@ def migrate(
     SOURCE and TARGET are dir:PATH or postgresql://…; --objects is the object store of the PostgreSQL side. No other
     process may use SOURCE during the migration, and nothing is written to it. TARGET must be empty, and cannot be
     opened before the migration is complete. Run the command again to resume an interrupted migration. At the end, every
-    key range has been compared by its digest, and every object has been read back and hashed.
+    key range has been compared by its digest, and every object has been read back and hashed. Universes that are
+    encrypted in SOURCE are encrypted in TARGET, with the same keys.
 
     Without TARGET, the command creates the tables of the PostgreSQL plane SOURCE, or upgrades those of an older version
     in place, as their owner. Stop all servers and workers first: some upgrades are refused while one is connected.
@@ -75,12 +80,13 @@ def migrate(
     from_objects = from_objects or _shared_objects(source)
     to_objects = to_objects or _shared_objects(target)
     logs = None if activity is None else folder_at(activity)
+    keys = provider_of(encryption_key_file, None)
     with ExitStack() as stack:
         source_side = connect.retry_while_in_use(
-            lambda: stack.enter_context(opened_source(source, objects=from_objects, logs=logs)),
+            lambda: stack.enter_context(opened_source(source, objects=from_objects, logs=logs, encryption=keys)),
             connect.current_target().patience_seconds,
         )
-        target_side = stack.enter_context(opened_target(target, objects=to_objects))
+        target_side = stack.enter_context(opened_target(target, objects=to_objects, encryption=keys))
         migrator = Migrator(source_side, target_side, without_password(source), with_logs=not leave_activity)
         is_new = _migrate(migrator, target, source_side.keys)
     migration = migrator.progress

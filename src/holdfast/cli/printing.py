@@ -197,5 +197,7 @@ def _cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:,.3f}".rstrip("0").rstrip(".")
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return _cell(", ".join(value) or None)
     text = escape_control(compact(value) if isinstance(value, dict | list) else str(value))
     return text if sys.stdout.isatty() else text.replace("\n", "\\n")

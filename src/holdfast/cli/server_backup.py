@@ -27,8 +27,8 @@ _ATTEMPTS: Final = 3
 _PER_CHECKPOINT: Final = ("keyspace", "activity")  # The parts that differ between checkpoints.
 
 
-def backup(source: connect.Target, dest: str) -> BackupSummary:
-    """Copy all data of the server `source` to `dest`.
+def backup(source: connect.Target, dest: str) -> tuple[BackupSummary, bool]:
+    """Copy all data of the server `source` to `dest`; the backup, and whether a universe is encrypted.
 
     Raises:
         Conflict: `dest` holds something else.
@@ -49,7 +49,7 @@ def backup(source: connect.Target, dest: str) -> BackupSummary:
                     raise
             else:
                 plane.backups.end(checkpoint.id)
-                return summary
+                return summary, checkpoint.encrypted
     raise AssertionError("the last attempt returns or raises")
 
 

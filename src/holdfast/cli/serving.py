@@ -39,6 +39,10 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 @click.option("--objects", metavar="URL", help="The object store: dir:, s3://, az:// or gs://.")
 @click.option("--activity", metavar="PATH", help="The folder that session logs are written to first.")
 @click.option("--tiers", metavar="PATH", help="A TOML file with the durability tier of each entity field.")
+@click.option("--encryption-key-file", metavar="PATH", help="The file with the master keys of encrypted universes.")
+@click.option(
+    "--encryption-command", metavar="COMMAND", help="A command that wraps and unwraps keys of encrypted universes."
+)
 @click.option(
     "--verify-blobs",
     type=click.Choice(["always", "sampled", "never"]),
@@ -135,6 +139,62 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     "relay_rate_per_second",
     type=float,
     help="The maximum number of mails per second and sender; 0 is unlimited.",
+)
+@click.option(
+    "--mail-max",
+    "mail_pending_max",
+    type=int,
+    help="The maximum number of pending mails per mailbox, in universes without a mail policy of their own "
+    "(`holdfast mail policy`).  [default: 1000]",
+)
+@click.option(
+    "--mail-ttl",
+    "mail_ttl_seconds",
+    type=SECONDS,
+    help="Remove mail after this time, in universes without a mail policy of their own.  [default: 7d]",
+)
+@click.option(
+    "--mcp/--no-mcp",
+    default=None,
+    help="Whether agents can use MCP at /mcp.  [default: if the extra holdfast[mcp] is installed]",
+)
+@click.option("--mcp-agent", help="The name of every MCP client of a server without tokens.  [default: local]")
+@click.option(
+    "--mcp-url",
+    metavar="URL",
+    help="The public URL of /mcp, if a proxy changes it.  [default: made of the host that a client has called]",
+)
+@click.option(
+    "--mcp-authorization-servers",
+    metavar="URLS",
+    help="The authorization servers that the metadata of /mcp names, separated by commas.",
+)
+@click.option(
+    "--sqs/--no-sqs",
+    default=None,
+    help="Whether programs for Amazon SQS can use the queues, at /sqs.  [default: if --sqs-port is given]",
+)
+@click.option("--sqs-port", type=int, help="A port for SQS, too: 9324 is usual, and 0 selects a free one.")
+@click.option(
+    "--sqs-anonymous",
+    is_flag=True,
+    default=None,
+    help="Accept SQS requests with any access key or none, on localhost only.",
+)
+@click.option(
+    "--sqs-url",
+    metavar="URL",
+    help="The public URL of SQS, if a proxy changes it.  [default: made of the host that a client has called]",
+)
+@click.option("--sqs-region", help="The region in the names and signatures of SQS.  [default: us-east-1]")
+@click.option(
+    "--sqs-universe",
+    help="The universe of SQS requests whose access key is not limited to one.  [default: main]",
+)
+@click.option(
+    "--sqs-key-file",
+    metavar="FILE",
+    help="The file with the key that encrypts the secrets of access keys.  [default: sqs.key beside the data]",
 )
 @click.option("--pipeline-reports", metavar="FOLDER", help="The folder of pipeline reports that the console shows.")
 @click.option(

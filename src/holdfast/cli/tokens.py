@@ -11,9 +11,20 @@ from holdfast.cli.commands import CommandGroup
 from holdfast.cli.durations import SECONDS
 from holdfast.errors import InvalidArgument, NotFound
 from holdfast.handles.sync.plane import Plane
+from holdfast.wire.permissions import SQS_VERBS
 from holdfast.wire.tokens import TokenInfo
 
-_COLUMNS: Final = ("id", "name", "universes", "verbs", "created_at", "expires_at", "revoked_at")
+_COLUMNS: Final = (
+    "id",
+    "name",
+    "universes",
+    "verbs",
+    "queues",
+    "access_key_id",
+    "created_at",
+    "expires_at",
+    "revoked_at",
+)
 
 
 @click.group(cls=CommandGroup, completions={"token": completion.tokens})
@@ -21,10 +32,17 @@ def token() -> None:
     """Manage access tokens: their universes, permissions and limits."""
 
 
+def _needed_without_sqs(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value is None and not context.params.get("sqs"):  # It is eager, so it is known.
+        raise click.MissingParameter(ctx=context, param=option)
+    return value
+
+
 @token.command(
     examples=[
         "holdfast token create worker --universe shop --allow queue:put,queue:receive,queue:ack --ttl 30d",
         "holdfast --url dir:./data token create admin --universe '*' --allow '*'",
+        "holdfast token create shop --sqs --queue 'orders*'",
     ]
 )
 @click.argument("name", default="cli")
@@ -37,9 +55,21 @@ def token() -> None:
 @click.option(
     "--allow",
     "verbs",
-    required=True,
     metavar="VERBS",
-    help="The permissions, such as queue:put,queue:receive or queue:* or *.",
+    callback=_needed_without_sqs,
+    help="The permissions, such as queue:put,queue:receive or queue:* or *. "
+    f"[default with --sqs: {','.join(SQS_VERBS)}]",
+)
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="PATTERN",
+    help="A queue that the token can access, or the beginning of names with a star: 'orders*'. Repeatable.  "
+    "[default: every queue]",
+)
+@click.option(
+    "--sqs", is_flag=True, is_eager=True, help="Create an access key for the SQS endpoint, and print it instead."
 )
 @click.option("--ttl", type=SECONDS, help="The token expires after this time.  [default: never]")
 @click.option("--rate", "rate_per_second", type=float, help="The maximum number of calls per second.")
@@ -48,22 +78,36 @@ def create(
     *,
     name: str,
     universes: tuple[str, ...],
-    verbs: str,
+    verbs: str | None,
+    queues: tuple[str, ...],
+    sqs: bool,
     ttl: float | None,
     rate_per_second: float | None,
     body_bytes_max: int | None,
 ) -> None:
-    """Create a token and print it. It cannot be shown again."""
+    """Create a token and print it. It cannot be shown again.
+
+    With --sqs, what is printed are the variables that the AWS SDKs read: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    The secret is stored encrypted, with the key in the server's --sqs-key-file. For a data directory or PostgreSQL,
+    HOLDFAST_SQS_KEY_FILE names the file.
+    """
     target = connect.current_target()
     with connect.open_plane(target, create=True) as plane:
         created = plane.tokens.create(
             name,
             universes=universes or [target.universe],
-            verbs=verbs,
+            verbs=verbs if verbs is not None else SQS_VERBS,
+            queues=queues,
+            sqs=sqs,
             ttl_seconds=ttl,
             rate_per_second=rate_per_second,
             body_bytes_max=body_bytes_max,
         )
+    if sqs:
+        key = {"AWS_ACCESS_KEY_ID": created.info.access_key_id, "AWS_SECRET_ACCESS_KEY": created.secret_access_key}
+        click.echo("Store the secret now: it cannot be shown again.", err=True)
+        printing.result("\n".join(f"{name}={value}" for name, value in key.items()), {**key, **_fields(created.info)})
+        return
     click.echo("Store the token now: it cannot be shown again.", err=True)
     printing.result(created.token, {"token": created.token, **_fields(created.info)})
 
@@ -76,6 +120,16 @@ def list_(after: str, limit: int) -> None:
     with connect.open_plane() as plane:
         found = plane.tokens.page(after=after, limit=limit).tokens
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No tokens.")
+
+
+@token.command("self")
+def self_() -> None:
+    """Show the token that this command sends, with what it allows. Exit code 4 means that it sends none."""
+    with connect.open_plane() as plane:
+        found = plane.tokens.self()
+    if found is None:
+        raise NotFound("This plane was opened without a token; give one with --token or HOLDFAST_TOKEN")
+    printing.record(_fields(found))
 
 
 @token.command(examples=["holdfast token revoke worker", "holdfast token revoke 0198f2a7c3d94e5f8a1b2c3d4e5f6a7b"])
@@ -126,6 +180,8 @@ def _fields(info: TokenInfo) -> dict[str, Any]:
         "name": info.name,
         "universes": info.universes,
         "verbs": info.verbs,
+        "queues": info.queues,
+        "access_key_id": info.access_key_id or None,
         "created_at": printing.timestamp(info.created_ms),
         "expires_at": printing.timestamp(info.expires_ms),
         "revoked_at": printing.timestamp(info.revoked_ms),

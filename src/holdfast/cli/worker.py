@@ -48,7 +48,20 @@ _PATIENCE_SECONDS: Final = 30.0  # A worker outlives a restart of its server.
     default=10.0,
     help="How long a worker that stops waits for running calls.  [default: 10]",
 )
-def worker(*, module: str, concurrency: int, names: tuple[str, ...], drain_seconds: float) -> None:
+@click.option(
+    "--delay-on-close",
+    "delay_on_close_seconds",
+    type=SECONDS,
+    help="How long calls wait that a worker returns unfinished when it stops.  [default: 0]",
+)
+def worker(
+    *,
+    module: str,
+    concurrency: int,
+    names: tuple[str, ...],
+    drain_seconds: float,
+    delay_on_close_seconds: float | None,
+) -> None:
     """Run the tasks of MODULE: those of its TaskApp APP, or of the default app if APP is left out.
 
     MODULE is imported from the current folder or PYTHONPATH. The plane is the one of --url; otherwise the one that the
@@ -61,7 +74,12 @@ def worker(*, module: str, concurrency: int, names: tuple[str, ...], drain_secon
     reload = False
 
     with _loaded(module) as app:
-        tasks = app.worker(concurrency=concurrency, queues=names or None, drain_seconds=drain_seconds)
+        tasks = app.worker(
+            concurrency=concurrency,
+            queues=names or None,
+            drain_seconds=drain_seconds,
+            delay_on_close_seconds=delay_on_close_seconds,
+        )
 
         def stop_to_reload(*_: object) -> None:
             nonlocal reload

@@ -13,7 +13,8 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from holdfast.errors import NotAllowed
-from holdfast.server import openapi
+from holdfast.server import error_pages, openapi
+from holdfast.server.api_docs import pages as api_docs
 from holdfast.server.authorization import NoAuthentication
 from holdfast.server.context import ServerContext
 from holdfast.server.http.context import HttpContext
@@ -22,11 +23,13 @@ from holdfast.server.http.limits import HttpLimits
 from holdfast.server.http.middleware import HttpMiddleware, is_cross_origin
 from holdfast.server.http.routes import ENDPOINTS
 from holdfast.server.logs import correlation_id_of, correlation_scope
+from holdfast.server.mcp.mounting import Mcp, mcp_routes
 from holdfast.server.sockets import BoundedSocket
+from holdfast.server.sqs import mounting as sqs
 
 
-def make_app(context: ServerContext, limits: HttpLimits | None = None) -> Starlette:
-    """The app that serves HTTP, `/v1/stream` and `/v1/relay`."""
+def make_app(context: ServerContext, limits: HttpLimits | None = None, *, mcp: Mcp | None = None) -> Starlette:
+    """The app that serves HTTP, `/v1/stream`, `/v1/relay` and, if it is given, `/mcp`."""
 
     class StreamEndpoint:
         """`/v1/stream` as an ASGI class, whose instances Starlette awaits."""
@@ -47,7 +50,11 @@ def make_app(context: ServerContext, limits: HttpLimits | None = None) -> Starle
     all_routes: list[BaseRoute] = [
         WebSocketRoute("/v1/stream", StreamEndpoint),
         WebSocketRoute("/v1/relay", RelayEndpoint),
+        *error_pages.routes(),
         *openapi.routes(ENDPOINTS),
+        *api_docs.routes(),
+        *mcp_routes(mcp),
+        *sqs.refusal_routes(),  # Never reached if `sqs.mounted` is around the app.
         *routes(http_context, ENDPOINTS),
     ]
     app = Starlette(

@@ -2,21 +2,32 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.errors import SenderMismatch
+from holdfast.names import checked_agent
 from holdfast.plane.tokens import Token
+from holdfast.runtime.quotas import Quotas
+from holdfast.wire.catalog import NETWORK_REQUESTS
+from holdfast.wire.ingress import ANYBODY, Push, PushMany
 from holdfast.wire.requests import Request
-from holdfast.wire.tokens import CreateToken
+from holdfast.wire.tokens import CreateToken, ShowOwnToken
 
 AnyRequest = TypeVar("AnyRequest", bound=Request[Any])
+
+_ATTRIBUTED: Final[frozenset[type[Request[Any]]]] = frozenset(
+    (CreateToken, Push, PushMany, ShowOwnToken, *(kind for kind in NETWORK_REQUESTS if kind.operation.lists_queues))
+)
 
 
 class Authorizer(ABC):
     """Decides what one caller may do. `name` separates the caller's keys and sessions from those of others."""
 
     name: str
+    client: str = ""  # The network address of the caller.
+    entry: str = "http"  # How the caller came in: http, stream, mcp or sqs.
 
     @abstractmethod
     def authorize(self, request: Request[Any]) -> None:
@@ -37,6 +48,11 @@ class Authorizer(ABC):
         return None
 
     @property
+    def only_universe(self) -> str | None:
+        """The universe that the caller's token is limited to; None if it is for several, or there is none."""
+        return None
+
+    @property
     def token_id(self) -> str:
         """The id of the caller's token; empty if the caller has none."""
         return ""
@@ -46,10 +62,23 @@ class Authorizer(ABC):
         self.authorize(request)
 
     def attributed(self, request: AnyRequest) -> AnyRequest:
-        """The request with the id of the caller's token, if it needs it: a new token is limited by its maker."""
-        if request.__class__ is not CreateToken:
+        """The request with the caller's identity, if it needs it: the maker of a token, the sender of a push,
+        the token to show, the queues to list.
+
+        Raises:
+            SenderMismatch: a push names another sender.
+        """
+        if request.__class__ not in _ATTRIBUTED:
             return request
-        return msgspec.structs.replace(request, maker=self.token_id)
+        if isinstance(request, CreateToken):
+            return msgspec.structs.replace(request, maker=self.token_id)
+        if isinstance(request, ShowOwnToken):
+            return msgspec.structs.replace(request, id=self.token_id)
+        if request.operation.lists_queues:
+            token = self.token
+            return msgspec.structs.replace(request, only=[] if token is None else token.queues)
+        assert isinstance(request, Push | PushMany)
+        return msgspec.structs.replace(request, sender=push_sender(self.holder, request.sender, request.universe))
 
     def authorize_verb(self, verb: str) -> None:
         """Return if the caller may use `verb` in every universe; raise NotAllowed otherwise."""
@@ -80,19 +109,49 @@ class Authenticator(Protocol):
 class AllowAll(Authorizer):
     """Allows every request, for loopback addresses without tokens."""
 
-    name = "anybody"  # Stored as the sender of pushes.
+    name = ANYBODY
+
+    def __init__(self, quotas: Quotas | None = None, client: str = "") -> None:
+        self._quotas = quotas
+        self.client = client
 
     @property
     def holder(self) -> None:
         return None
 
     def authorize(self, request: Request[Any]) -> None:
+        """Return if the universe has calls left.
+
+        Raises:
+            QuotaExceeded: the universe has used up its rate.
+        """
+        if self._quotas is not None:
+            self._quotas.check_rate(request)
+
+    def check_allowed(self, request: Request[Any]) -> None:
         del request
 
 
 class NoAuthentication:
     """Admits every caller without a token, for loopback addresses."""
 
+    def __init__(self, quotas: Quotas | None = None) -> None:
+        """`quotas` limits the calls of universes."""
+        self._quotas = quotas
+
     def authenticate(self, headers: Mapping[str, str], client: str) -> Authorizer:
-        del headers, client
-        return AllowAll()
+        del headers
+        return AllowAll(self._quotas, client)
+
+
+def push_sender(holder: str | None, given: str | None, universe: str) -> str | None:
+    """The sender of a push: the authenticated caller, or the given one if the caller was not authenticated.
+
+    Raises:
+        SenderMismatch: it is not the authenticated caller.
+    """
+    if holder is None:
+        return given
+    if given is not None and checked_agent(given, universe) != holder:
+        raise SenderMismatch(f"The caller is {holder}, not {given[:128]!r}; leave the sender (`from`) out")
+    return holder

@@ -25,7 +25,8 @@ class ServerContext:
     ) -> None:
         """`agent` receives pushes that name no recipient; `rejected` is called with the reason of every refusal."""
         self.transport = transport
-        self.authenticator = authenticator or NoAuthentication()
+        transport.services.shared_locks = True  # Clients acquire them, too.
+        self.authenticator = authenticator or NoAuthentication(transport.services.quotas)
         self.streams = Streams(transport)
         self.rpc = Rpc(transport, agent=agent)
         self._relay = relay or RelayOptions()

@@ -25,6 +25,7 @@ from holdfast.errors import RetryAdvice
 from holdfast.server import logs
 from holdfast.server.http.limits import PIPELINED_MAX
 from holdfast.server.logs import RateLimitFilter
+from holdfast.server.problems import help_link
 from holdfast.server.slow_peer import SlowPeerGuard
 from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem
 
@@ -207,7 +208,7 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
             body = msgspec.json.encode({"retry": problem.retry, **msgspec.to_builtins(problem)})
             head = (
                 f"HTTP/1.1 {status} {title}\r\ncontent-type: application/problem+json\r\nx-correlation-id: {id}\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n"
+                f"link: {help_link(code)}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n"
             )
             wait = f"retry-after: {RETRY_AFTER_SECONDS:.0f}\r\n" if later else ""
             self.transport.write(f"{head}{wait}\r\n".encode() + body)

@@ -30,7 +30,8 @@ correlation_id: ContextVar[str | None] = ContextVar("holdfast_correlation_id", d
 _SECRETS: Final = re.compile(r"(hft_[0-9a-f]{1,32}_|[Bb]earer\s+(?!hft_))[^\s\"',]+|(://[^/\s:@]+:)[^@\s/]+(?=@)")
 _NEEDS_QUOTES: Final = re.compile(r'[\s"\\=]')
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-_QUIET: Final = ("uvicorn", "websockets", "asyncio", "botocore", "urllib3")  # Logged at WARNING and above only.
+# Logged at WARNING and above only.
+_QUIET: Final = ("uvicorn", "websockets", "asyncio", "botocore", "urllib3", "mcp", "sse_starlette")
 
 
 @contextmanager

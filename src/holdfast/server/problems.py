@@ -57,6 +57,7 @@ class Unauthenticated(Exception):
     def __init__(self, reason: NotAllowed) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        self.challenge = 'Bearer realm="holdfast"'  # The header `WWW-Authenticate` of the response.
 
 
 def draining_error() -> HttpError:
@@ -87,7 +88,7 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
         headers.update(error.headers)
     elif isinstance(error, Unauthenticated):
         problem = msgspec.structs.replace(problem_of(error.reason, correlation_id), status=UNAUTHORIZED)
-        headers["WWW-Authenticate"] = 'Bearer realm="holdfast"'
+        headers["WWW-Authenticate"] = error.challenge
     elif isinstance(error, Closed):
         return problem_for(draining_error(), correlation_id)
     elif isinstance(error, HoldfastError):
@@ -120,7 +121,14 @@ def problem_response(problem: Problem, headers: Mapping[str, str], request_heade
     else:
         # `retry` is written even if it has its default, which a JSON reader cannot know.
         content, media = msgspec.json.encode({"retry": problem.retry, **msgspec.to_builtins(problem)}), PROBLEM
-    return Response(content, problem.status, {"Cache-Control": "no-store", **headers}, media)
+    return Response(
+        content, problem.status, {"Cache-Control": "no-store", "Link": help_link(problem.code), **headers}, media
+    )
+
+
+def help_link(code: str) -> str:
+    """The `Link` header of a problem: the page with the cause and the remedy of its code."""
+    return f'</docs/errors/{code}>; rel="help"'
 
 
 def _detail_of(error: HTTPException) -> str:

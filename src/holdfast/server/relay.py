@@ -26,6 +26,7 @@ from holdfast.errors import (
     PayloadTooLarge,
     RetryAdvice,
 )
+from holdfast.layers.mailboxes import Address
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
 from holdfast.runtime.relay.hub import Commit, RelayHub
 from holdfast.runtime.relay.session import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Authorize, Session
@@ -85,6 +86,8 @@ class Relay:
         self.authenticator = authenticator
         self.handle_rpc = handle_rpc
         self.options = options
+        self._quotas = transport.services.quotas
+        self._universes: dict[Session, str] = {}  # Of those that count against a quota.
         self._callers: dict[Session, str] = {}  # The name of the token that each session authenticated with.
 
     def __len__(self) -> int:
@@ -99,15 +102,29 @@ class Relay:
             await Connection(self, scope, receive, send).run()
 
     async def join(self, authenticated: AuthenticatedAgent, receipts_after: int | None) -> Session:
-        """The session of an authenticated agent."""
+        """The session of an authenticated agent.
+
+        Raises:
+            QuotaExceeded: the universe has as many connections as its quota allows.
+        """
         universe, agent, authorize, caller = authenticated
-        session = await self.hub.join(universe, agent, authorize, receipts_after=receipts_after)
+        # The server may not know yet that the agent's earlier connection is lost.
+        self._quotas.connect(universe, replaces=Address(universe, agent) in self.hub.sessions)
+        try:
+            session = await self.hub.join(universe, agent, authorize, receipts_after=receipts_after)
+        except BaseException:
+            self._quotas.disconnect(universe)
+            raise
         self._callers[session] = caller
+        self._universes[session] = universe
         return session
 
     def leave(self, session: Session) -> None:
         """End a session whose connection has closed."""
         self._callers.pop(session, None)
+        universe = self._universes.pop(session, None)
+        if universe is not None:
+            self._quotas.disconnect(universe)
         self.hub.leave(session)
 
     def close_sessions_of(self, caller: str) -> None:

@@ -25,18 +25,19 @@ from holdfast.errors import (
     PayloadTooLarge,
     RateLimited,
     SenderBlocked,
+    SenderMismatch,
     Validation,
 )
 from holdfast.limits import PUSH_PAYLOAD_BYTES_MAX, RPC_BATCH_MAX, RPC_BYTES_MAX
-from holdfast.names import UNIVERSE, checked_agent
-from holdfast.plane.ingress import push
+from holdfast.names import UNIVERSE
+from holdfast.plane.ingress import push_data
 from holdfast.runtime.relay.session import Authorize
-from holdfast.server.authorization import AllowAll, Authorizer
+from holdfast.server.authorization import Authorizer, push_sender
 from holdfast.server.logs import RateLimitFilter
 from holdfast.server.transport import ServerTransport
-from holdfast.wire.ingress import NewPush, Pushed
+from holdfast.wire.ingress import ANYBODY, NewPush, Pushed
 from holdfast.wire.mail import NewMail, SendMail
-from holdfast.wire.problems import RETRY_AFTER_SECONDS
+from holdfast.wire.problems import RETRY_AFTER_SECONDS, retry_after_seconds
 from holdfast.wire.rpc import (
     VERSION,
     Capabilities,
@@ -59,6 +60,7 @@ _CODES: Final[tuple[tuple[type[HoldfastError], RpcCode], ...]] = (
     (RateLimited, RpcCode.RATE_LIMITED),
     (PayloadTooLarge, RpcCode.PAYLOAD_TOO_LARGE),
     (SenderBlocked, RpcCode.UNAUTHORIZED),
+    (SenderMismatch, RpcCode.PEER_ID_MISMATCH),
     (NotAllowed, RpcCode.METHOD_NOT_ALLOWED),
     (Validation, RpcCode.INVALID_PARAMS),
     (Busy, RpcCode.BUSY),
@@ -180,27 +182,17 @@ class Rpc:
         if to is None:
             raise InvalidArgument("`to` is required: name the recipient, or set ingress_agent in the server's settings")
         universe = to.partition("@")[2] if "@" in to and caller.may_choose_universe else caller.universe
-        sender = _sender(caller, new, universe)
+        sender = push_sender(caller.agent, new.sender, universe) or ANYBODY
         if caller.authorize is not None:
             _check(caller.authorize, SendMail(sender, [NewMail(to)], universe=universe))
-        return await push(self._transport, sender, to, new, universe=universe)
-
-
-def _sender(caller: Caller, new: NewPush, universe: str) -> str:
-    if caller.agent is None:
-        return new.sender or AllowAll.name
-    if new.sender is not None and checked_agent(new.sender, universe) != caller.agent:
-        raise RpcRefused(
-            RpcCode.PEER_ID_MISMATCH, f"The caller is {caller.agent}, not {new.sender[:128]!r}; leave `from` out"
-        )
-    return caller.agent
+        return await push_data(self._transport, sender, to, new, universe=universe)
 
 
 def _check(authorize: Authorize, request: SendMail) -> None:
     try:
         authorize(request)
     except Busy as error:  # The rate limit of a token.
-        raise RateLimited(str(error)) from error
+        raise RateLimited(str(error), retry_after_seconds=error.retry_after_seconds) from error
 
 
 def _problem_of(call: Any) -> str | None:
@@ -219,7 +211,8 @@ def _problem_of(call: Any) -> str | None:
 def _failure_of(id: Any, error: HoldfastError) -> RpcFailure:
     code = next((code for family, code in _CODES if isinstance(error, family)), RpcCode.INTERNAL)
     can_retry = code in (RpcCode.BUSY, RpcCode.RATE_LIMITED)
-    return _failure(id, code, str(error), error.code, RETRY_AFTER_SECONDS if can_retry else None)
+    seconds = (retry_after_seconds(error) or RETRY_AFTER_SECONDS) if can_retry else None
+    return _failure(id, code, str(error), error.code, seconds)
 
 
 def _failure(

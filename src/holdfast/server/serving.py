@@ -15,12 +15,13 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 from holdfast.errors import HoldfastError, InvalidArgument, PathUnusable
 from holdfast.limits import FRAME_BYTES_MAX, RELAY_RATE_PER_SECOND
@@ -28,20 +29,30 @@ from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.open import open_plane_async
 from holdfast.server import logs
 from holdfast.server.app import make_app
+from holdfast.server.audit import RefusalRecorder
+from holdfast.server.console.history import History
 from holdfast.server.console.routes import console_routes
+from holdfast.server.console.samples import Samples
 from holdfast.server.context import ServerContext
+from holdfast.server.encryption_metrics import EncryptionMetrics
 from holdfast.server.health import Health
 from holdfast.server.http_protocol import BoundedHttp
 from holdfast.server.ingress_metrics import IngressMetrics
 from holdfast.server.logs import RateLimitFilter
+from holdfast.server.mcp.metrics import McpMetrics
+from holdfast.server.mcp.mounting import open_mcp
 from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
 from holdfast.server.node_metrics import NodeMetrics
 from holdfast.server.queue_metrics import ConsumerMetrics
+from holdfast.server.quota_metrics import QuotaMetrics
 from holdfast.server.recovery import EXIT_FAILED, Recovery
 from holdfast.server.relay import RelayOptions
 from holdfast.server.settings import Settings
 from holdfast.server.sockets import BoundedSocket
 from holdfast.server.space_metrics import SpaceMetrics
+from holdfast.server.sqs import mounting as sqs
+from holdfast.server.sqs.metrics import SqsMetrics
+from holdfast.server.telemetry import Telemetry
 from holdfast.server.tokens import TokenAuthenticator, check_bind, is_loopback, make_authenticator
 
 _log = logging.getLogger("holdfast.server")
@@ -84,11 +95,17 @@ async def serve(settings: Settings, *, ready: Callable[[str], None] | None = Non
     """
     check_bind(settings.host, tokens_on=settings.tokens, tls=settings.tls, insecure=settings.insecure)
     tls = _tls_context(settings) if settings.tls else None
-    with _bound_socket(settings.host, settings.port) as listening:
+    sqs.check_sqs(settings.host, settings.sqs_options)
+    with ExitStack() as stack:
+        listening = stack.enter_context(_bound_socket(settings.host, settings.port))
+        sqs_listening = None
+        if settings.sqs_options.port is not None:
+            bound = _bound_socket(settings.host, settings.sqs_options.port, option="--sqs-port")
+            sqs_listening = stack.enter_context(bound)
         transport = await open_plane_async(settings.data, settings.options)
         try:
             serving = Serving(settings, transport)
-            await serving.run(listening, tls, ready or _announce)
+            await serving.run(listening, tls, ready or _announce, sqs_listening=sqs_listening)
         finally:
             await _close(transport)
     _log.info("stopped")
@@ -110,16 +127,24 @@ class Serving:
     def __init__(self, settings: Settings, transport: AsyncEmbeddedTransport) -> None:
         self.settings = settings
         self.health = Health(transport)
+        self.telemetry = Telemetry()
         self.metrics = Metrics(
             queues_max=settings.metrics_queues_max,
             worlds_max=settings.metrics_worlds_max,
             streams=lambda: len(self.context.streams.open),
             sessions=lambda: len(self.context.relay),
             exchanges=lambda: self.health.in_flight,
+            recorder=self.telemetry.recorder,
         )
+        self._unmeasured = transport  # For reads of the server itself.
         measured = MeasuredTransport(transport, self.metrics)
+        self.refusals = RefusalRecorder(transport)
         self.authenticator = make_authenticator(
-            transport, tokens_on=settings.tokens, rejected=self.metrics.count_reject, ended=self._close_connections_of
+            transport,
+            tokens_on=settings.tokens,
+            rejected=self.metrics.count_reject,
+            ended=self._close_connections_of,
+            refused=self.refusals.record,
         )
         self.context = ServerContext(
             measured,
@@ -128,11 +153,21 @@ class Serving:
             relay=_relay_options(settings),
             rejected=self.metrics.count_reject,
         )
-        self.metrics.registry.register(IngressMetrics(transport.ingress))
+        self.metrics.registry.register(IngressMetrics(transport.ingress, self.telemetry.recorder))
         self.metrics.registry.register(ConsumerMetrics(transport.services.waiting_consumers))
         self.metrics.registry.register(SpaceMetrics(transport.services.space_counters))
+        self.metrics.registry.register(EncryptionMetrics(transport.services.database))
+        self.metrics.registry.register(QuotaMetrics(transport.services.quotas))
         self.metrics.registry.register(NodeMetrics(transport.services))
-        app = make_app(self.context, settings.http_limits)
+        self.mcp = open_mcp(self.context, settings.http_limits, settings.mcp_options)
+        if self.mcp is not None:
+            self.metrics.registry.register(McpMetrics(self.mcp))
+        self.history = (
+            History(Samples(self.metrics, transport), transport.services.database, seconds=settings.history_seconds)
+            if settings.history_seconds
+            else None
+        )
+        app = make_app(self.context, settings.http_limits, mcp=self.mcp)
         app.router.routes[:0] = [
             *self.health.routes(),
             metrics_route(self.metrics, transport, self.authenticator),
@@ -142,40 +177,101 @@ class Serving:
                 transport,
                 reports=settings.pipeline_reports,
                 lake=settings.pipeline_lake,
+                history=self.history,
             ),
         ]
-        self.app = self.health.wrap(app)
+        self.sqs = sqs.open_sqs(self.context, settings.http_limits, settings.sqs_options, self._sqs_tokens(transport))
+        if self.sqs is not None:
+            self.metrics.registry.register(SqsMetrics(self.sqs))
+        self.app = self.health.wrap(app if self.sqs is None else sqs.mounted(self.sqs, app))
         exits = settings.on_database_failure == "exit"
         self.recovery = Recovery(transport.services, stop=self.stop if exits else None)
         self.metrics.registry.register(self.recovery)
         database: Any = transport.services.database
         if hasattr(database, "on_sync"):
             database.on_sync = self.metrics.observe_sync
+        transport.services.lock_counters.on_wait = self.metrics.observe_lock_wait
         self._server: _Server | None = None
         self._draining: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def run(self, listening: socket.socket, tls: ssl.SSLContext | None, ready: Callable[[str], None]) -> None:
+    async def run(
+        self,
+        listening: socket.socket,
+        tls: ssl.SSLContext | None,
+        ready: Callable[[str], None],
+        *,
+        sqs_listening: socket.socket | None = None,
+    ) -> None:
         """Serve until `stop` is called and all calls are answered."""
-        host, port = listening.getsockname()[:2]
-        url = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-        self._server = _Server(self._config(tls), lambda: self._ready(url, ready))
+        url = _url_of(listening, tls)
+        self._server = _Server(self._config(self.app, tls), lambda: self._ready(url, ready))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         if isinstance(self.authenticator, TokenAuthenticator):
             await self.authenticator.start()
+        if self._own_sqs_tokens is not None:
+            await self._own_sqs_tokens.start()
         await self.context.transport.ingress.start()
         self.recovery.start()
         try:
-            await self._server.serve(sockets=[listening])
+            async with (
+                self.telemetry.running(self.metrics, self._unmeasured),
+                self._serving_sqs(sqs_listening, tls),
+            ):
+                await self._server.serve(sockets=[listening])
         finally:
+            if self.history is not None:
+                await self.history.stop()
+            if self.mcp is not None:
+                await self.mcp.stop()
             await self.recovery.end()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             await self.context.relay.close()
             if isinstance(self.authenticator, TokenAuthenticator):
                 await self.authenticator.stop()
+            if self._own_sqs_tokens is not None:
+                await self._own_sqs_tokens.stop()
+            await self.refusals.stop()
+
+    def _sqs_tokens(self, transport: AsyncEmbeddedTransport) -> TokenAuthenticator | None:
+        """What knows the access keys of SQS; None if its requests need no signature.
+
+        SQS needs access keys even if the other endpoints, on a loopback address, need no tokens.
+        """
+        self._own_sqs_tokens: TokenAuthenticator | None = None
+        options = self.settings.sqs_options
+        if not options.enabled or options.anonymous:
+            return None
+        if isinstance(self.authenticator, TokenAuthenticator):
+            return self.authenticator
+        made = make_authenticator(
+            transport, tokens_on=True, rejected=self.metrics.count_reject, refused=self.refusals.record
+        )
+        assert isinstance(made, TokenAuthenticator), "tokens are on"
+        self._own_sqs_tokens = made
+        return made
+
+    @asynccontextmanager
+    async def _serving_sqs(self, listening: socket.socket | None, tls: ssl.SSLContext | None) -> AsyncIterator[None]:
+        """Serve SQS at a port of its own inside the block, if there is one."""
+        if listening is None or self.sqs is None:
+            yield
+            return
+        assert self._server is not None, "both servers stop together"
+        is_ready = asyncio.Event()
+        server = _Server(self._config(self.health.wrap(self.sqs), tls), is_ready.set)
+        running = asyncio.get_running_loop().create_task(server.serve(sockets=[listening]))
+        running.add_done_callback(lambda _: is_ready.set())
+        await is_ready.wait()
+        _log.info("SQS is ready at %s", _url_of(listening, tls))
+        try:
+            yield
+        finally:
+            server.should_exit, server.force_exit = True, self._server.force_exit
+            await running
 
     def stop(self) -> None:
         """Drain, then close. Called again: close at once."""
@@ -197,6 +293,8 @@ class Serving:
     async def _drain(self, server: "_Server") -> None:
         try:
             await self._wait_for_calls()
+            if self.mcp is not None:
+                await self.mcp.close()  # Streams of notifications end by themselves only when their clients do.
         except Exception:  # One signal must suffice to stop the server.
             _log.exception("unexpected error while draining; the server stops at once")
         server.should_exit = True
@@ -205,6 +303,8 @@ class Serving:
         self.health.draining = True
         self.context.streams.drain()
         self.context.relay.drain()
+        if self.mcp is not None:
+            self.mcp.drain()
         idle_polls = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(self.settings.drain_seconds):
@@ -215,11 +315,15 @@ class Serving:
             _log.warning("%s calls were still in flight after %g s", self.in_flight, self.settings.drain_seconds)
 
     def _close_connections_of(self, token: str) -> None:
-        """Close the streams and relay connections of a token that became unusable."""
+        """Close the streams, relay connections and MCP sessions of a token that became unusable."""
         self.context.relay.close_sessions_of(token)
-        task = asyncio.get_running_loop().create_task(self.context.streams.close_streams_of(token))
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        closings = [self.context.streams.close_streams_of(token)]
+        if self.mcp is not None:
+            closings.append(self.mcp.close_sessions_of(token))
+        for closing in closings:
+            task = asyncio.get_running_loop().create_task(closing)
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     def _ready(self, url: str, ready: Callable[[str], None]) -> None:
         gc.collect()
@@ -231,9 +335,11 @@ class Serving:
             calls=lambda: sum(self.metrics.requests.values()),
             connections=lambda: len(self.context.streams.open) + len(self.context.relay) + self.health.in_flight,
         )
+        if self.history is not None:
+            self.history.start(url if self.context.transport.services.shared else "local")
         ready(url)
 
-    def _config(self, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    def _config(self, app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Config:
         settings = self.settings
         bounds = {
             "bytes_max": settings.header_bytes_max,
@@ -242,7 +348,7 @@ class Serving:
             "count_reject": self.metrics.count_reject,
         }
         return uvicorn.Config(
-            self.app,
+            app,
             http=type("Http", (BoundedHttp,), bounds),
             ws=BoundedSocket,
             ws_max_size=FRAME_BYTES_MAX + _FRAME_SLACK_BYTES,
@@ -319,8 +425,13 @@ def _file_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def _url_of(listening: socket.socket, tls: ssl.SSLContext | None) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 @contextmanager
-def _bound_socket(host: str, port: int) -> Iterator[socket.socket]:
+def _bound_socket(host: str, port: int, *, option: str = "--port") -> Iterator[socket.socket]:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -331,15 +442,15 @@ def _bound_socket(host: str, port: int) -> Iterator[socket.socket]:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listening.bind(address)
         except OSError as error:
-            raise InvalidArgument(_bind_problem(host, port, error)) from error
+            raise InvalidArgument(_bind_problem(host, port, option, error)) from error
         listening.setblocking(False)
         yield listening
 
 
-def _bind_problem(host: str, port: int, error: OSError) -> str:
+def _bind_problem(host: str, port: int, option: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"Port {port} of {host} is already in use; choose another --port, or stop the process that uses it"
-    return f"Cannot listen at {host}:{port} ({error.strerror}); choose another --host or --port"
+        return f"Port {port} of {host} is already in use; choose another {option}, or stop the process that uses it"
+    return f"Cannot listen at {host}:{port} ({error.strerror}); choose another --host or {option}"
 
 
 def _tls_context(settings: Settings) -> ssl.SSLContext:

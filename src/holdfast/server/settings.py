@@ -8,6 +8,7 @@ An unknown key is an error that names the nearest known one. Every error names t
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -17,21 +18,31 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgspec
 from msgspec import Meta
 
+from holdfast.encryption_keys import provider_of
 from holdfast.errors import InvalidArgument, PathUnusable
 from holdfast.limits import (
+    AUDIT_KEEP_SECONDS,
     DISK_RESERVE_BYTES,
     GC_EVERY_SECONDS,
     GC_GRACE_SECONDS,
+    HISTORY_SECONDS,
+    MAIL_TTL_SECONDS,
+    MAIL_TTL_SECONDS_MAX,
+    MAILBOX_MAILS_LIMIT_MAX,
+    MAILBOX_MAILS_MAX,
     PUSHES_PER_MINUTE,
     PUSHES_PER_MINUTE_MAX,
     RELAY_AUTHENTICATE_SECONDS,
     RELAY_BURST,
 )
+from holdfast.mail_defaults import MailDefaults
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.open import Options
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance.space_options import SpaceOptions
 from holdfast.server.http.limits import HttpLimits
+from holdfast.server.mcp.options import LOCAL_AGENT, McpOptions
+from holdfast.server.sqs.options import REGION, SqsOptions
 
 _PREFIX: Final = "HOLDFAST_"
 _FILE: Final = "HOLDFAST_CONFIG"
@@ -53,11 +64,16 @@ _OTHERS: Final = (
     ),
 )
 _EXPORTED: Final = ("FENCE", "LEASE_", "LOCK_", "QUEUE_", "STATE_")
+_URL: Final = re.compile(r"https?://[^\s\"'<>?#,]+")
+_REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}
 
 _Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
 _Connections = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Mails = Annotated[int, Meta(ge=1, le=MAILBOX_MAILS_LIMIT_MAX)]
+_MailTtl = Annotated[float, Meta(ge=1, le=MAIL_TTL_SECONDS_MAX)]
 _Reserve = Annotated[int, Meta(ge=0, le=1 << 40)]
+_History = Annotated[float, Meta(ge=0, le=HISTORY_SECONDS)]
 _SecondsOrZero = Annotated[float, Meta(ge=0, le=31_536_000)]
 
 
@@ -69,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     read_from: Literal["primary", "standby"] = "primary"  # standby: one of PostgreSQL serves reads that may be stale.
     activity: str | None = None  # The folder of session logs; default: inside the data directory.
     tiers: str | None = None  # The TOML file with the tier of each entity field.
+    encryption_key_file: str | None = None  # The file with the master keys of encrypted universes.
+    encryption_command: str | None = None  # The program that wraps and unwraps keys instead of the file.
     verify_blobs: Literal["always", "sampled", "never"] = "always"
     compact_every_seconds: _Seconds | None = None  # How often journals are compacted; default: never.
     gc_every_seconds: _SecondsOrZero = GC_EVERY_SECONDS  # How often unreferenced blobs are deleted; 0: never.
@@ -78,6 +96,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     archived_keep_seconds: _Seconds | None = None  # How long an archived world is kept; default: for ever.
     archived_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Archived journals of a universe; default: no limit.
     dead_letter_bytes_max: Annotated[int, Meta(ge=0)] | None = None  # Dead letters of a universe; default: no limit.
+    audit_keep_seconds: _SecondsOrZero = AUDIT_KEEP_SECONDS  # How long the audit log keeps an entry; 0: for ever.
 
     disk_reserve_bytes: _Reserve = DISK_RESERVE_BYTES  # New data is refused while less of the disk is free; 0: never.
     on_database_failure: Literal["reopen", "exit"] = "reopen"  # exit: with code 12, for a supervisor to restart it.
@@ -109,14 +128,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     relay_burst: Annotated[int, Meta(ge=1, le=1_000_000)] = RELAY_BURST  # Mails that may exceed the rate at once.
     relay_authenticate_seconds: _Seconds = RELAY_AUTHENTICATE_SECONDS  # How long an agent may take to authenticate.
 
+    mail_pending_max: _Mails = MAILBOX_MAILS_MAX  # Unconfirmed mails of a mailbox, in universes without a mail policy.
+    mail_ttl_seconds: _MailTtl = MAIL_TTL_SECONDS  # How long mail is kept, in universes without a mail policy.
+
     ingress_agent: str | None = None  # Receives pushes that name no recipient.
     ingress_pushes_per_minute: Annotated[int, Meta(ge=0, le=PUSHES_PER_MINUTE_MAX)] = PUSHES_PER_MINUTE  # 0: no limit.
 
+    mcp: bool | None = None  # Whether agents can use MCP at /mcp; default: if the package mcp is installed.
+    mcp_agent: str = LOCAL_AGENT  # The name of every MCP client of a server without tokens.
+    mcp_url: str | None = None  # The public URL of /mcp; default: made of the host that a client has called.
+    mcp_authorization_servers: str | None = None  # URLs, separated by commas, that the metadata of /mcp names.
+
+    sqs: bool | None = None  # Whether programs for SQS can use the queues at /sqs; default: if sqs_port is given.
+    sqs_port: Annotated[int, Meta(ge=0, le=65_535)] | None = None  # A port for SQS besides /sqs; 0: any free port.
+    sqs_anonymous: bool = False  # Accepts SQS requests with any access key or none, on a loopback address only.
+    sqs_url: str | None = None  # The public URL of SQS; default: made of the host that a client has called.
+    sqs_region: str = REGION  # In the names and signatures of SQS.
+    sqs_universe: str = UNIVERSE  # Of SQS requests whose access key is not limited to one universe.
+    sqs_key_file: str | None = None  # The key that encrypts the secrets of access keys; default: beside the data.
+
     log_format: Literal["json", "text"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    history_seconds: _History = HISTORY_SECONDS  # How long samples for charts are kept; 0: none are.
     metrics_queues_max: Annotated[int, Meta(ge=0, le=10_000)] = 100  # Queues with depth metrics.
     pipeline_reports: str | None = None  # The folder of the pipeline's reports, shown in the console.
-    pipeline_lake: str | None = None  # The folder of the lake, whose reports and live aggregates the console shows.
+    pipeline_lake: str | None = None  # The folder of the lake: the console shows its runs, reports and live aggregates.
     metrics_worlds_max: Annotated[int, Meta(ge=0, le=1_000_000)] = 1_000  # Worlds in the compaction lag metric.
 
     @property
@@ -132,6 +168,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             activity=self.activity,
             read_from=self.read_from,
             tiers=self.tiers,
+            sqs_key_file=self.sqs_key_file,
+            encryption=provider_of(self.encryption_key_file, self.encryption_command),
             verify_blobs=self.verify_blobs,
             compact_every_seconds=self.compact_every_seconds,
             gc_every_seconds=self.gc_every_seconds or None,
@@ -142,6 +180,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 archived_keep_seconds=self.archived_keep_seconds,
                 archived_bytes_max=self.archived_bytes_max,
                 dead_letter_bytes_max=self.dead_letter_bytes_max,
+                audit_keep_seconds=self.audit_keep_seconds or None,
             ),
             consumers=ConsumerOptions(
                 consumers_max=self.queue_max_consumers,
@@ -150,6 +189,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 resilient_poll_seconds=self.queue_resilient_poll_interval_seconds,
             ),
             disk_reserve_bytes=self.disk_reserve_bytes,
+            mail=MailDefaults(self.mail_pending_max, self.mail_ttl_seconds),
             pushes_per_minute=self.ingress_pushes_per_minute,
         )
 
@@ -157,6 +197,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def http_limits(self) -> HttpLimits:
         """The limits of the HTTP API."""
         return HttpLimits(body_bytes_max=self.body_bytes_max, stream_bytes_max=self.stream_bytes_max)
+
+    @property
+    def mcp_options(self) -> McpOptions:
+        """The options of `/mcp`."""
+        servers = (self.mcp_authorization_servers or "").split(",")
+        return McpOptions(
+            enabled=self.mcp,
+            agent=self.mcp_agent,
+            url=self.mcp_url,
+            authorization_servers=tuple(each.strip() for each in servers if each.strip()),
+        )
+
+    @property
+    def sqs_options(self) -> SqsOptions:
+        """The options of the SQS endpoint. A port of its own turns it on, too."""
+        return SqsOptions(
+            enabled=self.sqs_port is not None if self.sqs is None else self.sqs,
+            port=self.sqs_port,
+            anonymous=self.sqs_anonymous,
+            url=self.sqs_url,
+            region=self.sqs_region,
+            universe=self.sqs_universe,
+            key_file=self.sqs_key_file,
+        )
 
     @classmethod
     def load(
@@ -192,7 +256,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             agent, at, universe = self.ingress_agent.partition("@")
             checked_name("agent", agent)
             checked_name("universe", universe if at else UNIVERSE)
+        checked_name("agent", self.mcp_agent)
+        for name, urls in (("mcp_url", self.mcp_url), ("mcp_authorization_servers", self.mcp_authorization_servers)):
+            for url in () if urls is None else urls.split(","):
+                if not _URL.fullmatch(url.strip()):
+                    raise InvalidArgument(f"{name} has {url[:200]!r}; give a URL such as https://holdfast.example/mcp")
+        self._check_sqs()
         return self
+
+    def _check_sqs(self) -> None:
+        checked_name("universe", self.sqs_universe)
+        if self.sqs_url is not None and not _URL.fullmatch(self.sqs_url):
+            raise InvalidArgument(
+                f"sqs_url has {self.sqs_url[:200]!r}; give a URL such as https://holdfast.example/sqs"
+            )
+        if not _REGION.fullmatch(self.sqs_region):
+            raise InvalidArgument(f"sqs_region has {self.sqs_region[:200]!r}; give a region such as {REGION}")
+        # The key file is needed for `holdfast token create --sqs`, too.
+        if not self.sqs_options.enabled and self.sqs_options != SqsOptions(key_file=self.sqs_key_file):
+            raise InvalidArgument("The settings of SQS have no effect while it is off; give --sqs or --sqs-port, too")
 
 
 _TYPES: Final = {field.name: field.type for field in msgspec.structs.fields(Settings)}
@@ -252,7 +334,7 @@ def _convert(key: str, value: Any, source: str, *, strict: bool) -> Any:
         near = get_close_matches(key, _TYPES, n=1, cutoff=0.3) or ["one of " + ", ".join(_TYPES)]
         raise InvalidArgument(f"Unknown setting {key} from {source}; did you mean {near[0]}?")
     kind = _TYPES[key]
-    if kind is bool and isinstance(value, str) and not strict:
+    if kind in (bool, bool | None) and isinstance(value, str) and not strict:
         value = _WORDS.get(value.lower(), value)
     try:
         return msgspec.convert(value, kind, strict=strict)

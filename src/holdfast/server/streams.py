@@ -1,7 +1,7 @@
 """The stream, `/v1/stream`: WebSockets that each carry many calls at once.
 
     frame ──► calls ──► calls that are one transaction each: batched, one commit, one frame of replies
-                   └──► other calls (waiting, object stores): executed singly, each with its own reply
+                   └──► other calls (waiting, object stores, audited): executed singly, each with its own reply
           numbers ──► calls that the client cancels
 
 A call that need not wait is executed as soon as its frame arrives and answered at once: a task switch, or passing a
@@ -38,6 +38,7 @@ from holdfast.limits import (
 from holdfast.plane.batching import call_batch, is_batchable
 from holdfast.plane.idempotency import keyed_call_of
 from holdfast.runtime.eager_tasks import EagerCoroutine
+from holdfast.server.audit import call_audited, is_audited
 from holdfast.server.authorization import Authorizer
 from holdfast.server.consumers import Consumers, unread_replies_error
 from holdfast.server.logs import correlation_id
@@ -78,6 +79,7 @@ class Streams:
         self, authorizer: Authorizer, receive: Receive, send: Send, socket: BoundedSocket | None = None
     ) -> None:
         """Serve one connection until it closes. With `socket`, messages bypass uvicorn's queues."""
+        authorizer.entry = "stream"
         connection = StreamConnection(self, authorizer, receive, send, socket)
         try:
             await connection.run()
@@ -140,6 +142,8 @@ class StreamConnection:
         self._single_calls: dict[int, asyncio.Task[None]] = {}  # Calls outside of batches, by number.
         self._reply_tasks: set[asyncio.Task[bool]] = set()
         self._consumers = Consumers(self, streams.transport, streams.spawn)
+        self._counted: str | None = None  # The universe whose quota this connection counts against, once it does.
+        self._may_count = True
 
     @property
     def caller(self) -> str:
@@ -154,6 +158,9 @@ class StreamConnection:
     def abandon(self) -> None:
         """Start no more calls: the connection is lost or replaced. Commits that have started complete."""
         self.is_closed = True
+        if self._counted is not None:
+            self._streams.transport.services.quotas.disconnect(self._counted)
+            self._counted = None
         for task in (*self._single_calls.values(), *self._reply_tasks):
             task.cancel()
         self._has_capacity.set()
@@ -267,7 +274,7 @@ class StreamConnection:
             except HoldfastError as error:
                 refused.append(Reply(received.number, None, problem_of(error, correlation_id.get())))
                 continue
-            if is_batchable(call.request):
+            if is_batchable(call.request) and not is_audited(call.request):
                 batch.append(self._with_scoped_key(call))
                 has_reads = has_reads or call.request.operation.reads
             else:
@@ -302,9 +309,23 @@ class StreamConnection:
         if self._streams.draining:
             raise ShutdownDraining("The server is shutting down; connect again in a moment")
         self._authorizer.authorize(call.request)
+        if self._may_count:
+            self._count()
         call.request.check()
         request = self._authorizer.attributed(call.request)
         return call if request is call.request else msgspec.structs.replace(call, request=request)
+
+    def _count(self) -> None:
+        """Count the connection with its first call: a refused call tells the client why, and may be repeated.
+
+        Raises:
+            QuotaExceeded: the universe of the caller's token has as many connections as its quota allows.
+        """
+        universe = self._authorizer.only_universe
+        if universe is not None and not self.is_closed:
+            self._streams.transport.services.quotas.connect(universe)
+            self._counted = universe
+        self._may_count = False
 
     def _with_scoped_key(self, call: Call) -> Call:
         """The call with its idempotency key prefixed by the caller, so that callers do not share keys."""
@@ -371,7 +392,8 @@ class StreamConnection:
         keyed_call = None
         try:
             keyed_call = keyed_call_of(transport, call.request, call.key, again=call.again)
-            reply = Reply(call.number, await transport.call(call.request, keyed_call))
+            execute = partial(transport.call, call.request, keyed_call)
+            reply = Reply(call.number, await call_audited(transport, self._authorizer, call.request, execute))
         except HoldfastError as error:
             reply = Reply(call.number, None, problem_of(error, id))
         except Exception:

@@ -39,8 +39,10 @@ _refusals.addFilter(RateLimitFilter(per_second=20))  # Token guessing must not f
 _POLL_SECONDS_SHARED: Final = 1.0  # Bounds the delay of another server's revocation if its notification is lost.
 _POLL_SECONDS: Final = 60.0  # An embedded key space has one writer; polling only corrects the clock skew.
 _HEADER_CHARACTERS_MAX: Final = 256
+_QUEUE_NOUNS: Final = ("queue:", "sqs:")
 
 OnEvent = Callable[[str], None]
+OnRefusal = Callable[[Authorizer, Request[Any], HoldfastError], None]
 
 
 def check_bind(host: str, *, tokens_on: bool, tls: bool, insecure: bool) -> None:
@@ -72,10 +74,17 @@ def is_loopback(host: str) -> bool:
 
 
 def make_authenticator(
-    transport: ServerTransport, *, tokens_on: bool, rejected: OnEvent | None = None, ended: OnEvent | None = None
+    transport: ServerTransport,
+    *,
+    tokens_on: bool,
+    rejected: OnEvent | None = None,
+    ended: OnEvent | None = None,
+    refused: OnRefusal | None = None,
 ) -> Authenticator:
     """The authenticator of a server: with tokens, or for a loopback address without them. Start a token one."""
-    return TokenAuthenticator(transport, rejected=rejected, ended=ended) if tokens_on else Loopback()
+    if not tokens_on:
+        return Loopback(transport.services.quotas)
+    return TokenAuthenticator(transport, rejected=rejected, ended=ended, refused=refused)
 
 
 class Loopback(NoAuthentication):
@@ -100,22 +109,34 @@ class TokenAuthenticator:
     """Authenticates callers by their tokens. Start it before the first `authenticate`, on the same event loop."""
 
     def __init__(
-        self, transport: ServerTransport, *, rejected: OnEvent | None = None, ended: OnEvent | None = None
+        self,
+        transport: ServerTransport,
+        *,
+        rejected: OnEvent | None = None,
+        ended: OnEvent | None = None,
+        refused: OnRefusal | None = None,
     ) -> None:
-        """`rejected` is called with the reason of a refusal, `ended` with the id of a token that became unusable."""
+        """`rejected` is called with the reason of a refusal, `ended` with the id of a token that became unusable,
+        `refused` with a request that a usable token does not allow.
+        """
         self._database = transport.services.database
+        self.quotas = transport.services.quotas
         self._shared: bool = transport.services.shared
         self._clock = transport.services.clock or SystemClock()
         self._rejected = rejected or _ignore
         self._ended = ended or _ignore
+        self._refused = refused
         self._skew_ms = 0  # Clock of the key space minus clock of this machine.
         self._tokens: dict[str, _CheckedToken] = {}
         self._watching: asyncio.Task[None] | None = None
+        self.on_start: Callable[[list[Token]], None] | None = None  # Called with all tokens before the first caller.
 
     async def start(self) -> None:
         """Load every token, then keep them up to date in a background task."""
         self._watch = tokens.watch(self._database)
         await self._load()
+        if self.on_start is not None:
+            self.on_start([each.token for each in self._tokens.values()])
         self._watching = asyncio.get_running_loop().create_task(self._keep_loading())
         if not self._tokens:
             _log.warning(
@@ -152,6 +173,19 @@ class TokenAuthenticator:
             raise
         return TokenAuthorizer(self, id, client)
 
+    def known_token(self, id: str) -> Token | None:
+        """The token with this id, usable or not; None if there is none."""
+        found = self._tokens.get(id)
+        return None if found is None else found.token
+
+    def authorizer_of(self, id: str, client: str) -> "TokenAuthorizer":
+        """The authorizer of a caller that has proved to hold the token with this id."""
+        return TokenAuthorizer(self, id, client)
+
+    def report_signature(self, reason: str, message: str, access_key: str, client: str) -> None:
+        """Count and log a request that is not signed as it must be."""
+        self._refuse(reason, NotAllowed(message), access_key, client, "sqs")
+
     def usable_token(self, id: str, client: str) -> "_CheckedToken":
         """The token with this id.
 
@@ -168,9 +202,12 @@ class TokenAuthenticator:
             raise
         return token
 
-    def report_refusal(self, error: HoldfastError, authorizer: "TokenAuthorizer", operation: str) -> None:
-        """Count and log a refused call."""
+    def report_refusal(self, error: HoldfastError, authorizer: "TokenAuthorizer", asked: Request[Any] | str) -> None:
+        """Count and log a refused request or verb."""
+        operation = asked if isinstance(asked, str) else permission_of(type(asked))
         self._refuse(error.code, error, authorizer.name, authorizer.client, operation)
+        if self._refused is not None and not isinstance(asked, str):
+            self._refused(authorizer, asked, error)
 
     def _refuse(self, reason: str, error: HoldfastError, id: str, client: str, operation: str = "-") -> None:
         self._rejected(reason)
@@ -231,6 +268,7 @@ class TokenAuthorizer(Authorizer):
         Raises:
             NotAllowed: the token does not allow it, was revoked or has expired.
             Busy: the token has used up its rate limit.
+            QuotaExceeded: the universe has used up its rate.
             PayloadTooLarge: the request is larger than the token allows.
         """
         checked = self._authenticator.usable_token(self.name, self.client)
@@ -238,9 +276,15 @@ class TokenAuthorizer(Authorizer):
             checked.check_rate()
             checked.check_size(request)
             checked.check(request)
+            self._authenticator.quotas.check_rate(request)
         except HoldfastError as error:
-            self._authenticator.report_refusal(error, self, permission_of(type(request)))
+            self._authenticator.report_refusal(error, self, request)
             raise
+
+    @property
+    def only_universe(self) -> str | None:
+        universes = self._authenticator.usable_token(self.name, self.client).token.universes
+        return universes[0] if len(universes) == 1 and universes[0] != EVERYTHING else None
 
     @property
     def token_id(self) -> str:
@@ -256,7 +300,7 @@ class TokenAuthorizer(Authorizer):
         try:
             checked.check(request)
         except NotAllowed as error:
-            self._authenticator.report_refusal(error, self, permission_of(type(request)))
+            self._authenticator.report_refusal(error, self, request)
             raise
 
     def authorize_body(self, size: int) -> None:
@@ -281,12 +325,11 @@ class TokenAuthorizer(Authorizer):
         return self._authenticator.usable_token(self.name, self.client).token
 
     def is_allowed(self, request: Request[Any] | str) -> bool:
-        """Whether the token allows a request, or a verb in every universe. A refusal is not logged."""
+        """Whether the token allows a request, or a verb in every universe and queue. A refusal is not logged."""
         checked = self._authenticator.usable_token(self.name, self.client)
         try:
             if isinstance(request, str):
-                checked.check_verb(request)
-                checked.check_universes(())
+                checked.check_everywhere(request)
             else:
                 checked.check(request)
         except NotAllowed:
@@ -294,11 +337,10 @@ class TokenAuthorizer(Authorizer):
         return True
 
     def authorize_verb(self, verb: str) -> None:
-        """Return if the token allows `verb` in every universe; raise NotAllowed otherwise."""
+        """Return if the token allows `verb` in every universe and queue; raise NotAllowed otherwise."""
         checked = self._authenticator.usable_token(self.name, self.client)
         try:
-            checked.check_verb(verb)
-            checked.check_universes(())
+            checked.check_everywhere(verb)
         except NotAllowed as error:
             self._authenticator.report_refusal(error, self, verb)
             raise
@@ -311,6 +353,8 @@ class _CheckedToken:
         self.token = token
         self._verbs = frozenset(token.verbs)
         self._universes = None if EVERYTHING in token.universes else frozenset(token.universes)
+        self._queues = frozenset(queue for queue in token.queues if not queue.endswith(EVERYTHING))
+        self._queue_prefixes = tuple(queue[:-1] for queue in token.queues if queue.endswith(EVERYTHING))
         self._covered: set[type[Request[Any]]] = set()  # Request types that are known to be allowed.
         self._rate = token.rate_per_second
         self._left = self._burst = max(self._rate or 1.0, 1.0)  # A burst of one second's worth.
@@ -323,7 +367,12 @@ class _CheckedToken:
         self._left = min(self._burst, self._left + (now - self._counted) * self._rate)
         self._counted = now
         if self._left < 1:
-            raise Busy(f"The token {self.token.name} is limited to {self._rate:g} calls per second; slow down")
+            seconds = (1 - self._left) / self._rate
+            error = Busy(
+                f"The token {self.token.name} is limited to {self._rate:g} calls per second; wait for {seconds:.3f} s"
+            )
+            error.retry_after_seconds = seconds
+            raise error
         self._left -= 1
 
     def check_size(self, request: Request[Any]) -> None:
@@ -337,20 +386,45 @@ class _CheckedToken:
                 self.check(step)
             return
         kind = type(request)
+        if kind.operation.any_token:
+            return
         if kind not in self._covered:
             self.check_verb(permission_of(kind))
             self._covered.add(kind)
         if isinstance(request, ReceiveMessages) and request.acks:
             self.check_verb(permission_of(AckMessages))
         if self._universes is not None:
-            self.check_universes(tuple(universes_of(request)))
+            self.check_universes(() if kind.operation.all_universes else tuple(universes_of(request)))
+        if self.token.queues:
+            self.check_queues(request)
         if isinstance(request, CreateToken):
             for verb in request.verbs:  # Its other limits are checked in the transaction that creates it.
                 self.check_verb(verb.strip().lower())
 
+    def check_everywhere(self, verb: str) -> None:
+        """Check that the token allows a verb in every universe and queue."""
+        self.check_verb(verb)
+        self.check_universes(())
+        if self.token.queues:
+            raise NotAllowed(f"The token {self.token.name} is not for all queues; create one without --queue")
+
     def check_verb(self, verb: str) -> None:
         if not covers(self._verbs, verb):
             raise NotAllowed(f"The token {self.token.name} does not allow {verb}; create one with --allow {verb}")
+
+    def check_queues(self, request: Request[Any]) -> None:
+        """Check that the token is for every queue that a request reaches."""
+        operation = request.operation
+        if operation.lists_queues:
+            return  # Its answer is limited to the queues of the token.
+        names = request.queue_names()
+        # A request of queues that names none reaches all of them.
+        if operation.all_queues or (not names and permission_of(type(request)).startswith(_QUEUE_NOUNS)):
+            names = (EVERYTHING,)
+        for name in names:
+            if name not in self._queues and not name.startswith(self._queue_prefixes):
+                other = "all queues" if name == EVERYTHING else f"the queue {name[:128]}"
+                raise NotAllowed(f"The token {self.token.name} is not for {other}; create one with --queue")
 
     def check_universes(self, universes: tuple[str, ...]) -> None:
         """Check access to `universes`; no universes means all of them."""

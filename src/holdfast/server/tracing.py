@@ -33,6 +33,7 @@ _KINDS: Final = {  # Operation types of the conventions; ack, nack, reject and e
     "queues.nack": "settle",
     "queues.reject": "settle",
     "queues.extend": "settle",
+    "queues.change_visibility": "settle",
 }
 
 

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from holdfast.errors import RetryAdvice
 from holdfast.server.context import ServerContext
 from holdfast.server.http.flow_control import FlowControl
 from holdfast.server.http.limits import DRAIN_POLL_SECONDS, HttpLimits
+from holdfast.server.problems import HttpError
 
 
 class HttpContext:
@@ -22,6 +24,16 @@ class HttpContext:
         self._drained = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def check_watches(self) -> None:
+        """Refuse another watch if as many are open as the limits allow.
+
+        Raises:
+            HttpError: the status is 503.
+        """
+        if self.watches >= self.limits.watches_max:
+            detail = f"{self.limits.watches_max} watches are already open; retry later"
+            raise HttpError(503, "queue_busy", detail, retry=RetryAdvice.LATER)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run `work` to its end, even if the request that started it is cancelled."""

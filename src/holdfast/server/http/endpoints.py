@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, get_origin
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -109,8 +109,9 @@ def operation(
     wrapper = wrapper or body_field
     if body_field:
         body_type = fields[body_field].type
-    waits = method == "GET" and "wait_seconds" in fields
-    in_query = ["tier", "universe"] if has_body else [name for name in fields if name not in not_in_body]
+    # A call that its caller gave up must not go on waiting. One that takes a key may have been executed: it goes on.
+    waits = "wait_seconds" in fields and (method == "GET" or bool(request.operation.repeatable))
+    in_query = [name for name in (("tier", "universe") if has_body else fields) if name not in not_in_body]
 
     async def handle(context: RequestContext) -> Response:
         given: dict[str, Any] = {}
@@ -245,12 +246,14 @@ def _path_type(fields: Mapping[str, Any], name: str) -> type:
 
 
 def _add_query(context: RequestContext, fields: Mapping[str, Any], given: dict[str, Any]) -> None:
-    """Add the query parameters to `given`. Fields of the body take precedence."""
+    """Add the query parameters to `given`; those of a list are separated by commas. Fields of the body come first."""
     for name, text in context.request.query_params.items():
         if name not in fields:
             continue
         try:
-            given.setdefault(name, msgspec.convert(text, fields[name].type, strict=False))
+            is_list = get_origin(fields[name].type) is list
+            value = text.split(",") if is_list and text else [] if is_list else text
+            given.setdefault(name, msgspec.convert(value, fields[name].type, strict=False))
         except msgspec.ValidationError as error:
             raise HttpError(400, "invalid_query", f"{name} is {text[:80]!r}: {error}") from None
 

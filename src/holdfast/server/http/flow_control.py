@@ -10,7 +10,15 @@ from typing import Any
 
 from holdfast.clock import SystemClock
 from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.queues import AckMessages, ExtendMessages, MessageLease, NackMessages, Outcomes, RejectMessages
+from holdfast.wire.queues import (
+    AckMessages,
+    ChangeVisibility,
+    ExtendMessages,
+    MessageLease,
+    NackMessages,
+    Outcomes,
+    RejectMessages,
+)
 from holdfast.wire.requests import Request
 
 
@@ -76,15 +84,15 @@ class FlowControl:
         if isinstance(request, CommitAtomic):
             for step, each in zip(request.operations, answer.answers, strict=True):
                 self.observe(step, each)
-        elif isinstance(request, AckMessages | NackMessages | RejectMessages | ExtendMessages):
-            self._update(request.leases, answer, extended=isinstance(request, ExtendMessages))
+        elif isinstance(request, AckMessages | NackMessages | RejectMessages | ExtendMessages | ChangeVisibility):
+            self._update(request.leases, answer)
 
-    def _update(self, leases: list[MessageLease], answer: Outcomes, *, extended: bool) -> None:
+    def _update(self, leases: list[MessageLease], answer: Outcomes) -> None:
         for lease, outcome in zip(leases, answer.outcomes, strict=True):
             window = self.windows.get(lease.lease_id)
             if window is None:
                 continue
-            if extended and outcome.code is None:
+            if outcome.expires_ms:
                 window.hold(lease.lease_id, outcome.expires_ms)
             else:  # If the lease was refused, the consumer does not hold it either.
                 window.settle(lease.lease_id)

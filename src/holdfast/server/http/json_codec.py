@@ -23,6 +23,7 @@ from holdfast.server.http.message_schemas import (
     MessageBody,
     MessageLeaseBody,
     ResultBody,
+    found_message_view,
     lease_of,
     leased_message_view,
     message_body,
@@ -36,10 +37,11 @@ from holdfast.server.http.values import from_cbor
 from holdfast.server.problems import HttpError
 from holdfast.wire.activity import LoggedRecord, LogRecords
 from holdfast.wire.canonical import canonical
-from holdfast.wire.entities import Change, EntityRecord, EntityWrite, PutEntity
+from holdfast.wire.entities import BestEffortValue, Change, EntityRecord, EntityWrite, PutEntity
 from holdfast.wire.hosting import CommitTurn
 from holdfast.wire.queues import (
     Delivery,
+    FoundMessage,
     LeasedMessage,
     MessageInfo,
     MessageLease,
@@ -69,6 +71,7 @@ CBOR_FIELDS: Final[dict[tuple[type, str], Shape]] = {
     (EntityWrite, "fields"): Shape.MAP,
     (PutEntity, "fields"): Shape.MAP,
     (EntityRecord, "fields"): Shape.MAP,
+    (BestEffortValue, "value"): Shape.ONE,
     (Change, "fields"): Shape.MAP,
     (AppendEntries, "entries"): Shape.LIST,
     (CommitTurn, "opening"): Shape.LIST,
@@ -148,6 +151,8 @@ def to_json(value: Any) -> Any:
     """An answer as JSON types, with encoded values decoded."""
     if isinstance(value, Delivery):
         return message_view(value)
+    if isinstance(value, FoundMessage):
+        return found_message_view(value)
     if isinstance(value, LeasedMessage):
         return leased_message_view(value)
     if isinstance(value, MessageInfo):

@@ -38,6 +38,7 @@ _WARNING_STATUSES: Final = frozenset((400, 408, 411, 413, 414, 415, 431))  # A c
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
 _OTHER_ORIGINS: Final = ("cross-site", "same-site")  # Another port of this host is "same-site", but another program.
 _CONDITIONS: Final = ("if-match", "if-none-match")
+MCP_PATH: Final = "/mcp"
 
 
 class HttpMiddleware:
@@ -91,13 +92,13 @@ class HttpMiddleware:
             if unread and problem.status == TOO_LARGE:
                 headers["Connection"] = "close"
                 await problem_response(problem, headers, request_headers)(
-                    scope, receive, _linger(receive, send_with_headers)
+                    scope, receive, linger(receive, send_with_headers)
                 )
             else:
                 await problem_response(problem, headers, request_headers)(scope, receive, send_with_headers)
 
     def _check(self, scope: Scope, request_headers: Headers) -> None:
-        if self._context.draining and scope["path"].startswith("/v1/"):
+        if self._context.draining and _is_for_programs(scope):
             raise draining_error()
         if is_cross_origin(request_headers) and not _is_followed_link(scope, request_headers):
             raise HttpError(
@@ -105,7 +106,7 @@ class HttpMiddleware:
             )
 
 
-def _linger(receive: Receive, send: Send) -> Send:
+def linger(receive: Receive, send: Send) -> Send:
     """A `send` that reads and discards the rest of the request body before it completes the response.
 
     Closing a connection while the client still sends resets it, and the client would not get the response.
@@ -137,13 +138,19 @@ def is_cross_origin(request_headers: Headers) -> bool:
 
 
 def _is_followed_link(scope: Scope, request_headers: Headers) -> bool:
-    """Whether a user followed a link from another site to a page. `/v1` is excluded, because some of its GET requests
-    have effects."""
+    """Whether a user followed a link from another site to a page. `/v1` and `/mcp` are excluded, because some of their
+    GET requests have effects."""
     return (
         "origin" not in request_headers
         and request_headers.get("sec-fetch-dest") == "document"
-        and not scope["path"].startswith("/v1/")
+        and not _is_for_programs(scope)
     )
+
+
+def _is_for_programs(scope: Scope) -> bool:
+    """Whether a request is a call; others get pages, files, metadata or health."""
+    path: str = scope["path"]
+    return path.startswith("/v1/") or path == MCP_PATH
 
 
 def authenticate_request(context: ServerContext, request_headers: Headers, client: str) -> Authorizer:

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.plane.idempotency import keyed_call_of
+from holdfast.server.audit import call_audited
 from holdfast.server.authorization import Authorizer
 from holdfast.server.http.context import HttpContext
 from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
@@ -58,7 +59,10 @@ class RequestContext:
         request = self.authorizer.attributed(request)
         transport = self.http_context.transport
         key = self._outcome_key(request) if use_key and request.operation.takes_key else None
-        answer: Answer = await transport.call(request, keyed_call_of(transport, request, key, again=True, like=as_sent))
+        keyed_call = keyed_call_of(transport, request, key, again=True, like=as_sent)
+        answer: Answer = await call_audited(
+            transport, self.authorizer, request, lambda: transport.call(request, keyed_call)
+        )
         self.http_context.flow_control.observe(request, answer)
         return answer
 

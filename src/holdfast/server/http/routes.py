@@ -10,6 +10,7 @@ from holdfast.server.http import (
     json_rpc,
     leases,
     messages,
+    pushes,
     queues,
     settlements,
     states,
@@ -42,8 +43,10 @@ _TAGS: Final = (
     "messages",
     "queues",
     "leases",
+    "locks",
     "states",
     "entities",
+    "collections",
     "worlds",
     "hosting",
     "runs",
@@ -51,6 +54,7 @@ _TAGS: Final = (
     "timers",
     "universes",
     "mail",
+    "ingress",
     "agents",
     "activity",
     "blobs",
@@ -58,6 +62,8 @@ _TAGS: Final = (
     "planes",
     "nodes",
     "backups",
+    "tokens",
+    "audit",
 )
 
 ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
@@ -74,6 +80,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = tuple(
             *states.ENDPOINTS,
             *entities.ENDPOINTS,
             *json_rpc.ENDPOINTS,
+            *pushes.ENDPOINTS,
             *blobs.ENDPOINTS,
             *backups.ENDPOINTS,
         ),

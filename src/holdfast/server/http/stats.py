@@ -8,13 +8,13 @@ from typing import Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from holdfast.errors import HoldfastError, RetryAdvice
+from holdfast.errors import HoldfastError
 from holdfast.server.http import json_codec
 from holdfast.server.http.endpoints import Endpoint, Parameter, json_response
 from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
 from holdfast.server.http.messages import universe_of
 from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import JSON, HttpError, problem_for
+from holdfast.server.problems import JSON, problem_for
 from holdfast.tiers import Tier
 from holdfast.wire.queues import GetQueueStats, QueueStats
 
@@ -88,14 +88,7 @@ async def _watch(context: RequestContext) -> Response:
         body = json_codec.convert(dict(context.request.query_params), StatsBody)
     universe = universe_of(context, body)
     first = await context.call(GetQueueStats(body.queue, universe))  # So that an invalid request gets an error status.
-    http_context = context.http_context
-    if http_context.watches >= http_context.limits.watches_max:
-        raise HttpError(
-            503,
-            "queue_busy",
-            f"{http_context.limits.watches_max} watches are already open; retry later",
-            retry=RetryAdvice.LATER,
-        )
+    context.http_context.check_watches()
     events = _events(context, universe, first)
     return EventStream(await anext(events), events, context.media)
 
