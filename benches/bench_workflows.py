@@ -10,7 +10,6 @@ commit (journal_mode=delete, synchronous=FULL). Each contestant is a process of 
 async function that adds one to a number. Candidates take turns, and the medians are compared.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from rich.table import Table
 
 from benches import bench_nodes
 from benches.comparison import echo
+from benches.storage_options import parse_options
 
 SCRIPT: Final = Path(__file__).parent / "workflow_process.py"
 HOLDFAST: Final = "holdfast"
@@ -63,20 +63,12 @@ QUICK: Final = Sizes(
 
 
 def main(argv: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benches.bench_workflows", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("storages", nargs="*", help=f"which storages, of {', '.join(STORAGES)} [all]")
-    parser.add_argument("--quick", action="store_true", help="a smoke test with few steps and one round")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    options = parser.parse_args(list(argv))
-    if unknown := set(options.storages) - set(STORAGES):
-        parser.error(f"there is no storage {', '.join(sorted(unknown))}; the storages are {', '.join(STORAGES)}")
+    options = parse_options(argv, STORAGES, name="bench_workflows", doc=__doc__, quick="few steps")
     sizes = QUICK if options.quick else Sizes()
     if find_spec(DBOS) is None:
         echo("dbos is skipped: it is not installed.")
     results = {}
-    for name in options.storages or STORAGES:
+    for name in options.storages:
         with STORAGES[name]() as places:
             results[name] = measure(name, places, sizes)
     if options.json is not None:

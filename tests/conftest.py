@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -47,9 +48,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--image-seed", type=int, help="the seed of the only image that the storage tests build")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not distributes:  # The processes that a test starts are not measured: each would take 0.2 s longer to start.
+        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As in the background of a shell. Tests send interrupts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was measured before pytest-xdist, which does not wait long for its processes, may kill this one."""
+    if hasattr(session.config, "workerinput") and (coverage := sys.modules.get("coverage")) is not None:
+        measuring = coverage.Coverage.current()
+        if measuring is not None:
+            measuring.save()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,9 @@
 import http.client
 import json
 import os
+import random
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +57,11 @@ class Server:
         *,
         limits: dict[str, Any] | None = None,
         process: dict[str, Any] | None = None,
+        before: str = "",
         **flags: Any,
     ) -> None:
         """`flags` are those of `holdfast serve`. Bounds without flags: `limits` are HttpLimits, and `process` has
-        attributes of BoundedHttp, `files_max` and `disk_reserve_share_max`."""
+        attributes of BoundedHttp, `files_max` and `disk_reserve_share_max`. The code `before` runs before all of it."""
         self.data = f"dir:{folder / 'data'}"
         self._log = folder / "server.log"
         self._log_read = 0
@@ -66,7 +69,7 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-c", CHILD, json.dumps(settings)]
+                [sys.executable, "-W", "error", "-c", before + CHILD, json.dumps(settings)]
                 + [json.dumps(each or {}) for each in (limits, process)],
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -178,3 +181,11 @@ class Server:
         self.process.wait()
         if self.process.stdout is not None:
             self.process.stdout.close()
+
+
+def free_port() -> int:
+    """A free port below the ephemeral range, so that no outgoing connection can take it before it is used."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(10_000, 30_000)))
+            return int(probe.getsockname()[1])

@@ -233,6 +233,18 @@ def test_the_number_of_connections_is_bounded(start: Callable[..., Any]) -> None
         time.sleep(0.02)
 
 
+def test_watches_of_queues_and_pushes_share_one_limit(start: Callable[..., Any]) -> None:
+    server = start(limits={"watches_max": 1})
+    close = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(server.address, timeout=SECONDS_MAX) as connection:
+        connection.sendall(b"GET /v1/pushes/watch HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
+        for path in (b"/v1/pushes/watch", b"/v1/queue/watch?queue=jobs"):
+            found = raw(server, b"GET " + path + close)
+            assert (found.status, found.code) == (503, "queue_busy")
+            assert b"retry-after:" in found.head.lower()
+
+
 def test_a_server_recovers_from_running_out_of_file_descriptors(start: Callable[..., Any]) -> None:
     server = start(connections_max=20_000, process={"files_max": 200})
     assert server.logged("open files are too few", "ulimit -n")

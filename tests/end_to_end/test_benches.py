@@ -75,3 +75,18 @@ def test_workflows_are_measured_on_both_storages(tmp_path: Path) -> None:
             assert figures["restore_seconds"] > 0
             assert figures["resident_mib_asleep"] > 0
     assert storages["embedded"]["dbos"]["versions"] | {"synchronous": "2"} == storages["embedded"]["dbos"]["versions"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("on", ["server", "postgres", "nodes"])
+def test_locks_of_processes_are_profiled(on: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "benches.profile_locks", "--processes", "4", "--on", on, "--duration", "2"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert "acquisitions/s by 4 agents" in found.stdout
+    assert "Deadlocks: 0. Failures: none." in found.stdout

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast.errors import DirectoryInUse
+from holdfast.errors import DirectoryInUse, MailboxFull
 from holdfast.handles.sync.plane import Plane
 from holdfast.layers.worlds import World, subspace
+from holdfast.wire.mail import MailPolicy
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
@@ -266,6 +267,7 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
         assert "needs a token and none was given" in refused
         assert "HOLDFAST_TOKEN or --token" in refused
         hf("--url", server.url, "--token", token, "queue", "list")
+        assert json.loads(hf("--url", server.url, "--token", token, "token", "self", "--json").stdout)["verbs"] == ["*"]
         environment["HOLDFAST_TOKEN"] = token
         hf("--url", server.url, "queue", "put", "jobs", "x")
         environment["HOLDFAST_TOKEN"] = "hft_nonsense"
@@ -401,3 +403,35 @@ def test_commands_report_a_failed_key_space(hf: Hf, tmp_path: Path) -> None:
         assert "Key space: works" not in shown
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         until(lambda: "Key space: works" in hf("--url", server.url, "space", "--status").stdout)
+
+
+def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[str, str], hf: Hf) -> None:
+    """Given by a flag, by a variable, or not at all; a stored policy wins over all of them."""
+    data = environment["HOLDFAST_URL"]
+
+    @contextmanager
+    def served(*flags: str, **variables: str) -> Iterator[Plane]:
+        command = [*HOLDFAST, "serve", "--data", data, "--port", "0", *flags]
+        server = subprocess.Popen(command, env=environment | variables, stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        try:
+            environment["HOLDFAST_URL"] = server.stdout.readline().strip().rpartition(" ")[2]
+            with holdfast.connect(environment["HOLDFAST_URL"]) as plane:
+                yield plane
+        finally:
+            server.terminate()
+            assert server.wait(SECONDS_MAX) == 0
+            server.stdout.close()
+
+    with served("--mail-max", "2", HOLDFAST_MAIL_TTL_SECONDS="3600") as plane:
+        for _ in range(2):
+            plane.mailbox("ada").send("bob", b"mail")
+        with pytest.raises(MailboxFull, match="2"):
+            plane.mailbox("ada").send("bob", b"mail")
+        assert {mail.expires_ms - mail.sent_ms for mail in plane.mailbox("bob").read()} == {3_600_000}
+        changed = json.loads(hf("--json", "--universe", "team", "mail", "policy", "--max", "5").stdout)
+        assert changed == {"pending_max": 5, "ttl_seconds": 3600}
+    with served("--mail-ttl", "2d"):
+        assert json.loads(hf("--json", "mail", "policy").stdout) == {"pending_max": 1_000, "ttl_seconds": 172_800}
+        with holdfast.connect(environment["HOLDFAST_URL"], universe="team") as team:
+            assert team.mail_policy() == MailPolicy(5, 3_600)

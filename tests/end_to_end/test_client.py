@@ -149,7 +149,9 @@ def test_every_feature_works_from_a_thread(plane: Plane, name: str) -> None:
     assert plane.entities.get("task", name)["title"] == "ab"
     assert len(plane.entities.history("task", name)) == 2
     hash = plane.blobs.put(b"bytes")
-    assert (plane.blobs.get(hash), plane.blobs.has(hash)) == (b"bytes", True)
+    assert (plane.blobs.get(hash), plane.blobs.has(hash), plane.blobs.size(hash)) == (b"bytes", True, 5)
+    with pytest.raises(BlobNotFound, match="No blob 0"):
+        plane.blobs.size("0" * 64)
     plane.activity.log(name, {"n": 1})
     until(lambda: plane.activity.read(session=name).records)
     jobs.set_policy(jobs.policy())

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
 from linecache import getline
 from pathlib import Path
@@ -23,7 +24,7 @@ from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as serve_sync
 
 import holdfast
-from holdfast import Plane
+from holdfast import DeleteRows, Plane
 from holdfast.client import blocking_connection, blocking_socket, session
 from holdfast.client.blocking_connection import BlockingConnection
 from holdfast.client.session import Session
@@ -609,6 +610,12 @@ def test_an_older_server_gets_no_packed_calls() -> None:
                 connection.call(AckMessages("a", [], packed=[PackedAck(bytes(16), 1, [], b"\1")]))
             with pytest.raises(Unsupported, match="older version"):
                 connection.call(WaitForCancel("a", [MessageLease("id", "lease", 1)], 1.0))
+            with pytest.raises(Unsupported, match=r"does not know tokens.self; upgrade"):
+                plane.tokens.self()
+            rows, changes = plane.collection("a"), [DeleteRows("p")]
+            for refused in (partial(rows.commit, changes), plane.atomic().rows(rows, changes).commit):
+                with pytest.raises(Unsupported, match="older version"):
+                    refused()
             assert plane.queue("a").receive_many(2) == []
         assert not connection._session.pending
         assert not any(connection._in_flight.values())

@@ -79,6 +79,16 @@ class TestCall:
         assert answer.status == 400
         assert msgspec.msgpack.decode(answer.body, type=Problem).code == "invalid_body"
 
+    def test_an_error_response_links_to_the_page_that_explains_its_code(self, server: Any, name: str) -> None:
+        for path, code in ((f"/v1/queues/{name}/messages/{'0' * 32}", "message_not_found"), ("/v1/no", "not_found")):
+            answer = server.get(path)
+            assert answer.headers["link"] == f'</docs/errors/{code}>; rel="help"'
+            page = server.get(f"/docs/errors/{code}")
+            assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+            assert f"<title>{code} - Holdfast</title>" in page.body.decode()
+            assert f'<a href="errors/{code}">' in server.get("/docs/errors").body.decode()
+        assert server.get("/docs/errors/no_such_code").json()["code"] == "not_found"
+
     def test_json_calls_use_the_json_form_of_requests_and_answers(self, server: Any, name: str) -> None:
         put = {"op": "queues.put", "queue": name, "messages": [{"payload": {"n": 1}}]}
         assert server.post("/v1/call", put).json()["receipts"][0]["durability"] == "critical"

@@ -278,6 +278,21 @@ class TestEntities:
         assert server.ask("DELETE", path).status == 200
         assert server.get(path).status == 404
 
+    def test_best_effort_values_are_read_on_request(self, server: Any, name: str) -> None:
+        path = f"/v1/entities/task/{name}"
+        assert server.ask("PATCH", path, {"fields": {"ml_score": 0.5}}).json()["versions"] == [None]
+        assert server.get(path).status == 404
+        found = server.get(f"{path}?best_effort=true").json()
+        assert (found["version"], found["fields"], found["best_effort"]["ml_score"]["value"]) == (0, {}, 0.5)
+        made = server.ask("PUT", path, {**found, "fields": {"status": "new"}}).json()
+        assert made["versions"] == [1]
+        got = server.get(f"{path}?best_effort=true", If_None_Match='"1"')
+        assert (got.status, got.headers["etag"]) == (200, '"1"')  # The version does not count BEST_EFFORT values.
+        assert got.json()["best_effort"]["ml_score"] == {"value": 0.5, "at_ms": found["updated_ms"]}
+        assert server.get(path).json()["best_effort"] == {}
+        page = server.get("/v1/entities/task?limit=1000&best_effort=true").json()["entities"]
+        assert [each["fields"] for each in page if each["id"] == name and each["best_effort"]] == [{"status": "new"}]
+
     def test_a_transaction_changes_all_entities_or_none(self, server: Any, name: str) -> None:
         writes = [{"kind": "task", "id": f"{name}-{n}", "fields": {"status": n}} for n in range(2)]
         assert server.post("/v1/entities/transaction", {"writes": writes}).json()["versions"] == [1, 1]
@@ -521,6 +536,7 @@ ROUND_TRIPS = {
     "/v1/queues/{queue}/policy": "/v1/queues/r/policy",
     "/v1/queues/{queue}/schedules/{name}": "/v1/queues/r/schedules/nightly",
     "/v1/mail/policy": "/v1/mail/policy",
+    "/v1/universes/{universe}/quota": "/v1/universes/round-trip/quota",
     "/v1/hosting/policy": "/v1/hosting/policy",
     "/v1/agents/{name}": "/v1/agents/round-trip",
     "/v1/worlds/{world}/program": "/v1/worlds/round-trip/program",
@@ -543,6 +559,7 @@ def resources(server: Any) -> None:
             "message": {"payload": {"n": 1}, "priority": 3, "attributes": {"a": "b"}},
         },
         "/v1/mail/policy": {"pending_max": 900, "ttl_seconds": 3_600},
+        "/v1/universes/round-trip/quota": {"messages": 900, "rate_per_second": 2.5},
         "/v1/hosting/policy": {"sends_to": ["other"], "accepts_from": ["*"]},
         "/v1/worlds/round-trip/program": {"program": "counter"},
         "/v1/agents/round-trip": {"public_key": key, "world": "round-trip"},

@@ -299,6 +299,10 @@ def test_token_is_limited_in_verbs_universes_rate_and_size(start: Callable[..., 
         for refused in (lambda: plane.lease("k").acquire(), plane.tokens.page, lambda: plane.pairs.get(b"a")):
             with pytest.raises(NotAllowed):
                 refused()  # type: ignore[operator]
+        own = plane.tokens.self()
+        assert own is not None
+        shown = json.loads(server.get("/v1/tokens/self", token=tokens["worker"])[2])["token"]
+        assert (own.name, own.universes, shown["id"]) == ("worker", ["main"], own.id)
         with pytest.raises(NotAllowed, match="does not allow world:append"):
             plane.atomic().put(plane.queue("jobs"), b"1").append(plane.world("w"), [1], expected_head=0).commit()
     with server.plane(tokens["receiver"]) as plane:
@@ -326,7 +330,7 @@ def test_token_is_limited_in_verbs_universes_rate_and_size(start: Callable[..., 
 def test_the_documented_verbs_of_a_program_are_sufficient_and_no_more(
     start: Callable[..., Any], tmp_path: Path
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "production.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "secure-a-server.md").read_text()
     producer, worker, viewer, operator = re.findall(r"^\| .* \| `((?:queue:[a-z._]+,?)+)` \|$", page, re.MULTILINE)
     verbs = {"producer": producer, "worker": worker, "viewer": viewer, "operator": f"{viewer},{operator}"}
     with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:

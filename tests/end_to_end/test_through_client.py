@@ -33,11 +33,15 @@ UNIT = Path(__file__).parents[1] / "unit"
 MODULES = (
     "test_queue_background",
     "test_queue_handles",
+    "test_queue_moves",
     "test_queue_waiting",
     "test_lease_handles",
     "test_effects",
+    "test_best_effort_reads",
+    "test_collections",
     "test_entities",
     "test_entity_concurrency",
+    "test_entity_locks",
     "test_entity_tiers",
     "test_worlds",
     "test_snapshots",
@@ -47,10 +51,13 @@ MODULES = (
     "test_workers",
     "test_tasks",
     "test_handles",
+    "test_lock_handles",
+    "test_step_context",
+    "test_quotas",
 )
 
 TRANSACT = "a function cannot run in another process: plane.transact and message.complete are for embedded planes"
-LOCKS = "plane.locks is between the threads of one process"
+LOCKS = "is about the locks that writes take in one process"
 INTERNALS = "reads internals of a plane that is in another process"
 RAW = "a server does not allow direct writes to the key space"
 
@@ -74,15 +81,15 @@ SKIPPED = {
             "test_a_deleted_world_leaves_no_key_and_its_fences_do_not_return",
             "test_a_refused_turn_writes_nothing",
             "test_a_world_that_a_transaction_paused_is_not_claimed",
+            "test_a_transaction_of_the_callers_own_has_no_best_effort_values",
+            "test_a_write_in_the_callers_own_transaction_does_not_wait",
+            "test_a_transaction_checks_its_locks",
+            "test_a_transaction_under_a_lost_lock_writes_nothing",
         ),
         TRANSACT,
     ),
     **dict.fromkeys(
-        (
-            "test_a_holder_of_a_kind_lock_writes_its_rows",
-            "test_a_writer_waits_for_a_locked_row",
-            "test_tasks_write_entities",
-        ),
+        ("test_tasks_write_entities", "test_the_first_lock_waits_for_writes_that_take_none"),
         LOCKS,
     ),
     **dict.fromkeys(
@@ -98,6 +105,7 @@ SKIPPED = {
         RAW,
     ),
     "test_a_holder_that_loses_its_lease_while_renewing_waits": INTERNALS,
+    "test_a_lock_of_one_process_has_no_fence": "all callers of a server share its locks",
     "test_commands_show_and_change_how_a_world_is_run": "a command opens the directory itself",
     "test_a_worker_that_cannot_receive_raises_why": "the event loop of a worker has a connection of its own",
 }
@@ -197,7 +205,6 @@ class Transport(RemoteTransport):
     def __init__(self, served: Served) -> None:
         super().__init__(served.url)
         self.services = served.services
-        self.locks = served.services.locks
         self._served = served
 
     def close(self) -> None:
@@ -209,7 +216,6 @@ class AsyncTransport(AsyncRemoteTransport):
     def __init__(self, served: Served) -> None:
         super().__init__(served.url)
         self.services = served.services
-        self.locks = served.services.locks
         self._served = served
 
     async def close(self) -> None:
@@ -225,23 +231,28 @@ def planes_are_remote(
     if reason is not None:
         pytest.skip(reason)
 
+    module = inspect.getmodule(request.function) or FOUND[request.function.__module__]
+
     def open_remote(url: str, *, universe: str = UNIVERSE, **options: Any) -> Plane:
         universe = checked_name("universe", universe)
-        return Plane(Transport(plane_server.open(url, Options(**options))), universe)
+        served = plane_server.open(url, Options(**options))
+        return Plane(Transport(served), universe)
 
     def open_remote_async(url: str, *, universe: str = UNIVERSE, **options: Any) -> Opening:
         async def opening() -> AsyncPlane:
-            return AsyncPlane(
-                AsyncTransport(await plane_server.open_from_other_loop(url, Options(**options))), universe
-            )
+            served = await plane_server.open_from_other_loop(url, Options(**options))
+            return AsyncPlane(AsyncTransport(served), universe)
 
         return Opening(opening())
 
     monkeypatch.setattr(holdfast, "open", open_remote)
     monkeypatch.setattr(holdfast, "open_async", open_remote_async)
-    module = inspect.getmodule(request.function) or FOUND[request.function.__module__]
     if hasattr(module, "open_plane"):
-        monkeypatch.setattr(module, "open_plane", lambda url, options: Transport(plane_server.open(url, options)))
+        monkeypatch.setattr(
+            module,
+            "open_plane",
+            lambda url, options: Transport(plane_server.open(url, options)),
+        )
     if hasattr(module, "everything"):
         monkeypatch.setattr(module, "everything", everything)
 
@@ -262,7 +273,6 @@ def test_embedded_only_features_raise_not_embedded(plane_server: PlaneServer) ->
         for refused in (
             lambda: plane.transact(lambda tx: None),
             lambda: message.complete(lambda tx: None),
-            lambda: plane.locks.acquire(["record_id", "task/1"]),
             lambda: plane.pairs.put(b"a", b"b"),
         ):
             with pytest.raises(holdfast.errors.NotEmbedded):

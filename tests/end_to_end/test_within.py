@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import holdfast
-from holdfast import AsyncPlane, Plane, TierPolicy, limits
+from holdfast import AsyncPlane, DeleteRow, Plane, PutRow, Quota, TierPolicy, limits
 from holdfast.backends.postgres import PostgresDatabase
 from holdfast.errors import (
     Busy,
@@ -36,6 +36,7 @@ from holdfast.errors import (
     NotEmbedded,
     NotTransactional,
     QueueMessageLeaseMismatch,
+    QuotaExceeded,
     ReadOnlyTransaction,
     SchemaMismatch,
     TransactionConflict,
@@ -171,6 +172,11 @@ def test_everything_that_can_be_written(plane: Plane, connection: UserConnection
     within.state("orders/1").update({"state": "paid"}, if_absent=True)
     within.entities.write("order", "1", {"price": 5})
     within.entities.update("order", "1", lambda order: {"price": order["price"] + 1 if order else 0})
+    rows = within.collection("lines")
+    rows.commit([PutRow("orders/1", (number,), b"1", ttl_seconds=60) for number in range(3)])
+    rows.commit([DeleteRow("orders/1", (0,), if_version=1), PutRow("orders/2", ("a",), b"")])
+    assert rows.get("orders/1", (0,)) is None
+    assert [row.key for row in rows.scan("orders/1").rows] == [(1,), (2,)]
     within.ack(job, result={"built": 1})
     document = within.state("orders/1").get()
     assert document is not None
@@ -185,6 +191,7 @@ def test_everything_that_can_be_written(plane: Plane, connection: UserConnection
     assert len(plane.mailbox("bob").read()) == commits
     assert plane.world("factory").head() == (1 if commits else 0)
     assert (plane.state("orders/1").get() is not None) == commits
+    assert plane.collection("lines").partitions().partitions == ["orders/1", "orders/2"] * commits
     order = plane.entities.get("order", "1")
     assert (None if order is None else order["price"]) == (6 if commits else None)
     assert plane.queue("jobs").stats().ready + plane.queue("jobs").stats().delayed == (not commits)
@@ -546,6 +553,7 @@ def test_what_cannot_be_part_of_a_transaction(plane: Plane, connection: UserConn
         lambda: within.world("factory").create(),
         lambda: within.world("factory").read(),
         lambda: within.entities.delete("order", "1"),
+        lambda: within.collection("lines").partitions(),
     ]
     for call in calls:
         with pytest.raises(NotTransactional, match="on the plane itself") as raised:
@@ -770,3 +778,59 @@ def test_a_newer_format_is_refused_and_not_raised_beside_a_transaction(
             other.execute(change, [formats.encode(formats.FORMAT), formats.KEY])
     assert orders(connect) == [2]
     assert bodies(plane) == [{"order": 1}]
+
+
+# Quotas.
+
+
+def is_put(put: Callable[[], object]) -> bool:
+    try:
+        put()
+    except QuotaExceeded:
+        return False
+    return True
+
+
+def test_a_quota_limits_what_a_transaction_of_the_user_puts(
+    plane: Plane, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane.quotas.set("main", Quota(messages=3))
+    connection = connect()
+    emails = plane.within(connection).queue("emails")
+    connection.execute("INSERT INTO orders VALUES (1)")
+    for number in range(3):
+        emails.put(number)
+    with pytest.raises(QuotaExceeded, match="3 messages of 3") as caught:
+        emails.put(3)
+    assert (caught.value.universe, caught.value.kind) == ("main", "messages")
+    with pytest.raises(QuotaExceeded):  # What is not committed counts, too: it may be at any time.
+        plane.queue("others").put(b"")
+    connection.execute("INSERT INTO orders VALUES (2)")  # The refused call has left the transaction as it was.
+    connection.commit()
+    assert (bodies(plane), orders(connect)) == ([0, 1, 2], [1, 2])
+
+    monkeypatch.setattr("holdfast.runtime.quotas.QUOTA_CALLER_SECONDS", 0.0)
+    plane.queue("emails").purge()
+    plane.quotas.clear("main")
+    plane.quotas.set("main", Quota(messages=1))
+    emails.put(4)
+    connection.rollback()
+    wait_until(lambda: is_put(lambda: plane.queue("others").put(b"")))  # What was rolled back does not count for long.
+    assert not is_put(lambda: emails.put(5))
+    connection.rollback()
+    assert (bodies(plane), plane.queue("others").stats().ready) == ([], 1)
+
+
+def test_a_quota_limits_the_bytes_of_a_transaction_of_the_user(plane: Plane, connect: Connect) -> None:
+    plane.quotas.set("main", Quota(bytes=100_000))
+    wait_until(lambda: plane.quotas.usage().bytes_measured_ms > 0)
+    connection = connect()
+    inside = plane.within(connection)
+    accepted = 0
+    while is_put(lambda: inside.queue("emails").put(b"x" * 10_000)):
+        accepted += 1
+    assert 4 <= accepted <= 9
+    assert not is_put(lambda: inside.state("s").update({"text": "x" * 90_000}))
+    connection.commit()
+    assert plane.queue("emails").stats().ready == accepted
+    assert (plane.quotas.usage().bytes or 0) >= 10_000 * accepted

@@ -8,8 +8,9 @@ from typing import Any
 from holdfast import limits
 from holdfast.backends.postgres import groups, listener, locked_view, sessions
 from holdfast.errors import QueueMessageLeaseMismatch
-from holdfast.layers import leases
+from holdfast.layers import leases, lock_records
 from holdfast.layers.queues import enqueue, settling
+from holdfast.lock_rules import Mode
 
 
 def isolate_nothing() -> None:
@@ -21,11 +22,11 @@ def accept_old_fences() -> None:
     """An ack is accepted although the lease of its message has ended."""
     checked: Any = settling._ack
 
-    def unchecked(*args: Any) -> Any:
+    def unchecked(*args: Any, **options: Any) -> Any:
         try:
-            return checked(*args)
+            return checked(*args, **options)
         except QueueMessageLeaseMismatch:
-            return ""
+            return "", False
 
     settling._ack = unchecked  # type: ignore[assignment]
 
@@ -59,6 +60,31 @@ def forget_keys() -> None:
     enqueue._duplicate_of = lambda *args: None
 
 
+def ignore_exclusive_holders() -> None:
+    """A shared lock is granted although another session holds an exclusive one."""
+    conflicts = lock_records.LockKeys.conflicts
+
+    def of_others(self: lock_records.LockKeys, mode: Mode) -> list[tuple[bytes, bytes]]:
+        return [] if mode is Mode.SHARED else conflicts(self, mode)
+
+    lock_records.LockKeys.conflicts = of_others  # type: ignore[method-assign]
+
+
+def forget_intents() -> None:
+    """A lock of a whole table is granted although rows of it are held."""
+    conflicts = lock_records.LockKeys.conflicts
+
+    def without_intents(self: lock_records.LockKeys, mode: Mode) -> list[tuple[bytes, bytes]]:
+        return conflicts(self, mode)[:1]
+
+    lock_records.LockKeys.conflicts = without_intents  # type: ignore[method-assign]
+
+
+def end_sessions_early() -> None:
+    """The locks of a session are granted to others before its lease ends."""
+    lock_records.Session.is_expired = lambda self, now_ms: now_ms >= self.expires_ms - self.lease_ms * 0.99  # type: ignore[method-assign]
+
+
 FLAWS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
@@ -68,6 +94,9 @@ FLAWS: dict[str, Callable[[], None]] = {
         miss_notifications,
         lose_commits,
         forget_keys,
+        ignore_exclusive_holders,
+        forget_intents,
+        end_sessions_early,
     )
 }
 

@@ -26,6 +26,7 @@ class Proxy:
         self.mutes = False  # Requests are passed on, and responses are dropped.
         self.holds = False  # Data is kept, in both directions, and passed on afterwards.
         self.refuses = False  # New connections are closed at once.
+        self.dropped_bytes = 0  # Of responses, while `mutes` was set.
         self.accepted = 0
         self.cuts = 0
         self.port = 0
@@ -111,6 +112,7 @@ class Proxy:
     ) -> None:
         while data := await reader.read(_CHUNK_BYTES):
             if self.mutes and is_response:
+                self.dropped_bytes += len(data)
                 continue
             while self.holds:
                 await asyncio.sleep(_HOLD_SECONDS)

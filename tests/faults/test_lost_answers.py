@@ -437,3 +437,53 @@ def test_a_large_payload_can_be_put_at_a_server_that_does_not_know_pins() -> Non
         finally:
             server.shutdown()
     assert targets == ["/v1/blobs?pinned=false", "/v1/blobs"]
+
+
+# Ordered locks.
+
+ROW = ["record_id", "task/1"]
+
+
+def locks_of(plane: Plane) -> list[tuple[str, bool]]:
+    sessions = plane.locks.sessions().sessions
+    return [(lock.name, lock.is_waiting) for each in sessions for lock in each.locks if lock.level == "record_id"]
+
+
+def test_locks_whose_grant_was_lost_are_held_once(lossy: LossyClient) -> None:
+    locks, observer = lossy.client.locks, lossy.observer
+    held = lossy.run_with_lost_answer(lambda: locks.acquire(ROW, lease_seconds=600), lambda: locks_of(observer))
+    assert held.fence == 1
+    held.check()
+    assert locks_of(observer) == [("task/1", False)]
+    held.release()
+    assert locks_of(observer) == []
+
+
+def test_a_lost_grant_to_a_waiting_caller_is_repeated(lossy: LossyClient) -> None:
+    """The call that the server gave up with its connection must not take the locks away from its repetition."""
+    locks, observer = lossy.client.locks, lossy.observer
+    before = observer.locks.acquire(ROW)
+
+    def release_once_waiting() -> bool:
+        if ("task/1", True) in locks_of(observer):
+            before.release()
+        return locks_of(observer) == [("task/1", False)] and not before._session.has_claims
+
+    held = lossy.run_with_lost_answer(
+        lambda: locks.acquire(ROW, timeout_seconds=DEADLINE_SECONDS, lease_seconds=600), release_once_waiting
+    )
+    assert held.fence in (2, 3)  # It was granted again if the server had given up the first call before it knew.
+    assert len(lossy.client.atomic().check(held).commit()) == 1
+    held.release()
+    assert locks_of(observer) == []
+
+
+def test_a_lost_answer_to_a_release_does_not_count_as_a_lost_lock(lossy: LossyClient) -> None:
+    held = lossy.client.locks.acquire(ROW, lease_seconds=600)
+
+    def block() -> None:
+        with held:
+            pass
+
+    lossy.run_with_lost_answer(block, lambda: not locks_of(lossy.observer))
+    assert not held.is_lost

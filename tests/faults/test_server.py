@@ -135,7 +135,11 @@ class Load:
 
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
 def test_a_window_of_messages_is_acknowledged_once_although_the_answer_is_lost(tmp_path: Path, kind: str) -> None:
-    """The server acknowledges a window and leases the next one, and the connection ends before the worker knows."""
+    """The server acknowledges a window and leases the next one, and the connection ends before the worker knows.
+
+    It ends after the answer was sent: the server makes messages that it could not send available again, and they would
+    be delivered a second time.
+    """
     seen: list[int] = []
     with ExitStack() as running:
         server = running.enter_context(serving(f"dir:{tmp_path}"))
@@ -149,7 +153,8 @@ def test_a_window_of_messages_is_acknowledged_once_although_the_answer_is_lost(t
                 proxy.mutes = True
 
         with _worker_in_thread(proxy.url, kind, handle) as worker:
-            until(lambda: proxy.mutes and jobs.stats().acked_total >= 20, "the window was acknowledged")
+            until(lambda: jobs.stats().acked_total >= 20, "the window was acknowledged")
+            until(lambda: proxy.dropped_bytes >= 1_000, "the answer with the next window was sent")
             proxy.cut_all()
             until(lambda: worker.stats.handled == 100, "every message was handled")
         stats = jobs.stats()

@@ -13,6 +13,7 @@ from holdfast.wire.queues import (
     AckMessages,
     MessageLease,
     NewMessage,
+    NewResult,
     Outcome,
     Outcomes,
     PutMessages,
@@ -75,8 +76,8 @@ def put(*bodies: str, queue: str = "jobs", tier: Tier = Tier.CRITICAL) -> PutMes
     return PutMessages(queue, [NewMessage(body.encode()) for body in bodies], tier=tier)
 
 
-def ack(id: str) -> AckMessages:
-    return AckMessages("jobs", [MessageLease(id, "lease", 1)])
+def ack(*ids: str, results: list[NewResult | None] | None = None) -> AckMessages:
+    return AckMessages("jobs", [MessageLease(id, "lease", 1) for id in ids], results=results or [])
 
 
 def ids(answer: Receipts) -> list[str]:
@@ -101,6 +102,16 @@ async def test_acks_are_sent_together_and_separately_from_puts(server: Server) -
     )
     assert sorted(server.sizes()) == [2, 3]
     assert {type(each) for each in server.requests} == {PutMessages, AckMessages}
+
+
+async def test_acks_that_are_sent_together_keep_their_results(server: Server) -> None:
+    one, two = NewResult(b"one"), NewResult(b"two")
+    await asyncio.gather(
+        server.call(ack("a", "b")), server.call(ack("c", "d", results=[one])), server.call(ack("e", results=[two]))
+    )
+    (sent,) = server.requests
+    kept = {lease.id: result for lease, result in zip(sent.leases, sent.results, strict=True)}
+    assert kept == {"a": None, "b": None, "c": one, "d": None, "e": two}
 
 
 async def test_queues_tiers_and_universes_are_batched_separately(server: Server) -> None:

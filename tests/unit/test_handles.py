@@ -18,11 +18,11 @@ from holdfast.errors import Closed, InvalidArgument, NestedTransaction, Unsuppor
 ASYNC = [
     handle
     for module in pkgutil.iter_modules(handles.__path__)
-    if not module.ispkg and module.name != "workers"  # Workers are not generated.
+    if module.name not in ("push_listening", "sync", "workers")  # They are not generated.
     for name, handle in vars(importlib.import_module(f"holdfast.handles.{module.name}")).items()
     if name.startswith("Async") and handle.__module__ == f"holdfast.handles.{module.name}"
 ]
-FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
+FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
 
 every_handle = pytest.mark.parametrize("handle", ASYNC, ids=lambda handle: handle.__name__)
 
@@ -32,6 +32,7 @@ WAITS_FOR_NOTHING = {
     "AsyncAtomic._add",
     "AsyncAtomic.ack",
     "AsyncAtomic.confirm",
+    "AsyncAtomic.rows",
     "AsyncAtomic.send",
     "AsyncMailbox.__iter__",
     "AsyncMailbox._fault",
@@ -40,8 +41,10 @@ WAITS_FOR_NOTHING = {
     "AsyncMailbox._own_key",
     "AsyncMailbox._unsealed",
     "AsyncMailbox.subscribe",
+    "AsyncPlane.collection",
     "AsyncPlane.mailbox",
     "AsyncPlane.within",
+    "AsyncWithin.collection",
     "AsyncWithin.mailbox",
     "AsyncWithin.queue",
     "AsyncWithin.state",
@@ -58,6 +61,8 @@ WAITS_FOR_NOTHING = {
     "AsyncAtomic.signal_run",
     "AsyncAtomic.start_run",
     "AsyncAtomic.update",
+    "AsyncSharedLock._find_loss",
+    "AsyncSharedLock.check",
     "AsyncAtomic.write",
     "AsyncEffectClaim.json",
     "AsyncEffects.claimed",
@@ -67,6 +72,7 @@ WAITS_FOR_NOTHING = {
     "AsyncMessage._check_received_here",
     "AsyncMessage._content",
     "AsyncMessage._sidecar",
+    "AsyncMessage.collection",
     "AsyncMessage.json",
     "AsyncMessage.mark_lost",
     "AsyncMessage.mark_refused",
@@ -78,7 +84,10 @@ WAITS_FOR_NOTHING = {
     "AsyncQueue.held",
     "AsyncQueue.subscribe",
     "AsyncEntities.transaction",
-    "AsyncLocks.stats",
+    "AsyncIngress.watch",
+    "AsyncPushListener.stop",
+    "AsyncPushWatch.__iter__",
+    "AsyncPushWatch.filtered",
     "AsyncPlane.lease",
     "AsyncPlane.state",
     "AsyncPlane.world",

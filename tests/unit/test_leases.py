@@ -162,6 +162,26 @@ def test_a_former_holder_cannot_release_the_next_holders_lease(database: Databas
     database.transact(leases.check, proof(second))
 
 
+def test_a_broken_lease_passes_on_and_its_holder_is_fenced_off(database: Database, clock: ManualClock) -> None:
+    first = acquire(database, "ada", 60_000)
+    with pytest.raises(LeaseConflict, match="has the fence 1 and the owner ada"):
+        database.transact(leases.break_lease, DEPLOY, fence=2)
+    database.transact(leases.check, proof(first))
+    assert database.transact(leases.break_lease, DEPLOY, fence=1)
+    with pytest.raises(LeaseExpired):
+        database.transact(leases.keepalive, proof(first), ttl_ms=1_000)
+    assert not database.transact(leases.break_lease, DEPLOY, fence=1)
+    second = acquire(database, "bob")
+    assert second.fence == 2
+    with pytest.raises(LeaseConflict):
+        database.transact(leases.break_lease, DEPLOY, fence=1)  # What an operator has seen is not bob's lease.
+    database.transact(leases.check, proof(second))
+    clock.advance_ms(1_000)
+    assert not database.transact(leases.break_lease, DEPLOY, fence=2)
+    with pytest.raises(LeaseConflict, match="was never granted"):
+        database.transact(leases.break_lease, LeaseKey("main", "other"), fence=1)
+
+
 def test_an_expired_lease_cannot_be_kept_alive(database: Database, clock: ManualClock) -> None:
     grant = acquire(database, "ada")
     clock.advance_ms(1_000)

@@ -34,7 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.handles.sync.mailboxes import Mailbox
 from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.mail import MailPolicy, NewMail
+from holdfast.wire.mail import JoinMailbox, MailPolicy, NewMail
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -499,6 +499,26 @@ async def test_a_cancelled_loop_does_not_confirm_its_mail(url: str, tmp_path: Pa
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert not (await plane.mailbox("carl").stats()).joined
+
+
+async def test_a_loop_that_is_cancelled_as_soon_as_it_has_joined_leaves_its_mailbox(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+        bob = plane.mailbox("bob")
+        call = bob._transport.call
+
+        async def cancelled_after_the_join(request: Any) -> Any:
+            answer = await call(request)
+            if isinstance(request, JoinMailbox):
+                assert (await bob.stats()).joined
+                raise asyncio.CancelledError
+            return answer
+
+        monkeypatch.setattr(bob._transport, "call", cancelled_after_the_join)
+        with pytest.raises(asyncio.CancelledError):
+            await anext(aiter(bob))
+        assert not (await bob.stats()).joined
 
 
 # Atomic lists.

@@ -13,11 +13,13 @@ from holdfast.errors import (
     MailboxTaken,
 )
 from holdfast.kv import Database, Transaction
+from holdfast.kv.batch import run_batch
 from holdfast.layers import mailboxes
 from holdfast.layers.mailboxes import Address, Box
 from holdfast.layers.mailboxes import keys as mailbox_keys
+from holdfast.mail_defaults import MailDefaults
 from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.mail import Envelope, NewMail
+from holdfast.wire.mail import Envelope, MailPolicy, NewMail
 
 _shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
 ADA = _shared["ADA"]
@@ -293,6 +295,27 @@ def test_expired_mail_after_longer_lived_mail_frees_space(database: Database, cl
     clock.advance_ms(60_000)
     send(database, b"new")
     assert (bodies(database), count(database)) == ([b"long", b"new"], 2)
+
+
+def test_defaults_of_the_process_apply_until_the_universe_has_a_policy(database: Database, clock: ManualClock) -> None:
+    """In a transaction of its own, in a group of functions that fail independently, and in reads."""
+    database.mail_defaults = MailDefaults(pending_max=2, ttl_seconds=60.0)
+    send(database)
+
+    def send_two(tx: Transaction) -> list[Any]:
+        calls = [(lambda tx, body: mailboxes.send(tx, ADA, BOB, NewMail("", body)), body) for body in (b"2", b"3")]
+        tx.put(b"other", b"")  # Functions after a write get nested transactions.
+        return run_batch(tx, calls)
+
+    _, refused = database.transact(send_two)
+    assert isinstance(refused, MailboxFull)
+    assert database.read(mailboxes.policy_of, "main") == MailPolicy(pending_max=2, ttl_seconds=60.0)
+    assert [mail.expires_ms - mail.sent_ms for mail in peek(database)] == [60_000, 60_000]
+    set_policy(database)  # The built-in values, which win over those of the process.
+    assert database.read(mailboxes.policy_of, "main") == MailPolicy()
+    clock.advance_ms(60_000)
+    send_some(database, 3)
+    assert count(database) == 3
 
 
 # Readers.

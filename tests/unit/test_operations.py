@@ -149,7 +149,7 @@ def test_a_request_names_its_operation_in_op(kind: type[Request[Any]]) -> None:
     assert config.tag_field == "op"
     assert config.tag == config.tag.lower()
     module = kind.__module__.rpartition(".")[2]
-    assert config.tag.partition(".")[0] == {"health_checks": "checkups"}.get(module, module)
+    assert config.tag.partition(".")[0] == {"health_checks": "checkups", "quotas": "universes"}.get(module, module)
     assert config.frozen
 
 

@@ -10,14 +10,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from holdfast.errors import Busy, NotAllowed
+from holdfast.errors import Busy, NotAllowed, RateLimited
 from holdfast.limits import RPC_BATCH_MAX, RPC_BYTES_MAX
 from holdfast.plane.embedded import AsyncEmbeddedTransport
 from holdfast.plane.open import Options, open_plane_async
 from holdfast.server.authorization import AllowAll, Authorizer
 from holdfast.server.ingress_metrics import IngressMetrics
+from holdfast.server.problems import problem_for
 from holdfast.server.rpc import Caller, Rpc, caller_of, encode
+from holdfast.testing.clock import ManualClock
+from holdfast.wire.ingress import SYNCED, Push
 from holdfast.wire.mail import BlockSender, CountMail, MailPolicy, ReadMail, SetMailPolicy
+from holdfast.wire.problems import error_of
 from holdfast.wire.rpc import RpcCode
 
 ADA = "ada@main"
@@ -298,6 +302,29 @@ async def test_token_that_may_not_send_mail_may_not_push(rpc: Rpc) -> None:
 async def test_token_above_its_rate_is_rate_limited(rpc: Rpc) -> None:
     answer = await respond(rpc, push(), caller_of(TokenHolder(Busy("slow down")), "main"))
     assert code_of(answer) == -32006
+
+
+async def test_the_wait_of_a_rate_limit_is_exact_in_json_rpc_and_in_problems(clock: ManualClock) -> None:
+    transport = await open_plane_async("memory:", Options(pushes_per_minute=7, clock=clock))
+    rpc = Rpc(transport, agent="bob")
+    for number in range(7):
+        assert "result" in await respond(rpc, push(str(number)))
+    for _ in range(2):
+        refused = await respond(rpc, push("more"))
+        assert code_of(refused) == RpcCode.RATE_LIMITED
+        seconds = refused["error"]["data"]["retry_after_seconds"]
+        request = Push("bob", "t", "text/plain", b"x", "other", SYNCED, "ada")
+        with pytest.raises(RateLimited) as limited:
+            await transport.call(request)
+        problem, headers = problem_for(limited.value, "id")
+        assert problem.retry_after_seconds == limited.value.retry_after_seconds == seconds
+        assert int(headers["Retry-After"]) - 1 < seconds <= int(headers["Retry-After"])
+        assert getattr(error_of(problem), "retry_after_seconds", None) == seconds
+        clock.advance_ms(round(seconds * 1_000) - 1)
+        assert code_of(await respond(rpc, push("more"))) == RpcCode.RATE_LIMITED
+        clock.advance_ms(1)
+        assert "result" in await respond(rpc, push("more"))
+    await transport.close()
 
 
 async def test_sender_is_trusted_without_authentication(rpc: Rpc, transport: AsyncEmbeddedTransport) -> None:

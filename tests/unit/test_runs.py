@@ -114,7 +114,8 @@ def test_a_bad_request_writes_nothing(plane: Plane, request_: Any, error: type[E
 def test_a_run_that_ends_has_no_timers_and_no_host_claims_it_again(plane: Plane, clock: ManualClock) -> None:
     plane.workflows.start("w", id="r")
     [claimed] = plane._transport.call(ClaimWorlds(["workflow:w"], "host")).worlds
-    timers = [(0, Timer(10**15 + number, b"0.%d" % number)) for number in range(3)]
+    due_ns = (clock.now_ms() + 60_000) * 1_000_000
+    timers = [(0, Timer(due_ns + number, b"0.%d" % number)) for number in range(3)]
     plane._transport.call(CommitTurn("run:r", "host", claimed.fence, 0, 0, timers=timers))
     assert [each.timer_id for each in plane.workflows.timers("r")] == ["0.0", "0.1", "0.2"]
     plane.workflows.signal("r", "late")

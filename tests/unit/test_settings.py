@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import InvalidArgument, PathUnusable
+from holdfast.errors import HoldfastError, InvalidArgument, PathUnusable
 from holdfast.limits import WAITING_CONSUMERS_MAX
 from holdfast.server.settings import Settings
 
@@ -140,3 +140,26 @@ def test_settings_become_options_of_the_plane() -> None:
 @pytest.mark.parametrize("field", msgspec.structs.fields(Settings), ids=lambda field: field.name)
 def test_default_of_every_setting_is_valid(field: Any) -> None:
     assert msgspec.convert(field.default, field.type) == field.default
+
+
+def test_a_port_of_its_own_turns_sqs_on() -> None:
+    assert not Settings.load(environment={}).sqs_options.enabled
+    assert Settings.load({"sqs": True}, environment={}).sqs_options.enabled
+    options = Settings.load(environment={"HOLDFAST_SQS_PORT": "9324"}).sqs_options
+    assert (options.enabled, options.port, options.region, options.universe) == (True, 9324, "us-east-1", "main")
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"sqs_anonymous": True}, "give --sqs"),
+        ({"sqs": False, "sqs_port": 9324}, "give --sqs"),
+        ({"sqs": True, "sqs_url": "sqs.example"}, "sqs_url"),
+        ({"sqs": True, "sqs_region": "US East"}, "sqs_region"),
+        ({"sqs": True, "sqs_universe": ""}, "universe"),
+        ({"sqs_port": 65_536}, "sqs_port"),
+    ],
+)
+def test_invalid_settings_of_sqs_are_refused(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(HoldfastError, match=text):
+        Settings.load(settings, environment={})

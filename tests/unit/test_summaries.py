@@ -12,6 +12,7 @@ import holdfast
 from holdfast import Plane, Tier
 from holdfast.errors import InvalidArgument, InvalidName, WorldNotFound
 from holdfast.handles.sync.plane import Plane as Handle
+from holdfast.layers.queues import admin
 from holdfast.limits import SUMMARY_LIST_MAX
 from holdfast.plane.embedded import EmbeddedTransport
 from holdfast.plane.services import Services
@@ -86,6 +87,24 @@ def test_mailboxes_list_the_oldest_mail_and_whether_an_agent_reads(plane: Plane)
     assert bob.oldest_ms == plane.mailbox("bob").stats().oldest_ms
 
 
+def test_queues_are_found_by_a_part_of_their_names(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "SURVEY_NAMES_MAX", 10)
+    names = [f"{team}-{number:02}" for team in ("Mail", "print") for number in range(20)]
+    for name in names:
+        plane.queue(name).put(b"x")
+    for text in ("mAIL", "print-1", "-07", "nothing", ""):
+        for limit in (1, 3, 100):
+            found, pages, after = [], 0, ""
+            while after is not None:
+                page = plane.survey_queues(text=text, limit=limit, after=after)
+                found, after, pages = found + [each.queue for each in page.queues], page.next, pages + 1
+                assert len(page.queues) <= limit
+            assert found == [name for name in names if text.lower() in name.lower()]
+            assert pages <= 1 + len(found) // limit + len(names) // 10
+    with pytest.raises(InvalidArgument, match="256 characters"):
+        plane.survey_queues(text="x" * 256)
+
+
 def test_lease_waiters_are_listed(plane: Plane) -> None:
     held = plane.lease("orders/1").acquire("ada", ttl_seconds=600)
     assert plane.waits().lines == []
@@ -96,6 +115,7 @@ def test_lease_waiters_are_listed(plane: Plane) -> None:
         (line,) = plane.waits().lines
         assert (line.key, line.waiting) == ("orders/1", 1)
         assert line.waited_seconds >= 0
+        assert [each.owner for each in line.callers] == ["bob"]
     finally:
         held.release()
         waiting.join()

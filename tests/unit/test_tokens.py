@@ -17,6 +17,7 @@ from holdfast.handles.sync.tokens import Tokens
 from holdfast.handles.tokens import AsyncTokens
 from holdfast.kv import Database
 from holdfast.layers import tokens as layer
+from holdfast.limits import TOKEN_QUEUES_MAX
 from holdfast.names import UNIVERSE
 from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from holdfast.plane.operations import OPERATIONS
@@ -26,20 +27,55 @@ from holdfast.server.authorization import NoAuthentication
 from holdfast.server.tokens import Loopback, TokenAuthenticator, check_bind, is_loopback, make_authenticator
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.atomic import CommitAtomic
+from holdfast.wire.audit import detail_of
+from holdfast.wire.backups import BeginBackup
+from holdfast.wire.catalog import NETWORK_REQUESTS
+from holdfast.wire.collections import GetRows, WaitForRows
+from holdfast.wire.ingress import Push, PushMany, WatchPushes
 from holdfast.wire.leases import KeepLease, LeaseProof
+from holdfast.wire.mail import ReadMail, SendMail
 from holdfast.wire.pairs import GetPair
 from holdfast.wire.permissions import (
     TOKEN_UNIVERSES_MAX,
+    checked_queues,
     checked_universes,
     checked_verbs,
     covers,
     known_verbs,
     universes_of,
 )
-from holdfast.wire.queues import AckMessages, ExtendMessages, GetQueueStats, NewMessage, PutMessages, WaitForCancel
+from holdfast.wire.queues import (
+    AckMessages,
+    CancelMessage,
+    CancelMessages,
+    ExtendMessages,
+    GetQueueStats,
+    ListQueues,
+    MessageLease,
+    MoveMessages,
+    NewMessage,
+    PutMessages,
+    QueueNames,
+    QueuePolicy,
+    RedriveMessages,
+    SetQueuePolicy,
+    SurveyQueues,
+    WaitForCancel,
+)
+from holdfast.wire.quotas import GetQuota, GetUsage
 from holdfast.wire.requests import Request, permission_of
+from holdfast.wire.sqs import (
+    CancelMoveTask,
+    CreateSqsQueue,
+    GetSqsSettings,
+    ListMoveTasks,
+    ListSqsQueues,
+    SetSqsAttributes,
+    SqsQueueNames,
+    StartMoveTask,
+)
 from holdfast.wire.states import UpdateState
-from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, split_token, token_text
+from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, ShowOwnToken, split_token, token_text
 from holdfast.wire.worlds import CheckRestore, GetBaseline
 
 HASH = hashlib.sha256(b"secret").digest()
@@ -177,9 +213,15 @@ def test_number_of_tokens_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_request_has_a_verb() -> None:
-    verbs = [permission_of(kind) for kind in OPERATIONS if kind not in (CheckRestore, WaitForCancel)]
+    shared = (CancelMessages, CheckRestore, GetQuota, Push, PushMany, WaitForCancel, WaitForRows, WatchPushes)
+    verbs = [permission_of(kind) for kind in OPERATIONS if kind not in shared]
     assert permission_of(CheckRestore) == permission_of(GetBaseline)  # A restore began with the baseline before.
     assert permission_of(WaitForCancel) == permission_of(ExtendMessages)  # Tokens of workers have it already.
+    assert permission_of(Push) == permission_of(PushMany) == permission_of(SendMail)  # A push is stored as mail.
+    assert permission_of(WatchPushes) == permission_of(ReadMail)
+    assert permission_of(CancelMessages) == permission_of(CancelMessage)
+    assert permission_of(GetQuota) == permission_of(GetUsage)
+    assert permission_of(WaitForRows) == permission_of(GetRows)
     assert len(set(verbs)) == len(verbs)
     assert all(verb.partition(":")[0] and verb.partition(":")[2] for verb in verbs)
     assert permission_of(PutMessages) == "queue:put"
@@ -483,6 +525,24 @@ async def test_token_allows_only_its_verbs(server: TokenServer) -> None:
     assert server.rejected == ["not_allowed"] * 3
 
 
+async def test_every_usable_token_shows_itself_and_no_other(server: TokenServer) -> None:
+    other = await server.token()
+    made = await server.token("beta", "lease:check", rate_per_second=2)
+    authorizer = server.authenticate(made)
+    for claimed in ("", other.info.id):  # Whatever id the caller claims.
+        request = ShowOwnToken(claimed)
+        authorizer.authorize(request)
+        assert authorizer.is_allowed(request)
+        assert (await server.transport.call(authorizer.attributed(request))).token == made.info
+    without = NoAuthentication().authenticate({}, "").attributed(ShowOwnToken(other.info.id))
+    assert (await server.transport.call(without)).token is None
+    assert await server.tokens.self() is None
+    await server.tokens.revoke(made.info.id)
+    await until(lambda: server.ended)
+    with pytest.raises(NotAllowed, match="revoked"):
+        authorizer.authorize(ShowOwnToken())
+
+
 async def test_token_cannot_create_a_token_with_more_rights(server: TokenServer) -> None:
     authorizer = server.authenticate(await server.token("*", "token:create,queue:*"))
     authorizer.authorize(CreateToken("x", ["beta"], ["queue:put", "queue:*"], "0" * 64))
@@ -624,6 +684,7 @@ class _NoPlane:
         database = None
         shared = False
         clock = None
+        quotas = None
 
 
 # Addresses.
@@ -716,3 +777,196 @@ async def test_failing_callback_does_not_stop_the_load_of_tokens(
         server.authenticate(other)
     with pytest.raises(NotAllowed):
         server.authenticate(revoked)
+
+
+# Tokens for some queues.
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([], []),
+        (["*"], []),
+        (["orders", "*"], []),
+        (["b", "a", "b"], ["a", "b"]),
+        (["orders-eu-*", "orders-*", "orders-us", "orders"], ["orders", "orders-*"]),
+        (["orders.fifo"], ["orders.fifo"]),
+    ],
+)
+def test_queues_of_a_token_are_names_and_patterns(given: list[str], kept: list[str]) -> None:
+    assert checked_queues(given) == kept
+
+
+@pytest.mark.parametrize("queue", ["", "a b", "*a", "a**", "a*b", "**", "a/b", "..", "..*", "é"])
+def test_invalid_queue_of_a_token_is_refused(queue: str) -> None:
+    with pytest.raises(InvalidName):
+        checked_queues(["ok", queue])
+
+
+def test_a_token_has_a_bounded_number_of_queues() -> None:
+    assert len(checked_queues(f"q{number}" for number in range(TOKEN_QUEUES_MAX))) == TOKEN_QUEUES_MAX
+    with pytest.raises(InvalidArgument, match="patterns"):
+        checked_queues(f"q{number}" for number in range(TOKEN_QUEUES_MAX + 1))
+
+
+def redrive(queue: str) -> dict[str, str]:
+    return {"RedrivePolicy": f'{{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:000000000000:{queue}"}}'}
+
+
+LEASE = MessageLease("0" * 32, "l", 1)
+IN_SCOPE: list[Request[Any]] = [
+    PutMessages("jobs", [NewMessage(b"1")]),
+    GetQueueStats("jobs-eu"),
+    MoveMessages("jobs", ["1"], "jobs-eu"),
+    SetQueuePolicy("jobs", QueuePolicy()),
+    SetQueuePolicy("jobs", QueuePolicy(dead_letter_queue="jobs-dead")),
+    CommitAtomic([PUT, AckMessages("jobs-eu", [LEASE])]),
+    ListQueues(),
+    SurveyQueues(),
+    CreateSqsQueue("jobs", {**redrive("jobs-dead"), "DelaySeconds": "1"}),
+    SetSqsAttributes("jobs", {"RedrivePolicy": ""}),
+    ListSqsQueues(),
+    ListMoveTasks("jobs-dead"),
+    StartMoveTask("jobs-dead", "jobs"),
+    CancelMoveTask("jobs-dead/1"),
+    UpdateState("k", b"\x01", LeaseProof("k", "l", 1)),
+]
+OTHER_QUEUE: list[Request[Any]] = [
+    PutMessages("job", [NewMessage(b"1")]),
+    PutMessages("jobs.dlq", [NewMessage(b"1")]),
+    PutMessages("*", [NewMessage(b"1")]),
+    PutMessages("", [NewMessage(b"1")]),
+    GetQueueStats("payments"),
+    MoveMessages("jobs", ["1"], "payments"),
+    MoveMessages("payments", ["1"], "jobs"),
+    SetQueuePolicy("jobs", QueuePolicy(dead_letter_queue="payments")),
+    CommitAtomic([PUT, PutMessages("payments", [NewMessage(b"1")])]),
+    CommitAtomic([PUT, AckMessages("payments", [LEASE])]),
+    RedriveMessages("payments"),
+    CreateSqsQueue("payments"),
+    CreateSqsQueue("jobs", redrive("payments")),
+    SetSqsAttributes("jobs", redrive("payments")),
+    SetSqsAttributes("jobs", {"RedrivePolicy": "[" * 2_000}),
+    SetSqsAttributes("jobs", {"RedrivePolicy": "\ud800"}),
+    GetSqsSettings("payments"),
+    ListMoveTasks("payments"),
+    StartMoveTask("jobs", "payments"),
+    StartMoveTask("payments", "jobs"),
+    StartMoveTask("jobs"),  # Back to queues that are not known yet.
+    CancelMoveTask("payments/1"),
+    CancelMoveTask(""),
+    GetPair(b"\x02u\x00\x02main\x00"),
+    BeginBackup(),
+]
+
+
+@pytest.mark.parametrize("request_", IN_SCOPE, ids=lambda request: repr(request)[:60])
+async def test_token_for_queues_allows_them(server: TokenServer, request_: Request[Any]) -> None:
+    server.authenticate(await server.token("*", queues="jobs,jobs-*")).authorize(request_)
+
+
+@pytest.mark.parametrize("request_", OTHER_QUEUE, ids=lambda request: repr(request)[:60])
+async def test_token_for_queues_refuses_others(server: TokenServer, request_: Request[Any]) -> None:
+    authorizer = server.authenticate(await server.token("*", queues="jobs,jobs-*"))
+    with pytest.raises(NotAllowed, match=r"is not for (the queue|all queues)"):
+        authorizer.authorize(request_)
+    assert not authorizer.is_allowed(request_)
+    with pytest.raises(NotAllowed):
+        authorizer.check_allowed(request_)
+
+
+async def test_metrics_of_all_queues_need_a_token_for_all_queues(server: TokenServer) -> None:
+    server.authenticate(await server.token("*")).authorize_verb("metrics:read")
+    authorizer = server.authenticate(await server.token("*", queues="jobs"))
+    assert not authorizer.is_allowed("metrics:read")
+    with pytest.raises(NotAllowed, match="not for all queues"):
+        authorizer.authorize_verb("metrics:read")
+
+
+def test_every_request_of_queues_names_one_or_lists_those_of_the_token() -> None:
+    """Otherwise a token for some queues could not be kept from the others; such a request is refused to all of them."""
+    for kind in NETWORK_REQUESTS:
+        if permission_of(kind).startswith(("queue:", "sqs:")):
+            fields = {field.name for field in msgspec.structs.fields(kind)}
+            names = "queue" in fields or "queue_names" in vars(kind)
+            assert names or (kind.operation.lists_queues and "only" in fields), kind
+        assert not (kind.operation.lists_queues and kind.operation.all_queues)
+
+
+async def test_lists_have_only_the_queues_of_the_token(server: TokenServer) -> None:
+    for queue in ("a", "jobs", "jobs-eu", "jobs-us", "jobs.dlq", "payments", "zeta"):
+        await server.transport.call(PutMessages(queue, [NewMessage(b"1")]))
+    authorizer = server.authenticate(await server.token("*", queues="zeta,jobs,jobs-*,none,pay"))
+
+    async def names(request: ListQueues | ListSqsQueues | SurveyQueues) -> list[str]:
+        answer = await server.transport.call(authorizer.attributed(request))
+        if isinstance(answer, QueueNames | SqsQueueNames):
+            return answer.names
+        return [each.queue for each in answer.queues]
+
+    mine = ["jobs", "jobs-eu", "jobs-us", "zeta"]
+    for kind in (ListQueues, ListSqsQueues, SurveyQueues):
+        assert await names(kind()) == mine
+        assert await names(kind(only=["payments"])) == mine, "the caller's list does not count"
+        assert await names(kind(limit=2)) == mine[:2]
+        assert await names(kind(after="jobs", limit=2)) == mine[1:3]
+        assert await names(kind(after="jobs-us")) == ["zeta"]
+        assert await names(kind(after="zeta")) == []
+    assert await names(SurveyQueues(text="US")) == ["jobs-us"]
+    for prefix, expected in {
+        "jobs-": mine[1:3],
+        "jobs-u": ["jobs-us"],
+        "z": ["zeta"],
+        "pay": [],
+        "j": mine[:3],
+    }.items():
+        assert await names(ListSqsQueues(prefix)) == expected
+    everything = server.authenticate(await server.token("*"))
+    assert len((await server.transport.call(everything.attributed(ListQueues(only=["a"])))).names) == 7
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "kept"),
+    [
+        ([], ["a"], ["a"]),
+        (["a", "b*"], [], ["a", "b*"]),
+        (["a", "b*"], ["a"], ["a"]),
+        (["a", "b*"], ["bc", "bd*"], ["bc", "bd*"]),
+        (["a", "b*"], ["b*", "a"], ["a", "b*"]),
+        (["a"], ["a*"], None),
+        (["a*"], ["b"], None),
+        (["ab*"], ["a*"], None),
+        (["a"], ["a", "c"], None),
+    ],
+)
+def test_child_token_is_for_no_more_queues(
+    database: Database, parent: list[str], child: list[str], kept: list[str] | None
+) -> None:
+    maker = database.transact(make, queues=checked_queues(parent))
+    if kept is None:
+        with pytest.raises(NotAllowed, match="queues is"):
+            database.transact(make, maker=maker.id, queues=checked_queues(child))
+    else:
+        assert database.transact(make, maker=maker.id, queues=checked_queues(child)).queues == kept
+
+
+def test_nodes_of_an_earlier_version_refuse_tokens_for_queues(database: Database) -> None:
+    made = database.transact(make, queues=["jobs"])
+    found = database.read(layer.find, made.id)
+    assert found is not None
+    assert layer.check(found, HASH, made.created_ms) == made
+    assert found.secret_hash != HASH, "an earlier version compares this field, and would allow all queues"
+
+
+async def test_secret_of_an_access_key_is_not_shown(server: TokenServer) -> None:
+    request = CreateToken("x", ["main"], ["queue:put"], "0" * 64, sqs_secret="s" * 40)
+    assert "ssss" not in repr(request)
+    assert "ssss" not in detail_of(request)
+    assert "sqs_secret" in detail_of(request), "the audit log tells that an access key was made"
+    with pytest.raises(InvalidArgument, match="create a random one") as caught:
+        CreateToken("x", ["main"], ["queue:put"], "0" * 64, sqs_secret="secret!").check()
+    assert "secret!" not in str(caught.value)
+    made = await server.token(sqs=True)
+    assert made.info.access_key_id == f"HF{made.info.id.upper()}"
+    assert made.secret_access_key not in repr(made)
+    assert made.secret_access_key not in made.token

@@ -102,6 +102,7 @@ def handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package with one asynchronous handle."""
     monkeypatch.setattr(make_twins, "SOURCE", tmp_path.parent)
     monkeypatch.setattr(make_twins, "NOT_TWINNED", {tmp_path.name: ("__init__", "opening")})
+    monkeypatch.setattr(make_twins, "TWINNED", {})
     (tmp_path / "things.py").write_text('"""Things."""\n\n\nasync def get() -> int:\n    return await got()\n')
     (tmp_path / "opening.py").write_text('"""Not twinned."""\n')
     return tmp_path

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import ProtocolError
+from websockets.frames import Frame, Opcode
+from websockets.protocol import Protocol, Side
 
 from holdfast.client.websocket import Socket
 from holdfast.server.sockets import BoundedSocket
+from holdfast.wire.websocket_frames import ShortFrameReader, server_frame
 
 # The server's socket.
 
@@ -136,6 +140,53 @@ def test_ping_is_repeated_while_the_pong_cannot_arrive(server: Server, reason: s
         server.socket.pause_writing()
     server.socket.keepalive_timeout()
     assert (server.transport.aborted, server.transport.closing, server.pings) == (False, False, 1)
+
+
+# The reader of short frames.
+
+
+class RenamedSize:
+    """A protocol of the installed websockets, in which the size of an incomplete message has another name."""
+
+    def __init__(self, protocol: Protocol, name: str) -> None:
+        self._protocol = protocol
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("cur_size", "current_size"):
+            if name != self._name:
+                raise AttributeError(name)
+            name = next(each for each in ("cur_size", "current_size") if hasattr(self._protocol, each))
+        return getattr(self._protocol, name)
+
+
+@pytest.mark.parametrize("name", ["cur_size", "current_size"])  # Of websockets 15, and of later versions.
+def test_short_frames_are_read_between_messages_only(name: str) -> None:
+    protocol = Protocol(Side.CLIENT)
+    renamed: Any = RenamedSize(protocol, name)
+    reader, messages = ShortFrameReader(), list[bytes]()
+    reader.on_message = messages.append
+
+    def receive(data: bytes) -> bytes:
+        """Read data as a connection does; what websockets had to parse."""
+        rest = reader.read_short(renamed, data)
+        protocol.receive_data(rest)
+        return rest
+
+    def parsed() -> list[bytes]:
+        return [event.data for event in protocol.events_received() if isinstance(event, Frame)]
+
+    assert receive(server_frame(b"one") + server_frame(b"two")) == b""
+    start, end = Frame(Opcode.BINARY, b"th", fin=False), Frame(Opcode.CONT, b"ree", fin=True)
+    for part in (start.serialize(mask=False), end.serialize(mask=False)):
+        assert receive(part) == part
+    assert receive(server_frame(b"four")) == b""
+    assert (messages, parsed()) == ([b"one", b"two", b"four"], [b"th", b"ree"])
+    # Inside of a fragmented message another one is an error of the peer, which only websockets finds.
+    receive(start.serialize(mask=False))
+    assert receive(server_frame(b"five")) == server_frame(b"five")
+    assert messages == [b"one", b"two", b"four"]
+    assert isinstance(protocol.parser_exc, ProtocolError)
 
 
 # The client's socket.
