@@ -13,7 +13,8 @@ import holdfast
 from holdfast import Plane
 from holdfast.errors import InvalidArgument, QuotaExceeded
 from holdfast.kv import Transaction
-from holdfast.limits import QUOTA_COUNT_MAX
+from holdfast.limits import QUOTA_CALLER_SECONDS, QUOTA_COUNT_MAX
+from holdfast.runtime.quotas import UsageCount
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.collections import PutRow
 from holdfast.wire.queues import NewMessage
@@ -233,3 +234,20 @@ def test_threads_of_one_process_never_exceed_a_quota(plane: Plane) -> None:
     for thread in threads:
         thread.join()
     assert sum(accepted) == plane.quotas.usage().messages == 50
+
+
+def test_what_callers_add_counts_for_a_minute_as_one_number_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, added = 1_000.25, []
+    monkeypatch.setattr("holdfast.runtime.quotas.monotonic", lambda: now)
+    counted = UsageCount()
+    counted.set_measured(7, 1, 0, 0.0)
+    for _ in range(3_000):
+        counted.add_lasting(2)
+        added.append(now)
+        now += 0.0625
+        within = [sum(2 for at in added if now - at < seconds) for seconds in (QUOTA_CALLER_SECONDS, 61.0)]
+        assert counted.used is not None
+        assert within[0] <= counted.used - 7 <= within[1]
+        assert len(counted._lasting) <= 61
+    now += 61.0
+    assert counted.used == 7

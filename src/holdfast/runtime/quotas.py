@@ -76,7 +76,8 @@ class UsageCount:
         self._seen = 0  # The last measurement saw all transactions with lower tickets.
         self._added: dict[int, int] = {}  # By the newest ticket at the time.
         self._added_total = 0
-        self._lasting: list[tuple[float, int]] = []  # Until when it counts, and how much: of callers' transactions.
+        # Of callers' transactions: how much counts until each second. At most 61 of them are not over.
+        self._lasting: dict[int, int] = {}
         self.was_refused = False  # Since the last measurement: another one may show that there is room.
         self.measured_ms = 0  # 0: never.
         self.ends_at = 0.0  # Monotonic: when the last measurement ended.
@@ -87,10 +88,11 @@ class UsageCount:
         """None if it was never measured."""
         if self._measured is None:
             return None
+        found = self._measured + self._added_total
         if self._lasting:
             now = monotonic()
-            self._lasting = [each for each in self._lasting if each[0] > now]
-        return self._measured + self._added_total + sum(count for _, count in self._lasting)
+            found += sum(count for until, count in self._lasting.copy().items() if until > now)
+        return found
 
     def add(self, count: int, ticket: int, oldest: int) -> None:
         """Count something that a transaction adds. `oldest` is the ticket of the oldest one that runs."""
@@ -104,7 +106,12 @@ class UsageCount:
 
     def add_lasting(self, count: int) -> None:
         """Count something that a caller's own transaction adds, which may be committed late."""
-        self._lasting.append((monotonic() + QUOTA_CALLER_SECONDS, count))
+        now = monotonic()
+        until = int(now + QUOTA_CALLER_SECONDS) + 1
+        if until not in self._lasting:
+            self._lasting = {each: added for each, added in self._lasting.items() if each > now}
+            self._lasting[until] = 0
+        self._lasting[until] += count
 
     def set_measured(self, measured: int, oldest: int, now_ms: int, took_seconds: float) -> None:
         """A measurement has ended that saw all transactions with tickets below `oldest`."""
