@@ -9,6 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,11 +27,12 @@ from holdfast.backends.objects.store import ObjectMeta, ObjectStore
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.cli.main import root
 from holdfast.encryption_keys import new_master_key
-from holdfast.kv import Database, Pair, Transaction, prefix_range
+from holdfast.kv import Database, Pair, Transaction, pack, prefix_range
 from holdfast.kv.value_cipher import (
     GENERATION,
     KEYRINGS,
     MANIFEST,
+    RECORDS,
     Keyring,
     RawValues,
     ValueCipher,
@@ -44,6 +47,7 @@ from holdfast.plane.migrations import opened_source, opened_target, without_pass
 from holdfast.plane.open import open_database
 from holdfast.runtime.consumer_options import ConsumerOptions
 from holdfast.runtime.maintenance import retention
+from holdfast.runtime.maintenance.encryption import Encryption
 from holdfast.runtime.maintenance.migrations import Migrator
 from holdfast.runtime.maintenance.sweeper import Sweeper
 from holdfast.runtime.maintenance.timer_loop import TimerLoop
@@ -302,9 +306,105 @@ def test_removed_and_replaced_keys_are_noticed(directory: Site) -> None:
 def test_a_running_process_never_forgets_a_key(shared: Site) -> None:
     with shared.open() as plane:
         plane.encryption.enable("main")
-        shared.change({key: None for key in shared.pairs() if key.startswith(b"\x02encryption\x00")})
-        plane.state("a").update({"text": SECRET})
+        plane.state("a").update({"text": "before"})
+        stored = shared.pairs()
+        shared.change({key: None for key in stored if key.startswith(RECORDS[0])})
+        with pytest.raises(errors.DecryptionFailed, match="lack a key"):
+            plane.state("a").update({"text": SECRET})
         assert shared.places_with(SECRET) == set()
+        shared.change(stored)  # type: ignore[arg-type]
+        plane.state("a").update({"text": SECRET})
+        assert plane.state("a").get().value == {"text": SECRET}
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+def test_nothing_is_sealed_with_a_key_that_the_database_has_lost(shared: Site, isolation: str) -> None:
+    """A failover to a standby that lags loses the last commits, and with them perhaps a new key."""
+    with shared.open() as plane:
+        plane.encryption.enable("main")
+        plane.state("a").update({"text": "before"})
+        before = _records(shared.pairs())
+        plane.encryption.rotate("main")
+        plane.state("b").update({"text": "lost, too"})
+        lost = _records(shared.pairs())
+        shared.change({key: dict(before).get(key) for key, _ in lost} | {_key_with(shared, b"b"): None})
+
+        for write in (
+            lambda: plane.state("c").update({"text": SECRET}),
+            lambda: _within(plane, shared, isolation),
+            lambda: plane.state("a").get(),
+        ):
+            with pytest.raises(errors.DecryptionFailed, match="restart this process"):
+                write()
+        with shared.open() as restarted:
+            restarted.encryption.rotate("main")  # To the same generation as the lost one, and another key.
+            with pytest.raises(errors.DecryptionFailed, match="restart this process"):
+                plane.state("c").update({"text": SECRET})
+            restarted.state("d").update({"text": "after"})
+    with shared.open() as plane:
+        assert [plane.state(name).get().value for name in "ad"] == [{"text": "before"}, {"text": "after"}]
+
+
+def _within(plane: Plane, site: Site, isolation: str) -> None:
+    with psycopg.connect(site.url) as connection:
+        connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
+        plane.within(connection).queue("jobs").put({"text": SECRET})
+
+
+def _key_with(site: Site, name: bytes) -> bytes:
+    """The key of the state with this name."""
+    (found,) = [key for key in site.pairs() if b"\x02states\x00" in key and b"\x02" + name + b"\x00" in key]
+    return found
+
+
+def test_a_long_read_ends_although_a_rewrite_ends_meanwhile(site: Site) -> None:
+    with _opened(site) as database:
+        encryption = Encryption(database, None, None)
+        keys = [pack(("u", "main", "states", number)) for number in range(20)]
+        database.transact(_write, dict.fromkeys(keys, b"plain"))
+        encryption.enable("main")
+        begin, end = prefix_range(pack(("u", "main", "states")))
+        steps = [partial(database.transact, _write, {pack(("other",)): b""}), partial(_rewrite, encryption, "main")]
+
+        def read_in_two_steps(tx: Transaction) -> list[Pair]:
+            first = tx.scan(begin, end, limit=5)
+            if steps:  # RocksDB pins a view in the second run, because of the commit in the first one.
+                _in_thread(steps.pop(0) if not site.is_postgres else steps.pop())
+            return first + tx.scan(first[-1][0] + b"\x00", end, limit=100)
+
+        assert database.read(read_in_two_steps) == [(key, b"plain") for key in keys]
+        assert encryption.show().universes[1].all_encrypted
+    site.change({keys[0]: b"plain"})
+    with _opened(site) as database, pytest.raises(errors.DecryptionFailed, match="not encrypted with a key"):
+        database.read(_all)
+
+
+def _in_thread(work: Callable[[], object]) -> None:
+    """Run it in another thread: a transaction within a transaction of the same thread is refused."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(work).result()
+
+
+def test_a_rewrite_goes_on_while_a_caller_has_a_transaction_open(shared: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.runtime.maintenance.encryption.ENCRYPTION_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("holdfast.runtime.maintenance.encryption.ENCRYPTION_REWRITE_PAGE", 4)
+    with shared.open() as plane, _opened(shared) as database, psycopg.connect(shared.url) as connection:
+        encryption = Encryption(database, None, None)
+        database.transact(_write, {pack(("u", "main", "states", number)): b"plain" for number in range(20)})
+        encryption.enable("main")
+        plane.within(connection).queue("jobs").put({"text": "b"})
+        assert [encryption.rewrite("main", 4).is_complete for _ in range(4)] == [False] * 4
+        assert sum(b"plain" in value for value in shared.pairs().values()) < 10
+        with pytest.raises(errors.Busy, match="within"):  # The last step changes the keys.
+            _rewrite(encryption, "main")
+        connection.commit()
+        _rewrite(encryption, "main")
+        assert encryption.show().universes[1].all_encrypted
+
+
+def _rewrite(encryption: Encryption, universe: str) -> None:
+    while not encryption.rewrite(universe, 1_000).is_complete:
+        pass
 
 
 def test_opening_without_the_master_key_is_refused(site: Site) -> None:

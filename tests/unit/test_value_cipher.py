@@ -20,6 +20,7 @@ from holdfast.kv.value_cipher import (
     cipher_of,
     default_cipher,
     encode,
+    encode_generation,
     signed_manifest,
 )
 
@@ -61,8 +62,9 @@ class Stored:
     def sign(self) -> None:
         """Write all records, with a manifest that fits."""
         self.records = {KEYRINGS.key(universe): stored for universe, stored in self.keyrings.items()}
-        self.records[GENERATION] = encode(self.generation)
-        self.records[MANIFEST] = signed_manifest(self.plane.key, self.generation, self.keyrings)
+        manifest = signed_manifest(self.plane.key, self.generation, self.keyrings)
+        self.records[GENERATION] = encode_generation(self.generation, manifest)
+        self.records[MANIFEST] = manifest
 
     @property
     def pairs(self) -> list[Pair]:
@@ -153,7 +155,10 @@ def _without_keys(stored: Stored) -> None:
 
 DAMAGES: dict[str, Callable[[Stored], Any]] = {
     "an unreadable generation": lambda stored: stored.records.update({GENERATION: b"\xc1"}),
-    "an older generation": lambda stored: stored.records.update({GENERATION: encode(2)}),
+    "an older generation": lambda stored: stored.records.update(
+        {GENERATION: encode_generation(2, stored.records[MANIFEST])}
+    ),
+    "a generation of another manifest": lambda stored: stored.records.update({GENERATION: encode_generation(3, b"")}),
     "an unreadable keyring": lambda stored: stored.records.update({KEYRINGS.key("main"): b"\xc1"}),
     "a keyring without keys": _without_keys,
     "another keyring": lambda stored: stored.records.update({KEYRINGS.key("main"): _keyring(Stored().keys)}),
@@ -180,11 +185,38 @@ def test_a_key_that_a_process_knows_is_never_forgotten() -> None:
     fewer.plane, fewer.keyrings = stored.plane, {**stored.keyrings, "main": _keyring(stored.keys[:1])}
     fewer.sign()
     for records in (fewer.pairs, []):
-        with pytest.raises(DecryptionFailed, match="Restore them from a backup"):
+        with pytest.raises(DecryptionFailed, match="lack a key that this process has used"):
             cipher.load(records)
     assert cipher.is_on
     cipher.load([], forget=True)
     assert not cipher.is_on
+
+
+def test_older_records_of_a_snapshot_are_checked_and_not_used() -> None:
+    older, newer = Stored(keys=1), Stored(keys=2)
+    older.plane, older.keyrings, older.generation = newer.plane, {**newer.keyrings, "main": _keyring(newer.keys[:1])}, 2
+    older.sign()
+    cipher = _loaded(newer)
+    cipher.load(older.pairs, oldest=2)
+    assert cipher.generation == 3
+    assert cipher.data_keys("main").keys() == {key.stored.id for key in newer.keys}
+    with pytest.raises(DecryptionFailed, match="lack a key that this process has used"):
+        cipher.load(older.pairs, oldest=3)  # The snapshot began after generation 3 was known.
+    older.records[MANIFEST] = newer.records[MANIFEST]
+    with pytest.raises(DecryptionFailed, match="Restore them from a backup"):
+        cipher.load(older.pairs, oldest=0)
+
+
+def test_a_view_from_before_the_end_of_a_rewrite_has_plain_values() -> None:
+    stored = Stored()
+    cipher = _loaded(stored)
+    stored.keyrings["main"], stored.generation = _keyring(stored.keys, sealed_only=True), 4
+    stored.sign()
+    cipher.load(stored.pairs)
+    assert cipher.open(KEY, b"plain", 3) == b"plain"
+    for generation in (None, 4, 5):
+        with pytest.raises(DecryptionFailed, match="not written by Holdfast"):
+            cipher.open(KEY, b"plain", generation)
 
 
 def test_a_universe_that_the_key_provider_requires_must_be_encrypted() -> None:

@@ -1,6 +1,6 @@
 """Encryption at rest: values are sealed where a backend writes them, and opened where it reads them.
 
-    ("encryption", "generation")         ->  a number that grows with every change of the keys
+    ("encryption", "generation")         ->  a number that grows with every change of the keys; the manifest's digest
     ("encryption", "keys", universe)     ->  Keyring: the wrapped data keys of a universe; "" is the plane's own
     ("encryption", "manifest")           ->  Manifest: the digests of all keyrings, authenticated with the plane's key
     ("encryption", "rewrite", universe)  ->  how far a rewrite is
@@ -106,10 +106,17 @@ class _Keys(msgspec.Struct, frozen=True):
 
     by_id: dict[bytes, bytes]
     newest: bytes
-    sealed_only: bool
+    sealed_from: int | None  # The generation from which all values are sealed; None if some may be plain.
 
 
-_generation: Final = msgspec.msgpack.Decoder(int)
+class _Generation(msgspec.Struct, frozen=True, array_like=True):
+    """The record of the generation. The digest tells apart changes that two processes made after a failover."""
+
+    number: int
+    manifest_digest: bytes
+
+
+_generation: Final = msgspec.msgpack.Decoder(_Generation)
 _keyring: Final = msgspec.msgpack.Decoder(Keyring)
 _manifest: Final = msgspec.msgpack.Decoder(Manifest)
 encode: Final = msgspec.msgpack.Encoder().encode
@@ -121,19 +128,21 @@ class Records(msgspec.Struct, frozen=True):
     generation: int
     keyrings: dict[str, bytes]  # Universe to the encoded keyring.
     manifest: bytes | None
+    generation_record: bytes | None
 
     @classmethod
     def of(cls, pairs: list[Pair]) -> "Records":
         """The records among these pairs, which are all pairs of `RECORDS`."""
         found = dict(pairs)
         keyrings = {KEYRINGS.unpack(key)[0]: value for key, value in found.items() if key.startswith(KEYRINGS.prefix)}
-        return cls(decode_generation(found.get(GENERATION)), keyrings, found.get(MANIFEST))
+        record = found.get(GENERATION)
+        return cls(decode_generation(record), keyrings, found.get(MANIFEST), record)
 
 
 def decode_generation(stored: bytes | None) -> int:
     """The generation in the record; 0 if there is none."""
     try:
-        return 0 if stored is None else _generation.decode(stored)
+        return 0 if stored is None else _generation.decode(stored).number
     except msgspec.MsgspecError:
         raise _damaged_records() from None
 
@@ -147,6 +156,11 @@ def decode_keyring(stored: bytes) -> Keyring:
     if not found.keys:
         raise _damaged_records()
     return found
+
+
+def encode_generation(number: int, manifest: bytes) -> bytes:
+    """The record of a generation whose manifest is this record."""
+    return encode(_Generation(number, hashlib.sha256(manifest).digest()))
 
 
 def signed_manifest(plane_key: bytes, generation: int, keyrings: Mapping[str, bytes]) -> bytes:
@@ -172,6 +186,7 @@ class ValueCipher:
         """Without a provider, a key space that has encrypted universes is refused."""
         self.provider = provider
         self.generation = 0
+        self.generation_record: bytes | None = None
         self.is_on = (
             False  # Whether any universe is encrypted. While it is False, `seal` and `open` need not be called.
         )
@@ -196,8 +211,11 @@ class ValueCipher:
         writer = None if universe is None else self._writers.get(universe)
         return value if writer is None else writer.seal(key, value)
 
-    def open(self, key: bytes, stored: bytes) -> bytes:
+    def open(self, key: bytes, stored: bytes, generation: int | None = None) -> bytes:
         """The value of a stored pair.
+
+        `generation` is that of the keys when the view of the reader began. A view from before the end of a rewrite may
+        have plain values. None is the newest.
 
         Raises:
             DecryptionFailed: it was changed, or is the value of another key.
@@ -210,7 +228,7 @@ class ValueCipher:
             self._note_older(key, stored, keys)
         data_key = keys.by_id.get(stored[2:_ID_END]) if stored.startswith(_MARK) else None
         if data_key is None:
-            if keys.sealed_only:
+            if keys.sealed_from is not None and (generation is None or generation >= keys.sealed_from):
                 raise _unreadable(
                     key,
                     f"The value of a key of {_subject(universe)} is not encrypted with a key of it, although all "
@@ -227,10 +245,11 @@ class ValueCipher:
                 "restore a backup",
             ) from error
 
-    def load(self, pairs: list[Pair], *, forget: bool = False) -> None:
+    def load(self, pairs: list[Pair], *, forget: bool = False, oldest: int | None = None) -> None:
         """Use the keys of these records: all pairs of `RECORDS`.
 
-        `forget` is for a key space that may have lost its last commits.
+        `forget` is for a key space that may have lost its last commits. `oldest` is for the records of a snapshot,
+        which may be older than the known ones, but not than this generation; they are checked, and not used then.
 
         Raises:
             EncryptionKeyMissing: a key cannot be unwrapped.
@@ -244,12 +263,17 @@ class ValueCipher:
                     f"The plane has encrypted universes ({_listed(keyrings)}), and no key was given; start with "
                     "--encryption-key-file FILE, or open it with encryption=FileKeys(FILE)"
                 )
-            keys = {universe: self._unwrap_all(universe, keyring) for universe, keyring in keyrings.items()}
+            keys = {
+                universe: self._unwrap_all(universe, keyring, records.generation)
+                for universe, keyring in keyrings.items()
+            }
             self._check_manifest(records, keyrings, keys)
+            if oldest is not None and oldest <= records.generation < self.generation:
+                return
             if not forget:
                 self._check_kept(keys)
             self._check_required(keys)
-            self._install(keys, records.generation)
+            self._install(keys, records)
 
     def new_key(self, universe: str, now_ms: int) -> NewKey:
         """A new data key. The provider has wrapped it, and unwrapped it again.
@@ -332,7 +356,7 @@ class ValueCipher:
         if older is not None and older[0] == threading.get_ident() and not is_newest:
             older[1].append(key)
 
-    def _unwrap_all(self, universe: str, keyring: Keyring) -> _Keys:
+    def _unwrap_all(self, universe: str, keyring: Keyring, generation: int) -> _Keys:
         by_id: dict[bytes, bytes] = {}
         for stored in keyring.keys:
             known = self._unwrapped.get((universe, stored.wrapped))
@@ -346,7 +370,9 @@ class ValueCipher:
                 )
             self._unwrapped[universe, stored.wrapped] = known
             by_id[stored.id] = known
-        return _Keys(by_id, keyring.keys[-1].id, keyring.sealed_only)
+        loaded = self._keys.get(universe.encode())
+        before = generation if loaded is None or loaded.sealed_from is None else loaded.sealed_from
+        return _Keys(by_id, keyring.keys[-1].id, min(generation, before) if keyring.sealed_only else None)
 
     def _check_manifest(self, records: Records, keyrings: dict[str, Keyring], keys: dict[str, _Keys]) -> None:
         if not keyrings and records.manifest is None and not records.generation:
@@ -360,15 +386,21 @@ class ValueCipher:
             raise _damaged_records()
         mac = _manifest_mac(plane.by_id[plane.newest], found.generation, found.digests)
         digests = {universe: hashlib.sha256(stored).digest() for universe, stored in records.keyrings.items()}
-        is_whole = found.digests == digests and found.generation == records.generation
+        assert records.manifest is not None
+        is_whole = (
+            found.digests == digests
+            and found.generation == records.generation
+            and records.generation_record == encode_generation(records.generation, records.manifest)
+        )
         if not hmac.compare_digest(mac, found.mac) or not is_whole:
             raise _damaged_records()
 
     def _check_kept(self, keys: dict[str, _Keys]) -> None:
         for universe, known in self._keys.items():
             found = keys.get(universe.decode())
-            if found is None or not known.by_id.keys() <= found.by_id.keys() or found.sealed_only < known.sealed_only:
-                raise _damaged_records()
+            is_sealed = found is not None and (known.sealed_from is None or found.sealed_from is not None)
+            if found is None or not known.by_id.keys() <= found.by_id.keys() or not is_sealed:
+                raise _older_records()
 
     def _check_required(self, keys: dict[str, _Keys]) -> None:
         if isinstance(self.provider, RequiresEncryption):
@@ -379,7 +411,7 @@ class ValueCipher:
                     "this is another plane, or its keys were removed. Restore a backup, or remove the requirement"
                 )
 
-    def _install(self, keys: dict[str, _Keys], generation: int) -> None:
+    def _install(self, keys: dict[str, _Keys], records: Records) -> None:
         writers: dict[bytes, _Writer] = {}
         for universe, found in keys.items():
             name = universe.encode()
@@ -391,7 +423,7 @@ class ValueCipher:
         self._keys = {universe.encode(): found for universe, found in keys.items()}
         self._writers = writers
         self.is_on = bool(writers)
-        self.generation = generation
+        self.generation, self.generation_record = records.generation, records.generation_record
 
 
 @runtime_checkable
@@ -414,9 +446,9 @@ class RawValues(ValueCipher):
 
     is_raw = True
 
-    def load(self, pairs: list[Pair], *, forget: bool = False) -> None:
+    def load(self, pairs: list[Pair], *, forget: bool = False, oldest: int | None = None) -> None:
         """Use no key."""
-        del pairs, forget
+        del pairs, forget, oldest
 
 
 class _Writer:
@@ -491,4 +523,12 @@ def _damaged_records() -> DecryptionFailed:
     return DecryptionFailed(
         "The records of the encryption keys were changed or removed (keys that start with 'encryption'); nothing is "
         "read or written with them. Restore them from a backup"
+    )
+
+
+def _older_records() -> DecryptionFailed:
+    return DecryptionFailed(
+        "The records of the encryption keys (keys that start with 'encryption') lack a key that this process has used; "
+        "nothing is read or written with them. If the database lost its last commits in a failover, restart this "
+        "process; otherwise they were changed or removed: restore them from a backup"
     )

@@ -26,6 +26,7 @@ from holdfast.kv.value_cipher import (
     Keyring,
     Records,
     encode,
+    encode_generation,
     signed_manifest,
 )
 from holdfast.limits import ENCRYPTION_KEYS_MAX, ENCRYPTION_UNIVERSES_MAX
@@ -76,8 +77,9 @@ def change(tx: Transaction, keyrings: Mapping[str, Keyring], *, plane_key: bytes
         )
     for universe in keyrings:
         tx.put(KEYRINGS.key(universe), stored[universe])
-    tx.put(MANIFEST, signed_manifest(plane_key, generation + 1, stored))
-    tx.put(GENERATION, encode(generation + 1))
+    manifest = signed_manifest(plane_key, generation + 1, stored)
+    tx.put(MANIFEST, manifest)
+    tx.put(GENERATION, encode_generation(generation + 1, manifest))
     return True
 
 

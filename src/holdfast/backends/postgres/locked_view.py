@@ -20,7 +20,6 @@ from holdfast.backends.postgres import statements
 from holdfast.backends.postgres.parts import (
     CALLERS,
     EVERYTHING,
-    REST,
     UNIVERSES,
     is_read_often,
     lock_number,
@@ -31,7 +30,7 @@ from holdfast.backends.postgres.sessions import Session, pairs_of, value_of
 from holdfast.backends.postgres.statements import Statement
 from holdfast.errors import Busy
 from holdfast.kv import Pair, Transaction
-from holdfast.kv.value_cipher import RECORDS, RECORDS_MAX, SUBSPACE, decode_generation
+from holdfast.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, decode_generation
 
 Needs = dict[bytes, bool]  # Part to whether its lock is exclusive.
 IsAwaited = Callable[[bytes], bool]  # Whether other work of this process waits for a part.
@@ -60,6 +59,8 @@ class LockedView:
         self._session = session
         self._cipher = session.cipher
         self._has_keys = False  # Whether the cipher has the keys of this transaction.
+        self._generation = 0  # Of those keys.
+        self._oldest_keys: int | None = None  # The generation of the oldest that it may see, if it may see older ones.
         self._is_awaited = is_awaited
         self._held: Needs = {}
         self._shared: set[bytes] = set()  # The parts that the current work shares.
@@ -152,7 +153,7 @@ class LockedView:
         for key in tx.writes:
             if not key.startswith(last):
                 part = part_of(key)
-                changes_keys |= part is REST and key.startswith(SUBSPACE.prefix)
+                changes_keys |= key == GENERATION
                 needs[part] = part not in self._shared
                 last = part if part.startswith(UNIVERSES) else _NOTHING
         for begin, end in tx.cleared:
@@ -164,14 +165,20 @@ class LockedView:
         if changes_keys:
             self._exclude_callers()
 
-    def use_keys(self, generation: bytes | None) -> None:
-        """Load the keys of encrypted universes, if another process has changed them. `generation` is their record.
+    def use_keys(self, record: bytes | None) -> None:
+        """Load the keys of encrypted universes, if another process has changed them. `record` is their generation's.
 
         What this transaction reads is sealed with keys of this generation, or of earlier ones. A writing transaction
-        shares the lock of the whole key space, which a change of the keys has alone: none happens until it ends.
+        shares the lock of the whole key space, which a change of the keys has alone: none happens until it ends. So a
+        record that differs in any way is loaded. If it lacks keys of this process, because the database has lost its
+        last commits, they would seal values that no other process can open, and the load is refused.
         """
-        if decode_generation(generation) > self._cipher.generation and not self._cipher.is_raw:
-            self._cipher.load(pairs_of(self._run(statements.scan(*RECORDS, RECORDS_MAX, False))[0]))
+        cipher = self._cipher
+        self._generation = cipher.generation
+        if record != cipher.generation_record and not cipher.is_raw:
+            self._generation = decode_generation(record)
+            records = pairs_of(self._run(statements.scan(*RECORDS, RECORDS_MAX, False))[0])
+            cipher.load(records, oldest=self._oldest_keys)
         self._has_keys = True
 
     def _exclude_callers(self) -> None:
@@ -184,11 +191,12 @@ class LockedView:
             )
 
     def _opened(self, key: bytes, stored: bytes | None) -> bytes | None:
-        return self._cipher.open(key, stored) if self._cipher.is_on and stored is not None else stored
+        cipher = self._cipher
+        return cipher.open(key, stored, self._generation) if cipher.is_on and stored is not None else stored
 
     def _pairs(self, answer: "pq.abc.PGresult") -> list[Pair]:
-        pairs = pairs_of(answer)
-        return [(key, self._cipher.open(key, stored)) for key, stored in pairs] if self._cipher.is_on else pairs
+        pairs, cipher, generation = pairs_of(answer), self._cipher, self._generation
+        return [(key, cipher.open(key, stored, generation)) for key, stored in pairs] if cipher.is_on else pairs
 
     def _forget(self) -> None:
         """Forget what was read."""
@@ -263,6 +271,12 @@ class LockedView:
 
 class SnapshotView(LockedView):
     """A view that locks nothing, for SERIALIZABLE and for reading only: all reads are of the moment of the first."""
+
+    def __init__(self, session: Session, is_awaited: IsAwaited = nothing_is_awaited, *, may_lag: bool = False) -> None:
+        """`may_lag` is for a standby, which may not have the last commits yet."""
+        super().__init__(session, is_awaited)
+        # It sees all keys that were known before its first read, and perhaps not those that others load after that.
+        self._oldest_keys = 0 if may_lag else self._cipher.generation
 
     def share(self, prefix: bytes) -> None:
         pass

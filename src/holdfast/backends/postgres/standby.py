@@ -114,7 +114,7 @@ class StandbyReads(Database):
         self, session: "_StandbySession", work: Work[Result], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Result:
         session.start(b"read", durable=False)  # What a standby has replayed is on its disk.
-        view = SnapshotView(session)
+        view = SnapshotView(session, may_lag=True)
         tx = Transaction(view, clock=self._clock or view, ids=self._ids, writable=False, writer=self._writer)
         tx.fence_floor, tx.mail_defaults = self._fence_floor, self._primary.mail_defaults
         try:

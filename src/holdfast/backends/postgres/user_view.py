@@ -145,6 +145,7 @@ class UserView(LockedView):
         """Wait for the locks of `needs` before anything else."""
         super().__init__(session)  # type: ignore[arg-type]  # It uses `run` only.
         self._is_read_committed = session.is_read_committed
+        self._oldest_keys = None if session.is_read_committed else 0
         self.use_keys(session.generation)
         if needs:
             self.wait_for(needs)

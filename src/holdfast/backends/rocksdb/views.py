@@ -32,21 +32,24 @@ class CurrentPairs:
         self._cipher = cipher
 
     def get(self, key: bytes) -> bytes | None:
+        cipher = self._cipher
+        generation = cipher.generation  # Before the read: a rewrite may end meanwhile.
         try:
             stored = self._get(key)
         except Exception as error:
             raise _read_error(error, self._path) from error
-        return self._cipher.open(key, stored) if self._cipher.is_on and stored is not None else stored
+        return cipher.open(key, stored, generation) if cipher.is_on and stored is not None else stored
 
     def scan(self, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
         # The bound keeps the iterator from scanning deleted keys beyond the range.
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
+        generation = self._cipher.generation
         try:
             stored = _scan(self._iterate(options), begin, end, limit, reverse)
         except Exception as error:
             raise _read_error(error, self._path) from error
-        return _opened(stored, self._cipher)
+        return _opened(stored, self._cipher, generation)
 
 
 class FailedPairs:
@@ -183,11 +186,12 @@ class OptimisticPairs:
 class PinnedPairs:
     """The pairs that were committed when this was created."""
 
-    __slots__ = ("_cipher", "_iterator", "_path")
+    __slots__ = ("_cipher", "_generation", "_iterator", "_path")
 
     def __init__(self, rocks: Rdict, path: Path, cipher: ValueCipher) -> None:
         self._path = path
         self._cipher = cipher
+        self._generation = cipher.generation
         try:
             self._iterator = rocks.iter()
         except Exception as error:
@@ -202,11 +206,11 @@ class PinnedPairs:
             stored = _scan(self._iterator, begin, end, limit, reverse)
         except Exception as error:
             raise _read_error(error, self._path) from error
-        return _opened(stored, self._cipher)
+        return _opened(stored, self._cipher, self._generation)
 
 
-def _opened(stored: list[Pair], cipher: ValueCipher) -> list[Pair]:
-    return [(key, cipher.open(key, value)) for key, value in stored] if cipher.is_on else stored
+def _opened(stored: list[Pair], cipher: ValueCipher, generation: int) -> list[Pair]:
+    return [(key, cipher.open(key, value, generation)) for key, value in stored] if cipher.is_on else stored
 
 
 def _scan(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bool) -> list[Pair]:
