@@ -3,8 +3,8 @@
     master key in a file  ──encrypts──►  secret of an access key, in the record of its token
 
 A server has to know the secret itself, because a signature is computed from it; of all other secrets a hash is enough.
-So whoever reads the plane or its backups needs the file, too. It has the form of a key file of encryption at rest:
-`NAME BASE64` on a line, the last line encrypts, all of them decrypt.
+To use a secret from the plane or its backups, one needs the file, too. It has the form of a key file of encryption at
+rest: `NAME BASE64` on a line, the last line encrypts, all of them decrypt.
 
     dir:PATH        PATH/sqs.key, or the file that is named; made with the first access key
     postgresql://   the file that is named, which every node needs; it is not made, as nodes would make different ones
