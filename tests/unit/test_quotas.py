@@ -236,6 +236,28 @@ def test_threads_of_one_process_never_exceed_a_quota(plane: Plane) -> None:
     assert sum(accepted) == plane.quotas.usage().messages == 50
 
 
+def test_a_server_accepts_and_counts_puts_while_it_measures_a_new_quota(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with holdfast.open(postgres_url, universe="shop") as plane, holdfast.open(postgres_url, universe="shop") as other:
+        quotas = plane._transport.services.quotas  # type: ignore[attr-defined]
+        measure, found = quotas._measure_messages, []
+
+        def put_meanwhile(universe: Any) -> None:
+            if not found:
+                found.append(fill(lambda: plane.queue("jobs").put(b"")))
+            measure(universe)
+
+        monkeypatch.setattr(quotas, "_measure_messages", put_meanwhile)
+        other.quotas.set("shop", Quota(messages=3))
+        quotas.load()
+        [(accepted, error)] = found
+        assert (accepted, error.used, error.limit) == (3, 3, 3), "it accepts at most the quota by itself"
+        assert plane.quotas.usage().messages == 3
+        with pytest.raises(QuotaExceeded):
+            plane.queue("jobs").put(b"")
+
+
 def test_what_callers_add_counts_for_a_minute_as_one_number_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now, added = 1_000.25, []
     monkeypatch.setattr("holdfast.runtime.quotas.monotonic", lambda: now)

@@ -7,7 +7,8 @@ then, and what is accepted since is *counted up* in memory:
 
 What is acked or deleted is only seen by the next measurement. So the count may be too high and is never too low. Where
 one process has the key space, a universe is never over its quota. Where several servers share it, it is over by at most
-what the others accept in `QUOTA_MEASURE_SECONDS`.
+what the others accept in `QUOTA_MEASURE_SECONDS`. Another server knows a new quota after as long. Until its first
+measurement has ended, it accepts at most the quota by itself, and counts it.
 
     put ──► used + new <= limit ──yes──► counted, then committed
                  │no
@@ -86,9 +87,12 @@ class UsageCount:
     @property
     def used(self) -> int | None:
         """None if it was never measured."""
-        if self._measured is None:
-            return None
-        found = self._measured + self._added_total
+        return None if self._measured is None else self.least
+
+    @property
+    def least(self) -> int:
+        """`used`; until the first measurement, what was added so far."""
+        found = (self._measured or 0) + self._added_total
         if self._lasting:
             now = monotonic()
             found += sum(count for until, count in self._lasting.copy().items() if until > now)
@@ -321,7 +325,7 @@ class Quotas:
             if self._admit(found.messages, count, limit, lasting=lasting):
                 return
         self._measure_soon(found.messages)
-        raise self._refusal(found, MESSAGES, limit, found.messages.used or 0, count)
+        raise self._refusal(found, MESSAGES, limit, found.messages.least, count)
 
     def admit_bytes(self, universe: str, size: int, *, lasting: bool = False) -> None:
         found = self._universes.get(universe)
@@ -370,9 +374,14 @@ class Quotas:
                     self._add(found.bytes, size, lasting=lasting)
 
     def _admit(self, count: UsageCount, size: int, limit: int | None, *, lasting: bool) -> bool:
-        """Whether it is within the limit, and was counted."""
+        """Whether it is within the limit, and was counted.
+
+        Until the first measurement, servers that share the key space compare with what they have accepted themselves:
+        a universe that is far from its quota must not be refused meanwhile. One process measures in the transaction.
+        """
         with self._lock:
-            if limit is not None and ((used := count.used) is None or used + size > limit):
+            used = count.least if self._shared else count.used
+            if limit is not None and (used is None or used + size > limit):
                 return False
             self._add(count, size, lasting=lasting)
             return True
