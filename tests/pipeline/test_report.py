@@ -77,8 +77,8 @@ def test_page_has_its_sections_and_numbers(lake: Lake) -> None:
     read = Page(html)
     for heading in ("Health", "Queues", "Dead letters", "Mail", "Leases", "Storage"):
         assert heading in read.text
-    assert "1 of 2 worlds have findings" in read.text
-    assert "1 ranges could not be read" in read.text
+    assert "1 of 2 worlds has findings" in read.text
+    assert "1 range could not be read" in read.text
     assert "1 MiB" in read.text  # Reclaimable.
     assert read.tags.count("h1") == 1
     assert read.tags.count("h2") == 6
@@ -145,6 +145,20 @@ def test_every_chart_has_a_description_and_a_table_of_its_numbers(lake: Lake) ->
 def test_empty_lake_has_a_page(tmp_path: Path) -> None:
     html = page(collect(Lake(str(tmp_path / "lake")), made_at=NOW))
     assert "No world has been audited yet" in Page(html).text
+
+
+def test_counts_of_one_are_singular(lake: Lake) -> None:
+    facts = collect(lake, made_at=NOW)
+    facts.totals.update(redrives=1, worlds=1, worlds_ok=1, quarantined=1)
+    text = page(facts)
+    assert "1 dead letter redriven" in text
+    assert "1 range could not be read" in text
+    facts.totals.update(redrives=2, quarantined=0)
+    text = page(facts)
+    assert "2 dead letters redriven" in text
+    assert "The only world passed the audit" in text
+    facts.totals.update(worlds_ok=0)
+    assert "1 of 1 world has findings" in page(facts)
 
 
 def test_facts_match_the_lake(lake: Lake) -> None:

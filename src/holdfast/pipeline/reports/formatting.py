@@ -13,6 +13,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
 
 
+def counted(value: float | None, one: str, many: str) -> str:
+    """1 dead letter, 2 dead letters."""
+    return f"{number(value)} {one if value == 1 else many}"
+
+
 def short(value: float) -> str:
     """1.2 k, for axes."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

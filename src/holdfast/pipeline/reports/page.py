@@ -62,7 +62,7 @@ def _cards(facts: Facts) -> str:
         (
             "Retries",
             formatting.number(totals["retries"]),
-            f"{formatting.number(totals['redrives'])} dead letters redriven",
+            f"{formatting.counted(totals['redrives'], 'dead letter', 'dead letters')} redriven",
         ),
         ("Mails", formatting.number(totals["mails"]), f"{formatting.number(totals['mails_waiting'])} waiting"),
         ("Worlds", formatting.number(totals["worlds"]), "no findings" if not wrong else f"{wrong:,} with findings"),
@@ -85,10 +85,13 @@ def _health(facts: Facts) -> str:
     if not totals["worlds"] and not totals["quarantined"]:
         return placeholder("No world has been audited yet; run: holdfast pipeline audit --lake LAKE")
     if not wrong and not totals["quarantined"]:
-        verdict = f'<p class="verdict good">All {formatting.number(totals["worlds"])} worlds passed the audit</p>'
+        passed = "The only world" if totals["worlds"] == 1 else f"All {formatting.number(totals['worlds'])} worlds"
+        verdict = f'<p class="verdict good">{passed} passed the audit</p>'
     else:
-        message = [f"{wrong:,} of {totals['worlds']:,} worlds have findings"] if wrong else []
-        message += [f"{totals['quarantined']:,} ranges could not be read"] if totals["quarantined"] else []
+        audited = formatting.counted(totals["worlds"], "world", "worlds")
+        message = [f"{wrong:,} of {audited} {'has' if wrong == 1 else 'have'} findings"] if wrong else []
+        ranges = formatting.counted(totals["quarantined"], "range", "ranges")
+        message += [f"{ranges} could not be read"] if totals["quarantined"] else []
         verdict = f'<p class="verdict bad">{" · ".join(message)}</p>'
     intro = introduction(
         "Audit results of every world (checksums, heights, snapshots, restores), and data that ingest could not read."
@@ -164,8 +167,8 @@ def _unlogged(facts: Facts) -> str:
     """A warning if the session logs lack events."""
     if not facts.unlogged:
         return ""
-    count = formatting.number(facts.totals["unlogged"])
-    text = f"The session logs are incomplete: {count} messages have missing events"
+    count = formatting.counted(facts.totals["unlogged"], "message has", "messages have")
+    text = f"The session logs are incomplete: {count} missing events"
     rows = table(
         "Queues with incomplete session logs: counts come from the plane, times lack these messages",
         facts.unlogged,
