@@ -70,7 +70,7 @@ def test_an_error_is_explained_by_the_command_that_it_names(hf: Hf) -> None:
     text = hf(*help.split()).stdout
     assert REMEDIES["message_not_found"].cause in text
     assert REMEDIES["message_not_found"].remedy in text
-    assert "docs/reference/errors.md#message_not_found" in text
+    assert "See:     /docs/errors/message_not_found of a running server" in text
 
 
 def test_every_code_is_explained(hf: Hf) -> None:
@@ -79,6 +79,8 @@ def test_every_code_is_explained(hf: Hf) -> None:
     assert all(each["status"] or each["code"] in ("usage", "interrupted") for each in listed)
     one = json.loads(hf("explain", "urn:holdfast:error:lease_held", "--json").stdout)
     assert (one["class"], one["status"], one["retry"]) == ("LeaseHeld", 409, "later")
+    assert one["see"] == "/docs/errors/lease_held"
+    assert one["pages"] == list(REMEDIES["lease_held"].see)
 
 
 def test_a_misspelt_code_gets_the_nearest_one(hf: Hf) -> None:

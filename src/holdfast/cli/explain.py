@@ -53,7 +53,8 @@ def _fields(code: str) -> dict[str, Any]:
         "retry": str(error.retry) if error is not None else None,
         "cause": found.cause,
         "remedy": found.remedy,
-        "see": [f"docs/{page}" for page in (f"reference/errors.md#{code}", *found.see)],
+        "see": f"/docs/errors/{code}",  # Of every server; an installation has no other pages.
+        "pages": list(found.see),
     }
 
 
@@ -73,4 +74,7 @@ def _text(code: str) -> str:
         lines.append(f"Retry:   {fields['retry']}: {_RETRY[fields['retry']]}")
     if fields["status"]:
         lines.append(f"HTTP:    {fields['status']}")
-    return "\n".join([*lines, *(f"See:     {page}" for page in fields["see"])])
+    lines.append(f"See:     {fields['see']} of a running server")
+    if fields["pages"]:
+        lines.append(f"         {', '.join(fields['pages'])} of the documentation")
+    return "\n".join(lines)
