@@ -206,7 +206,7 @@ LOCK_SESSION_LOCKS_MAX: Final = 1_024  # Including intents; the record of a sess
 LOCK_LINE_MAX: Final = 10_000  # Sessions that may wait for one lock.
 LOCK_SESSION_ID_CHARACTERS_MAX: Final = 64
 LOCK_KEYS_CACHED_MAX: Final = 10_000  # Locks whose keys are remembered: computing them costs as much as a read.
-LOCK_OBSTACLES_MAX: Final = 64  # Holders that exclude a write, and claims in line, that are read and counted.
+LOCK_OBSTACLES_MAX: Final = 64  # Claims in line that are counted; holders of a lock that a write reads at a time.
 LOCK_PAIRS_READ_MAX: Final = 256  # Of one lock on PostgreSQL: small locks are read in one round trip.
 LOCK_SESSIONS_ENDED_MAX: Final = 100  # Expired sessions that one commit ends; the next one goes on.
 

@@ -6,7 +6,7 @@ follow. In the other half, the calls of others meet and end them, and only what 
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count, repeat
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from holdfast.backends.memory import MemoryDatabase
 from holdfast.backends.rocksdb import RocksDatabase
 from holdfast.errors import HoldfastError, LeaseExpired, LockOrderViolation
-from holdfast.kv import Database, Subspace, Transaction
+from holdfast.kv import Database, Subspace, Transaction, pages
 from holdfast.layers import locks
 from holdfast.layers.lock_records import LEVELS, LockKeys, Session, SessionKey, decode_place, session_key, use_key
 from holdfast.layers.lock_transaction import LockTransaction, Waiting
@@ -192,6 +192,15 @@ class SharedLocks(RuleBasedStateMachine):
     def a_caller_crashes(self, choice: int) -> None:
         self.callers[choice % CALLERS] = self.new_caller()
 
+    @precondition(lambda self: not self.is_eager)
+    @rule(path=paths)
+    def all_callers_crash_and_another_reads_what_they_read(self, path: tuple[str, ...]) -> None:
+        for number in range(CALLERS):
+            self.request(number, [path], "S", may_wait=False)
+        self.callers = [self.new_caller() for _ in self.callers]
+        self.clock.advance_ms(LEASE_MS)
+        self.request(0, [path], "S", may_wait=False)
+
     @rule(milliseconds=st.sampled_from((1, LEASE_MS // 3, LEASE_MS // 2, LEASE_MS)), late=st.none() | choices)
     def time_passes_and_callers_renew(self, milliseconds: int, late: int | None) -> None:
         """All but one in time."""
@@ -292,6 +301,18 @@ class SharedLocks(RuleBasedStateMachine):
             for key, fence, number in used:
                 proof = LockProof(caller.session, *LEVELS.path(key), fence)
                 assert self.database.read(_passes, proof) is (alive and number == caller.key.number)
+
+    @invariant()
+    def a_write_is_excluded_by_any_live_holder_and_by_no_other(self) -> None:
+        held, _ = self.database.read(self.read_locks)
+        sessions = self.database.read(self.read_sessions)
+        now_ms = self.clock.now_ms()
+        live = [each for each in held if not sessions[each[2]].is_expired(now_ms)]
+        for row in (("a", "1"), ("a", "2"), ("b", "1")):
+            wanted = {key: mode for key, mode, _ in LEVELS.steps(("record_id", "/".join(row)), Mode.EXCLUSIVE)}
+            excluding = {key for key, mode, _ in live if key in wanted and mode not in COMPATIBLE[wanted[key]]}
+            found = self.database.read(locks.obstacles, self.universe, [row])
+            assert {each.key for each in found} == excluding
 
     @invariant()
     def a_line_waits_for_a_holder(self) -> None:
@@ -407,6 +428,12 @@ class SharedLocks(RuleBasedStateMachine):
         self.database.close()
 
 
+@pytest.fixture(autouse=True)
+def pages_of_one_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few expired holders are a crowd."""
+    monkeypatch.setattr(locks, "LOCK_OBSTACLES_MAX", 1)
+
+
 def _passes(tx: Transaction, proof: LockProof) -> bool:
     try:
         return locks.check(tx, proof) == proof.fence
@@ -468,6 +495,10 @@ def fences_are_repeated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LockTransaction, "_next_fence", lambda self, keys, stored: 1)
 
 
+def a_write_looks_at_the_first_holders_only(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(locks, "pages", lambda *args, items: islice(pages(*args, items=items), 1))
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -477,6 +508,7 @@ def fences_are_repeated(patch: pytest.MonkeyPatch) -> None:
         a_shared_lock_ignores_intents,
         a_served_claim_stops_at_its_next_lock,
         fences_are_repeated,
+        a_write_looks_at_the_first_holders_only,
     ],
 )
 def test_a_wrong_layer_is_found(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:

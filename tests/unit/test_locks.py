@@ -391,6 +391,23 @@ def test_what_excludes_a_write_of_rows(database: Database, caller: Callable[[str
     assert before
 
 
+@pytest.mark.parametrize("mode", ["S", "IX"])
+def test_a_write_meets_a_live_holder_after_any_number_of_expired_ones(
+    database: Database, caller: Callable[[str], Caller], clock: ManualClock, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(locks, "LOCK_OBSTACLES_MAX", 4)
+    path = TABLE if mode == "S" else ROW  # Of a row, an intent is in the way, too.
+    crowd = sorted((caller(f"caller-{number}") for number in range(13)), key=lambda each: each.key)
+    for each in crowd[:-1]:
+        each.fence(path, mode=mode)
+    clock.advance_ms(LEASE_MS)
+    assert database.read(locks.obstacles, "main", [("task", "1")]) == []
+    crowd[-1].fence(path, mode=mode)
+    (found,) = database.read(locks.obstacles, "main", [("task", "1")])
+    assert found.owner == crowd[-1].name
+    assert len(held(database)) == len(crowd)  # The expired ones are still there.
+
+
 def test_a_session_is_listed_and_ended_without_its_secret(database: Database, caller: Callable[[str], Caller]) -> None:
     ada, bob = caller("ada"), caller("bob")
     fence = ada.fence(ROW)

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from holdfast.errors import FencingMismatch, InvalidArgument, LeaseExpired, LockOrderViolation
-from holdfast.kv import Transaction
+from holdfast.kv import Transaction, pages
 from holdfast.layers.leases import check_owner
 from holdfast.layers.lock_records import (
     INTENTS,
@@ -48,7 +48,7 @@ from holdfast.layers.lock_records import (
     sessions_subspace,
     use_key,
 )
-from holdfast.layers.lock_transaction import LockTransaction, Waiting, find_holders, is_locked
+from holdfast.layers.lock_transaction import LockTransaction, Waiting, is_locked
 from holdfast.limits import (
     LOCK_CLAIM_PATHS_MAX,
     LOCK_LINE_MAX,
@@ -253,9 +253,9 @@ def obstacles(
 ) -> list[Obstacle]:
     """What excludes a write of these rows (entity type and id) now: locks of other sessions than `session`.
 
-    It takes nothing and delays no one, so lines do not count. Where several nodes write, none of these locks is granted
-    before the transaction ends. It costs one read if the universe never had a session, and
-    two if it has none now and transactions run one by one.
+    Of the sessions that hold one lock, it names the first. It takes nothing and delays no one, so lines do not count.
+    Where several nodes write, none of these locks is granted before the transaction ends. It costs one read if the
+    universe never had a session, and two if it has none now and transactions run one by one.
     """
     is_used = use_key(universe)
     tx.share(is_used)
@@ -267,19 +267,29 @@ def obstacles(
     own = None if session is None else session_key(LockSession(session, universe)).number
     found = []
     for key, mode, _ in LEVELS.steps_for_all([("record_id", "/".join(row)) for row in rows], Mode.EXCLUSIVE):
-        keys = keys_of(universe, key)
-        tx.share(keys.prefix)
-        if not is_locked(tx, keys, mode):
-            continue
-        for _, held, number in find_holders(tx, keys, mode, limit=LOCK_OBSTACLES_MAX, is_alone=False):
-            if number == own:
-                continue
-            holder = SessionKey(universe, number)
-            tx.share(record_key(holder))
-            holding = _live(tx, holder)
-            if holding is not None:
-                found.append(Obstacle(key, held, holding.owner, holding.expires_ms))
+        tx.share(keys_of(universe, key).prefix)
+        obstacle = _find_obstacle(tx, universe, key, mode, own)
+        if obstacle is not None:
+            found.append(obstacle)
     return found
+
+
+def _find_obstacle(tx: Transaction, universe: str, key: Key, mode: Mode, own: str | None) -> Obstacle | None:
+    """The first live session that holds a lock and excludes `mode`. There may be any number of expired ones before."""
+    keys = keys_of(universe, key)
+    if not is_locked(tx, keys, mode):
+        return None
+    for bounds in keys.conflicts(mode):
+        for pairs in pages(tx, *bounds, items=LOCK_OBSTACLES_MAX):
+            for held, number in map(keys.holder_of, (pair[0] for pair in pairs)):
+                if number == own:
+                    continue
+                holder = SessionKey(universe, number)
+                tx.share(record_key(holder))
+                holding = _live(tx, holder)
+                if holding is not None:
+                    return Obstacle(key, held, holding.owner, holding.expires_ms)
+    return None
 
 
 def page(tx: Transaction, universe: str, *, after: str, limit: int) -> list[tuple[str, Session]]:
