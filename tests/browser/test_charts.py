@@ -81,3 +81,10 @@ def test_a_queue_has_charts_of_its_own(page: Page, used: Any) -> None:
     expect(page.get_by_role("img", name="Rates, 22 h")).to_be_visible()
     page.get_by_role("button", name="1 h", exact=True).click()
     expect(page.get_by_role("img", name=re.compile("Oldest, 5. min"))).to_be_visible()
+    note = page.get_by_text("The server stores samples of the 100 measured queues with the most messages")
+    expect(note).to_be_hidden()
+    with used.plane() as plane:
+        plane.queue("unmeasured").put(1)
+    page.goto(f"{used.url}/console#/queues/unmeasured?range=24%20h")
+    expect(note).to_be_visible()
+    check_by_axe(page)

@@ -102,8 +102,13 @@ def test_every_page_says_why_it_cannot_be_shown(noisy: Page, tmp_path: Path) -> 
             noisy.goto(f"{running.url}/console#/{name}")
             expect(noisy.locator(".problem")).to_contain_text("does not allow")
             expect(noisy.locator(".problem")).to_contain_text("Sign in with a token that allows it.")
+            about = noisy.locator(".problem").get_by_role("link", name="About the error not_allowed")
+            expect(about).to_have_attribute("href", "docs/errors/not_allowed")
             expect(noisy.locator(".page table:visible")).to_have_count(0)  # Not an empty list.
         check_by_axe(noisy)
+        with noisy.context.expect_page() as opened:
+            about.click()
+        expect(opened.value.get_by_role("heading", name="not_allowed")).to_be_visible()
     finally:
         running.kill()
 
@@ -204,6 +209,7 @@ def test_a_lease_is_released_after_a_question(noisy: Page, server: Any) -> None:
             expect(page.get_by_role("row", name="orders/1")).to_have_count(0)
             page.keyboard.press("r")
             expect(row.locator(".pill")).to_contain_text("bob")
+            expect(page.get_by_role("columnheader", name="Waiting at this server")).to_be_visible()
             page.get_by_role("button", name="Release release/me").click()
             dialog = page.get_by_role("dialog", name="Release the lease on release/me?")
             expect(dialog).to_contain_text("ada is fenced off")
@@ -227,6 +233,9 @@ def test_a_lease_is_released_after_a_question(noisy: Page, server: Any) -> None:
         plane.lease("release/me").acquire("carol", ttl_seconds=600)
         page.get_by_role("button", name="Release the lease").click()
         expect(page.locator(".toast.bad")).to_contain_text("the owner carol")
+        about = page.locator(".toast.bad").get_by_role("link", name="About the error lease_conflict")
+        expect(about).to_have_attribute("href", "docs/errors/lease_conflict")
+        check_by_axe(page)
         page.get_by_role("button", name="Close this notice").click()
         expect(page.locator(".toast")).to_have_count(0)
         assert plane.lease("release/me").describe().held
@@ -264,6 +273,7 @@ def test_a_token_is_created_shown_once_and_revoked(noisy: Page, guarded: Any) ->
     dialog.get_by_label("Name").fill("mailer")
     dialog.get_by_label("Universes").fill("main, shop")
     dialog.get_by_label("Verbs").fill("queue:put")
+    dialog.get_by_label("Queues").fill("jobs, orders*")
     dialog.get_by_label("Expires after").select_option("1 hour")
     dialog.get_by_role("button", name="Create the token").click()
     once = page.get_by_role("dialog", name="The token mailer")
@@ -280,14 +290,56 @@ def test_a_token_is_created_shown_once_and_revoked(noisy: Page, guarded: Any) ->
         plane.queue("jobs").put(b"x")
         with pytest.raises(NotAllowed):
             plane.queue("jobs").stats()
+        with pytest.raises(NotAllowed, match="not for the queue invoices"):
+            plane.queue("invoices").put(b"x")
     row = page.get_by_role("row", name="mailer")
-    for words in ("main", "shop", "queue:put", "in 59 min", "operator"):
+    for words in ("main", "shop", "jobs", "orders*", "queue:put", "in 59 min", "by operator"):
         expect(row).to_contain_text(words)
     page.get_by_role("button", name="Revoke mailer").click()
     page.get_by_role("button", name="Revoke the token").click()
     expect(row).to_contain_text("revoked")
     expect(page.get_by_role("button", name="Revoke mailer")).to_be_hidden()
     assert server.get("/v1/tokens/self", token=token)[0] == 401
+
+
+def test_the_queues_and_the_sqs_key_of_a_token_are_shown(page: Page, server: Any) -> None:
+    queues = [f"q-{number}" for number in range(6)]
+    with server.plane() as plane:
+        key = plane.tokens.create(
+            "shop-sqs", universes="main", verbs="sqs:*", queues=queues, sqs=True
+        ).info.access_key_id
+    page.set_viewport_size({"width": 1_440, "height": 900})
+    open_page(page, server, f"tokens?filter={key}")
+    row = page.get_by_role("row", name="shop-sqs")
+    for words in ("q-0", "q-3", "and 2 others", f"SQS key {key}"):
+        expect(row).to_contain_text(words)
+    expect(page.locator(".page tbody tr")).to_have_count(1)
+    page.goto(f"{server.url}/console#/tokens?filter=worker")
+    expect(page.get_by_role("row", name="worker").locator("td[data-label=Queues]")).to_have_text("all")
+    scroller = page.get_by_role("region", name="Tokens")
+    assert scroller.evaluate("element => element.scrollWidth <= element.clientWidth"), "no column is below the buttons"
+    check_by_axe(page)
+
+
+def test_a_filter_that_searches_one_page_says_so(page: Page, tmp_path: Path) -> None:
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        for number in range(101):
+            plane.entities.write("order", f"a-{number:03}", {"total": number})
+    running = Server(tmp_path)
+    try:
+        open_page(page, running, "entities/order")
+        page.get_by_label("Filter by name").fill("a-100")
+        unmatched = page.get_by_text("Nothing on this page matches the filter.")
+        expect(unmatched).to_contain_text("open another page to search that one")
+        page.get_by_role("button", name="Next page").click()
+        expect(page.locator(".page tbody th a")).to_have_text(["a-100"])
+        page.get_by_label("Filter by name").fill("a-001")
+        expect(unmatched).to_be_visible()
+        open_page(page, running, "entities")  # One page.
+        page.get_by_label("Filter by name").fill("task")
+        expect(page.get_by_text("Nothing matches the filter.")).to_be_visible()
+    finally:
+        running.kill()
 
 
 def test_verbs_that_a_token_loses_while_a_page_is_open_are_refused(noisy: Page, guarded: Any) -> None:

@@ -267,6 +267,60 @@ def test_a_message_shows_its_state_raw_payload_and_every_attempt(untimed: Page, 
         expect(page.locator("h1 .pill")).to_have_text("ready")
 
 
+def test_a_finished_message_shows_every_attempt(untimed: Page, server: Any) -> None:
+    page = untimed
+    with server.plane() as plane:
+        queue = plane.queue("recovered")
+        queue.set_policy(QueuePolicy(retry_delay_seconds=0.0))
+        id = queue.put(b"x", keep_result=True).id
+        for owner, reason in (("ada", "slow"), ("bob", "slower")):
+            message = queue.receive(owner=owner)
+            assert message is not None
+            with pytest.raises(TimeoutError), message:
+                raise TimeoutError(reason)
+        message = queue.receive(owner="eve")
+        assert message is not None
+        message.ack()
+        open_queue(page, server, f"recovered/messages/{id}")
+        attempts = page.get_by_role("region", name="Attempts")
+        expect(attempts.locator("tbody tr:not(.inside)")).to_have_count(3)
+        done, second, first = attempts.locator("tbody tr:not(.inside)").all()
+        for words in ("3", "eve", "done", "20"):  # It ended in this century.
+            expect(done).to_contain_text(words)
+        expect(second).to_contain_text("TimeoutError: slower")
+        expect(first).to_contain_text("ada")
+        expect(first).to_contain_text("TimeoutError: slow")
+        expect(attempts.locator("pre")).to_contain_text("raise TimeoutError(reason)")  # The newest failure is expanded.
+        done.locator(".opener").click()
+        expect(attempts).to_contain_text("The message was acknowledged.")
+        expect(page.get_by_text("not kept.")).to_have_count(0)
+        check_by_axe(page)
+
+
+def test_a_message_says_how_many_attempts_are_not_kept(untimed: Page, server: Any) -> None:
+    page = untimed
+    with server.plane() as plane:
+        queue = plane.queue("forgetful")
+        queue.set_policy(QueuePolicy(retry_delay_seconds=0.0, failures_kept=2))
+        id = queue.put(b"x").id
+        for _ in range(3):
+            message = queue.receive(owner="ada")
+            assert message is not None
+            message.nack(error="slow")
+        open_queue(page, server, f"forgetful/messages/{id}")
+        attempts = page.get_by_role("region", name="Attempts")
+        expect(attempts.locator("tbody tr:not(.inside)")).to_have_count(2)
+        expect(page.get_by_text("1 older failed attempt is not kept.")).to_be_visible()
+        message = queue.receive(owner="bob")
+        assert message is not None
+        queue.cancel(id)
+        page.keyboard.press("r")
+        expect(page.get_by_text("1 older failed attempt is not kept.")).to_be_visible()
+        cancelled = attempts.locator("tbody tr:not(.inside)").first
+        expect(cancelled).to_contain_text("bob")
+        expect(cancelled).to_contain_text("cancelled")
+
+
 def test_a_message_is_moved_and_deleted_from_its_page(untimed: Page, server: Any) -> None:
     page = untimed
     with server.plane() as plane:
@@ -370,6 +424,77 @@ def test_what_a_token_does_not_allow_is_not_offered(page: Page, tmp_path: Path) 
                 is_allowed = number == 2 or (number == 1 and index % 2 == 0)
                 expect(page.get_by_role("button", name=name, exact=True)).to_have_count(int(is_allowed))
             page.get_by_role("button", name="Sign out person").click()
+    finally:
+        running.kill()
+
+
+def test_parts_of_a_queue_that_a_token_does_not_allow_are_left_out(page: Page, tmp_path: Path) -> None:
+    """The page has the parts and the actions that the token allows, and the actions work without the other parts."""
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        plane.queue("jobs").put(1)
+        dead_letter(plane, "jobs", "ValueError: no")
+        counting, blind = (
+            plane.tokens.create("person", universes="main", verbs=["queue:survey", *verbs]).token
+            for verbs in (["queue:stats", "queue:purge"], ["queue:policy.get", *ACTIONS])
+        )
+    running = Server(tmp_path, tokens=True)
+    purge = page.get_by_role("button", name="Purge…")
+    try:
+        page.goto(f"{running.url}/console#/queues/jobs")
+        sign_in(page, counting)
+        expect(page.locator(".tile.ready b")).to_have_text("1")
+        for name in ("Next messages", "Dead letters", "Policy", "Leased messages", "Schedules"):
+            expect(page.get_by_role("heading", name=name)).to_be_hidden()
+        expect(page.locator(".problem")).to_have_count(0)
+        purge.click()
+        expect(page.get_by_role("dialog")).to_contain_text("1 message that is not leased will be removed")
+        page.get_by_role("button", name="Keep the messages").click()
+        page.get_by_role("button", name="Sign out person").click()
+
+        sign_in(page, blind)
+        expect(page.get_by_role("heading", name="Policy")).to_be_visible()
+        expect(page.locator(".tile:visible")).to_have_count(0)
+        expect(page.get_by_role("button", name="Pause…")).to_be_hidden()  # Whether it is paused is not known.
+        page.get_by_role("button", name="Redrive all…").click()
+        page.get_by_role("button", name="Redrive all dead letters").click()
+        expect(page.locator(".toast")).to_have_text("1 message redriven")
+        purge.click()
+        expect(page.get_by_role("dialog")).to_contain_text("All messages that are not leased will be removed")
+        page.get_by_label("Type jobs to confirm").fill("jobs")
+        page.get_by_role("button", name="Purge the queue").click()
+        expect(page.locator(".toast")).to_have_text("2 messages removed")
+        check_by_axe(page)
+    finally:
+        running.kill()
+
+
+def test_a_token_of_some_queues_is_offered_what_it_allows(noisy: Page, tmp_path: Path, lake: Path) -> None:
+    page = noisy  # Chromium logs the refusals of the server.
+    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+        plane.queue("orders-eu").put(1)
+        plane.queue("invoices").put(1)
+        token = plane.tokens.create("orders", universes="*", verbs="*", queues="orders*").token
+    running = Server(tmp_path, tokens=True, pipeline_lake=str(lake))
+    try:
+        page.goto(f"{running.url}/console#/queues")
+        sign_in(page, token)
+        expect(page.locator(".page tbody th a")).to_have_text(["orders-eu"])
+        links = page.get_by_role("navigation", name="Pages").get_by_role("link")
+        names = links.all_inner_texts()
+        assert {"Queues", "Nodes", "Space", "Tokens"} <= set(names)
+        assert not {"Pipeline", "Reports"} & set(names)
+        for name in names:
+            links.get_by_text(name, exact=True).click()
+            expect(page.get_by_role("navigation").locator("[aria-current=page]")).to_have_text(name)
+            shown = page.locator(".page tbody tr:visible, .page .empty:visible, .page .problem:visible")
+            expect(shown.first).to_be_visible()
+            expect(page.locator(".problem")).to_have_count(0)
+        page.goto(f"{running.url}/console#/queues/orders-eu")
+        expect(page.locator(".tile.ready b")).to_have_text("1")
+        expect(page.get_by_role("button", name="Purge…")).to_be_visible()
+        page.goto(f"{running.url}/console#/queues/invoices")
+        expect(page.locator(".problem")).to_contain_text("is not for the queue invoices")
+        expect(page.get_by_role("button", name="Purge…")).to_be_hidden()
     finally:
         running.kill()
 

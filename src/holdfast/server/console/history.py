@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.kv import Database
 from holdfast.layers import samples as layer
 from holdfast.layers.samples import STEPS, Numbers, StoredSample, largest_gauges
-from holdfast.limits import HISTORY_NODES_MAX, HISTORY_POINTS_MAX, HISTORY_SECONDS
+from holdfast.limits import HISTORY_NODES_MAX, HISTORY_POINTS_MAX, HISTORY_QUEUES_MAX, HISTORY_SECONDS
 from holdfast.names import UNIVERSE, checked_name
 from holdfast.server.console.samples import Sample, Samples
 from holdfast.server.context import ServerContext
@@ -165,6 +165,7 @@ class HistoryRoute:
         if servers not in ("all", "own"):
             raise HttpError(400, "invalid_query", f"servers is {servers[:80]!r}; give all or own")
         body: dict[str, Any] = {"kept_seconds": 0, "now_ms": _now_ms(), "samples": [], "servers": 0}
+        body["queues_max"] = HISTORY_QUEUES_MAX
         if self._history is not None:
             async with self._lock:
                 found, count = await self._history.points(seconds, universe, queue, own=servers == "own")

@@ -33,7 +33,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     verbs: list[str] = []
     universes: list[str] = []  # The universes that the page offers.
     limited: bool = False  # Whether the token is limited to them. Then pages about the whole plane are not offered.
-    metrics: bool = False
+    metrics: bool = False  # Whether the token allows `metrics:read` in every universe and queue.
     reports: bool = False
     live: bool = False  # Whether the server knows the lake of live aggregates.
 

@@ -1,7 +1,7 @@
 // The frame of the console: sign-in, universe, navigation and connection status.
 
 import { Api, Events, Problem, token } from "./api.js";
-import { button, errorState, h, icon, setText } from "./dom.js";
+import { button, errorHelp, errorState, h, icon, setText } from "./dom.js";
 import * as audit from "./audit.js";
 import * as entities from "./entities.js";
 import * as leases from "./leases.js";
@@ -307,14 +307,14 @@ class App {
       const done = await work();
       if (words) this.toast(words(done));
     } catch (error) {
-      this.toast(error.message, "bad");
+      this.toast(error.message, "bad", errorHelp(error));
     }
     this.refresh();
   }
 
-  toast(words, kind = "good") {
+  toast(words, kind = "good", more = "") {
     const close = button("×", () => element.remove(), { class: "ghost", "aria-label": "Close this notice" });
-    const element = h("div", { class: `toast ${kind}` }, h("p", { text: words }), kind === "bad" && close);
+    const element = h("div", { class: `toast ${kind}` }, h("p", {}, words, more && " ", more), kind === "bad" && close);
     this.toasts.replaceChildren(element);
     if (kind !== "bad") setTimeout(() => element.remove(), TOAST_MS);
   }
@@ -388,6 +388,11 @@ class Pages {
     this.element = h("p", { class: "pages", hidden: true }, this.first, this.following);
   }
 
+  // Whether the list has other pages.
+  get isPartial() {
+    return Boolean(this.next || this.after);
+  }
+
   restart() {
     this.go(null);
   }
@@ -402,9 +407,10 @@ class Pages {
   }
 }
 
-// Whether the token of a session allows what a page needs: its `verbs`, and every universe if it is `everywhere`.
-function isAllowed({ verbs, everywhere = false }, session) {
-  return verbs.every((verb) => allows(session.verbs, verb)) && !(everywhere && session.limited);
+// Whether the token of a session allows what a page needs: its `verbs`, every universe if it is `everywhere`, and
+// every universe and queue if it shows `metrics`.
+function isAllowed({ verbs, everywhere = false, metrics = false }, session) {
+  return verbs.every((verb) => allows(session.verbs, verb)) && !(everywhere && session.limited) && !(metrics && !session.metrics);
 }
 
 // Whether verbs of a token, or patterns of verbs, cover a verb.

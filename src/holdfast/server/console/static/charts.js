@@ -176,6 +176,7 @@ export class History {
     this.servers.hidden = this.of.queue || found.servers < 2;
     setText(this.servers, `Calls of ${found.servers} servers`);
     this.kept = found.kept_seconds;
+    this.queuesMax = found.queues_max;
     RANGES.forEach((each, index) => (this.buttons[index].hidden = index > 0 && RANGES[index - 1].seconds >= this.kept));
     return true;
   }

@@ -65,7 +65,7 @@ export class Table {
     this.rows = new Map();
     this.body = h("tbody", { role: "rowgroup" });
     this.none = typeof empty === "string" ? h("p", { class: "empty", text: empty }) : empty;
-    this.unmatched = h("p", { class: "empty", text: "Nothing matches the filter.", hidden: true });
+    this.unmatched = h("p", { class: "empty", hidden: true });
     const heads = columns.map((column) =>
       h("th", { scope: "col", role: "columnheader", class: column.class }, column.name || h("span", { class: "unseen", text: column.label })),
     );
@@ -76,8 +76,9 @@ export class Table {
     this.none.hidden = this.scroller.hidden = true; // Until the first data arrives.
   }
 
-  // `isFiltered`: a filter has selected the rows, so no rows does not mean that there are no entries.
-  show(rows, isFiltered = false) {
+  // `isFiltered`: a filter has selected the rows, so no rows does not mean that there are no entries. `page`: the page
+  // that it has selected them from, if the list has several.
+  show(rows, isFiltered = false, page = null) {
     // Remove obsolete rows first: moving an element would lose the focus.
     const kept = new Set(rows.map(this.keyOf));
     for (const [key, known] of this.rows) {
@@ -109,6 +110,7 @@ export class Table {
     }
     this.none.hidden = rows.length > 0 || isFiltered;
     this.unmatched.hidden = rows.length > 0 || !isFiltered;
+    setText(this.unmatched, page?.isPartial ? "Nothing on this page matches the filter. It searches one page at a time: open another page to search that one." : "Nothing matches the filter.");
     this.scroller.hidden = rows.length === 0;
   }
 
@@ -241,7 +243,13 @@ async function copyText(element, words, copy) {
 // What a page shows instead of what it could not load.
 export function errorState(problem, retry) {
   const next = nextStep(problem);
-  return h("div", { class: "problem", role: "alert" }, h("div", {}, h("p", { text: problem.message }), next && h("p", { class: "next", text: next })), button("Try again", retry, { class: "small" }));
+  const about = errorHelp(problem);
+  return h("div", { class: "problem", role: "alert" }, h("div", {}, h("p", { text: problem.message }), (next || about) && h("p", { class: "next" }, next && `${next} `, about)), button("Try again", retry, { class: "small" }));
+}
+
+// A link to the page of the server about an error, if the server has named its code.
+export function errorHelp({ status, code }) {
+  return status > 0 && code !== "unreachable" && h("a", { class: "help", href: `docs/errors/${encodeURIComponent(code)}`, target: "_blank", rel: "noopener noreferrer", text: `About the error ${code}` });
 }
 
 function nextStep({ status }) {

@@ -59,7 +59,7 @@ function openAll({ api, pages, filter }) {
     return { ...found, next: found.kinds.length === KINDS ? found.kinds.at(-1).kind : null };
   });
   let known = [];
-  const show = () => table.show(known.filter((row) => row.kind.toLowerCase().includes(filter.value)), known.length > 0);
+  const show = () => table.show(known.filter((row) => row.kind.toLowerCase().includes(filter.value)), known.length > 0, page);
   filter.onchange = show;
   const heading = countHeading("kind", "kinds");
   const patterns = h("div", { class: "chips" });
@@ -107,7 +107,7 @@ function openKind({ api, pages, filter }, kind) {
     const found = await api.get(`v1/entities/${encodeURIComponent(kind)}`, { after, limit: 100, tier: "important" });
     return { ...found, next: found.entities.length === 100 ? found.entities.at(-1).id : null };
   });
-  const show = () => table.show(known.entities.filter((row) => row.id.toLowerCase().includes(filter.value)), known.entities.length > 0);
+  const show = () => table.show(known.entities.filter((row) => row.id.toLowerCase().includes(filter.value)), known.entities.length > 0, page);
   filter.onchange = show;
   const heading = countHeading("entity", "entities");
   return {

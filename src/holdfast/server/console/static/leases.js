@@ -29,7 +29,7 @@ export function open({ api, act, allows, pages, filter }) {
           };
         },
       },
-      { name: "Waiting", class: "chips", cell: (cell) => (row) => cell.replaceChildren(...waiters(row.line)) },
+      { name: "Waiting at this server", class: "chips", cell: (cell) => (row) => cell.replaceChildren(...waiters(row.line)) },
       ...(allows("lease:break") ? [rowActions("Release", release)] : []),
     ],
     { key: (row) => `${row.lease_id} ${row.fencing_token}`, empty: emptyState("No lease is held. A program holds one while it works. This command holds one for ten minutes:", command(api, "lock acquire deploy --ttl 10m")) },
@@ -89,8 +89,8 @@ export function open({ api, act, allows, pages, filter }) {
   let holding = [];
   const show = () => {
     const matches = (...words) => words.some((each) => each.toLowerCase().includes(filter.value));
-    table.show(known.filter((row) => matches(row.key, row.owner)), known.length > 0);
-    sessions.show(holding.filter((row) => matches(row.owner, ...row.locks.map(named))), holding.length > 0);
+    table.show(known.filter((row) => matches(row.key, row.owner)), known.length > 0, page);
+    sessions.show(holding.filter((row) => matches(row.owner, ...row.locks.map(named))), holding.length > 0, sessionPage);
   };
   filter.onchange = show;
   const heading = countHeading("lease", "leases");

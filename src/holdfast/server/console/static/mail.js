@@ -39,7 +39,7 @@ function openAll({ api, pages, filter }) {
   let known = [];
   const show = () => {
     const most = Math.max(1, ...known.map((row) => row.pending));
-    table.show(known.filter((row) => row.agent.toLowerCase().includes(filter.value)).map((row) => ({ ...row, most })), known.length > 0);
+    table.show(known.filter((row) => row.agent.toLowerCase().includes(filter.value)).map((row) => ({ ...row, most })), known.length > 0, page);
   };
   filter.onchange = show;
   const heading = countHeading("mailbox", "mailboxes");

@@ -91,7 +91,7 @@ export function open({ api, series, session, allows, query }) {
   const showsNodes = session.metrics && allows("node:list");
   const pushes = h("div", {});
   const showsPushes = session.metrics && allows("ingress:stats");
-  const refused = h("p", { class: "empty", text: "This token does not allow metrics:read in every universe, so there are no charts. The other pages work.", hidden: session.metrics });
+  const refused = h("p", { class: "empty", text: "This token does not allow metrics:read in every universe and queue, so there are no charts. The other pages work.", hidden: session.metrics });
   const body = h(
     "div",
     { hidden: !session.metrics },

@@ -8,7 +8,7 @@ const REPORTED = ["rollup", "audit", "reachability", "report"]; // The report ha
 export const title = "Pipeline";
 export const sections = [];
 export const verbs = ["metrics:read"];
-export const everywhere = true;
+export const metrics = true;
 
 export function open({ api, filter, session }) {
   let known = [];

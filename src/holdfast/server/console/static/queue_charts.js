@@ -1,7 +1,7 @@
 // The charts of a queue: its depth, its rates and the age of its next message, from the server's history.
 
 import { Chart, History } from "./charts.js";
-import { count, h, rate, seconds } from "./dom.js";
+import { count, h, rate, seconds, setText } from "./dom.js";
 
 export function queueCharts({ api, query }, queue) {
   const of = (name) => (sample) => (sample.queues[api.universe] ? (sample.queues[api.universe][name] ?? 0) : null);
@@ -30,11 +30,16 @@ export function queueCharts({ api, query }, queue) {
   ];
   const show = () => {
     const shown = history.series();
-    element.hidden = history.kept === 0;
+    plots.hidden = history.element.hidden = history.kept === 0;
+    note.hidden = history.kept === 0 || shown.samples.some((sample) => sample.queues[api.universe]);
+    const measured = `The server stores samples of the ${count(history.queuesMax)} measured queues with the most messages, and has none of this queue in this range.`;
+    setText(note, shown.samples.length ? measured : "There are no samples yet: the server stores one every ten seconds.");
     for (const chart of charts) chart.show(shown, history.seconds);
   };
   const history = new History({ api, query }, { queue }, show);
-  const element = h("div", {}, history.element, h("div", { class: "charts three" }, charts.map((chart) => chart.element)));
+  const plots = h("div", { class: "charts three" }, charts.map((chart) => chart.element));
+  const note = h("p", { class: "dim part", role: "status", hidden: true });
+  const element = h("div", {}, history.element, plots, note);
   return {
     element,
     mounted: () => charts.forEach((chart) => chart.mount()),

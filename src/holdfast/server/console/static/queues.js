@@ -46,19 +46,22 @@ function openAll({ api, pages, filter }) {
   let known = [];
   const show = () => {
     const most = Math.max(1, ...known.map((row) => STATES.reduce((all, state) => all + row[state], 0)));
-    table.show(known.map((row) => ({ ...row, most })), filter.value !== "");
+    table.show(known.map((row) => ({ ...row, most })), filter.value !== "", page);
   };
   filter.onchange = () => page.restart(); // The server searches all queues, not only those of this page.
   const totals = tiles(TILES);
+  const part = h("p", { class: "dim part", hidden: true });
   const heading = countHeading("queue", "queues");
   return {
-    element: h("div", {}, totals.element, card(heading.element, filter.element, table.element, page.element)),
+    element: h("div", {}, totals.element, part, card(heading.element, filter.element, table.element, page.element)),
     load: async () => {
       const found = (await page.load()).queues;
       const names = new Set(found.map((row) => row.queue));
       const letters = (row) => row.queue.endsWith(".dlq") && names.has(row.queue.slice(0, -4)); // Its messages count as dead letters of the other queue.
       known = found.filter((row) => !letters(row)).map((row) => ({ ...row, rates: rates.of(row) }));
       heading.show(known.length, page.next !== null);
+      part.hidden = !page.isPartial && filter.value === "";
+      setText(part, `The numbers above are of the ${plural(known.length, "queue")} listed below, not of all queues.`);
       for (const state of STATES) totals.show(state, count(known.reduce((all, row) => all + row[state], 0)));
       totals.show("consumers", count(known.reduce((all, row) => all + row.waiting_consumers, 0)));
       totals.show("oldest", known.some((row) => row.ready) ? seconds(Math.max(...known.map((row) => row.head_age_seconds))) : "–");
@@ -81,9 +84,9 @@ function openOne(context, name) {
   const path = `v1/queues/${encodeURIComponent(name)}`;
   const totals = tiles(TILES);
   const state = h("span", {});
-  let stats = null;
+  let stats = null; // Stays null if the token does not allow queue:stats.
   const listed = (words, filters) => allows("queue:search") && h("a", { href: messageList.listAddress(name, filters), text: words });
-  const pause = button("Pause…", () => setPaused(), { class: "plain", hidden: !allows("queue:pause") });
+  const pause = button("Pause…", () => setPaused(), { class: "plain", hidden: !allows("queue:pause") || !allows("queue:stats") });
   const actions = [
     allows("queue:put") && button("Publish…", () => publish(context, name), { class: "plain" }),
     pause,
@@ -103,7 +106,7 @@ function openOne(context, name) {
   }
 
   async function redriveLetters() {
-    const some = plural(stats.dead, "dead letter");
+    const some = stats === null ? "all dead letters" : plural(stats.dead, "dead letter");
     if (!(await ask({ title: `Redrive ${some} of ${name}?`, words: "They are delivered again, with no failures counted.", yes: `Redrive ${some}`, no: "Keep them", danger: false }))) return;
     await act(async () => {
       let all = 0;
@@ -113,8 +116,10 @@ function openOne(context, name) {
   }
 
   async function purge() {
-    const kept = stats.leased ? ` ${plural(stats.leased, "leased message")} and the dead letters stay.` : " The dead letters stay.";
-    const words = `${plural(stats.ready + stats.delayed + stats.blocked, "message")} that ${stats.ready + stats.delayed + stats.blocked === 1 ? "is" : "are"} not leased will be removed, and so are those that arrive meanwhile.${kept} This cannot be undone.`;
+    const removed = stats && stats.ready + stats.delayed + stats.blocked;
+    const some = stats ? `${plural(removed, "message")} that ${removed === 1 ? "is" : "are"} not leased` : "All messages that are not leased";
+    const kept = stats?.leased === 0 ? "The dead letters stay." : `${stats ? plural(stats.leased, "leased message") : "Leased messages"} and the dead letters stay.`;
+    const words = `${some} will be removed, and so are those that arrive meanwhile. ${kept} This cannot be undone.`;
     if (!(await ask({ title: `Purge ${name}?`, words, yes: "Purge the queue", no: "Keep the messages", typed: name }))) return;
     await act(() => api.post(`${path}/purge`), (removed) => `${plural(removed.count, "message")} removed`);
   }
@@ -130,7 +135,25 @@ function openOne(context, name) {
   const planned = schedules(context, name);
   const edit = button("Edit…", () => editPolicy(context, name), { class: "small", "aria-label": "Edit the policy", hidden: !allows("queue:policy.set") });
   const charts = queueCharts(context, name);
+  totals.element.hidden = charts.element.hidden = !allows("queue:stats");
+  const deadCard = card("Dead letters", h("span", { class: "inline" }, listed("Search", { state: "dead" }), redriveAll), dead.element);
+  const readyCard = card("Next messages", h("span", {}, `the first ${PEEK}; peeking leases nothing `, listed("Search", { state: "ready" })), ready.element);
+  const policyCard = card("Policy", edit, policy);
+  const sumsCard = card("Totals", "", sums);
   let held = null;
+  let refusal = null;
+
+  // A part of the page: null if the token does not allow its verb, or is not for this queue.
+  async function part(verb, load) {
+    if (!allows(verb)) return null;
+    try {
+      return (await load()) ?? true;
+    } catch (problem) {
+      refusal = problem;
+      return orNullIfRefused(problem);
+    }
+  }
+
   return {
     heading: [h("a", { href: "#/queues", text: "Queues" }), name, state],
     actions,
@@ -140,40 +163,53 @@ function openOne(context, name) {
       totals.element,
       charts.element,
       h("div", { class: "inline find-row" }, allows("queue:get") && messagePage.finder(name), listed("Search messages")),
-      card("Dead letters", h("span", { class: "inline" }, listed("Search", { state: "dead" }), redriveAll), dead.element),
-      h("div", { class: "columns wide-first" }, h("div", {}, card("Next messages", h("span", {}, `the first ${PEEK}; peeking leases nothing `, listed("Search", { state: "ready" })), ready.element), planned.element), h("div", {}, card("Policy", edit, policy), card("Totals", "", sums))),
+      deadCard,
+      h("div", { class: "columns wide-first" }, h("div", {}, readyCard, planned.element), h("div", {}, policyCard, sumsCard)),
       leasedCard,
     ),
     mounted: charts.mounted,
     dispose: charts.dispose,
     tick: () => {
       if (held) leased.show(held);
-      charts.load().catch(() => {}); // The next tick tries again.
+      if (stats) charts.load().catch(() => {}); // The next tick tries again.
     },
     load: async () => {
-      const [counted, peeked, letters, rules, leases] = await Promise.all([
-        api.get(path, { tier: "important" }),
-        api.get(`${path}/peek`, { limit: PEEK, tier: "important" }),
-        api.get(`${path}/dead-letters`, { limit: LETTERS }),
-        api.get(`${path}/policy`, { tier: "important" }),
-        allows("queue:leased") ? api.get(`${path}/leased`, { limit: LEASED, tier: "important" }).catch(orNullIfRefused) : null,
-        planned.load(),
-        charts.load(),
+      refusal = null;
+      const tier = "important";
+      const [counted, peeked, letters, rules, leases, ...others] = await Promise.all([
+        part("queue:stats", () => api.get(path, { tier })),
+        part("queue:peek", () => api.get(`${path}/peek`, { limit: PEEK, tier })),
+        part("queue:peek", () => api.get(`${path}/dead-letters`, { limit: LETTERS })),
+        part("queue:policy.get", () => api.get(`${path}/policy`, { tier })),
+        part("queue:leased", () => api.get(`${path}/leased`, { limit: LEASED, tier })),
+        part("queue:schedules.list", planned.load),
+        part("queue:stats", charts.load),
       ]);
+      if ([counted, peeked, rules, leases, ...others].every((each) => each === null)) {
+        if (refusal) for (const action of actions) action.hidden = true; // The token is not for this queue.
+        if (refusal) throw refusal;
+        if (!allows("queue:search") && !allows("queue:get")) await api.get(path, { tier }); // Says which verb is missing.
+      }
       stats = counted;
-      setText(pause, stats.paused ? "Resume" : "Pause…");
-      state.replaceChildren(stats.paused ? pill("delayed", "paused") : "");
-      for (const each of STATES) totals.show(each, count(stats[each]));
-      totals.show("consumers", count(stats.waiting_consumers));
-      totals.show("oldest", stats.ready ? seconds(stats.head_age_seconds) : "–");
-      ready.show(peeked.messages);
-      dead.show(letters.messages);
+      totals.element.hidden = sumsCard.hidden = charts.element.hidden = stats === null;
+      if (stats) {
+        setText(pause, stats.paused ? "Resume" : "Pause…");
+        state.replaceChildren(stats.paused ? pill("delayed", "paused") : "");
+        for (const each of STATES) totals.show(each, count(stats[each]));
+        totals.show("consumers", count(stats.waiting_consumers));
+        totals.show("oldest", stats.ready ? seconds(stats.head_age_seconds) : "–");
+        sums.replaceChildren(totalsOf(stats));
+      }
+      readyCard.hidden = dead.element.hidden = peeked === null;
+      deadCard.hidden = letters === null && !allows("queue:redrive");
+      ready.show(peeked?.messages ?? []);
+      dead.show(letters?.messages ?? []);
+      toggle(redriveAll, "disabled", (letters?.messages.length ?? stats?.dead) === 0);
+      policyCard.hidden = rules === null;
+      if (rules) policy.replaceChildren(policyFacts(rules, name));
       leasedCard.hidden = leases === null;
       held = leases?.messages ?? [];
       leased.show(held);
-      toggle(redriveAll, "disabled", letters.messages.length === 0);
-      policy.replaceChildren(policyFacts(rules, name));
-      sums.replaceChildren(totalsOf(stats));
     },
   };
 }

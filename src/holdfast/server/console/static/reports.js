@@ -5,7 +5,7 @@ import { Table, ago, bytes, card, clock, emptyState, h, link, number, seconds, s
 export const title = "Reports";
 export const sections = [];
 export const verbs = ["metrics:read"];
-export const everywhere = true;
+export const metrics = true;
 
 export function open({ api, session }) {
   const live = session.live ? liveCard(api) : null;

@@ -46,7 +46,7 @@ function openAll({ api, pages, filter, query }) {
     page.restart();
   };
   let known = [];
-  const show = () => table.show(known.filter((row) => row.id.toLowerCase().includes(filter.value)), known.length > 0 || Boolean(state.value || workflow.value.trim()));
+  const show = () => table.show(known.filter((row) => row.id.toLowerCase().includes(filter.value)), known.length > 0 || Boolean(state.value || workflow.value.trim()), page);
   filter.onchange = show;
   const heading = countHeading("run", "runs");
   const choice = h("div", { class: "inline" }, filter.element, labelled("State", state), labelled("Workflow", workflow));

@@ -1,10 +1,10 @@
-// Tokens: who may do what in which universes. They are created and revoked here.
+// Tokens: who may do what in which universes and queues. They are created and revoked here.
 
 import { Table, ago, ask, button, card, clock, command, copyable, countHeading, emptyState, field, h, pill, plural, rate, rowActions, seconds, text } from "./dom.js";
 
 const SECRET_BYTES = 24; // 192 bits: too many to guess.
 const ENDS = { 3600: "1 hour", 86400: "1 day", 2592000: "30 days", 31536000: "1 year", "": "never" };
-const SHOWN_VERBS = 4;
+const SHOWN = 4; // Of the verbs and the queues of a token.
 
 export const title = "Tokens";
 export const sections = [];
@@ -19,12 +19,12 @@ export function open({ api, act, allows, pages, filter, session }) {
       text("Name", (row) => row.name, { head: true }),
       { name: "State", cell: (cell) => (row) => cell.replaceChildren(stateOf(row)) },
       { name: "Universes", class: "chips", cell: (cell) => (row) => cell.replaceChildren(...row.universes.map((name) => pill("quiet", name === "*" ? "all" : name))) },
+      { name: "Queues", class: "chips", cell: (cell, row) => cell.append(...queuePills(row.queues)) },
       { name: "Verbs", class: "chips", cell: (cell, row) => cell.append(...verbPills(row.verbs)) },
-      text("Created", (row) => ago(row.created_ms)),
-      text("Expires", (row) => expiryOf(row)),
-      text("Created by", (row) => (row.maker ? names.get(row.maker) ?? row.maker.slice(0, 8) : "no token")),
+      text("Created", (row) => `${ago(row.created_ms)} ${row.maker ? `by ${names.get(row.maker) ?? row.maker.slice(0, 8)}` : "without a token"}`, { class: "wrap" }),
+      text("Expires", (row) => expiryOf(row), { class: "wrap" }),
       text("Limits", (row) => limitsOf(row)),
-      text("Id", (row) => row.id, { class: "mono dim" }),
+      { name: "Id", class: "mono dim wrap", cell: (cell, row) => cell.append(row.id, ...sqsKeyOf(row)) },
       ...(allows("token:revoke") ? [rowActions("Revoke", revoke)] : []),
     ],
     { key: (row) => row.id, empty: emptyState("There are no tokens. While the server requires none, every user of this machine may do everything. Create an administrator, then start the server with --tokens:", command(api, "token create admin --universe '*' --allow '*'")) },
@@ -53,8 +53,8 @@ export function open({ api, act, allows, pages, filter, session }) {
   const heading = countHeading("token", "tokens");
   let known = [];
   const show = () => {
-    const found = known.filter((row) => [row.name, row.id, ...row.universes, ...row.verbs].some((words) => words.toLowerCase().includes(filter.value)));
-    table.show(found, known.length > 0);
+    const found = known.filter((row) => [row.name, row.id, row.access_key_id, ...row.universes, ...row.queues, ...row.verbs].some((words) => words.toLowerCase().includes(filter.value)));
+    table.show(found, known.length > 0, page);
   };
   filter.onchange = show;
   return {
@@ -92,8 +92,21 @@ function limitsOf(row) {
 }
 
 function verbPills(verbs) {
-  const rest = verbs.slice(SHOWN_VERBS);
-  return [...verbs.slice(0, SHOWN_VERBS).map((verb) => pill("accent", verb === "*" ? "all" : verb)), rest.length ? h("span", { class: "dim", title: rest.join(", "), text: `and ${plural(rest.length, "other")}` }) : ""];
+  return [...verbs.slice(0, SHOWN).map((verb) => pill("accent", verb === "*" ? "all" : verb)), others(verbs)];
+}
+
+// The queues that a token is limited to: their names, and beginnings of names with a star.
+function queuePills(queues) {
+  return queues.length ? [...queues.slice(0, SHOWN).map((name) => pill("delayed", name)), others(queues)] : [pill("quiet", "all")];
+}
+
+function others(names) {
+  const rest = names.slice(SHOWN);
+  return rest.length ? h("span", { class: "dim", title: rest.join(", "), text: `and ${plural(rest.length, "other")}` }) : "";
+}
+
+function sqsKeyOf(row) {
+  return row.access_key_id ? [h("div", { title: "Signs requests of the SQS endpoint", text: `SQS key ${row.access_key_id}` })] : [];
 }
 
 // Asks for the permissions, creates the token, and shows it once: the server stores the hash of its secret only.
@@ -101,12 +114,14 @@ async function createToken({ api, act }) {
   const name = h("input", { required: true, pattern: "[A-Za-z0-9._@:+=\\-]{1,255}", title: "Letters, digits and . _ @ : + = -", autocomplete: "off", spellcheck: "false" });
   const universes = h("input", { required: true, value: api.universe, autocomplete: "off", spellcheck: "false" });
   const allowed = h("input", { required: true, placeholder: "queue:put, queue:receive, queue:ack", autocomplete: "off", spellcheck: "false" });
+  const queues = h("input", { placeholder: "all queues", autocomplete: "off", spellcheck: "false" });
   const end = h("select", {}, Object.entries(ENDS).map(([value, words]) => h("option", { value, text: words })));
   end.value = "2592000";
   const content = [
     field("Name", name, "Who uses it, as the audit log shows it."),
     field("Universes", universes, "Separated by commas; * is all of them."),
     field("Verbs", allowed, "Separated by commas: queue:put, queue:* or *. You cannot allow more than your own token does."),
+    field("Queues", queues, "Separated by commas: names, or beginnings of names with a star, such as orders*. Empty: all that your own token is for."),
     field("Expires after", end),
   ];
   if (!(await ask({ title: "Create a token", yes: "Create the token", content, danger: false }))) return;
@@ -114,7 +129,7 @@ async function createToken({ api, act }) {
   const secret = hex(crypto.getRandomValues(new Uint8Array(SECRET_BYTES)));
   const hash = hex(new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(secret))));
   await act(async () => {
-    const request = { name: name.value.trim(), universes: listed(universes), verbs: listed(allowed), secret_sha256: hash };
+    const request = { name: name.value.trim(), universes: listed(universes), verbs: listed(allowed), queues: listed(queues), secret_sha256: hash };
     const made = await api.post("v1/tokens", end.value ? { ...request, ttl_seconds: Number(end.value) } : request);
     showOnce(made, `hft_${made.id}_${secret}`);
   });

@@ -35,7 +35,7 @@ function openAll({ api, pages, filter }) {
   let known = [];
   const show = () => {
     const most = Math.max(1, ...known.map((row) => row.head));
-    table.show(known.filter((row) => row.name.toLowerCase().includes(filter.value)).map((row) => ({ ...row, most })), known.length > 0);
+    table.show(known.filter((row) => row.name.toLowerCase().includes(filter.value)).map((row) => ({ ...row, most })), known.length > 0, page);
   };
   filter.onchange = show;
   const heading = countHeading("world", "worlds");
