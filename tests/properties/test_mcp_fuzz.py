@@ -9,6 +9,7 @@ import runpy
 import string
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import httpx2
@@ -19,6 +20,9 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast.limits import MCP_WAIT_SECONDS_MAX
+from holdfast.mcp.exposed_tools import ExposedTool, row_of
+from holdfast.mcp.exposing import expose
+from holdfast.mcp.task_protocols import EXTENSION
 from holdfast.mcp.tools import TOOLS
 
 _processes = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
@@ -30,10 +34,11 @@ REVISIONS: Final = (LEGACY, MODERN)
 BY_NAME: Final = {tool.name: tool.listed for tool in TOOLS}
 ACCEPT: Final = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 CLIENT: Final = {"name": "fuzz", "version": "1"}
+_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 META: Final = {
     "io.modelcontextprotocol/protocolVersion": MODERN,
     "io.modelcontextprotocol/clientInfo": CLIENT,
-    "io.modelcontextprotocol/clientCapabilities": {},
+    _CAPABILITIES: {},
 }
 REFUSED: Final = (-32700, -32600, -32601, -32602, -32020)  # Not JSON, or no valid request, method or parameters.
 
@@ -62,6 +67,14 @@ class Peer:
         params = {"name": tool, "arguments": arguments} | ({"_meta": META} if revision == MODERN else {})
         message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
         return answer_of(self.post(revision, message, name=tool))
+
+    def start(self, revision: str, tool: str, arguments: Json) -> dict[str, Any]:
+        """The JSON-RPC answer to a call of an exposed tool as a task. The text "1e999" is sent as that number."""
+        capabilities = {"extensions": {EXTENSION: {}}}
+        as_task = {"task": {}} if revision == LEGACY else {"_meta": META | {_CAPABILITIES: capabilities}}
+        params = {"name": tool, "arguments": arguments} | as_task
+        message = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+        return answer_of(self.post(revision, message.replace('"1e999"', "1e999").encode(), name=tool))
 
     def close(self) -> None:
         self._http.close()
@@ -111,6 +124,19 @@ def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     assert "Unexpected error" not in log, log
 
 
+# Schemas with which a naive validator takes very long, or fails.
+EXPOSED: Final[dict[str, Json]] = {
+    "unique": {"uniqueItems": True},
+    "pattern": {"pattern": "^(a+)+$"},
+    "names": {"patternProperties": {"^(a|a)*$": {"type": "integer"}}, "additionalProperties": False},
+    "multiple": {"multipleOf": 0.5},
+    "bounds": {"minimum": 0, "maximum": 1e308, "type": "integer"},
+    "tree": {"anyOf": [{"type": "integer"}, *[{"properties": {"v": {"$ref": "#"}}, "required": ["v"]}] * 3]},
+    "unevaluated": {"contains": {"type": "integer"}, "unevaluatedItems": False},
+    "any": {},
+}
+
+
 def _fill(plane: holdfast.Plane) -> None:
     """Something of everything, under the names that `NAMES` has."""
     jobs = plane.queue("jobs")
@@ -127,6 +153,12 @@ def _fill(plane: holdfast.Plane) -> None:
     plane.entities.write("jobs", "jobs", {"n": 1})
     plane.lease("jobs").acquire("another", ttl_seconds=3_600)
     plane.workflows.start("jobs", id="jobs")
+    for name, schema in EXPOSED.items():
+        expose(plane, "exposed", {"type": "object", "properties": {"v": schema}}, name=name)
+    # A program with access to the rows can store what `expose` refuses.
+    broken: Json = {"type": "object", "properties": {"v": {"pattern": "(?=(a+)+$)", "minLength": "1"}}}
+    row = row_of(ExposedTool("broken", "queue", "exposed", "", broken))
+    plane.collection("mcp-tools").commit([row])
 
 
 NAMES: Final = st.sampled_from(
@@ -244,5 +276,36 @@ def test_no_json_causes_a_5xx_or_a_traceback(peer: Peer, revision: str, examples
         if "error" in answer:
             assert answer["error"]["code"] in REFUSED, answer
             assert answer["error"]["message"]
+
+    check()
+
+
+HOSTILE: Final = st.one_of(
+    st.sampled_from(["1e999", 10**400, -(10**400), 10**40, 0.1, 1e300, "a" * 40 + "!", "a" * 100_000]),
+    st.sampled_from([1_500, 20_000]).map(lambda count: [{"n": number} for number in range(count)]),
+    st.just([1] * 100_000),
+    st.integers(1, 60).map(lambda depth: json.loads('{"v":' * depth + "null" + "}" * depth)),
+    st.just({"a" * 40 + "!": 1}),
+)
+
+
+@pytest.mark.examples(8)
+@pytest.mark.parametrize("tool", [*EXPOSED, "broken"])
+def test_no_arguments_of_an_exposed_tool_cause_a_5xx_or_take_long(peer: Peer, tool: str, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.fixed_dictionaries({"v": HOSTILE | ANY}, optional={"x": HOSTILE}))
+    def check(arguments: Json) -> None:
+        for revision in REVISIONS:
+            start = monotonic()
+            answer = peer.start(revision, tool, arguments)
+            assert monotonic() - start < SECONDS_MAX / 2
+            if "error" in answer:
+                assert answer["error"]["code"] in REFUSED, answer
+                assert len(answer["error"]["message"]) > 10, answer
+            elif answer["result"].get("isError"):
+                found = answer["result"]["structuredContent"]
+                assert found["code"] not in ("error", "corrupt", "backend"), answer
+            else:
+                assert "task" in answer["result"] or "taskId" in answer["result"], answer
 
     check()

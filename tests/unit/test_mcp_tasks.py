@@ -3,6 +3,7 @@
 import asyncio
 import json
 import runpy
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from mcp.shared.exceptions import MCPError
 import holdfast
 from holdfast import AsyncPlane
 from holdfast.errors import InvalidArgument, InvalidName, MessageCancelled, NotFound, ShutdownDraining
-from holdfast.mcp import Caller, make_server, task_protocols
+from holdfast.mcp import Caller, exposed_tools, make_server, task_protocols
 from holdfast.mcp.exposing import conceal, expose, expose_async, exposed
 from holdfast.mcp.tasks import InputNeeded, task_of
 
@@ -383,6 +384,30 @@ async def test_wrong_arguments_start_nothing(
     assert (await plane.queue("resize").stats()).ready == 0
 
 
+async def test_values_are_compared_with_schemas_in_threads(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def recorded(errors_of: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (threads.append(threading.current_thread()), errors_of(*args))[1]
+
+    await expose_async(plane, "resize", WIDTH, output_schema={"type": "object"})
+    monkeypatch.setattr(exposed_tools, "errors_of", recorded(exposed_tools.errors_of))
+    async with connected(plane, "2026-07-28") as client:
+        task_id = await client.start("resize", width=1)
+        assert threads
+        async with task_of(await received(plane)) as task:
+            started = len(threads)
+            await task.ask("size", "Which size?", SIZE_FORM)
+        del threads[started:]  # Of the worker, which compares its question's schema with that of schemas.
+        await client.answer(task_id, size={"action": "accept", "content": {"size": 4}})
+        assert len(threads) > started
+        answered = len(threads)
+        await (await received(plane)).ack(result={"size": 4})
+        await client.result(task_id)
+        assert len(threads) > answered
+    assert threading.main_thread() not in threads
+
+
 @both_revisions
 async def test_a_result_that_does_not_fit_the_output_schema_is_an_error(plane: AsyncPlane, revision: str) -> None:
     output = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -529,6 +554,12 @@ def test_questions_need_a_tool_and_a_form() -> None:
         assert not message.settled
 
 
+# Each refers twice to the next one: 2**40 schemas for any value.
+MULTIPLYING: Final = {str(number): {"allOf": [{"$ref": f"#/$defs/{number + 1}"}] * 2} for number in range(40)} | {
+    "40": True
+}
+
+
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
@@ -537,7 +568,19 @@ def test_questions_need_a_tool_and_a_form() -> None:
         ({"type": "array"}, '"type": "object"'),
         ({"type": "object", "properties": 1}, "not valid JSON Schema"),
         ({"type": "object", "properties": {"a": {"type": "text"}}}, "not valid JSON Schema"),
-        ({"type": "object", "properties": {"a": {"pattern": "("}}}, "not valid JSON Schema"),
+        (
+            {"type": "object", "properties": {"a": {"pattern": "("}}},
+            "pattern that cannot be used: '\\(': unclosed group",
+        ),
+        ({"type": "object", "properties": {"a": {"pattern": "(?=a)"}}}, "look-around"),
+        ({"type": "object", "patternProperties": {r"(a)\1": {}}}, "backreferences"),
+        (
+            {"type": "object", "patternProperties": {"a": {}}, "unevaluatedProperties": False},
+            "use additionalProperties",
+        ),
+        ({"type": "object", "$schema": 5}, "another dialect"),
+        ({"type": "object", "required": [{}] * 2}, "not valid JSON Schema"),
+        ({"type": "object", "$ref": "#/$defs/0", "$defs": MULTIPLYING}, "takes too long for any value"),
         ({"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}, "into \\$defs"),
         ({"type": "object", "$id": "https://example.com/", "properties": {"a": {"$ref": "b"}}}, "into \\$defs"),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}}, "which it does not have"),

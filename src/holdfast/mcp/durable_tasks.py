@@ -61,6 +61,7 @@ from holdfast.mcp.task_rows import (
     now_ms,
     read_rows,
 )
+from holdfast.threads import run_in_thread
 
 Status = Literal["working", "input_required", "completed", "failed", "cancelled"]
 OnChange = Callable[["TaskView"], Awaitable[None]]
@@ -114,7 +115,7 @@ async def create(caller: Caller, tool: ExposedTool, arguments: dict[str, Any]) -
         InvalidArgument: the arguments do not fit the tool's schema; nothing was started.
         HoldfastError: the plane has refused the job.
     """
-    check_arguments(tool, arguments)
+    await run_in_thread(check_arguments, tool, arguments)
     owner = owner_of(caller.universe, caller.agent, tool.target)
     number = uuid.uuid4().hex[:16]
     if tool.kind == "workflow":
@@ -201,7 +202,7 @@ async def answer(caller: Caller, task_id: str, responses: dict[str, Answer]) -> 
     taken = {key: each for key, each in responses.items() if key in view.questions}
     for key, each in taken.items():
         if each.is_accepted:
-            problems = check_value(view.questions[key].schema, each.content)
+            problems = await run_in_thread(check_value, view.questions[key].schema, each.content)
             if problems:
                 raise InvalidArgument(f"The answer to {key!r} does not fit the question: {'; '.join(problems)}")
     if taken and not view.has_ended:
@@ -273,7 +274,7 @@ class _Job:
     async def _result(self) -> mcp_types.CallToolResult:
         value = await self._caller.own_rows.queue(self._name).result(self._info.id)
         tool = await find_tool(self._caller.own_rows, self._tool)
-        return result_of_value(value, None if tool is None else tool.output_schema, self._id)
+        return await run_in_thread(result_of_value, value, None if tool is None else tool.output_schema, self._id)
 
     async def _ttl_ms(self, status: Status) -> int | None:
         if status == "working":
@@ -309,7 +310,8 @@ class _Run:
         if status == "completed" and with_result:
             value = await self._caller.own_rows.workflows.result(info.id)
             tool = await find_tool(self._caller.own_rows, self._tool)
-            result = result_of_value(value, None if tool is None else tool.output_schema, self._id)
+            schema = None if tool is None else tool.output_schema
+            result = await run_in_thread(result_of_value, value, schema, self._id)
         return TaskView(
             id=self._id,
             status="input_required" if questions else status,

@@ -2,19 +2,23 @@
 
     collection "mcp-tools"    partition "tools"    (tool name,)  ->  ExposedTool as JSON
 
-The schemas are checked when a tool is exposed, so a call can only fail because of its arguments.
+The schemas are checked when a tool is exposed, and again before a server uses them first: a row may have been written
+in another way. A check of a value takes a bounded time, but up to a second: `check_value` and `check_arguments` are
+called in threads.
 """
 
 import logging
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from math import isfinite
+from sys import float_info
 from typing import Any, Final, Literal
 
 import mcp_types
 import msgspec
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError, ValidationError, best_match
+from jsonschema.exceptions import ValidationError, best_match
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
@@ -26,8 +30,10 @@ from holdfast.limits import (
     MCP_SCHEMA_BYTES_MAX,
     MCP_SCHEMA_DEPTH_MAX,
     MCP_TOOL_DESCRIPTION_CHARACTERS_MAX,
+    MCP_VALIDATION_SECONDS,
 )
 from holdfast.mcp.errors import with_fields
+from holdfast.mcp.schema_validator import BoundedValidator, ValidationTooLong, check_pattern, errors_of
 from holdfast.names import checked_name
 
 _log = logging.getLogger(__name__)
@@ -118,24 +124,31 @@ def checked_schema(schema: object, what: str) -> dict[str, Any]:
         raise InvalidArgument(f"The {what} is not JSON: {error}") from None
     if size > MCP_SCHEMA_BYTES_MAX:
         raise InvalidArgument(f"The {what} has {size} bytes; at most {MCP_SCHEMA_BYTES_MAX} are allowed")
-    if schema.get("$schema", _DIALECT).rstrip("#") != _DIALECT:
+    dialect = schema.get("$schema", _DIALECT)
+    if not isinstance(dialect, str) or dialect.rstrip("#") != _DIALECT:
         raise InvalidArgument(f"The {what} is of another dialect; leave $schema out, or set it to {_DIALECT}")
     if schema.get("type") != "object":
         raise InvalidArgument(f'The {what} must have "type": "object" at its root: arguments and results have names')
     _check_content(schema, what, 1)
     try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise InvalidArgument(f"The {what} is not valid JSON Schema: {_place(error)}: {error.message}") from None
+        problem = best_match(errors_of(_META, schema))
     except RecursionError:
         raise InvalidArgument(f"The {what} is nested too deep") from None
+    except ValidationTooLong:
+        raise InvalidArgument(f"The {what} takes too long to check; make it smaller") from None
+    if problem is not None:
+        raise InvalidArgument(f"The {what} is not valid JSON Schema: {_place(problem)}: {problem.message}")
+    _check_patterns(schema, what)
     _check_references(schema, what)
     return schema
 
 
 def check_value(schema: dict[str, Any], value: object) -> list[str]:
     """What is wrong with a value, at most five problems; none if it fits the schema."""
-    return _problems(_validator(msgspec.json.encode(schema)), value)
+    try:
+        return _problems(_checked_validator(msgspec.json.encode(schema)), value)
+    except InvalidArgument as error:
+        return [f"$: it cannot be checked: {error}"]
 
 
 def check_arguments(tool: ExposedTool, arguments: dict[str, Any]) -> None:
@@ -144,8 +157,13 @@ def check_arguments(tool: ExposedTool, arguments: dict[str, Any]) -> None:
     Raises:
         InvalidArgument: they do not fit the schema; names each wrong argument.
     """
-    validator = _validator(msgspec.json.encode(tool.input_schema))
-    problems = _problems(validator, arguments)
+    try:
+        validator = _checked_validator(msgspec.json.encode(tool.input_schema))
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"The tool {tool.name} cannot be called: {error}. It has to be exposed again with another schema"
+        ) from None
+    problems = _number_problems(arguments) or _problems(validator, arguments)
     if tool.kind == "workflow" and "id" in arguments and not problems:
         problems = ["id: this argument cannot be passed to a workflow"]
     if problems:
@@ -200,25 +218,55 @@ def _decoded(value: bytes) -> ExposedTool | None:
 
 
 @lru_cache(maxsize=256)
-def _validator(schema: bytes) -> Draft202012Validator:
+def _checked_validator(schema: bytes) -> Any:
+    """The validator of a stored schema.
+
+    Raises:
+        InvalidArgument: the schema cannot be used. Only checked ones are stored by this version.
+    """
+    return _validator(checked_schema(msgspec.json.decode(schema), "schema"))
+
+
+def _validator(schema: dict[str, Any]) -> Any:
     registry: Registry[Any] = Registry()  # Without a way to retrieve anything: no call reads from the network.
-    return Draft202012Validator(msgspec.json.decode(schema), registry=registry)
+    return BoundedValidator(schema, registry=registry)
 
 
-def _problems(validator: Draft202012Validator, value: object) -> list[str]:
+_META: Final = BoundedValidator(Draft202012Validator.META_SCHEMA)
+
+
+def _problems(validator: Any, value: object) -> list[str]:
     found: list[str] = []
     try:
-        for error in validator.iter_errors(value):
+        for error in errors_of(validator, value):
             best: ValidationError = best_match([error]) or error
             found.append(f"{_place(best)}: {_shortened(best.message)}")
             if len(found) == _PROBLEMS_MAX:
                 break
     except RecursionError:
         return ["$: it is nested too deep"]
+    except ValidationTooLong:
+        return [
+            f"$: checking it takes longer than {MCP_VALIDATION_SECONDS:g} s; send fewer items, or large data as a blob"
+        ]
     return found
 
 
-def _place(error: ValidationError | SchemaError) -> str:
+def _number_problems(arguments: dict[str, Any]) -> list[str]:
+    """The first number that other programs could not read, if there is one: it is infinite, or larger than a float."""
+    pending: list[tuple[str, Any]] = list(arguments.items())
+    while pending:
+        place, each = pending.pop()
+        if isinstance(each, dict):
+            pending += [(f"{place}.{name}", child) for name, child in each.items()]
+        elif isinstance(each, list):
+            pending += [(f"{place}[{number}]", child) for number, child in enumerate(each)]
+        elif (isinstance(each, float) and not isfinite(each)) or (isinstance(each, int) and abs(each) > float_info.max):
+            return [f"{place}: the number is too large; send a smaller one, or text"]
+    return []
+
+
+def _place(error: ValidationError) -> str:
     """Where a problem is, as in `items[0].name`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
     return text.removeprefix(".") or "$"
@@ -238,6 +286,26 @@ def _check_content(value: object, what: str, depth: int) -> None:
         _check_content(child, what, depth + 1)
 
 
+def _check_patterns(value: object, what: str) -> None:
+    if isinstance(value, dict):
+        by_pattern = value.get("patternProperties")
+        if isinstance(by_pattern, dict) and "unevaluatedProperties" in value:
+            raise InvalidArgument(
+                f"The {what} has patternProperties together with unevaluatedProperties; use additionalProperties"
+            )
+        patterns = [*by_pattern] if isinstance(by_pattern, dict) else []
+        if isinstance(value.get("pattern"), str):
+            patterns.append(value["pattern"])
+        for pattern in patterns:
+            try:
+                check_pattern(pattern)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"The {what} has a pattern that cannot be used: {error}") from None
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for child in children:
+        _check_patterns(child, what)
+
+
 def _check_references(schema: dict[str, Any], what: str) -> None:
     resource: Resource[Any] = Resource.from_contents(schema, default_specification=DRAFT202012)
     registry: Registry[Any] = Registry().with_resource("", resource)
@@ -251,9 +319,11 @@ def _check_references(schema: dict[str, Any], what: str) -> None:
         except Unresolvable:
             raise InvalidArgument(f"The {what} refers to {reference[:200]!r}, which it does not have") from None
     try:  # A reference that leads to itself has no end.
-        list(_validator(msgspec.json.encode(schema)).iter_errors({}))
+        list(errors_of(_validator(schema), {}))
     except RecursionError:
         raise InvalidArgument(f"The {what} has a reference that leads back to itself") from None
+    except ValidationTooLong:
+        raise InvalidArgument(f"The {what} takes too long for any value; use fewer references") from None
 
 
 def _references(value: object) -> Iterable[str]:
