@@ -15,7 +15,7 @@ from holdfast.layers.idempotency import KeyedCall, store_result
 from holdfast.layers.queues import DeleteProgress, dead_letters, expiry
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import LEASE_BYTES, MessageInfo, MessageLease, NewMessage, NewResult
-from holdfast.wire.stored_messages import format_lease_id
+from holdfast.wire.stored_messages import decode, encode, format_lease_id
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -120,6 +120,46 @@ def test_delays_are_shortened_from_the_first_one_on_each_time_that_the_clock_is_
         process_due(database)
     clock.advance_ms(50_000)
     assert payloads(lease(database, 2)) == [b"50"]
+
+
+def test_messages_behind_their_group_wait_no_longer_than_their_delay_if_the_clock_is_set_back(
+    database: Database, clock: ManualClock
+) -> None:
+    start_ms = clock.now_ms()
+    clock.advance_ms(86_400_000)
+    put(database, b"first", b"second", group="g")
+    put(database, b"third", group="g", delay_seconds=10)
+    first = lease_one(database)
+    clock.jump_to_ms(start_ms)
+    ack(database, first)
+    second = lease_one(database)
+    assert payloads([second]) == [b"second"]
+    ack(database, second)
+    clock.advance_ms(9_999)
+    assert lease(database) == []
+    clock.advance_ms(1)
+    assert payloads(lease(database)) == [b"third"]
+
+
+def test_the_delay_of_a_message_behind_its_group_that_an_earlier_version_has_put_ends_when_it_is_due(
+    database: Database, clock: ManualClock
+) -> None:
+    put(database, b"first", group="g")
+    put(database, b"second", group="g", delay_seconds=10)
+
+    def store_as_before(tx: Transaction) -> None:
+        """Without the delay as a duration."""
+        [(key, value)] = tx.scan(*KEYS.waiting.range(), limit=2)
+        message = decode(value)
+        message.delayed_for_ms = 0
+        tx.put(key, encode(message))
+
+    database.transact(store_as_before)
+    ack(database, lease_one(database))
+    clock.advance_ms(9_999)
+    assert lease(database) == []
+    clock.advance_ms(1)
+    assert payloads(lease(database)) == [b"second"]
 
 
 def test_a_lease_that_ends_again_when_it_first_was_to_end_is_found(database: Database, clock: ManualClock) -> None:

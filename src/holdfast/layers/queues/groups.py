@@ -36,6 +36,10 @@ def enter(queue_tx: QueueTransaction, message: StoredMessage, group: str, *, new
     if not is_locked and stored[:ID_BYTES] == message.id:
         place(queue_tx, message, newest=newest)
         return
+    # As a duration, too: the clock may be set back before it becomes the head. Without a delay, no time to wait for.
+    message.delayed_for_ms = max(message.due_ms - tx.now_ms, 0)
+    if not message.delayed_for_ms:
+        message.due_ms = 0
     tx.put(keys.waiting_key(message), encode(message))
     locations.set_group(queue_tx, message.id, group)
     queue_tx.counters.blocked += 1
@@ -121,6 +125,8 @@ def _make_head(queue_tx: QueueTransaction, group: str, front: bytes) -> None:
     queue_tx.counters.blocked -= 1
     successor = decode(value)
     locations.clear(queue_tx, successor.id)
+    if successor.delayed_for_ms:  # 0 with a delay: it was put by an earlier version.
+        successor.due_ms = min(successor.due_ms, tx.now_ms + successor.delayed_for_ms)
     tx.put(head_key, _head_record(successor.id))
     place(queue_tx, successor, newest=False)
 
