@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from holdfast.layers import samples
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -88,6 +90,9 @@ def test_a_chart_of_two_servers_has_the_calls_of_both(postgres_url: str, tmp_pat
             for each in range(30 + number):
                 plane.queue("jobs").put({"n": each})
         newest = until_newest(lambda sample: sample["calls"] >= 61 and sample["queues"]["main"]["put"] >= 61)
+        with holdfast.open(postgres_url) as embedded:
+            database = embedded._transport.services.database  # type: ignore[attr-defined]
+            assert set(database.read(samples.nodes)) == {f"{socket.gethostname()} {server.url}" for server in servers}
         numbers = newest["queues"]["main"]
         assert (numbers["ready"], numbers["put"]) == (61, 61), "queues are of the plane, and are taken once"
         own = []

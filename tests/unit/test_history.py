@@ -15,8 +15,9 @@ from holdfast.kv import Database, Transaction
 from holdfast.layers import nodes, samples
 from holdfast.layers.samples import STEPS, SUBSPACE, StoredSample
 from holdfast.layers.worlds import first_elements
-from holdfast.limits import HISTORY_POINTS_MAX, HISTORY_QUEUES_MAX, HISTORY_RECORD_BYTES_MAX
+from holdfast.limits import HISTORY_POINTS_MAX, HISTORY_QUEUES_MAX, HISTORY_RECORD_BYTES_MAX, KEY_BYTES_MAX
 from holdfast.server.console.history import History, NodeTotal, merged
+from holdfast.server.serving import history_node
 from holdfast.testing.clock import ManualClock
 
 DAY_MS = 86_400_000
@@ -121,6 +122,37 @@ def test_two_nodes_have_a_ring_each(database: Database, clock: ManualClock) -> N
     assert database.read(first_elements, SUBSPACE, "", 10) == ["http://other:9440"]
     assert len(points(again, 86_400)) == 1
     assert database.read(nodes.list_nodes) == {}
+
+
+def test_servers_that_all_listen_at_one_address_have_a_ring_for_each_host(
+    database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    for host in ("one", "other", "one", "h" * 10_000):  # The first one has started again.
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        names.append(history_node("http://0.0.0.0:9440"))
+    assert names[0] == names[2]
+    assert len(set(names)) == 3
+    assert max(len(SUBSPACE.key(name, 1, 1_439)) for name in names) < KEY_BYTES_MAX
+    histories = [record(database, Numbers(), clock, node=name) for name in names[:2]]
+    for _ in range(3):
+        for history in histories:
+            asyncio.run(history.store())
+        clock.advance_ms(10_000)
+    found, servers = asyncio.run(histories[0].points(3_600, "main", None))
+    assert servers == 2
+    assert found[-1]["calls"] - found[0]["calls"] == 4, "each had two more calls"
+
+
+def test_a_chart_has_the_servers_that_have_stored_a_sample_last(
+    database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.console.history.HISTORY_NODES_MAX", 2)
+    for name in ("a", "c", "b"):
+        history = record(database, Numbers(), clock, node=name)
+        run(history, clock, 10)
+    assert database.read(samples.nodes) == ["b", "c", "a"]
+    assert history._nodes() == ["b", "c"]
 
 
 class Depths(Numbers):

@@ -78,21 +78,26 @@ def read(tx: Transaction, node: str, ring: int, *, since_ms: int, until_ms: int)
 
 
 def nodes(tx: Transaction, limit: int = NODES_MAX) -> list[str]:
-    """The nodes that have rings."""
-    return first_elements(tx, SUBSPACE, "", limit)
+    """The nodes that have rings, those first that have stored a sample last."""
+    found = first_elements(tx, SUBSPACE, "", limit)
+    return sorted(found, key=lambda node: -_stored_ms(tx, node))
 
 
 def forget(tx: Transaction, now_ms: int) -> int:
     """Delete the rings of nodes that have stored nothing for two days; how many nodes."""
     count = 0
     for node in nodes(tx):
-        key = SUBSPACE.key(node)
-        stored = tx.get(key)
-        if stored is None or now_ms - _decode_time(stored) > HISTORY_FORGOTTEN_SECONDS * 1_000:
+        if now_ms - _stored_ms(tx, node) > HISTORY_FORGOTTEN_SECONDS * 1_000:
             tx.delete_range(*SUBSPACE.range(node))
-            tx.delete(key)
+            tx.delete(SUBSPACE.key(node))
             count += 1
     return count
+
+
+def _stored_ms(tx: Transaction, node: str) -> int:
+    """When a node last stored a sample; 0 if that is not known."""
+    stored = tx.get(SUBSPACE.key(node))
+    return 0 if stored is None else _decode_time(stored)
 
 
 def largest_gauges(numbers: Numbers, others: Numbers) -> Numbers:

@@ -68,6 +68,7 @@ _GC_THRESHOLD: Final = 50_000  # New objects. With Python's default of 700, a bu
 _CONNECTIONS_MAX: Final = 20_000  # Unless the settings or the limit of open files say otherwise.
 _OTHER_FILES: Final = 1_024  # Of the key space, session logs and blob transfers.
 _CLOSE_SECONDS: Final = 1  # For connections to close after draining.
+_HOST_CHARACTERS_MAX: Final = 255  # Of the host in a node's name, which is part of keys.
 _IDLE_POLL_SECONDS: Final = 0.05
 _IDLE_POLLS: Final = 3  # Polls in a row without calls in flight: replies are sent, and no client is between two calls.
 
@@ -336,7 +337,7 @@ class Serving:
             connections=lambda: len(self.context.streams.open) + len(self.context.relay) + self.health.in_flight,
         )
         if self.history is not None:
-            self.history.start(url if self.context.transport.services.shared else "local")
+            self.history.start(history_node(url) if self.context.transport.services.shared else "local")
         ready(url)
 
     def _config(self, app: ASGIApp, tls: ssl.SSLContext | None) -> uvicorn.Config:
@@ -423,6 +424,15 @@ def _file_limit() -> int | None:
     """How many files this process may open; None if there is no limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return None if soft == resource.RLIM_INFINITY else soft
+
+
+def history_node(url: str) -> str:
+    """What the samples of a server on a shared key space are stored under.
+
+    Servers in containers all listen at the same address, and those behind a proxy each at the loopback of its machine:
+    the URL alone does not tell them apart. The host stays the same after a restart, which an id of a process does not.
+    """
+    return f"{socket.gethostname()[:_HOST_CHARACTERS_MAX]} {url}"
 
 
 def _url_of(listening: socket.socket, tls: ssl.SSLContext | None) -> str:
