@@ -72,7 +72,7 @@ function openOne({ api, query, allows }, name) {
     [
       link("Thread", (row) => subject(row.mails[0]), (row) => address(["mail", name], { thread: row.key })),
       number("Mails", (row) => row.mails.length),
-      text("From", (row) => [...new Set(row.mails.map((mail) => mail.sender))].join(", ")),
+      text("From", (row) => [...new Set(row.mails.map((mail) => mail.sender))].join(", "), { class: "words" }),
       text("Last", (row) => ago(row.mails.at(-1).sent_ms)),
       text("Correlation id", (row) => row.key, { class: "mono dim" }),
     ],
