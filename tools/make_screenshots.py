@@ -10,6 +10,7 @@ Takes three to four minutes, one of them to collect data for the charts.
 import argparse
 import asyncio
 import itertools
+import math
 import random
 import re
 import runpy
@@ -23,9 +24,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+import pyarrow as pa
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import holdfast
@@ -35,6 +37,7 @@ from holdfast.pipeline.config import Config, JobResult
 from holdfast.pipeline.jobs import report
 from holdfast.pipeline.lake import Lake
 from holdfast.pipeline.observation.runs import RunRecorder
+from holdfast.pipeline.schemas import TABLES
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images" / "console"
@@ -79,7 +82,7 @@ SHOTS = {
     "space": Shot("space", "What is kept, how much it takes, why, and until when."),
     "usage": Shot("usage", "What each universe holds, and its quota."),
     "nodes": Shot("nodes", "The processes that have the plane open."),
-    "tokens": Shot("tokens", "Tokens with their universes, verbs and expiry."),
+    "tokens": Shot("tokens", "Tokens with their universes, queues, verbs and expiry."),
     "audit": Shot("audit", "Who did what, when, from where."),
     "pipeline": Shot("pipeline", "The runs of the pipeline's jobs."),
     "reports": Shot("reports", "The pipeline's reports."),
@@ -216,6 +219,9 @@ def fill(url: str, folder: Path) -> str:
             token = plane.tokens.create(name, universes="main", verbs=verbs, ttl_seconds=30 * 86_400)
             if name == "old-worker":
                 plane.tokens.revoke(token.info.id)
+        month = 30 * 86_400
+        plane.tokens.create("returns", universes="main", verbs="queue:*", queues="returns*", ttl_seconds=month)
+        plane.tokens.create("legacy-shop", universes="main", verbs="sqs:*", queues="orders", sqs=True)
         plane.queue("invoices").schedule("reminders", "0 8 * * 1-5", {"remind": "overdue"})
         plane.queue("emails").set_policy(holdfast.QueuePolicy(max_attempts=8, rate_per_second=200))
         plane.queue("summaries").put({"page": 1}, delay_seconds=3_600)
@@ -242,6 +248,7 @@ def fill(url: str, folder: Path) -> str:
     return letter
 
 
+HOURS = 72  # Of the report.
 JOBS = {  # Minutes since the run, seconds, rows.
     "ingest": (34, 41.2, {"journal": 10_250, "activity": 48_112, "entity_changes": 642}),
     "rollup": (33, 12.9, {"queue_days": 42, "world_days": 12}),
@@ -251,7 +258,13 @@ JOBS = {  # Minutes since the run, seconds, rows.
 
 
 def fill_lake(folder: Path) -> None:
-    """Record runs of the pipeline's jobs, and write a report."""
+    """Write aggregates of a few days and of the last hour, record runs of the pipeline's jobs, and write a report."""
+    lake, now = Lake(str(folder)), datetime.now(UTC).replace(second=0, microsecond=0)
+    for name, entries in lake_rows(now, random.Random(17)).items():
+        table = TABLES[name]
+        zeros = {field.name: 0 if pa.types.is_integer(field.type) else None for field in table.schema}
+        filled = [{**zeros, "universe": "main", **row} for row in entries]
+        lake.table(table).overwrite(pa.Table.from_pylist(filled, table.schema).to_batches())
     for job, (minutes, seconds, rows) in JOBS.items():
         times = itertools.repeat(datetime.now(UTC) - timedelta(minutes=minutes))
         recorder = RunRecorder(Lake(str(folder)).location, times.__next__)
@@ -262,6 +275,90 @@ def fill_lake(folder: Path) -> None:
     recorder.completed(report.run(None, Config(data="", lake=str(folder))))
     recorder.started("reachability")
     recorder.failed("reachability", ConnectionError("ledger.internal:9440 refused the connection"))
+
+
+def lake_rows(now: datetime, generator: random.Random) -> dict[str, list[dict[str, Any]]]:
+    """The rows of the lake's aggregates, as the jobs of the pipeline would have written them for the fleet."""
+    hours = [now.replace(minute=0) - timedelta(hours=number) for number in range(1, HOURS + 1)]
+    by_hour: list[dict[str, Any]] = []
+    by_queue: list[dict[str, Any]] = []
+    for queue, (per_second, seconds, _) in QUEUES.items():
+        of_queue: list[dict[str, Any]] = []
+        for hour in hours:
+            busy = 0.35 + 0.65 * math.sin(math.pi * hour.hour / 24) ** 2
+            put = round(per_second * 3_600 * busy * generator.uniform(0.85, 1.15))
+            wait = 400 * seconds * busy**3 * generator.uniform(0.8, 1.4)
+            row: dict[str, Any] = {
+                "queue": queue,
+                "hour": hour,
+                "put": put,
+                "acked": put - put // 40_000,
+                "dead": put // 40_000,
+            }
+            row |= {"retries": put // 70, "redrives": put // 90_000}
+            for part, factor in (("p50", 1.0), ("p90", 4.0), ("p99", 11.0)):
+                row |= {f"wait_{part}_ms": wait * factor, f"service_{part}_ms": seconds * 1_000 * (1 + factor / 9)}
+            of_queue.append(row)
+        sums = {name: sum(row[name] for row in of_queue) for name in ("put", "acked", "dead", "retries", "redrives")}
+        times = {name: value for name, value in of_queue[0].items() if name.endswith("_ms")}
+        backlog = generator.randrange(4, 60)
+        by_queue.append({"queue": queue, "messages": sums.pop("put") + backlog, "backlog": backlog, **sums, **times})
+        by_hour += of_queue
+    errors = [(queue, error) for queue, found in ERRORS.items() for error in found]
+    return {
+        "rollup_queues": by_queue,
+        "rollup_queue_hours": by_hour,
+        "rollup_errors": [
+            {
+                "queue": queue,
+                "signature": error,
+                "example": error,
+                "letters": 70 - 11 * number,
+                "last_at": hours[number],
+            }
+            for number, (queue, error) in enumerate(errors)
+        ],
+        "rollup_mailboxes": [
+            {"recipient": agent, "mails": 900 - 60 * number, "waiting": 3 * number, "oldest_at": hours[number]}
+            for number, agent in enumerate(AGENTS)
+        ],
+        "rollup_talk": [
+            {"sender": one, "recipient": other, "mails": generator.randrange(4, 160)}
+            for one in AGENTS
+            for other in AGENTS
+            if one != other
+        ],
+        "rollup_leases": [
+            {"key": key, "hour": hours[0], "granted": 310, "contended": 90 - 20 * number, "waited_max_ms": 41_000}
+            for number, key in enumerate(sorted({key for key, _ in LEASES}))
+        ],
+        "rollup_storage": [
+            {"name": name, "source": "lake", "day": (now - timedelta(days=day)).date(), "bytes": size - day * size // 9}
+            for name, size in (("journal", 48 << 20), ("activity", 31 << 20), ("messages", 22 << 20))
+            for day in range(4)
+        ],
+        "world_state": [
+            {"world": world, "verdict": "ok", "height": height}
+            for world, height in (
+                ("ledger-eu", 5_200),
+                ("ledger-us", 3_350),
+                ("onboarding", 420),
+                ("support-desk", 1_280),
+            )
+        ],
+        "live_queue_minutes": [
+            {
+                "queue": queue,
+                "minute": now - timedelta(minutes=minute),
+                "put": round(rate * 60),
+                "leased": round(rate * 60),
+            }
+            | {"acked": round(rate * 59), "retries": round(rate), "waits": round(rate * 60), "final": minute > 2}
+            | {"wait_sum_ms": round(rate * 60 * seconds * 400), "wait_max_ms": round(seconds * 5_000)}
+            for queue, (rate, seconds, _) in QUEUES.items()
+            for minute in range(1, 60)
+        ],
+    }
 
 
 BILLING = """
@@ -374,7 +471,8 @@ def send_mail(url: str, stopped: threading.Event) -> None:
             sender, to = generator.sample(AGENTS, 2)
             words = generator.choice(("Draft is ready", "Please review", "Budget for Thursday", "Figures of the week"))
             body = msgspec.json.encode({"subject": words})
-            plane.mailbox(sender).send(to, body, correlation_id=f"{words.split()[0].lower()}-{generator.randrange(4)}")
+            thread = f"{words.split()[0].lower()}-{generator.randrange(4)}"
+            plane.mailbox(sender).send(to, body, content_type="application/json", correlation_id=thread)
 
 
 def read_mail(url: str, stopped: threading.Event, agent: str) -> None:
