@@ -85,11 +85,19 @@ class LockSessions:
         return self._find(_task() or _NoTask(), universe)
 
     def find_id(self, universe: str) -> str | None:
-        """The id of the caller's session, for the writes that its locks must not exclude."""
+        """The id of the caller's session, for the writes that its locks must not exclude.
+
+        Raises:
+            Fenced: its locks are lost, so others may have changed what the caller has read under them.
+        """
         if not self._sessions:  # Every write of an entity asks.
             return None
         session = self.find(universe)
-        return None if session is None else session.identity.id
+        if session is None:
+            return None
+        if session.loss is not None:
+            raise session.loss
+        return session.identity.id
 
     def begin(self, universe: str) -> HeldSession:
         """A new session of the calling task or thread, which is registered with its first claim."""

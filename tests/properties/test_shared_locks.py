@@ -313,6 +313,10 @@ class SharedLocks(RuleBasedStateMachine):
             excluding = {key for key, mode, _ in live if key in wanted and mode not in COMPATIBLE[wanted[key]]}
             found = self.database.read(locks.obstacles, self.universe, [row])
             assert {each.key for each in found} == excluding
+        for caller in self.callers:
+            session = sessions.get(caller.key.number)
+            alive = session is not None and not session.is_expired(now_ms)
+            assert self.database.read(_may_write, caller.session, ("a", "1")) is alive
 
     @invariant()
     def a_line_waits_for_a_holder(self) -> None:
@@ -432,6 +436,15 @@ class SharedLocks(RuleBasedStateMachine):
 def pages_of_one_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few expired holders are a crowd."""
     monkeypatch.setattr(locks, "LOCK_OBSTACLES_MAX", 1)
+
+
+def _may_write(tx: Transaction, session: LockSession, row: tuple[str, str]) -> bool:
+    """Whether the session is live, or its write would be refused."""
+    try:
+        locks.obstacles(tx, session.universe, [row], session=session.id)
+    except LeaseExpired:
+        return False
+    return True
 
 
 def _passes(tx: Transaction, proof: LockProof) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast import Plane, TierPolicy
-from holdfast.errors import InvalidArgument, LockOrderViolation, LockTimeout
+from holdfast.errors import InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
 from holdfast.layers import field_tiers
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.locks import AcquireLocks, LockSession
@@ -196,6 +196,11 @@ def test_a_write_in_the_callers_own_transaction_does_not_wait(postgres_url: str,
         with plane.locks.acquire(TASKS):
             within.entities.write("task", "1", {"note": 2})
             connection.commit()
+        with pytest.raises(LeaseExpired), plane.locks.acquire(TASKS):
+            plane.locks.end_session(plane.locks.sessions().sessions[0].number)
+            with pytest.raises(LeaseExpired, match="has ended"):
+                within.entities.write("task", "1", {"note": 3})
+            connection.rollback()
         assert plane.entities.get("task", "1")["note"] == 2
 
 
@@ -209,6 +214,58 @@ def test_a_lock_whose_lease_has_ended_excludes_no_write(plane: Plane, clock: Man
     clock.advance_ms(5_000)
     assert plane.atomic().write("task", "1", {"note": 1}).commit()[0].versions == [1]
     assert plane.entities.write("task", "1", {"status": "done"}).versions == [2]
+
+
+@shared
+@pytest.mark.parametrize("path", [DATABASE, TASKS, ROW, ["record_id", "task/2"]])
+def test_a_holder_whose_session_has_ended_does_not_overwrite(
+    plane: Plane, clock: ManualClock, threads: ThreadPoolExecutor, path: list[str]
+) -> None:
+    """It was suspended, and has not noticed the end of its lease: what it has read may have changed since."""
+    plane.entities.write("task", "1", {"note": 1})
+    held = plane.locks.acquire(path, lease_seconds=600)
+    clock.advance_ms(600_000)
+
+    def write_as_heir() -> None:
+        with plane.locks.acquire(path):
+            plane.entities.write("task", "1", {"note": 100})
+
+    result(threads.submit(write_as_heir))
+    transaction = plane.entities.transaction()
+    transaction.write("task", "1", "note", 2)
+    for write in (
+        lambda: plane.entities.write("task", "1", {"note": 2}),
+        lambda: plane.entities.write("task", "1", {"status": "done"}),
+        lambda: plane.entities.update("task", "1", lambda _: {"note": 2}),
+        lambda: plane.entities.put_if_version("task", "1", {"note": 2}, expected_version=2),
+        transaction.commit,
+        plane.atomic().write("task", "1", {"note": 2}).commit,
+        lambda: plane.entities.delete("task", "1"),
+    ):
+        with pytest.raises(LeaseExpired, match="has ended"):
+            write()
+    assert plane.entities.get("task", "1").fields == {"note": 100}
+    plane.queue("jobs").put(1)
+    plane.entities.write("task", "1", {"ml_score": 1})  # BEST_EFFORT: no lock excludes it.
+    with pytest.raises(LeaseExpired), held:
+        pass
+    assert plane.entities.write("task", "1", {"note": 3}).versions == [3]
+
+
+@shared
+def test_a_holder_that_knows_of_its_loss_does_not_ask_the_plane(plane: Plane) -> None:
+    held = plane.locks.acquire(["entity_type", "note"], lease_seconds=600)
+    held._session._renewal._lose(LeaseExpired("no renewal was answered in time"))
+    for write in (
+        partial(plane.entities.write, "task", "1", {"note": 2}),
+        plane.atomic().write("task", "1", {"note": 2}).commit,
+    ):
+        with pytest.raises(LeaseExpired, match="no renewal was answered in time"):
+            write()
+    plane.atomic().put(plane.queue("jobs"), 1).commit()  # It writes no entity.
+    with pytest.raises(LeaseExpired), held:
+        pass
+    assert plane.entities.write("task", "1", {"note": 2}).versions == [1]
 
 
 @in_one_process

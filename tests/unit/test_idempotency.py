@@ -43,6 +43,7 @@ from holdfast.wire.leases import (
     LeaseProof,
     ReleaseLease,
 )
+from holdfast.wire.locks import AcquireLocks, LockSession
 from holdfast.wire.problems import error_of, problem_of
 from holdfast.wire.queues import (
     AckMessages,
@@ -205,6 +206,20 @@ def test_a_key_used_by_another_call_is_refused(transport: EmbeddedTransport, oth
         send(transport, other)
     assert send(transport, PUT) == first
     assert put_total(transport) == 1
+
+
+def test_a_repeated_write_gets_its_answer_after_the_session_of_its_locks_has_ended(
+    transport: EmbeddedTransport, clock: ManualClock
+) -> None:
+    transport.services.shared_locks = True
+    holder = LockSession("session-of-ada-0123456789")
+    transport.call(AcquireLocks(holder, "claim", [["record_id", "task/1"]], lease_seconds=10))
+    write = WriteEntities([EntityWrite("task", "1", {"note": b"1"})], lock_session=holder.id)
+    first = send(transport, write)
+    clock.advance_ms(10_000)
+    assert send(transport, write) == first
+    with pytest.raises(LeaseExpired):
+        send(transport, write, key="another")
 
 
 def test_equal_requests_are_the_same_call(transport: EmbeddedTransport) -> None:

@@ -77,9 +77,9 @@ def test_a_shared_table_lock_does_not_read_the_intents_of_its_readers(database: 
 
 
 def test_a_write_of_an_entity_looks_for_locks_in_four_scans_while_there_is_a_session(database: MemoryDatabase) -> None:
-    def look(tx: Transaction) -> dict[str, int]:
+    def look(tx: Transaction, session: str | None = None) -> dict[str, int]:
         tx.view = view = CountingView(tx.view)
-        assert locks.obstacles(tx, "main", [("task", "1")]) == []
+        assert locks.obstacles(tx, "main", [("task", "1")], session=session) == []
         return dict(view.counts) | {"writes": len(tx.writes)}
 
     assert database.transact(look) == {"gets": 1, "writes": 0}
@@ -87,3 +87,6 @@ def test_a_write_of_an_entity_looks_for_locks_in_four_scans_while_there_is_a_ses
         database.transact(acquire, LockSession(f"session-of-row-{number:04}"), ("record_id", f"task/{number + 2}"))
     # The sessions; the locks of the row, of its type and of the database.
     assert database.transact(look) == {"gets": 1, "scans": 4, "scanned": 1, "writes": 0}
+    database.transact(acquire, BOB, ROW)
+    # A holder also reads its session, and who excludes others from the row: holders, and intents.
+    assert database.transact(look, BOB.id) == {"gets": 2, "scans": 6, "scanned": 3, "writes": 0}

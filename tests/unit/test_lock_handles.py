@@ -526,7 +526,13 @@ def test_a_lost_lock_fences_its_holder(
         stale.commit()
     until(lambda: held.is_lost)
     assert also.is_lost
-    for refused in (held.check, also.check, stale.commit, lambda: plane.locks.acquire(row(3))):
+    for refused in (
+        held.check,
+        also.check,
+        stale.commit,
+        lambda: plane.locks.acquire(row(3)),
+        lambda: plane.entities.write("task", "1", {"by": "stale"}),
+    ):
         with pytest.raises(Fenced):
             refused()
     with pytest.raises(Fenced), held:

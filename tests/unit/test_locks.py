@@ -391,6 +391,24 @@ def test_what_excludes_a_write_of_rows(database: Database, caller: Callable[[str
     assert before
 
 
+@pytest.mark.parametrize("how", ["never began", "expired", "ended", "all ended"])
+def test_a_write_of_a_session_that_is_not_live_is_refused(
+    database: Database, caller: Callable[[str], Caller], clock: ManualClock, how: str
+) -> None:
+    ada = caller("ada")
+    if how != "never began":
+        ada.fence(ROW)
+    if how == "expired":
+        clock.advance_ms(LEASE_MS)
+    elif how != "never began":
+        database.transact(locks.end, ada.key)
+    if how == "ended":
+        caller("bob").fence(OTHER_ROW)
+    assert database.read(locks.obstacles, "main", [("task", "1")]) == []
+    with pytest.raises(LeaseExpired, match="the locks of this write has ended"):
+        database.read(locks.obstacles, "main", [("task", "1")], session=ada.session.id)
+
+
 @pytest.mark.parametrize("mode", ["S", "IX"])
 def test_a_write_meets_a_live_holder_after_any_number_of_expired_ones(
     database: Database, caller: Callable[[str], Caller], clock: ManualClock, monkeypatch: pytest.MonkeyPatch, mode: str

@@ -114,6 +114,7 @@ class AsyncEntities:
         Raises:
             LockTimeout: the lock was not released within 5 seconds; nothing was written.
             LockOrderViolation: waiting for the lock could deadlock with locks that the caller holds.
+            Fenced: the caller is in a block of locks that it has lost; nothing was written.
         """
         write = EntityWrite(*_key(kind, id), _encoded(fields))
         return await self._transport.call(

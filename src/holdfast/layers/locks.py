@@ -256,25 +256,34 @@ def obstacles(
     Of the sessions that hold one lock, it names the first. It takes nothing and delays no one, so lines do not count.
     Where several nodes write, none of these locks is granted before the transaction ends. It costs one read if the
     universe never had a session, and two if it has none now and transactions run one by one.
+
+    Raises:
+        LeaseExpired: `session` has ended. The write may rest on what was read under its locks, so it must not happen,
+            even if nothing excludes it any more.
     """
+    own = None if session is None else session_key(LockSession(session, universe))
     is_used = use_key(universe)
     tx.share(is_used)
-    if tx.get(is_used) is None:
-        return []
     # Where transactions run one by one, no session can begin meanwhile.
-    if not tx.writer and not tx.scan(*sessions_subspace(universe).range(), limit=1):
+    if tx.get(is_used) is None or not (tx.writer or tx.scan(*sessions_subspace(universe).range(), limit=1)):
+        if own is not None:
+            raise _ended("the locks of this write")
         return []
-    own = None if session is None else session_key(LockSession(session, universe)).number
     found = []
     for key, mode, _ in LEVELS.steps_for_all([("record_id", "/".join(row)) for row in rows], Mode.EXCLUSIVE):
         tx.share(keys_of(universe, key).prefix)
         obstacle = _find_obstacle(tx, universe, key, mode, own)
         if obstacle is not None:
             found.append(obstacle)
+    if own is not None:
+        # Read after the locks: if it is live now, then no other session is granted one of them before the write.
+        tx.share(record_key(own))
+        if _live(tx, own) is None:
+            raise _ended("the locks of this write")
     return found
 
 
-def _find_obstacle(tx: Transaction, universe: str, key: Key, mode: Mode, own: str | None) -> Obstacle | None:
+def _find_obstacle(tx: Transaction, universe: str, key: Key, mode: Mode, own: SessionKey | None) -> Obstacle | None:
     """The first live session that holds a lock and excludes `mode`. There may be any number of expired ones before."""
     keys = keys_of(universe, key)
     if not is_locked(tx, keys, mode):
@@ -282,9 +291,9 @@ def _find_obstacle(tx: Transaction, universe: str, key: Key, mode: Mode, own: st
     for bounds in keys.conflicts(mode):
         for pairs in pages(tx, *bounds, items=LOCK_OBSTACLES_MAX):
             for held, number in map(keys.holder_of, (pair[0] for pair in pairs)):
-                if number == own:
-                    continue
                 holder = SessionKey(universe, number)
+                if holder == own:
+                    continue
                 tx.share(record_key(holder))
                 holding = _live(tx, holder)
                 if holding is not None:

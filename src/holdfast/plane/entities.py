@@ -82,6 +82,7 @@ def write_in(tx: Transaction, request: WriteEntities, services: Services) -> Wri
 
     Raises:
         LockTimeout: another session has locked a row, its type or the database.
+        LeaseExpired: the caller's lock session has ended.
     """
     universe = checked_name("universe", request.universe)
     writes = field_tiers.tiered_writes(services.policy, universe, request.writes)

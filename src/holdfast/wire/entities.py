@@ -170,7 +170,8 @@ class WriteEntities(Request[Written], frozen=True, tag="entities.write"):
     seen: list[SeenEntity] = msgspec.field(default_factory=list)
     session: str | None = None
     universe: str = UNIVERSE
-    lock_session: str | None = None  # The id of the caller's lock session: its own locks do not exclude it.
+    # The id of the caller's lock session: its own locks do not exclude the write, which is refused once it has ended.
+    lock_session: str | None = None
 
     def check(self) -> None:
         for write in self.writes:
@@ -189,7 +190,8 @@ class PutEntity(Request[Written], frozen=True, tag="entities.put"):
     expected_version: int
     session: str | None = None
     universe: str = UNIVERSE
-    lock_session: str | None = None  # The id of the caller's lock session: its own locks do not exclude it.
+    # The id of the caller's lock session: its own locks do not exclude the write, which is refused once it has ended.
+    lock_session: str | None = None
 
     def check(self) -> None:
         for value in self.fields.values():

@@ -175,7 +175,11 @@ class LockSessions(Protocol):
         ...
 
     def find_id(self, universe: str) -> str | None:
-        """The id of the caller's session, for the writes that its locks must not exclude."""
+        """The id of the caller's session, for the writes that its locks must not exclude.
+
+        Raises:
+            Fenced: its locks are lost, so others may have changed what the caller has read under them.
+        """
         ...
 
     def begin(self, universe: str) -> HeldLockSession:

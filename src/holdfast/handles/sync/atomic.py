@@ -175,8 +175,8 @@ class Atomic:
         if not self._steps and not self._checked_here:
             raise InvalidArgument("The commit has no operations; add at least one")
         steps = [msgspec.structs.replace(self._with_blobs(step), tier=tier) for step in self._steps]
-        lock_session = self._transport.lock_sessions.find_id(self._universe)
-        if lock_session is not None:
+        if any(isinstance(step, WriteEntities) for step in steps):
+            lock_session = self._transport.lock_sessions.find_id(self._universe)
             steps = [
                 msgspec.structs.replace(step, lock_session=lock_session) if isinstance(step, WriteEntities) else step
                 for step in steps

@@ -136,6 +136,7 @@ class EntityStore:
         Raises:
             VersionConflict: one of `seen` has a different version.
             LockTimeout: another caller kept one of the rows locked.
+            LeaseExpired: the caller's lock session has ended.
         """
         universe = checked_name("universe", request.universe)
         parts = field_tiers.tiered_writes(self._policy, universe, request.writes)
@@ -331,12 +332,20 @@ class EntityStore:
         """Commit unless other sessions exclude it; otherwise acquire the rows, and release them with the commit.
 
         `is_done`: an earlier call with the same key has written, so that this one only returns its answer.
+
+        Raises:
+            LeaseExpired: the caller's session has ended, and others may have held its locks since.
         """
         universe = parts[0].key.universe
         rows = [(part.key.kind, part.key.id) for part in parts]
 
         def write_unless_excluded(tx: Transaction) -> _Outcome | None:
-            is_excluded = locks.obstacles(tx, universe, rows, session=lock_session) and not is_done(tx)
+            try:
+                is_excluded = locks.obstacles(tx, universe, rows, session=lock_session) and not is_done(tx)
+            except LeaseExpired:
+                if not is_done(tx):
+                    raise
+                is_excluded = False
             return None if is_excluded else write(tx)
 
         outcome = self._database.transact(write_unless_excluded, tier=promise)
