@@ -361,6 +361,9 @@ class TestJobs:
         found = server.get(path).json()
         assert (found["state"], found["has_result"]) == ("done", True)
         assert "payload" not in found
+        assert (found["attempts"], found["owner"], len(found["failures"])) == (2, "ada", 1)
+        assert (failure := found["failures"][0])["traceback"] == "Traceback …"
+        assert (failure["attempt"], failure["outcome"], failure["error_type"]) == (1, "rejected", "ValueError")
         result = server.get(f"{path}/result").json()
         assert (result["result"], result["result_content_type"]) == ({"total": 3}, "application/json")
         assert result["finished_at_unix"] == found["finished_at_unix"]

@@ -6,7 +6,7 @@ states of keys or due entries; after every step, what `get` says of each message
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, repeat
 from pathlib import Path
@@ -44,6 +44,7 @@ from holdfast.wire.stored_messages import parse_id
 RATE_PER_KEY = 62.5  # One message in 16 ms: exact in binary, so that the model and the queue round alike.
 LIVE_MAX = 25  # One transaction processes 64 due entries.
 RESULT_TTL_MS = 2_000
+FAILURES_KEPT = 4  # A message that is redriven has more.
 WAITS = ("ready", "delayed", "waiting")
 
 
@@ -61,6 +62,7 @@ class Job:
     ack: PackedAck | None = None  # Acknowledges it by its position in the lease.
     expires_ms: int = 0
     failures: int = 0
+    errors: list[str | None] = field(default_factory=list)  # Of all failed attempts, the oldest first.
     max_attempts: int = 3
     finished_ms: int = -1
     result: bytes | None = None
@@ -145,6 +147,7 @@ class Jobs(RuleBasedStateMachine):
             fair=fair and self.nodes == 1,  # Nodes do not agree about the order of turns in one millisecond.
             max_attempts=3,
             retry_jitter=0.0,
+            failures_kept=FAILURES_KEPT,
             result_ttl_seconds=RESULT_TTL_MS / 1_000,
         )
         self.database.transact(queues.set_policy, self.queue, self.policy)
@@ -227,8 +230,9 @@ class Jobs(RuleBasedStateMachine):
         if was_ready and job.new.key is not None:
             self.go_on(job.new.key)
 
-    def fail(self, job: Job, delay_ms: int) -> None:
+    def fail(self, job: Job, delay_ms: int, error: str) -> None:
         job.failures += 1
+        job.errors.append(error)
         if job.failures >= job.max_attempts:
             self.finish(job, "dead", kept=job.new.keep_result)
         else:
@@ -262,7 +266,7 @@ class Jobs(RuleBasedStateMachine):
 
     def expire(self, job: Job) -> None:
         self.leave(job)
-        self.fail(job, 0)
+        self.fail(job, 0, "The lease of ada ended before it was settled")
 
     def deliverable(self) -> list[Job]:
         """The ready messages, in the order in which they are delivered."""
@@ -365,9 +369,10 @@ class Jobs(RuleBasedStateMachine):
             self.finish(job, "done", kept=job.new.keep_result or how == "result", result=value)
         elif how == "reject":
             job.failures += 1
+            job.errors.append("rejected")
             self.finish(job, "dead", kept=job.new.keep_result)
         elif how == "nack":
-            self.fail(job, 0)
+            self.fail(job, 0, "failed")
         else:
             self.insert(job, 0)
 
@@ -385,6 +390,7 @@ class Jobs(RuleBasedStateMachine):
             assert found.state == job.state
             return
         assert found.state == "cancelled"
+        assert [each.message for each in found.failures] == job.errors[-FAILURES_KEPT:]
         if job.state == "leased":
             self.leave(job, cancelled=True)
         self.finish(job, "cancelled", kept=True)
@@ -506,6 +512,7 @@ class Jobs(RuleBasedStateMachine):
         assert isinstance(found, MessageInfo)
         assert found.state == job.state
         assert self.is_known(job)
+        assert [each.message for each in found.failures] == job.errors[-FAILURES_KEPT:]
         if job.state in WAITS:
             assert (found.priority, found.key) == (job.priority, job.new.key)
             assert found.payload == job.new.payload

@@ -599,7 +599,11 @@ def test_a_message_is_shown_in_every_state(hf: Hf, tmp_path: Path) -> None:
     hf("queue", "get", "jobs")
     assert "leased by" in hf("message", "update", "jobs", id, "--priority", "1", code=5).stderr
     hf("queue", "ack", "jobs", *lease_ids(hf, "jobs"), "--result", '{"total": 3}')
-    assert parsed(hf("message", "show", "jobs", id, "--json"))["has_result"] is True
+    done = parsed(hf("message", "show", "jobs", id, "--json"))
+    assert (done["has_result"], done["failures"]) == (True, found["failures"])
+    shown = hf("message", "show", "jobs", id).stdout
+    assert "attempt 1: leased by ada at 20" in shown
+    assert "raise ValueError(" in shown
     assert hf("message", "result", "jobs", id).stdout == '{"total":3}\n'
     assert "is not a message id" in hf("message", "show", "jobs", "x", code=2).stderr
     assert "nothing is kept" in hf("message", "show", "jobs", UNKNOWN, code=4).stderr

@@ -35,6 +35,7 @@ from holdfast.runtime.maintenance.health_checks import all_queues
 from holdfast.runtime.maintenance.queue_repair import repair_queues
 from holdfast.testing.clock import ManualClock
 from holdfast.wire.queues import AckMessages, MessageLease, NewResult, WaitForCancel
+from holdfast.wire.stored_messages import parse_id
 
 _shared = runpy.run_path(
     str(Path(__file__).with_name("queue_handle_fixtures.py"))
@@ -57,6 +58,15 @@ def drained(queue: Queue) -> list[Any]:
         found.append(message.json())
         message.ack()
     return found
+
+
+def an_attempt_fails(queue: Queue, owner: str, reason: str) -> None:
+    """Receives a message and fails."""
+    message = received(queue, owner=owner)
+    try:
+        raise ValueError(reason)
+    except ValueError as error:
+        message.nack(error=error, delay_seconds=0)
 
 
 # By id.
@@ -86,6 +96,81 @@ def test_get_shows_every_failed_attempt_with_its_traceback(jobs: Queue) -> None:
     assert (info.state, info.failure_attempts) == ("dead", 2)
     assert [each.message for each in info.failures] == ["first", "second"]
     assert all("ValueError" in (each.traceback or "") for each in info.failures)
+
+
+def test_the_failed_attempts_of_a_message_are_known_as_long_as_its_outcome(jobs: Queue, clock: ManualClock) -> None:
+    jobs.set_policy(QueuePolicy(result_ttl_seconds=60))
+    receipt = jobs.put("x", keep_result=True)
+    for owner, reason in (("ada", "first"), ("bob", "second")):
+        an_attempt_fails(jobs, owner, reason)
+    live = jobs.get(receipt.id)
+    received(jobs, owner="eve").ack(result=42)
+    info = jobs.get(receipt.id)
+    assert (info.state, info.attempts, info.failure_attempts, info.owner) == ("done", 3, 2, "eve")
+    assert [(each.attempt, each.owner, each.message) for each in info.failures] == [
+        (1, "ada", "first"),
+        (2, "bob", "second"),
+    ]
+    assert all("ValueError" in (each.traceback or "") for each in info.failures)
+    assert info.failures == live.failures
+    clock.advance_ms(60_000)
+    with pytest.raises(MessageNotFound):
+        jobs.get(receipt.id)
+
+
+@pytest.mark.parametrize("is_leased", [True, False])
+def test_a_cancelled_message_shows_its_failed_attempts(jobs: Queue, is_leased: bool) -> None:
+    receipt = jobs.put("x")
+    an_attempt_fails(jobs, "ada", "first")
+    if is_leased:
+        received(jobs, owner="bob")
+    cancelled = jobs.cancel(receipt.id)
+    assert [each.message for each in cancelled.failures] == ["first"]
+    assert cancelled.owner == ("bob" if is_leased else None)
+    assert jobs.get(receipt.id) == jobs.cancel(receipt.id) == cancelled
+
+
+def test_a_redriven_message_that_is_done_shows_all_its_failed_attempts(jobs: Queue) -> None:
+    receipt = jobs.put("x", max_attempts=1, keep_result=True)
+    an_attempt_fails(jobs, "ada", "first")
+    jobs.redrive([receipt.id])
+    received(jobs).ack()
+    info = jobs.get(receipt.id)
+    assert (info.state, info.failure_attempts, [each.message for each in info.failures]) == ("done", 0, ["first"])
+
+
+def test_an_outcome_of_an_earlier_version_has_no_failed_attempts(jobs: Queue, plane: Plane) -> None:
+    """Earlier versions removed them with the message."""
+    receipt = jobs.put("x", keep_result=True)
+    an_attempt_fails(jobs, "ada", "first")
+    received(jobs).ack()
+    key = queues.keys_of(QueueKey("main", "jobs")).failures_key(parse_id(receipt.id))
+    plane.transact(lambda tx: tx.delete(key))
+    info = jobs.get(receipt.id)
+    assert (info.state, info.failure_attempts, info.failures) == ("done", 1, [])
+
+
+def test_nothing_is_left_of_the_failed_attempts_once_they_have_expired(
+    jobs: Queue, plane: Plane, clock: ManualClock
+) -> None:
+    jobs.set_policy(QueuePolicy(result_ttl_seconds=60))
+    kept, cancelled, plain = jobs.put("x", keep_result=True), jobs.put("x"), jobs.put("x")
+    for message in jobs.receive_many(3):
+        message.nack(error=ValueError("first"), delay_seconds=0)
+    by_id = {message.id: message for message in jobs.receive_many(3)}
+    by_id[kept.id].ack()
+    by_id[plain.id].ack()
+    jobs.cancel(cancelled.id)
+    keys = queues.keys_of(QueueKey("main", "jobs"))
+
+    def left() -> list[bytes]:
+        found = plane.transact(lambda tx: tx.scan(keys.failures, keys.failures + b"\xff" * 17, limit=10))
+        return sorted(key[len(keys.failures) :] for key, _ in found)
+
+    assert left() == sorted(parse_id(each.id) for each in (kept, cancelled)), "without an outcome, nothing is kept"
+    clock.advance_ms(200_000)
+    jobs.receive()
+    assert left() == []
 
 
 @pytest.mark.parametrize("call", ["get", "cancel", "result", "update"])

@@ -14,7 +14,7 @@ from holdfast.layers.queues import StoredMessage
 from holdfast.layers.queues import keys as queue_keys
 from holdfast.limits import FAILURES_BYTES_MAX, FAILURES_DELIVERED_BYTES_MAX
 from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.queues import NewMessage
+from holdfast.wire.queues import MessageInfo, NewMessage
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -209,12 +209,24 @@ def test_failures_are_removed_with_their_message(database: Database, clock: Manu
     assert remaining_keys(database) == []
 
 
+def test_a_late_ack_of_a_kept_message_keeps_its_failures(database: Database, clock: ManualClock) -> None:
+    (receipt,) = database.transact(queues.put, JOBS, [NewMessage(b"a", keep_result=True)])
+    message = lease_one(database, owner="ada", visibility_ms=1_000)
+    clock.advance_ms(1_000)
+    process_due(database)
+    database.transact(queues.ack, JOBS, proof(message), late=True)
+    found = database.read(queues.get, JOBS, receipt.id)
+    assert isinstance(found, MessageInfo)
+    assert (found.state, [each.outcome for each in found.failures]) == ("done", ["expired"])
+
+
 def _keys(database: Database) -> list[bytes]:
     return [key for key, _ in _calls["everything"](database)]
 
 
 @IN_MEMORY
-def test_a_message_that_never_failed_reads_and_writes_no_failures(database: Database) -> None:
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_message_that_never_failed_reads_and_writes_no_failures(database: Database, is_kept: bool) -> None:
     touched: list[bytes] = []
 
     class Recording:
@@ -233,7 +245,7 @@ def test_a_message_that_never_failed_reads_and_writes_no_failures(database: Data
 
     def live(tx: Transaction) -> None:
         tx.view = Recording(tx.view)  # type: ignore[assignment]
-        queues.put(tx, JOBS, [NewMessage(payload=b"a")])
+        queues.put(tx, JOBS, [NewMessage(payload=b"a", keep_result=is_kept)])
         leased = queues.lease_or_wait(tx, JOBS, owner="ada")
         queues.deliveries_of(leased)
         queues.ack(tx, JOBS, proof(leased.messages[0]))
@@ -241,7 +253,9 @@ def test_a_message_that_never_failed_reads_and_writes_no_failures(database: Data
 
     database.transact(live)
     assert touched
-    assert not any(key.startswith(queues.keys_of(JOBS).failures) for key in touched)
+    keys = queues.keys_of(JOBS)
+    assert not any(key.startswith(keys.failures) for key in touched)
+    assert sum(key.startswith(keys.expiries) for key in touched) == is_kept, "only that of the outcome"
 
 
 def test_policies_of_earlier_versions_are_read(database: Database) -> None:

@@ -27,7 +27,7 @@ from holdfast.layers.queues.message_leases import HeldLease
 from holdfast.layers.queues.outcomes import OutcomeRecord
 from holdfast.layers.queues.policies import dead_letter_queue, policy_of
 from holdfast.limits import DELAY_SECONDS_MAX, FIND_ENTRIES, PRIORITY_MAX
-from holdfast.wire.queues import LEASE_BYTES, MessageInfo, MessageResult, MessageState
+from holdfast.wire.queues import LEASE_BYTES, Failure, MessageInfo, MessageResult, MessageState
 from holdfast.wire.stored_messages import ID_BYTES, StoredMessage, decode, format_id, parse_id
 
 _PRIORITIES: Final = range(PRIORITY_MAX + 1)
@@ -138,7 +138,7 @@ def finished_info(queue_tx: QueueTransaction, id: bytes) -> MessageInfo:
         return letter
     outcome = outcomes.find(tx, keys, id)
     if outcome is not None:
-        return _outcome_info(id, outcome)
+        return _outcome_info(id, outcome, _kept_failures(queue_tx, id, outcome))
     raise MessageNotFound(
         f"Queue {queue_tx.queue.name} has no message {format_id(id)}, and nothing is kept about it; "
         "put messages with keep_result=True to find them after they are done"
@@ -221,7 +221,8 @@ def _cancel(
     queue_tx.save()
     outcome = outcomes.find(queue_tx.tx, queue_tx.keys, id)
     assert outcome is not None
-    return _outcome_info(id, outcome)
+    known = failures.failures_of(queue_tx.tx, queue_tx.queue, [message]).get(id, [])
+    return _outcome_info(id, outcome, known)
 
 
 def update(
@@ -406,8 +407,14 @@ def _info(queue_tx: QueueTransaction, message: StoredMessage, state: MessageStat
     )
 
 
-def _outcome_info(id: bytes, outcome: OutcomeRecord) -> MessageInfo:
-    failure = outcome.failure
+def _kept_failures(queue_tx: QueueTransaction, id: bytes, outcome: OutcomeRecord) -> list[Failure]:
+    if outcome.state != "dead":
+        return failures.failures_of_finished(queue_tx.tx, queue_tx.keys, id)
+    # All of them were with the dead letter, which is not there any more.
+    return [] if outcome.failure is None else [outcome.failure]
+
+
+def _outcome_info(id: bytes, outcome: OutcomeRecord, known: list[Failure]) -> MessageInfo:
     return MessageInfo(
         id=format_id(id),
         state=outcome.state,
@@ -420,7 +427,7 @@ def _outcome_info(id: bytes, outcome: OutcomeRecord) -> MessageInfo:
         group=outcome.group,
         key=outcome.key,
         owner=outcome.owner,
-        failures=[] if failure is None else [failure],
+        failures=known,
         finished_ms=outcome.finished_ms,
         has_result=outcome.result is not None,
     )

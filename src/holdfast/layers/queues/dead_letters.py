@@ -24,10 +24,13 @@ from holdfast.wire.queues import QueuePolicy
 from holdfast.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
 
 
-def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Delete what belongs to a message that was taken out, and advance its group."""
+def remove(queue_tx: QueueTransaction, message: StoredMessage, *, keep_failures: bool = False) -> None:
+    """Delete what belongs to a message that was taken out, and advance its group.
+
+    With `keep_failures` its failed attempts stay, until they expire together with its outcome.
+    """
     remove_parts(queue_tx, message)
-    if message.has_failures:
+    if message.has_failures and not keep_failures:
         failures.remove(queue_tx, message)
     sidecars.remove(queue_tx.tx, queue_tx.queue, message)
     advance_group(queue_tx, message)
@@ -49,7 +52,7 @@ def cancel_message(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     """`remove` a message that was cancelled, keep that, and emit the event."""
     queue_tx.emit("cancelled", message)
     outcomes.record(queue_tx, message, "cancelled")
-    remove(queue_tx, message)
+    remove(queue_tx, message, keep_failures=True)
 
 
 def requeue(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int) -> None:

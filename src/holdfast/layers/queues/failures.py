@@ -2,7 +2,8 @@
 
 The failures of a message are one record beside it. It is written when an attempt fails, moves with the message to the
 dead letter queue and back, and is removed with the message. `StoredMessage.has_failures` says whether there is one, so
-a message that never failed costs no read or write here.
+a message that never failed costs no read or write here. If the outcome of a message that is done or cancelled is kept,
+its failures stay where they are for the same time: see `outcomes`.
 """
 
 import hashlib
@@ -109,6 +110,12 @@ def delivered_failures(tx: Transaction, queue: QueueKey, messages: Iterable[Stor
 def failures_of(tx: Transaction, queue: QueueKey, messages: Iterable[StoredHead]) -> Failures:
     """The failures of messages, with tracebacks."""
     return _read(tx, queue, messages, bytes_max=FAILURES_READ_BYTES_MAX, with_tracebacks=True)
+
+
+def failures_of_finished(tx: Transaction, keys: QueueKeys, id: bytes) -> list[Failure]:
+    """The failures of a message that is done or cancelled and whose outcome is kept, with tracebacks."""
+    stored = tx.get(keys.failures_key(id))
+    return [] if stored is None else _decode(stored)
 
 
 def retry_delay_ms(policy: QueuePolicy, message: StoredMessage) -> int:

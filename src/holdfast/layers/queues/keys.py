@@ -13,7 +13,7 @@
       "d" | lease                which messages of a lease are settled
       "x" | lease                when a lease ends that was extended
       "b" | id                   payloads that are too large to be rewritten with every delivery
-      "f" | id                   the failed attempts of a message
+      "f" | id                   the failed attempts of a message, also of one that is done while "o" has its outcome
       "w", group | id            blocked messages, waiting behind another message of their group
       "w", 0, key | 9 - priority | id    messages with a key, waiting for their turn
       "k", key                   the state of a key: its leases, its message that is ready, its rate and its pause
@@ -25,7 +25,7 @@
       "n", key                   the delayed message that has a debounce key
       "o" | id                   what became of a message: its result, or why it has none
       "c" | lease | position     a leased message that was cancelled
-      "e" | minute | key         keys of "o", "c" and "u" that are deleted after that minute
+      "e" | minute | key         keys of "o", "f", "c" and "u" that are deleted after that minute
       "a", minute | lease        the messages of a lease that were acknowledged, by the minute of the last one
       "s", name                  schedules
       "y" | at_ms | id | n       the history: changes of messages, if the queue's policy asks for it

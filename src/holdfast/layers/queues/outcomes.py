@@ -7,6 +7,10 @@
 An outcome is kept for `result_ttl_seconds` of the policy, in the commit that made it: of an ack with a result, of every
 message that was put with `keep_result`, and of cancelled ones. Other messages leave nothing behind. One due entry per
 minute deletes what has expired. Readers check the time, so a result ends exactly when its time has passed.
+
+The failed attempts of a message that is done or cancelled are kept as long as its outcome. Their record stays as it is
+(`failures`) and only gets an entry under "e", so an ack does not read or copy it. Those of a dead letter are in the
+dead letter queue, and are removed with it: then the outcome still has the last one.
 """
 
 from typing import Final, Literal
@@ -75,7 +79,7 @@ def record(
     result: NewResult | None = None,
     failure: Failure | None = None,
 ) -> None:
-    """Keep what became of a message."""
+    """Keep what became of a message. Unless it is dead, the caller leaves its failures where they are."""
     tx, keys = queue_tx.tx, queue_tx.keys
     if result is not None and result.blob is not None:
         blobs.use(tx, queue_tx.queue.universe, result.blob)
@@ -100,6 +104,8 @@ def record(
     )
     tx.put(keys.outcomes + message.id, _encode(kept))
     expire_at(queue_tx, keys.outcomes + message.id, expires_ms)
+    if message.has_failures and state != "dead":
+        expire_at(queue_tx, keys.failures_key(message.id), expires_ms)
 
 
 def forget(queue_tx: QueueTransaction, id: bytes) -> None:

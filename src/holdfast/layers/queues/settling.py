@@ -194,9 +194,10 @@ def _ack_late(queue_tx: QueueTransaction, proof: MessageLease, result: NewResult
 
 def _finish(queue_tx: QueueTransaction, message: StoredMessage, result: NewResult | None) -> None:
     """Keep what is asked for of a message that is done, and remove the rest."""
-    if result is not None or (message.job is not None and message.job.keep_result):
+    is_kept = result is not None or (message.job is not None and message.job.keep_result)
+    if is_kept:
         outcomes.record(queue_tx, message, "done", result=result)
-    dead_letters.remove(queue_tx, message)
+    dead_letters.remove(queue_tx, message, keep_failures=is_kept)
 
 
 def _refusal(queue_tx: QueueTransaction, proof: MessageLease) -> QueueMessageLeaseMismatch:
