@@ -1,6 +1,6 @@
 // One message of a queue: its state, times, payload, workflow state, attempts and result, and what is done with it.
 
-import { Table, ago, button, bytes, card, clock, facts, h, opener, payload, pill, pretty, seconds, setText, text } from "./dom.js";
+import { Table, ago, button, bytes, card, clock, facts, h, opener, payload, pill, plural, pretty, seconds, setText, text } from "./dom.js";
 import { ACTIONS, apply, question, summary } from "./message_actions.js";
 
 export const PILLS = { ready: "accent", delayed: "delayed", waiting: "quiet", leased: "leased", dead: "bad", done: "good", cancelled: "quiet" };
@@ -120,7 +120,7 @@ export function open({ api, act, allows }, queue, id) {
     answerCard.hidden = found.state !== "done";
     setText(answerAbout, result ? `${bytes(result.result_bytes)}, ${result.result_content_type}` : "");
     setText(answer, result ? pretty(payload(asPayload(result))) : found.has_result ? "Your token does not allow queue:result." : "It was acknowledged without a result.");
-    attempts.show(attemptsOf(found), isGone() && found.failure_attempts > found.failures.length);
+    attempts.show(attemptsOf(found), found.failure_attempts - found.failures.length);
     retry.hidden = found.state !== "delayed" || !allows("queue:update");
     for (const [name, each] of Object.entries(buttons)) each.hidden = !ACTIONS[name].states.includes(found.state) || !allows(ACTIONS[name].verb);
     element.hidden = false;
@@ -175,39 +175,53 @@ function rawOf(found) {
   }
 }
 
-// The attempts of a message, the newest first: the one that runs, and those that failed.
+// The attempts of a message, the newest first: the one that runs or was the last, and those that failed. A message that
+// was cancelled while it waited has no last attempt. When that began is not kept.
 function attemptsOf(found) {
-  const running = { attempt: found.attempts, owner: found.owner, outcome: "running", leased_at_unix: found.leased_at_unix, failed_at_unix: 0 };
-  return [...found.failures, ...(found.state === "leased" ? [running] : [])].reverse();
+  const attempts = found.failures.map((failure) => ({ ...failure, ended_at_unix: failure.failed_at_unix, isFailure: true }));
+  const last = { attempt: found.attempts, owner: found.owner };
+  if (found.state === "leased") attempts.push({ ...last, outcome: "running", leased_at_unix: found.leased_at_unix });
+  else if (found.state === "done" || (found.state === "cancelled" && found.owner)) attempts.push({ ...last, outcome: found.state, ended_at_unix: found.finished_at_unix });
+  return attempts.reverse();
 }
+
+const INSIDE = {
+  running: "A consumer has the message. Its errors appear here when the attempt ends.",
+  done: "The message was acknowledged.",
+  cancelled: "The message was cancelled while the consumer had it.",
+};
 
 // The attempts of a message; the newest that failed is expanded when the page is opened.
 function attemptTable() {
   const error = (row) => [row.error_type, row.message].filter(Boolean).join(": ");
   const none = h("p", { class: "empty" });
+  const older = h("p", { class: "empty" });
   const table = new Table(
     "Attempts",
     [
       opener("Attempt", (row) => String(row.attempt), (row) => `Attempt ${row.attempt}`),
-      text("Consumer", (row) => row.owner),
+      text("Consumer", (row) => row.owner || "–"),
       text("Outcome", (row) => row.outcome),
       text("Error", (row) => error(row) || "–", { class: "error" }),
       text("Leased", (row) => clock(row.leased_at_unix * 1000)),
-      text("Failed", (row) => clock(row.failed_at_unix * 1000)),
+      text("Ended", (row) => clock(row.ended_at_unix * 1000)),
     ],
     {
       empty: none,
       key: (row) => `${row.attempt} ${row.outcome}`,
-      inside: (row) => (row.outcome === "running" ? h("p", { class: "padded", text: "A consumer has the message. Its errors appear here when the attempt ends." }) : h("pre", { class: "error", tabindex: "0", text: row.traceback ?? (error(row) || "No error was given.") })),
+      inside: (row) => (row.isFailure ? h("pre", { class: "error", tabindex: "0", text: row.traceback ?? (error(row) || "No error was given.") }) : h("p", { class: "padded", text: INSIDE[row.outcome] })),
     },
   );
   let isFirst = true;
   return {
-    element: table.element,
-    show: (rows, wereRemoved) => {
-      setText(none, wereRemoved ? "The failed attempts were removed with the message." : "No attempt has failed.");
+    element: h("div", {}, table.element, older),
+    show: (rows, notKept) => {
+      const words = notKept > 0 ? `${plural(notKept, "older failed attempt is", "older failed attempts are")} not kept.` : "";
+      older.hidden = !words || rows.length === 0;
+      setText(older, older.hidden ? "" : words);
+      setText(none, (rows.length === 0 && words) || "No attempt has failed.");
       table.show(rows);
-      const failed = rows.findIndex((row) => row.outcome !== "running");
+      const failed = rows.findIndex((row) => row.isFailure);
       if (isFirst && failed >= 0) table.body.querySelectorAll(".opener")[failed].click();
       isFirst = isFirst && failed < 0;
     },
