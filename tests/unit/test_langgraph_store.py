@@ -150,6 +150,17 @@ def test_items_are_found_by_similarity_as_in_the_store_in_memory(
             assert [item.score for item in found] == pytest.approx([item.score for item in expected], abs=1e-5)
 
 
+def test_pages_of_a_search_by_similarity_repeat_nothing(plane: Plane) -> None:
+    store = HoldfastStore(plane, index={"dims": 5, "embed": embed, "fields": ["text"]})
+    for number in range(7):
+        store.put(USERS, str(number), {"text": "a" * number} if number % 2 else {"other": "a"})
+    whole = keys(store.search(USERS, query="a", limit=10))
+    assert len(whole) == 7
+    for size in (1, 2, 3):
+        pages = [store.search(USERS, query="a", limit=size, offset=start) for start in range(0, 8, size)]
+        assert [key for page in pages for key in keys(page)] == whole
+
+
 def test_a_search_compares_a_bounded_number_of_vectors(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.langgraph.store.LANGGRAPH_VECTORS_MAX", 3)
     store = HoldfastStore(plane, index={"dims": 5, "embed": embed})

@@ -193,9 +193,9 @@ class HoldfastStore(BaseStore):
             asked = await self._embed_query(query, index)
             for number, score in zip(numbers, similarities(asked, vectors), strict=True):
                 best[number] = max(score, best.get(number, score))
-        ranked = sorted(best, key=lambda number: -best[number])[op.offset : op.offset + op.limit]
+        ranked = sorted(best, key=lambda number: -best[number])
         found: list[tuple[_Candidate, float | None]] = [(with_texts[number], best[number]) for number in ranked]
-        return found + without_texts[: op.limit - len(found)]
+        return (found + without_texts)[op.offset : op.offset + op.limit]
 
     async def _put(self, ops: Sequence[PutOp]) -> None:
         vectors = await self._embed([op for op in ops if op.value is not None])
