@@ -186,6 +186,7 @@ LANGGRAPH_WRITES_BYTES_MAX: Final = 2_097_152  # Of the rows of one task's write
 LANGGRAPH_COPY_BYTES: Final = 1_048_576  # A commit of copied rows ends when their values have this many bytes.
 LANGGRAPH_PAGE_ROWS_MIN: Final = 16  # Rows of the second page of a history at least; checkpoints of a page of a thread.
 LANGGRAPH_PAGE_ROWS_MAX: Final = 256  # Rows of a page of history: its checkpoints are loaded without a pause.
+LANGGRAPH_CONFLICTS_MAX: Final = 8  # How often a history that other savers change is read again to delete its old part.
 LANGGRAPH_VECTORS_MAX: Final = 10_000  # Vectors that one search compares with its query: they are read from rows.
 LANGGRAPH_KEEP_CHECKPOINTS_MAX: Final = 10_000  # Their ids are in the memory of a saver with a retention.
 LANGGRAPH_KEEP_DAYS_MAX: Final = 3_650  # Ten years, as for rows of collections.
@@ -203,12 +204,16 @@ LOCK_LEASE_SECONDS_MIN: Final = 1.0  # A renewal needs time for a slow sync.
 LOCK_LEASE_SECONDS_MAX: Final = 3_600.0
 LOCK_CLAIM_PATHS_MAX: Final = 256  # Of one call; one commit writes all of them.
 LOCK_SESSION_LOCKS_MAX: Final = 1_024  # Including intents; the record of a session lists them.
+LOCK_SESSION_BYTES_MAX: Final = 786_432  # Of the record of a session once all that it waits for is granted; one value.
 LOCK_LINE_MAX: Final = 10_000  # Sessions that may wait for one lock.
 LOCK_SESSION_ID_CHARACTERS_MAX: Final = 64
 LOCK_KEYS_CACHED_MAX: Final = 10_000  # Locks whose keys are remembered: computing them costs as much as a read.
 LOCK_OBSTACLES_MAX: Final = 64  # Claims in line that are counted; holders of a lock that a write reads at a time.
 LOCK_PAIRS_READ_MAX: Final = 256  # Of one lock on PostgreSQL: small locks are read in one round trip.
 LOCK_SESSIONS_ENDED_MAX: Final = 100  # Expired sessions that one commit ends; the next one goes on.
+LOCK_COMMIT_BYTES_MAX: Final = (
+    4_194_304  # A commit that has changed this much serves and ends no further session; the next one does.
+)
 
 # Backups of a running plane.
 RESTORE_CLOCK_SKEW_MS: Final = 3_600_000  # Lake files this much older than a backup are compared with it, too.
@@ -366,6 +371,7 @@ SQS_TOKEN_CHARACTERS_MAX: Final = 128  # Group ids, deduplication ids and receiv
 SQS_TRACE_HEADER_CHARACTERS_MAX: Final = 1_024  # Ours: X-Ray's headers have about 200.
 SQS_POLICY_ACTIONS_MAX: Final = 7  # Of one AddPermission.
 SQS_POLICY_STATEMENTS_MAX: Final = 20
+SQS_POLICY_TRIES_MAX: Final = 32  # Ours: of a change of permissions, while other calls change them at the same time.
 SQS_ENVELOPE_BYTES_MAX: Final = 8_388_608  # Ours: 1 MiB of control characters and quotes, each escaped with 6 bytes.
 SQS_SETTINGS_CACHED_SECONDS: Final = 1.0  # How late a node notices that another one has changed a queue's attributes.
 SQS_SETTINGS_CACHED_MAX: Final = 4_096
@@ -744,5 +750,6 @@ SQS_CLOCK_SKEW_SECONDS: Final = 900  # Between the date of a signature and now, 
 SQS_PRESIGNED_SECONDS_MAX: Final = 604_800  # How long a presigned URL may be valid, as AWS has it.
 SQS_SIGNED_HEADERS_MAX: Final = 64  # Of one signature; SDKs sign about ten.
 SQS_SIGNING_KEYS_MAX: Final = 4_096  # Derived keys in memory: one for each access key and day.
-SQS_SIGNATURES_MAX: Final = 500_000  # Used signatures in memory, about 45 MB. Then the oldest dates are refused.
+SQS_SIGNATURES_MAX: Final = 500_000  # Used signatures in memory, about 45 MB, of all access keys, and of one:
+SQS_SIGNATURES_PER_KEY_MAX: Final = 100_000  # Then its oldest dates are refused. These are 55 calls a second for 30 min.
 SQS_SAME_SIGNATURE_SECONDS: Final = 5  # Equal calls of a second may have the same signature; later ones are replays.

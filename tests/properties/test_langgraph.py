@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.checkpoint.base import ERROR, RESUME, empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store.base import Item
 from langgraph.store.memory import InMemoryStore
 
 import holdfast
 from holdfast import Plane
-from holdfast.langgraph import HoldfastSaver, HoldfastStore
+from holdfast.langgraph import HoldfastSaver, HoldfastStore, Retention
 
 LABELS = st.sampled_from(["a", "a-", "b", "*", "é"])
 NAMESPACES = st.lists(LABELS, min_size=1, max_size=3).map(tuple)
@@ -161,3 +162,47 @@ def test_the_saver_behaves_like_the_one_in_memory(plane: Plane, steps: list[Any]
                 del ids[place]
             for saver in savers:
                 saver.delete_thread(arguments[0])
+
+
+TURNS = st.lists(
+    st.tuples(
+        st.sampled_from(["one", "other", "without"]),  # The saver; the last one has no retention.
+        st.integers(0, 3),  # How far from the newest one the parent is.
+        st.booleans(),  # Whether the checkpoint has a snapshot of its delta channel.
+        st.sampled_from(["put"] * 8 + ["prune", "delete"]),
+    ),
+    max_size=20,
+)
+
+
+@given(TURNS, st.integers(1, 3))
+def test_savers_that_take_turns_keep_what_one_alone_keeps(plane: Plane, turns: list[Any], keep: int) -> None:
+    collections = f"turns-{next(numbers)}", f"alone-{next(numbers)}"
+    at: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+
+    def opened(who: str, collection: str) -> HoldfastSaver:
+        return HoldfastSaver(
+            plane, collection=collection, keep=None if who == "without" else Retention(checkpoints=keep)
+        )
+
+    def ids(collection: str) -> list[str]:
+        found = HoldfastSaver(plane, collection=collection).list(at)
+        return [each.config["configurable"]["checkpoint_id"] for each in found]
+
+    savers = {who: opened(who, collections[0]) for who in ("one", "other", "without")}
+    for who, back, is_snapshot, kind in turns:
+        alone = opened(who, collections[1])  # A new one, which reads everything that it needs.
+        kept = ids(collections[1])
+        if kind == "put":
+            parent = {"checkpoint_id": kept[min(back, len(kept) - 1)]} if kept else {}
+            values = {"words": _DeltaSnapshot([])} if is_snapshot or not kept else {}
+            checkpoint: Any = {**empty_checkpoint(), "channel_values": values, "channel_versions": {"words": 1}}
+            metadata: Any = {"counters_since_delta_snapshot": {"words": (1, 1)}, "run_id": str(back)}
+            for saver in (savers[who], alone):
+                saver.put({"configurable": at["configurable"] | parent}, checkpoint, metadata, {"words": 1})
+        for saver in (savers[who], alone):
+            if kind == "prune":
+                saver.prune(["1"])
+            elif kind == "delete":
+                saver.delete_for_runs([str(back)])
+        assert ids(collections[0]) == ids(collections[1])

@@ -16,13 +16,15 @@ from langgraph.checkpoint.base import ERROR, INTERRUPT, BaseCheckpointSaver, Che
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.base import CipherProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 import holdfast
-from holdfast import Plane, limits
-from holdfast.errors import InvalidArgument, KeyTooLarge, Unsupported
+from holdfast import Plane, PutRow, limits
+from holdfast.errors import InvalidArgument, KeyTooLarge, Unsupported, VersionConflict
 from holdfast.langgraph import HoldfastSaver, Retention
+from holdfast.langgraph.checkpoint_rows import HISTORY_END
 from holdfast.testing.clock import ManualClock
 
 DAY_MS = 86_400_000
@@ -220,7 +222,7 @@ def test_the_newest_checkpoints_are_kept_with_their_writes(plane: Plane) -> None
     found = list(saver.list(thread()))
     assert [values(each)["number"] for each in found] == [11, 10, 9]
     assert [each.pending_writes for each in found] == [[("task", "number", number)] for number in (11, 10, 9)]
-    assert len(plane.collection("langgraph").scan("thread:1").rows) == 6
+    assert len(plane.collection("langgraph").scan("thread:1", before=HISTORY_END).rows) == 6
 
 
 def test_a_thread_expires_after_the_last_day_of_its_checkpoints(plane: Plane, clock: ManualClock) -> None:
@@ -272,6 +274,82 @@ def test_delta_channels_survive_pruning_and_retention(plane: Plane, clock: Manua
         assert delta_graph(saver).get_state(thread(name)).values == expected
         left = len(list(saver.list(thread(name))))
         assert left < before if turns >= 3 else left == before  # The first snapshot is in the third turn.
+
+
+def put_delta(saver: BaseCheckpointSaver[Any], parent: RunnableConfig, *, is_snapshot: bool = False) -> RunnableConfig:
+    """Store a checkpoint with a delta channel: its value, or what is rebuilt from the checkpoints before."""
+    values: dict[str, Any] = {"words": _DeltaSnapshot([])} if is_snapshot else {}
+    checkpoint = {**empty_checkpoint(), "channel_values": values, "channel_versions": {"words": 1}}
+    metadata: Any = {"source": "loop", "counters_since_delta_snapshot": {"words": (1, 1)}}
+    return saver.put(parent, checkpoint, metadata, {"words": 1})  # type: ignore[arg-type]
+
+
+def ids(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> list[str]:
+    return [each.config["configurable"]["checkpoint_id"] for each in saver.list(config)][::-1]
+
+
+def test_a_retention_keeps_what_checkpoints_of_another_process_are_rebuilt_from(plane: Plane) -> None:
+    one, other = (HoldfastSaver(plane, keep=Retention(checkpoints=2)) for _ in range(2))
+    stored = [put_delta(one, thread(), is_snapshot=True)]
+    for saver in (one, other, other, other, one, one):
+        stored.append(put_delta(saver, stored[-1]))
+    assert ids(one, thread()) == [each["configurable"]["checkpoint_id"] for each in stored]
+    put_delta(one, put_delta(one, stored[-1], is_snapshot=True))
+    assert len(ids(one, thread())) == 2
+
+
+def test_a_branch_of_another_process_is_kept_whole(plane: Plane) -> None:
+    one, other = (HoldfastSaver(plane, keep=Retention(checkpoints=2)) for _ in range(2))
+    root = put_delta(one, thread(), is_snapshot=True)
+    put_delta(one, root)
+    branch = put_delta(other, root)
+    last = put_delta(one, root, is_snapshot=True)
+    assert ids(one, thread()) == [each["configurable"]["checkpoint_id"] for each in (root, branch, last)]
+
+
+@pytest.mark.parametrize("has_retention", [False, True])
+@pytest.mark.parametrize("deletes", ["retention", "prune"])
+def test_what_is_stored_while_a_history_is_read_is_kept(
+    plane: Plane, deletes: str, has_retention: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = HoldfastSaver(plane, keep=Retention(checkpoints=2))
+    other = HoldfastSaver(plane, keep=Retention(checkpoints=5) if has_retention else None)
+    root = put_delta(other, thread(), is_snapshot=True)
+    last = put_delta(other, root, is_snapshot=True)
+    expected = [root]
+    commit = one._checkpoints._access.commit
+
+    async def commit_later(changes: Any, **options: Any) -> None:
+        if len(expected) == 1:
+            expected.append(put_delta(other, root))
+        await commit(changes, **options)
+
+    monkeypatch.setattr(one._checkpoints._access, "commit", commit_later)
+    if deletes == "prune":
+        one.prune(["1"])
+    else:
+        expected.append(put_delta(one, last, is_snapshot=True))
+    assert sorted(ids(one, thread())) == sorted(each["configurable"]["checkpoint_id"] for each in expected)
+
+
+def test_a_checkpoint_is_stored_while_others_change_the_history_all_the_time(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = HoldfastSaver(plane, keep=Retention(checkpoints=1))
+    first = put_delta(saver, thread(), is_snapshot=True)
+    commit = saver._checkpoints._access.commit
+
+    async def conflict(changes: Any, **options: Any) -> None:
+        if any(isinstance(each, PutRow) and each.if_version is not None for each in changes):
+            raise VersionConflict("Row", "1", expected=1, actual=2)
+        await commit(changes, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(saver._checkpoints._access, "commit", conflict)
+        second = put_delta(saver, first, is_snapshot=True)
+    assert len(ids(saver, thread())) == 2
+    last = put_delta(saver, second, is_snapshot=True)
+    assert ids(saver, thread()) == [last["configurable"]["checkpoint_id"]]
 
 
 def test_runs_are_deleted_in_all_their_threads_and_copies(plane: Plane) -> None:

@@ -4,10 +4,15 @@
     thread:<thread>    (ns, id)                 StoredCheckpoint
     thread:<thread>    (ns, id, task, n)        StoredWrites, of which the first has the number n
     thread:<thread>    (0, run)                 empty: a run has written to the thread
+    thread:<thread>    (1, ns)                  empty: its version grows with each change of the namespace's history
     run:<run>          (thread,)                the same, to find the threads of a run
 
 Ids of checkpoints grow, so a scan backwards reads the newest one first, its writes before it. Deleting the rows of a
 prefix (ns, id) deletes a checkpoint with its writes. Integers come after all texts, so rows before (0,) are history.
+
+A saver that deletes old checkpoints requires the version of (1, ns) that it knows, so it does not delete what a
+checkpoint of another process is rebuilt from. The row is written with checkpoints that have delta channels, and by
+retentions.
 
 A large value is a blob, and its row has the hash as text. The garbage collector keeps blobs whose hashes it finds in
 rows, so hashes are never inside of what a serializer returns, which may be encrypted.
@@ -19,6 +24,7 @@ from typing import Final
 import msgspec
 
 RUNS: Final = 0
+VERSIONS: Final = 1
 HISTORY_END: Final = (RUNS,)
 THREAD_PREFIX: Final = "thread:"
 

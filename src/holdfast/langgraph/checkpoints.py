@@ -1,6 +1,7 @@
 """The checkpoints of threads: what a saver does, once for threads and for event loops.
 
 A checkpoint is one commit: its row, and with a retention the deletion of older ones. `checkpoint_rows` draws the rows.
+Deletions require that no other saver has changed the history of the namespace since it was read.
 Large values are put as blobs before that commit. A crash in between leaves blobs that no row names, which the garbage
 collector deletes.
 """
@@ -13,6 +14,7 @@ from heapq import heapify, heappop, heapreplace
 from threading import Lock
 from typing import Any, NamedTuple, Self, TypeVar
 
+import msgspec
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -29,11 +31,12 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from holdfast import DeleteRow, DeleteRows, PutRow, Row
-from holdfast.errors import Unsupported
+from holdfast.errors import Unsupported, VersionConflict
 from holdfast.langgraph.checkpoint_rows import (
     HISTORY_END,
     RUNS,
     THREAD_PREFIX,
+    VERSIONS,
     Ancestry,
     Serialized,
     StoredCheckpoint,
@@ -52,6 +55,7 @@ from holdfast.limits import (
     COLLECTION_CHANGES_MAX,
     COLLECTION_VALUE_BYTES_MAX,
     LANGGRAPH_BLOB_REUSE_SECONDS,
+    LANGGRAPH_CONFLICTS_MAX,
     LANGGRAPH_COPY_BYTES,
     LANGGRAPH_INLINE_BYTES_MAX,
     LANGGRAPH_PAGE_ROWS_MAX,
@@ -80,9 +84,9 @@ class Checkpoints:
         self._access = access
         self._keep = keep
         self._lock = Lock()
-        # What is remembered of threads and namespaces: their checkpoints, if a number of them is kept; the blobs of the
-        # checkpoint that was put last; and that they have no delta channels.
-        self._histories: OrderedDict[tuple[str, str], list[Ancestry]] = OrderedDict()
+        # What is remembered of threads and namespaces: their histories, if a number of checkpoints is kept; the blobs
+        # of the checkpoint that was put last; and that they have no delta channels.
+        self._histories: OrderedDict[tuple[str, str], _KnownHistory] = OrderedDict()
         self._blobs: OrderedDict[tuple[str, str], tuple[str, dict[str, _Blob]]] = OrderedDict()
         self._plain: OrderedDict[tuple[str, str], None] = OrderedDict()
 
@@ -285,15 +289,11 @@ class Checkpoints:
         changes: list[Change] = [PutRow(partition, (ns, checkpoint["id"]), value, ttl_seconds=ttl)]
         if stored.run is not None:
             changes += _run_rows(stored.run, thread, ttl)
-        if self._keep.checkpoints is None:
-            await self._access.commit(changes)
+        if self._keep.checkpoints is not None or stored.has_delta_channels:
+            changed = PutRow(partition, (VERSIONS, ns), b"", ttl_seconds=ttl)
+            await self._commit_version((thread, ns), changes, changed, ancestry)
         else:
-            history = await self._history_with(thread, ns, ancestry)
-            kept = kept_ids(history, self._keep.checkpoints)
-            gone = [found.id for found in history if found.id not in kept][: COLLECTION_CHANGES_MAX - len(changes)]
-            await self._access.commit([*changes, *(DeleteRows(partition, (ns, found)) for found in gone)])
-            left = [found for found in history if found.id not in set(gone)]
-            self._remember(self._histories, (thread, ns), left)
+            await self._access.commit(changes)
         if blobs := {name: blob for name, blob in channels.items() if blob.stored.blob}:
             self._remember(self._blobs, (thread, ns), (checkpoint["id"], blobs))
         return _config(thread, ns, checkpoint["id"])
@@ -342,19 +342,43 @@ class Checkpoints:
             kind, *await self._access.put_value(data, inline_max=inline_max, row_max=LANGGRAPH_ROW_BYTES_MAX)
         )
 
-    async def _history_with(self, thread: str, ns: str, new: Ancestry) -> list[Ancestry]:
-        """The checkpoints of a namespace, in the order of their ids, with a new one."""
-        history = self._histories.get((thread, ns))
-        if history is None:
-            history = []
-            async for page in self._history(thread, (ns,)):
-                history += [_ancestry(found) for found in page]
-            history.reverse()
-        found = [known for known in history if known.id != new.id]
-        found.append(new)
-        if len(found) > 1 and found[-2].id > new.id:
-            found.sort(key=lambda known: known.id)
-        return found
+    async def _commit_version(
+        self, place: tuple[str, str], changes: Sequence[Change], changed: PutRow, new: Ancestry
+    ) -> None:
+        """Commit changes that store a checkpoint and another version of the history, and delete old checkpoints."""
+        if self._keep.checkpoints is None:
+            await self._access.commit([*changes, changed])
+            return
+        known = self._histories.get(place)
+        if known is not None and new.parent is not None and all(each.id != new.parent for each in known.checkpoints):
+            known = None  # Another saver has stored the parent.
+        for _ in range(LANGGRAPH_CONFLICTS_MAX):
+            known = known or await self._read_history(*place)
+            # The new one counts as the newest, although another saver may have stored one with a higher id meanwhile.
+            history = [*(each for each in known.checkpoints if each.id != new.id), new]
+            kept = kept_ids(history, self._keep.checkpoints)
+            gone = [found.id for found in history if found.id not in kept][: COLLECTION_CHANGES_MAX - len(changes) - 1]
+            deletions = [DeleteRows(changed.partition, (place[1], found)) for found in gone]
+            required = msgspec.structs.replace(changed, if_version=known.version)
+            try:
+                await self._access.commit([*changes, required, *deletions])
+            except VersionConflict:
+                known = None
+                continue
+            left = [found for found in history if found.id not in set(gone)]
+            left.sort(key=lambda found: found.id)
+            self._remember(self._histories, place, _KnownHistory(known.version + 1, None, left))
+            return
+        await self._access.commit([*changes, changed])  # A checkpoint that is stored later deletes the old ones.
+
+    async def _read_history(self, thread: str, ns: str) -> "_KnownHistory":
+        # The version comes first: what another saver changes while the rest is read leaves a higher one.
+        (version,) = await self._access.get_many(thread_partition(thread), [(VERSIONS, ns)])
+        found: list[Ancestry] = []
+        async for page in self._history(thread, (ns,)):
+            found += [_ancestry(each) for each in page]
+        found.reverse()
+        return _KnownHistory(*((0, None) if version is None else (version.version, version.expires_ms)), found)
 
     async def put_writes(
         self,
@@ -413,12 +437,24 @@ class Checkpoints:
             for thread in threads:
                 self._forget(thread)
                 partition = thread_partition(thread)
+                changed: set[str] = set()  # Namespaces that lose checkpoints,
+                left: set[str] = set()  # and those that keep some.
                 async for page in self._history(thread, (), before=HISTORY_END):
-                    changes += [
-                        DeleteRows(partition, found.row.key)
-                        for found in page
-                        if decode_checkpoint(found.row.value).run == run
-                    ]
+                    for found in page:
+                        ns = str(found.row.key[0])
+                        if decode_checkpoint(found.row.value).run == run:
+                            changes.append(DeleteRows(partition, found.row.key))
+                            changed.add(ns)
+                        else:
+                            left.add(ns)
+                async for rows in self._access.pages(partition, (VERSIONS,)):
+                    for row in rows:
+                        ns = str(row.key[1])
+                        if ns in changed:
+                            is_kept = ns in left and row.expires_ms is None
+                            changes.append(
+                                PutRow(partition, row.key, b"") if is_kept else DeleteRow(partition, row.key)
+                            )
                 changes.append(DeleteRow(partition, (RUNS, run)))
             if threads:
                 await self._commit_all([*changes, DeleteRows(run_partition(run))])
@@ -436,6 +472,8 @@ class Checkpoints:
                 copied = PutRow(thread_partition(target), row.key, row.value, ttl_seconds=ttl)
                 if row.key[0] == RUNS:
                     batch += _run_rows(str(row.key[1]), target, ttl)
+                elif row.key[0] == VERSIONS:
+                    batch.append(copied)
                 elif len(row.key) == _CHECKPOINT_LENGTH:
                     # A checkpoint is committed after its writes, so that a crash leaves none without them.
                     batch += [checkpoint] if checkpoint else []
@@ -458,13 +496,25 @@ class Checkpoints:
                 continue
             self._forget(thread)
             async for ns in self._namespaces(thread):
-                history: list[Ancestry] = []
-                async for page in self._history(thread, (ns,)):
-                    history += [_ancestry(found) for found in page]
-                kept = kept_ids(history[::-1], 1)
-                await self._commit_all(
-                    [DeleteRows(thread_partition(thread), (ns, found.id)) for found in history if found.id not in kept]
-                )
+                await self._prune(thread, ns)
+
+    async def _prune(self, thread: str, ns: str) -> None:
+        """Delete all checkpoints of a namespace but the newest, and what that one needs."""
+        partition = thread_partition(thread)
+        for conflicts in range(LANGGRAPH_CONFLICTS_MAX + 1):
+            known = await self._read_history(thread, ns)
+            kept = kept_ids(known.checkpoints, 1)
+            gone = [found.id for found in known.checkpoints if found.id not in kept]
+            version, step = known.version, COLLECTION_CHANGES_MAX - 1
+            try:
+                for start in range(0, len(gone), step):
+                    changed, version = _change_of_version(partition, ns, version, known.expires_ms)
+                    part = gone[start : start + step]
+                    await self._access.commit([changed, *(DeleteRows(partition, (ns, found)) for found in part)])
+                return
+            except VersionConflict:  # Another saver has stored a checkpoint.
+                if conflicts == LANGGRAPH_CONFLICTS_MAX:
+                    raise
 
     async def _commit_all(self, changes: Sequence[Change]) -> None:
         for start in range(0, len(changes), COLLECTION_CHANGES_MAX):
@@ -548,6 +598,14 @@ class _Head:
         return str(self.found.row.key[1]) > str(other.found.row.key[1])
 
 
+class _KnownHistory(NamedTuple):
+    """The checkpoints of a namespace at a version, in the order of their ids."""
+
+    version: int
+    expires_ms: int | None  # Of the row that has the version.
+    checkpoints: list[Ancestry]
+
+
 class _Blob(NamedTuple):
     """A large channel value."""
 
@@ -561,6 +619,14 @@ class _Found(NamedTuple):
 
     row: Row
     writes: list[Row]
+
+
+def _change_of_version(partition: str, ns: str, version: int, expires_ms: int | None) -> tuple[Change, int]:
+    """What requires the version of a history and makes it another one, and that one."""
+    key: Key = (VERSIONS, ns)
+    if version == 0 or expires_ms is not None:  # It is not made to last longer than the checkpoints.
+        return DeleteRow(partition, key, if_version=version), 0
+    return PutRow(partition, key, b"", if_version=version), version + 1
 
 
 def _ancestry(found: _Found) -> Ancestry:
