@@ -7,12 +7,14 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
+from urllib.parse import quote
 
 import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mcp import Client
+from mcp.shared.exceptions import MCPError
 
 import holdfast
 from holdfast.limits import MCP_CONTENT_BYTES_MAX, MCP_MAILS_MAX
@@ -32,11 +34,11 @@ class Agent:
     """An agent that calls tools, and checks that each answer is what the tool's schema promises."""
 
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self.client = client
         self.called: set[str] = set()
 
     async def __call__(self, tool: str, **arguments: Any) -> Answer:
-        found = await self._client.call_tool(tool, arguments)
+        found = await self.client.call_tool(tool, arguments)
         assert not found.is_error, found.content
         answer = found.structured_content
         assert answer is not None
@@ -47,7 +49,7 @@ class Agent:
 
     async def refused(self, tool: str, **arguments: Any) -> tuple[str, str]:
         """The code of the error, and the text that the model reads."""
-        found = await self._client.call_tool(tool, arguments)
+        found = await self.client.call_tool(tool, arguments)
         assert found.is_error, found.structured_content
         assert found.structured_content is not None
         assert found.structured_content["advice"]
@@ -296,14 +298,32 @@ async def test_the_task_of_another_agent_cannot_be_read_as_a_message(fleet: Flee
     await fleet.ada("queue_result", queue="resize", id=id)
 
 
-async def test_the_run_of_another_agent_cannot_be_queried(fleet: Fleet) -> None:
+async def test_the_run_of_another_agent_cannot_be_reached(fleet: Fleet) -> None:
     tool = ExposedTool("research", "workflow", "research", "Researches.", {"type": "object"})
     task_id = await durable_tasks.create(Caller(plane=fleet.plane, agent="ada"), tool, {"topic": "tides"})
     run_id = task_id.removeprefix("run:")
+    missing = run_id.translate(str.maketrans("0123456789", "9876543210"))
+    calls: list[tuple[str, Answer]] = [
+        ("world_query", {"run_id": run_id}),
+        ("world_signal", {"run_id": run_id, "name": "input:size", "value": {"action": "accept"}}),
+        ("world_read", {"world": task_id}),
+        ("world_append", {"world": task_id, "entries": [1], "expected_head": 0}),
+        ("world_append", {"world": task_id, "entries": [1], "expected_head": 0, "create": True}),
+    ]
+    for name, arguments in calls:
+        code, text = await fleet.bob.refused(name, **arguments)
+        assert code == "run_not_found"
+        other = {
+            key: each.replace(run_id, missing) if isinstance(each, str) else each for key, each in arguments.items()
+        }
+        assert await fleet.bob.refused(name, **other) == (code, text.replace(run_id, missing)), "as if it did not exist"
+    assert (await fleet.bob.refused("task_cancel", task_id=task_id))[0] == "not_found"
+    with pytest.raises(MCPError):
+        await fleet.bob.client.read_resource(f"holdfast://main/worlds/{quote(task_id, safe='')}")
+
     assert (await fleet.ada("world_query", run_id=run_id))["state"] == "running"
-    assert (await fleet.bob.refused("world_query", run_id=run_id))[0] == "run_not_found"
     assert (await fleet.ada("world_read", world=task_id))["head"] == 0
-    assert (await fleet.bob.refused("world_read", world=task_id))[0] == "run_not_found"
+    await fleet.ada("world_signal", run_id=run_id, name="input:size", value={"action": "accept"})
 
 
 # Leases.
@@ -351,6 +371,29 @@ async def test_a_refused_reservation_changes_nothing(fleet: Fleet) -> None:
     [again] = (await fleet.ada("lease_acquire", keys=["b"]))["leases"]
     assert again["fence"] > mine["fence"]
     assert (await fleet.ada.refused("lease_keep", leases=[proof]))[0] == "fencing_mismatch"
+
+
+async def test_a_refused_reservation_releases_no_key_that_was_held_before(
+    fleet: Fleet, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.ada("lease_acquire", keys=["b"], lease_seconds=600)
+    await fleet.ada("lease_acquire", keys=["c"], lease_seconds=60)
+    acquire = holdfast.AsyncLeaseKey.acquire
+
+    async def acquire_late(lease: Any, *args: Any, **options: Any) -> Any:
+        if lease.key == "c" and args[0] == "ada":  # It expires during the call, and another agent acquires it.
+            clock.advance_ms(60_000)
+            await fleet.bob("lease_acquire", keys=["c"])
+        return await acquire(lease, *args, **options)
+
+    monkeypatch.setattr(holdfast.AsyncLeaseKey, "acquire", acquire_late)
+    code, text = await fleet.ada.refused("lease_acquire", keys=["a", "b", "c"], lease_seconds=600)
+    assert code == "lease_held"
+    assert "You still hold b, with new fences: see lease_list" in text
+    assert [(each["key"], each["owner"]) for each in (await fleet.ada("lease_list"))["leases"]] == [
+        ("b", "ada"),
+        ("c", "bob"),
+    ]
 
 
 async def test_a_reservation_that_the_client_gives_up_leaves_nothing_behind(fleet: Fleet) -> None:

@@ -55,7 +55,8 @@ async def _acquire(caller: Caller, given: LeaseAcquire) -> HeldLeases:
     mine = {key for key, found in known.items() if found.held and found.lease and found.lease.owner == caller.agent}
     granted: list[holdfast.AsyncLease] = []
     # All callers take keys in one order, so that no two of them wait for each other. Keys that the caller holds come
-    # last: if another one is refused, their fences stay valid.
+    # last: if another one is refused, their fences stay valid. They are never released: if one has expired and is
+    # refused, those that were granted again stay the caller's.
     for key in sorted(known, key=lambda each: (each in mine, each)):
         wait_seconds = max(ends_at - time.monotonic(), 0.0)
         try:
@@ -63,10 +64,12 @@ async def _acquire(caller: Caller, given: LeaseAcquire) -> HeldLeases:
                 caller.agent, ttl_seconds=given.lease_seconds, wait_seconds=wait_seconds
             )
         except LeaseHeld as error:
-            await _release(granted)
-            raise await _held_by_another(caller, key, error) from None
+            await _release(granted, mine)
+            raise await _held_by_another(
+                caller, key, error, [each.key for each in granted if each.key in mine]
+            ) from None
         except (Exception, asyncio.CancelledError):
-            await asyncio.shield(_release(granted))
+            await asyncio.shield(_release(granted, mine))
             raise
         granted.append(lease)
     leases = [
@@ -76,13 +79,18 @@ async def _acquire(caller: Caller, given: LeaseAcquire) -> HeldLeases:
     return HeldLeases(leases=leases, at_expiry=_at_expiry(given.lease_seconds))
 
 
-async def _release(leases: list[holdfast.AsyncLease]) -> None:
+async def _release(leases: list[holdfast.AsyncLease], kept: set[str]) -> None:
     for lease in leases:
-        await lease.release()
+        if lease.key not in kept:
+            await lease.release()
 
 
-async def _held_by_another(caller: Caller, key: str, error: LeaseHeld) -> LeaseHeld:
-    """The error, with the owner, until when it holds the key, and what to do."""
+async def _held_by_another(caller: Caller, key: str, error: LeaseHeld, kept: list[str]) -> LeaseHeld:
+    """The error, with the owner, until when it holds the key, and what to do.
+
+    Args:
+        kept: the keys that the caller held before, and that have new fences.
+    """
     held = (await caller.plane.lease(key).describe()).lease
     if held is None:
         return error
@@ -94,6 +102,8 @@ async def _held_by_another(caller: Caller, key: str, error: LeaseHeld) -> LeaseH
         f"was acquired. Do not touch {key}: work on something else, call lease_acquire again with wait_seconds, or ask "
         f"{held.owner} with mail_send to release it"
     )
+    if kept:
+        text += f". You still hold {', '.join(kept)}, with new fences: see lease_list"
     found.args = (text,)
     return found
 

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Final
 import cbor2
 from msgspec import Meta
 
-import holdfast
 from holdfast.errors import RunNotFound, WorldExists, WorldNotFound
 from holdfast.limits import MCP_CONTENT_BYTES_MAX, MCP_ENTRIES_MAX, RUN_ID_BYTES_MAX
 from holdfast.mcp.caller import Caller
@@ -40,8 +39,7 @@ class WorldEntries(ToolOutput, frozen=True):
 
 
 async def _read(caller: Caller, given: WorldRead) -> WorldEntries:
-    if given.world.startswith(TASK_WORLD):
-        await _own_run(caller, given.world.removeprefix("run:"))
+    await _check_world(caller, given.world)
     world = caller.plane.world(given.world)
     described = await world.describe()
     records = await world.read(given.start, limit=given.limit)
@@ -79,6 +77,7 @@ class WorldAppended(ToolOutput, frozen=True):
 
 
 async def _append(caller: Caller, given: WorldAppend) -> WorldAppended:
+    await _check_world(caller, given.world)
     world = caller.plane.world(given.world)
     try:
         height = await world.append(given.entries, expected_head=given.expected_head)
@@ -105,20 +104,34 @@ class Signalled(ToolOutput, frozen=True):
 
 
 async def _signal(caller: Caller, given: WorldSignal) -> Signalled:
+    await _check_run(caller, given.run_id)
     await caller.plane.workflows.signal(given.run_id, given.name, given.value)
     return Signalled(accepted=True)
 
 
-async def _own_run(caller: Caller, id: str) -> holdfast.RunInfo:
-    """A run, unless it is the task of another agent.
+async def _check_world(caller: Caller, name: str) -> None:
+    """Check that a world is not that of a run that is the task of another agent.
 
     Raises:
-        RunNotFound: there is no such run for the caller.
+        RunNotFound: it is, or there is no such run.
     """
-    found = await caller.plane.workflows.describe(id)
-    if is_task_of_another(mark_of_run(found.id), caller.universe, caller.agent, found.workflow):
-        raise RunNotFound(f"There is no run {id} that you may read")
-    return found
+    if name.startswith(TASK_WORLD):
+        await _check_run(caller, name.removeprefix("run:"))
+
+
+async def _check_run(caller: Caller, id: str) -> None:
+    """Check that a run is not the task of another agent.
+
+    Raises:
+        RunNotFound: it is, or there is no such task; the error is the same.
+    """
+    mark = mark_of_run(id)
+    if mark is None:
+        return
+    # The caller's own plane may not allow to describe runs.
+    found = await caller.own_rows.workflows.describe(id)
+    if is_task_of_another(mark, caller.universe, caller.agent, found.workflow):
+        raise RunNotFound(f"There is no run {id} in {caller.universe}; start it first")
 
 
 class WorldQuery(ToolInput, frozen=True):
@@ -139,7 +152,8 @@ class RunStatus(ToolOutput, frozen=True, omit_defaults=True):
 
 async def _query(caller: Caller, given: WorldQuery) -> RunStatus:
     workflows = caller.plane.workflows
-    found = await _own_run(caller, given.run_id)
+    await _check_run(caller, given.run_id)
+    found = await workflows.describe(given.run_id)
     if given.wait_seconds and found.state == "running":
         found = await workflows.describe(given.run_id, wait_seconds=given.wait_seconds)
 
