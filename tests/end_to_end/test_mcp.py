@@ -23,6 +23,7 @@ import holdfast
 from holdfast.errors import InvalidArgument
 from holdfast.limits import MCP_BODY_BYTES_MAX
 from holdfast.mcp.exposing import expose
+from holdfast.mcp.tools import TOOLS
 from holdfast.plane import Options, open_plane_async
 from holdfast.server.app import make_app
 from holdfast.server.authorization import AllowAll, Authenticator, NoAuthentication
@@ -64,6 +65,7 @@ class Served:
                 "eve": plane.tokens.create("eve", universes=["other"], verbs=["*"]),
                 "reader": plane.tokens.create("reader", universes=["main"], verbs=["queue:get", "queue:stats"]),
                 "admin": plane.tokens.create("admin", universes=["*"], verbs=["*"]),
+                "limited": plane.tokens.create("limited", universes=["main"], verbs=["*"], queues=["own", "own-*"]),
             }
         self.ids = {name: token.info.id for name, token in made.items()}
         self.tokens = {name: token.token for name, token in made.items()}
@@ -116,17 +118,19 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Served]]:
 
 
 @asynccontextmanager
-async def connected(served: Served, transport: str, revision: str, **options: Any) -> AsyncIterator[Client]:
-    """A client of ada, over HTTP or over a child process that uses the same server."""
+async def connected(
+    served: Served, transport: str, revision: str, *, name: str = "ada", **options: Any
+) -> AsyncIterator[Client]:
+    """A client with a token, over HTTP or over a child process that uses the same server."""
     if transport == "http":
-        async with served.client("ada", revision, **options) as client:
+        async with served.client(name, revision, **options) as client:
             yield client
         return
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     child = StdioServerParameters(
         command=sys.executable,
         args=["-W", "error", "-m", "holdfast.cli", "--url", served.url, "mcp"],
-        env={**kept, "HOLDFAST_TOKEN": served.tokens["ada"]},
+        env={**kept, "HOLDFAST_TOKEN": served.tokens[name]},
     )
     async with Client(child, mode=revision, **options) as client:
         yield client
@@ -325,6 +329,71 @@ async def test_a_token_cannot_use_a_queue_of_another_universe(served: Served, re
         with pytest.raises(MCPError):
             await eve.read_resource(f"holdfast://main/queues/{queue}")
         assert (await ada.read_resource(f"holdfast://main/queues/{queue}")).contents
+
+
+@pytest.mark.parametrize("transport", ["http", "stdio"])
+@pytest.mark.parametrize("revision", REVISIONS)
+async def test_a_token_for_some_queues_reaches_no_other(served: Served, transport: str, revision: str) -> None:
+    queue = f"hidden-{transport}-{revision}"
+    with holdfast.connect(served.url, token=served.tokens["ada"]) as plane:
+        jobs = plane.queue(queue)
+        jobs.set_policy(holdfast.QueuePolicy(max_attempts=1))
+        ids = [jobs.put("secret", keep_result=True).id for _ in range(3)]
+        for message, settle in zip(jobs.receive_many(3, extend_for_seconds=0), ("ack", "nack", ""), strict=True):
+            if settle:
+                getattr(message, settle)()
+        plane.queue("own-1").put("not secret")
+        for target, tool in ((queue, "hidden"), ("own-1", "shown")):
+            expose(plane, target, {"type": "object"}, name=tool)
+        before = jobs.stats()
+
+        lease = {"id": ids[2], "lease_id": message.lease.lease_id, "fence": message.lease.fence}
+        calls: dict[str, list[dict[str, Any]]] = {
+            "queue_put": [{"body": 1}],
+            "queue_receive": [{}],
+            "queue_ack": [lease],
+            "queue_nack": [{**lease, "error": "no"}],
+            "queue_extend": [lease],
+            "queue_status": [{"id": id} for id in ids],
+            "queue_result": [{"id": id} for id in ids],
+            "dead_letters_search": [{}],
+            "dead_letters_redrive": [{"ids": [ids[1]]}],
+        }
+        assert set(calls) == {tool.name for tool in TOOLS if "queue" in tool.listed.input_schema["properties"]}
+        async with connected(served, transport, revision, name="limited") as client:
+            for name, each in calls.items():
+                for arguments in each:
+                    found = await client.call_tool(name, {"queue": queue, **arguments})
+                    assert found.is_error, name
+                    assert found.structured_content["code"] == "not_allowed", (name, found)
+                    assert "secret" not in str(found)
+            listed = (await client.call_tool("queue_list", {})).structured_content
+            assert "own-1" in str(listed)
+            assert queue not in str(listed)
+            assert (await client.call_tool("queue_receive", {"queue": "own-1"})).structured_content["messages"]
+
+            names = {tool.name for tool in (await client.list_tools()).tools}
+            assert "shown" in names
+            assert "hidden" not in names
+            with pytest.raises(MCPError, match="Unknown tool"):
+                await client.call_tool("hidden", {})
+            task = await client.call_tool("task_status", {"task_id": f"{queue}.{ids[0]}"})
+            assert task.structured_content["code"] == ("not_found" if transport == "http" else "not_allowed")
+
+            assert queue not in str((await client.list_resources()).resources)
+            for uri in (f"holdfast://main/queues/{queue}", f"holdfast://main/queues/{queue}/dead-letters"):
+                with pytest.raises(MCPError):
+                    await client.read_resource(uri)
+                with pytest.raises(MCPError):
+                    if revision == LEGACY:
+                        await client.subscribe_resource(uri)
+                    else:
+                        async with client.listen(resource_subscriptions=[uri]):
+                            pass
+            reference = mcp_types.ResourceTemplateReference(uri="holdfast://main/queues/{queue}")
+            completed = await client.complete(reference, {"name": "queue", "value": "hidden"})
+            assert completed.completion.values == []
+        assert jobs.stats() == before
 
 
 def test_a_session_of_another_token_is_not_found(served: Served) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import mcp_types
@@ -18,7 +19,9 @@ import holdfast
 from holdfast import AsyncPlane
 from holdfast.errors import InvalidArgument, InvalidName, MessageCancelled, NotFound, ShutdownDraining
 from holdfast.mcp import Caller, exposed_tools, make_server, task_protocols
+from holdfast.mcp.durable_tasks import TaskView
 from holdfast.mcp.exposing import conceal, expose, expose_async, exposed
+from holdfast.mcp.task_rows import Question
 from holdfast.mcp.tasks import InputNeeded, task_of
 
 _client = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "mcp_task_client.py"))
@@ -342,6 +345,24 @@ async def test_a_waiting_call_asks_the_person_behind_the_client(plane: AsyncPlan
         done = await client.client.call_tool("resize", {"width": 3})
         await working
         assert done.structured_content == {"size": 11}
+
+
+async def test_the_questions_of_a_task_share_the_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    class Session:
+        async def send_request(self, request: Any, kind: Any, *, request_read_timeout_seconds: float, **_: Any) -> Any:
+            now[0] += min(request_read_timeout_seconds, 20.0)
+            if request.params.message == "0":
+                return mcp_types.ElicitResult(action="accept", content={})
+            raise MCPError(code=mcp_types.REQUEST_TIMEOUT, message="no answer")
+
+    monkeypatch.setattr(task_protocols, "monotonic", lambda: now[0])
+    questions = {str(number): Question(str(number), SIZE_FORM) for number in range(32)}
+    view = TaskView(id="resize.1", status="input_required", created_ms=0, updated_ms=0, questions=questions)
+    context: Any = SimpleNamespace(session=Session(), request_id=1)
+    assert set(await task_protocols._ask(context, view, 50.0)) == {"0"}
+    assert now[0] == 50.0
 
 
 async def test_a_client_that_has_not_declared_tasks_gets_none(plane: AsyncPlane) -> None:

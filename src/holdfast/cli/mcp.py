@@ -87,7 +87,7 @@ async def _serve(target: connect.Target, agent: str | None) -> None:
         if token is None:
             caller = Caller(plane=plane, agent=agent or _AGENT)
         elif agent in (None, token.name):
-            caller = Caller(plane=plane, agent=token.name, is_allowed=partial(covers, token.verbs))
+            caller = Caller(plane=plane, agent=token.name, is_allowed=partial(covers, token.verbs), queues=token.queues)
         else:
             raise InvalidArgument(f"The token is of the agent {token.name}, not of {agent}; leave --agent out")
         server = make_server(lambda context: caller, features=[polling_subscriptions().install])  # noqa: ARG005

@@ -36,6 +36,7 @@ from holdfast.mcp.exposed_tools import ExposedTool, find_tool, list_tools, liste
 from holdfast.mcp.task_results import problem, wire_form
 from holdfast.mcp.task_rows import Answer, Question
 from holdfast.mcp.tools import TOOLS
+from holdfast.wire.permissions import covers_queue
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class TaskProtocols:
             found = await list_tools(caller.own_rows)
         except NotAllowed:  # Over a connection whose token has no access to collections.
             return []
-        return [listed(tool) for tool in found if caller.is_allowed(tool.verb)]
+        return [listed(tool) for tool in found if _may_call(caller, tool)]
 
     async def call_tool(
         self, context: RequestContext, caller: Caller, params: mcp_types.CallToolRequestParams
@@ -174,7 +175,12 @@ class TaskProtocols:
             tool = await find_tool(caller.own_rows, name)
         except NotAllowed:
             return None
-        return tool if tool is not None and caller.is_allowed(tool.verb) else None
+        return tool if tool is not None and _may_call(caller, tool) else None
+
+
+def _may_call(caller: Caller, tool: ExposedTool) -> bool:
+    is_own_queue = tool.kind == "workflow" or covers_queue(caller.queues, tool.target)
+    return is_own_queue and caller.is_allowed(tool.verb)
 
 
 async def _wait_for_result(
@@ -217,7 +223,7 @@ async def _wait_and_ask(context: RequestContext, caller: Caller, task_id: str) -
         view = await durable_tasks.wait(caller, task_id, left, on_change=report, stop_at_question=stop)
         if view.has_ended or not view.questions or not can_ask or monotonic() >= loop_end:
             return view
-        answers = await _ask(context, view, loop_end - monotonic())
+        answers = await _ask(context, view, loop_end)
         if not answers:
             return view
         try:
@@ -226,10 +232,13 @@ async def _wait_and_ask(context: RequestContext, caller: Caller, task_id: str) -
             await caller.report_progress(max(reported, 0.0), None, str(error))
 
 
-async def _ask(context: RequestContext, view: TaskView, seconds: float) -> dict[str, Answer]:
-    """Ask a client of 2025-11-25; the answers to the questions that it answered in time."""
+async def _ask(context: RequestContext, view: TaskView, ends_at: float) -> dict[str, Answer]:
+    """Ask a client of 2025-11-25, until a time of `monotonic`; the answers that it gave by then."""
     answers: dict[str, Answer] = {}
     for key, question in view.questions.items():
+        seconds = ends_at - monotonic()
+        if seconds <= 0:
+            break
         request = _elicitation(question, {_RELATED: {"taskId": view.id}})
         metadata = ServerMessageMetadata(related_request_id=context.request_id)
         try:

@@ -302,6 +302,7 @@ class McpEndpoint:
             plane=self._plane(authorizer, universe),
             agent=authorizer.holder or self._agent,
             is_allowed=partial(_allows, authorizer),
+            queues=[] if token is None else token.queues,
             records=self._own_plane(universe),
         )
 
