@@ -673,6 +673,8 @@ class Queues(RuleBasedStateMachine):
     @rule(ids=st.none() | st.lists(picks, max_size=3), limit=st.integers(1, 4))
     def dead_letters_are_redriven(self, ids: list[int] | None, limit: int) -> None:
         """By id, or all; messages that are not dead letters or are leased stay."""
+        if self.model.policy.dead_letter_rule != "failures":
+            self.clock.advance_ms(1)  # Attempts begin anew, and order the events of a message within a millisecond.
         known = sorted(self.model.dead.messages) + sorted(self.model.jobs.messages)
         named = None if ids is None else [known[pick % len(known)] for pick in ids if known]
         moved = self.database.transact(queues.redrive, self.queue, ids=named, limit=limit)

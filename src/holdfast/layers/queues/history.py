@@ -3,7 +3,9 @@
     "y" | at_ms | id | attempt | kind  ->  nothing, or the correlation id of a put, or the error of a dead letter
 
 Only queues whose policy has `history="durable"` have one; for all others nothing is read or written. Once a minute, a
-put deletes what is older than the policy's `history_seconds`. A complete history replays to the counts of the queue:
+put deletes what is older than the policy's `history_seconds`. Events of a message in one millisecond are in the order
+of its attempts. A redrive that lets them begin anew comes first there, which matters only if the message was delivered
+in the same millisecond. A complete history replays to the counts of the queue:
 
     in the queue = put + redriven + arrived - acked - dead-lettered - outlived - cancelled - replaced - moved -
                    purged - returned
