@@ -14,7 +14,7 @@ from holdfast.cli.commands import CommandGroup, given_options
 from holdfast.errors import InvalidArgument, Unsupported
 from holdfast.names import UNIVERSE
 from holdfast.stop_signals import stop_on_signals
-from holdfast.wire.permissions import EVERYTHING, covers
+from holdfast.wire.permissions import EVERYTHING, covers, covers_queue
 from holdfast.wire.tokens import TokenInfo
 
 _AGENT = "local"  # The agent of a plane that knows no tokens.
@@ -87,7 +87,12 @@ async def _serve(target: connect.Target, agent: str | None) -> None:
         if token is None:
             caller = Caller(plane=plane, agent=agent or _AGENT)
         elif agent in (None, token.name):
-            caller = Caller(plane=plane, agent=token.name, is_allowed=partial(covers, token.verbs), queues=token.queues)
+            caller = Caller(
+                plane=plane,
+                agent=token.name,
+                is_allowed=partial(covers, token.verbs),
+                may_use_queue=partial(covers_queue, token.queues),
+            )
         else:
             raise InvalidArgument(f"The token is of the agent {token.name}, not of {agent}; leave --agent out")
         server = make_server(lambda context: caller, features=[polling_subscriptions().install])  # noqa: ARG005

@@ -4,7 +4,7 @@ The identity comes from the transport: the token of an HTTP request, or the cont
 No tool has an argument that names the caller.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from holdfast import AsyncPlane
@@ -13,9 +13,9 @@ from holdfast.names import checked_agent
 Report = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
-def allow_all(verb: str) -> bool:
-    """What a caller may do if the transport does not know: the plane decides on each call."""
-    del verb
+def allow_all(name: str) -> bool:
+    """What a caller may do, or use, if the transport does not know: the plane decides on each call."""
+    del name
     return True
 
 
@@ -31,7 +31,7 @@ class Caller:
         plane: the plane, in the caller's universe. Its calls are authorized as the caller's.
         agent: the caller's name: the owner of its mailbox, leases and tasks.
         is_allowed: whether the caller may use a verb, as in `queue:put`; hides tools, and authorizes nothing.
-        queues: the names and patterns of queues that the caller may use; empty: all. Hides tools, as `is_allowed` does.
+        may_use_queue: whether the caller's token is for a queue of this name; hides tools, as `is_allowed` does.
         records: the plane for rows of the MCP server itself, such as exposed tools and questions of tasks. A server
             gives its own, so that an agent's token needs no access to them; without one it is `plane`.
         report: sends progress of the running request. The server sets it.
@@ -40,7 +40,7 @@ class Caller:
     plane: AsyncPlane
     agent: str
     is_allowed: Callable[[str], bool] = allow_all
-    queues: Sequence[str] = ()
+    may_use_queue: Callable[[str], bool] = allow_all
     records: AsyncPlane | None = None
     report: Report = _report_nothing
 

@@ -36,7 +36,6 @@ from holdfast.mcp.exposed_tools import ExposedTool, find_tool, list_tools, liste
 from holdfast.mcp.task_results import problem, wire_form
 from holdfast.mcp.task_rows import Answer, Question
 from holdfast.mcp.tools import TOOLS
-from holdfast.wire.permissions import covers_queue
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +178,7 @@ class TaskProtocols:
 
 
 def _may_call(caller: Caller, tool: ExposedTool) -> bool:
-    is_own_queue = tool.kind == "workflow" or covers_queue(caller.queues, tool.target)
+    is_own_queue = tool.kind == "workflow" or caller.may_use_queue(tool.target)
     return is_own_queue and caller.is_allowed(tool.verb)
 
 

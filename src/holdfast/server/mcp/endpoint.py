@@ -58,7 +58,7 @@ from holdfast.server.mcp.options import McpOptions
 from holdfast.server.mcp.transport import AuthorizedTransport
 from holdfast.server.mcp.watches import WatchHint
 from holdfast.server.problems import JSON, HttpError, Unauthenticated
-from holdfast.wire.permissions import EVERYTHING, covers, covers_universes
+from holdfast.wire.permissions import EVERYTHING, covers, covers_queue, covers_universes
 
 _refusals = logging.getLogger("holdfast.refusals")  # Its filter bounds the lines of token guessing.
 # Clients can send any number of requests with unknown or foreign sessions.
@@ -302,7 +302,7 @@ class McpEndpoint:
             plane=self._plane(authorizer, universe),
             agent=authorizer.holder or self._agent,
             is_allowed=partial(_allows, authorizer),
-            queues=[] if token is None else token.queues,
+            may_use_queue=partial(covers_queue, [] if token is None else token.queues),
             records=self._own_plane(universe),
         )
 
