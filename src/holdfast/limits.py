@@ -211,9 +211,7 @@ LOCK_KEYS_CACHED_MAX: Final = 10_000  # Locks whose keys are remembered: computi
 LOCK_OBSTACLES_MAX: Final = 64  # Claims in line that are counted; holders of a lock that a write reads at a time.
 LOCK_PAIRS_READ_MAX: Final = 256  # Of one lock on PostgreSQL: small locks are read in one round trip.
 LOCK_SESSIONS_ENDED_MAX: Final = 100  # Expired sessions that one commit ends; the next one goes on.
-LOCK_COMMIT_BYTES_MAX: Final = (
-    4_194_304  # A commit that has changed this much serves and ends no further session; the next one does.
-)
+LOCK_COMMIT_BYTES_MAX: Final = 4_194_304  # With this, one commit serves and ends no further session; the next one does.
 
 # Backups of a running plane.
 RESTORE_CLOCK_SKEW_MS: Final = 3_600_000  # Lake files this much older than a backup are compared with it, too.

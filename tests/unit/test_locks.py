@@ -10,6 +10,7 @@ from holdfast.errors import (
     FencingMismatch,
     HoldfastError,
     InvalidArgument,
+    KeyTooLarge,
     LeaseExpired,
     LockOrderViolation,
 )
@@ -17,7 +18,14 @@ from holdfast.kv import Database, Transaction, fence_floor
 from holdfast.layers import lock_records, lock_transaction, locks
 from holdfast.layers.lock_records import SessionKey, session_key
 from holdfast.layers.locks import Waiting
-from holdfast.limits import LOCK_CLAIM_PATHS_MAX, LOCK_LATE_MS_MAX, LOCK_SESSION_LOCKS_MAX, LOCK_SESSIONS_ENDED_MAX
+from holdfast.limits import (
+    LOCK_CLAIM_PATHS_MAX,
+    LOCK_LATE_MS_MAX,
+    LOCK_SESSION_BYTES_MAX,
+    LOCK_SESSION_LOCKS_MAX,
+    LOCK_SESSIONS_ENDED_MAX,
+    VALUE_BYTES_MAX,
+)
 from holdfast.lock_rules import Mode
 from holdfast.runtime.maintenance import retention
 from holdfast.testing.clock import ManualClock
@@ -508,6 +516,73 @@ def test_a_session_holds_a_bounded_number_of_locks(database: Database, caller: C
         with suppress(HoldfastError):
             ada.release(f"c{number}")
     assert held(database) == {}
+
+
+def long_rows(count: int, prefix: str) -> list[tuple[str, str]]:
+    """Rows with names of 1,500 bytes in 502 characters."""
+    return [("record_id", f"{prefix}{number:03}" + "\u20ac" * 497) for number in range(count)]
+
+
+def test_what_a_session_waits_for_can_be_stored_when_others_grant_it(
+    database: Database, caller: Callable[[str], Caller]
+) -> None:
+    """A release would fail if it could not store what it grants, and so would the next one, and the sweep."""
+    database.transact(fence_floor.raise_floor)  # So that fences are long.
+    ada, bob = caller("ada"), caller("bob")
+    bob.fence(("record_id", "z/c"))
+    ada.fence(*long_rows(250, "z/a"), claim="c1")
+    ada.fence(*long_rows(230, "z/b"), claim="c2")
+    with pytest.raises(InvalidArgument, match=r"take at most 786,432 bytes, and with these they could take 1,0\d\d,"):
+        ada.acquire(("record_id", "z/c"), *long_rows(200, "z/c"), claim="c3")
+    assert isinstance(ada.acquire(("record_id", "z/c"), *long_rows(25, "z/c"), claim="c3"), Waiting)
+    assert bob.release()
+    stored = database.read(Transaction.get, lock_records.record_key(ada.key))
+    assert stored is not None
+    session = lock_records.decode_session(stored)
+    assert session.waiting() is None
+    assert len(stored) <= session.bytes_max() <= LOCK_SESSION_BYTES_MAX < VALUE_BYTES_MAX
+
+
+def test_a_name_that_is_too_long_for_a_key_is_refused_before_it_waits(
+    database: Database, caller: Callable[[str], Caller]
+) -> None:
+    caller("bob").fence(ROW)
+    with pytest.raises(KeyTooLarge, match=r"record_id z/.* may have 2,048; shorten the name"):
+        caller("ada").acquire(ROW, ("record_id", "z/" + "\U0001f512" * 510))
+    assert held(database).keys() == {"bob"}
+
+
+def test_a_long_line_is_served_by_several_commits(
+    database: Database, caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of limited size: the callers that wait serve the rest when they ask again."""
+    monkeypatch.setattr(lock_transaction, "LOCK_COMMIT_BYTES_MAX", 6_000)
+    ada, readers = caller("ada"), [caller(f"reader-{number}") for number in range(9)]
+    ada.fence(ROW)
+    for each in readers:
+        assert isinstance(each.acquire(ROW, mode="S"), Waiting)
+    assert ada.release()
+
+    def granted() -> int:
+        return sum(locks[-1] == "S task/1" for locks in held(database).values())
+
+    counts = [granted()]
+    for each in readers:
+        assert isinstance(each.acquire(ROW, mode="S"), GrantedLocks)
+        counts.append(granted())
+    assert 0 < counts[0] < counts[-2]
+    assert counts[-1] == len(readers)
+    assert len(set(counts)) < len(readers)  # Some commits have served several.
+
+
+def test_a_waiting_claim_gets_the_lock_of_a_session_whose_record_was_lost(
+    database: Database, caller: Callable[[str], Caller]
+) -> None:
+    ada, bob = caller("ada"), caller("bob")
+    ada.fence(ROW)
+    assert isinstance(bob.acquire(ROW), Waiting)
+    database.transact(Transaction.delete, lock_records.record_key(ada.key))
+    assert isinstance(bob.acquire(ROW), GrantedLocks)
 
 
 def test_an_expired_holder_is_ended_by_the_release_of_another(

@@ -12,6 +12,7 @@ and line are adjacent, so an intent needs one scan.
 """
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
@@ -34,6 +35,10 @@ _HELD: Final = pack(("a-held",))
 _LINE: Final = pack(("b-line",))
 _INTENTS: Final = pack(("c-intents",))
 _FENCE: Final = pack(("d-fence",))
+# What is stored in the record of a session at most, with the largest numbers.
+_SESSION_BYTES_MAX: Final = 512  # With the owner's name, which has up to 256.
+_CLAIM_BYTES_MAX: Final = 256
+_LOCK_BYTES_MAX: Final = 24  # Beside its name. The fence, which it gets when it is granted, has up to 9.
 _HOLDERS: Final = {mode: (_INTENTS if mode in INTENTS else _HELD) + pack((mode.value,)) for mode in Mode}
 _CONFLICTS: Final = {
     Mode.EXCLUSIVE: (_HELD, _INTENTS),
@@ -96,6 +101,19 @@ class Session(msgspec.Struct, array_like=True):
         """Extend the lease; a renewal never shortens it."""
         self.expires_ms = max(now_ms + lease_ms, self.expires_ms)
         self.lease_ms = self.expires_ms - now_ms
+
+    def bytes_max(self, steps: Sequence[Step] = ()) -> int:
+        """How long its record may become: when all that it waits for is granted, and `steps` in one more claim.
+
+        A record grows when other sessions release what it waits for, so a limit must be checked before it waits.
+        """
+        names = [taken.name for claim in self.claims.values() for taken in claim.taken]
+        names += [name for claim in self.claims.values() for (_, name), _, _ in claim.steps]
+        names += [name for (_, name), _, _ in steps]
+        name_bytes = len("".join(names).encode())
+        return (
+            _SESSION_BYTES_MAX + _CLAIM_BYTES_MAX * (len(self.claims) + 1) + _LOCK_BYTES_MAX * len(names) + name_bytes
+        )
 
     def waiting(self) -> str | None:
         """The claim that waits in a line, if any."""

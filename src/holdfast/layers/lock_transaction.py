@@ -26,7 +26,12 @@ from holdfast.layers.lock_records import (
     record_key,
     use_key,
 )
-from holdfast.limits import LOCK_OBSTACLES_MAX, LOCK_PAIRS_READ_MAX, LOCK_SESSIONS_ENDED_MAX
+from holdfast.limits import (
+    LOCK_COMMIT_BYTES_MAX,
+    LOCK_OBSTACLES_MAX,
+    LOCK_PAIRS_READ_MAX,
+    LOCK_SESSIONS_ENDED_MAX,
+)
 from holdfast.lock_rules import Key, Mode
 
 _HOLDERS_READ = 3  # By a claim that waits, also for its error message; a lock may have thousands of holders.
@@ -54,6 +59,7 @@ class LockTransaction:
         self._sessions: dict[str, Session | None] = {}
         self._changed: dict[str, None] = {}  # Sessions to store, in the order of their first change.
         self._freed: deque[Key] = deque()  # Locks whose lines have to be served.
+        self._record_bytes = 0  # Of the records of changed sessions at most, which are written at the end.
 
     # Sessions.
 
@@ -94,6 +100,8 @@ class LockTransaction:
         if number not in self._changed:
             self.tx.unshare(self._record(number))
             self._changed[number] = None
+            session = self._sessions[number]
+            self._record_bytes += 0 if session is None else session.bytes_max()
 
     def store(self) -> None:
         """Write the sessions that have changed; one without claims has ended."""
@@ -151,7 +159,7 @@ class LockTransaction:
             self.change(number)
 
     def look(self, claim: Claim) -> tuple[Waiting, bool]:
-        """What is in the way of a claim's next step. Ends what has expired there, and says whether it has.
+        """What is in the way of a claim's next step. Ends what has expired there; whether something has changed.
 
         It reads some of the holders and the front of the line only: hundreds of claims may wait, and no other
         transaction can use the lock meanwhile. The others are met when they come to the front.
@@ -171,10 +179,14 @@ class LockTransaction:
             else:
                 live.append((session, held))
         have_ended = [self._end_expired(place, number) for place, number in expired]
+        if claim.ticket and not found:  # The transaction that freed the lock was full, and has not served its line.
+            self._freed.append(key)
+        left = len(claim.steps)
         self.serve()
+        has_changed = any(have_ended) or len(claim.steps) < left
         named = [(session.owner, held) for session, held in live[: len(holders)]]
         wake_ms = min((session.expires_ms for session, _ in live), default=self.tx.now_ms)
-        return Waiting(key, mode, named, len(line), self.tx.now_ms if expired else wake_ms), any(have_ended)
+        return Waiting(key, mode, named, len(line), self.tx.now_ms if expired else wake_ms), has_changed
 
     def enqueue(self, number: str, claim: Claim, *, line_max: int | None = None) -> None:
         """Put a claim at the end of the line of its next step.
@@ -202,7 +214,7 @@ class LockTransaction:
         """Grant a lock to the claims at the front of its line, as far as their modes are compatible."""
         keys = keys_of(self._universe, key)
         self.tx.unshare(keys.prefix)
-        while front := _scan(self.tx, keys, keys.line_range, limit=1, is_alone=True):
+        while not self._is_full() and (front := _scan(self.tx, keys, keys.line_range, limit=1, is_alone=True)):
             place, (number, mode) = front[0][0], msgspec.structs.astuple(decode_place(front[0][1]))
             session = self.load(number)
             if session is None or session.is_expired(self.tx.now_ms):
@@ -232,10 +244,14 @@ class LockTransaction:
         if self._sessions.get(number) is None:
             self.tx.delete(place)  # Its session was ended just now, or its record was lost.
             return True
-        if len(self.ended) >= LOCK_SESSIONS_ENDED_MAX:
+        if len(self.ended) >= LOCK_SESSIONS_ENDED_MAX or self._is_full():
             return False
         self.end(number)
         return True
+
+    def _is_full(self) -> bool:
+        """Whether this transaction has changed so much that the next one has to go on."""
+        return self.tx.size_bytes + self._record_bytes >= LOCK_COMMIT_BYTES_MAX
 
     def _take(self, number: str, key: Key, mode: Mode, requested: bool, *, is_served: bool) -> int | None:
         """Take a lock that the session does not hold, and return its fence; None if others exclude it.

@@ -15,7 +15,8 @@ transaction:
 - A claim waits in the line of exactly one lock, keeps what it has taken, and waits only for a lock that comes after
   all of them. So waits cannot form a cycle.
 - A line is served from its front only, and a newcomer does not pass it. So no claim waits forever.
-- Whatever frees a lock serves its line in the same transaction.
+- Whatever frees a lock serves its line in the same transaction, up to a bound. The claim that is at the front then goes
+  on when it is acquired again.
 - The fence of a lock grows with every grant of it. An intent has none.
 
 A session that has expired is ended by the first transaction that meets it as an obstacle or at the front of a line. So
@@ -29,7 +30,7 @@ alone. So where several nodes write, those that lock different rows do not wait 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from holdfast.errors import FencingMismatch, InvalidArgument, LeaseExpired, LockOrderViolation
+from holdfast.errors import FencingMismatch, InvalidArgument, KeyTooLarge, LeaseExpired, LockOrderViolation
 from holdfast.kv import Transaction, pages
 from holdfast.layers.leases import check_owner
 from holdfast.layers.lock_records import (
@@ -50,9 +51,11 @@ from holdfast.layers.lock_records import (
 )
 from holdfast.layers.lock_transaction import LockTransaction, Waiting, is_locked
 from holdfast.limits import (
+    KEY_BYTES_MAX,
     LOCK_CLAIM_PATHS_MAX,
     LOCK_LINE_MAX,
     LOCK_OBSTACLES_MAX,
+    LOCK_SESSION_BYTES_MAX,
     LOCK_SESSION_LOCKS_MAX,
     READ_ENTRIES_MAX,
 )
@@ -105,7 +108,8 @@ def acquire(
         LeaseExpired: the session has ended, and `continues`.
         Busy: too many claims wait for the lock.
         InvalidArgument: the id of the session, the claim or the owner is not one, or the session would hold too many
-            locks.
+            locks, or too long names of them.
+        KeyTooLarge: the name of a lock is too long.
     """
     key = session_key(session)
     checked_claim(claim)
@@ -119,7 +123,7 @@ def acquire(
         current = locks.begin(key.number, owner)
     was_waiting = current.waiting() is not None  # That claim ends, unless it is this one and is granted.
     call = _Call(claim, steps, lease_ms, may_wait, attempt)
-    outcome = _acquire(locks, key.number, current, call)
+    outcome = _acquire(locks, key, current, call)
     locks.store()
     if part is not tx and (was_waiting or locks.has_shortened or locks.ended or isinstance(outcome, GrantedLocks)):
         tx.merge(part)
@@ -134,8 +138,8 @@ class _Call(NamedTuple):
     attempt: str
 
 
-def _acquire(locks: LockTransaction, number: str, session: Session, call: _Call) -> GrantedLocks | Waiting:
-    now_ms = locks.tx.now_ms
+def _acquire(locks: LockTransaction, key: SessionKey, session: Session, call: _Call) -> GrantedLocks | Waiting:
+    now_ms, number = locks.tx.now_ms, key.number
     name, steps, lease_ms, may_wait, attempt = call
     claim = session.claims.get(name)
     if claim is None:
@@ -143,7 +147,7 @@ def _acquire(locks: LockTransaction, number: str, session: Session, call: _Call)
         if abandoned is not None:  # A session makes one call at a time, so that one was given up.
             locks.release(number, abandoned)
             locks.serve()
-        _check_steps(session, steps)
+        _check_steps(key, session, steps)
         claim = session.claims[name] = Claim(attempt, [], list(steps))
         session.renew(now_ms, lease_ms)
         locks.change(number)
@@ -156,8 +160,8 @@ def _acquire(locks: LockTransaction, number: str, session: Session, call: _Call)
             locks.advance(number, session, claim)
             if not claim.steps:
                 break
-        waiting, has_ended = locks.look(claim)
-        if not has_ended:
+        waiting, has_changed = locks.look(claim)
+        if not has_changed:
             break
     if not claim.steps:
         return granted(name, session)
@@ -330,13 +334,27 @@ def watch_prefix(session: LockSession) -> bytes:
     return record_key(session_key(session))
 
 
-def _check_steps(session: Session, steps: Sequence[Step]) -> None:
+def _check_steps(key: SessionKey, session: Session, steps: Sequence[Step]) -> None:
+    """Refuse what could not be stored when it is granted: other sessions grant it, and would fail."""
     grants = session.grants()
     if len(grants) + len(steps) > LOCK_SESSION_LOCKS_MAX:
         raise InvalidArgument(
             f"A session holds at most {LOCK_SESSION_LOCKS_MAX:,} locks, including intents; release some, or lock the "
             "entity type instead of its records"
         )
+    bytes_max = session.bytes_max(steps)
+    if bytes_max > LOCK_SESSION_BYTES_MAX:
+        raise InvalidArgument(
+            f"The locks of a session, with their names, take at most {LOCK_SESSION_BYTES_MAX:,} bytes, and with these "
+            f"they could take {bytes_max:,}; release some, or lock the entity type instead of its records"
+        )
+    for lock, mode, _ in steps:
+        length = len(keys_of(key.universe, lock).holder(mode, key.number))
+        if length > KEY_BYTES_MAX:
+            raise KeyTooLarge(
+                f"The key of the lock on {LEVELS.describe(lock):.100} has {length:,} bytes and may have "
+                f"{KEY_BYTES_MAX:,}; shorten the name"
+            )
     refused = find_violation(LEVELS, steps, grants) if grants else None
     if refused is not None:
         raise LockOrderViolation(refused[1])
