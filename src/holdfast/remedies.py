@@ -107,7 +107,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_LIMITS,),
     ),
     "idempotency_key_reused": Remedy(
-        "A different call was made with the same idempotency key within the last 10 to 20 minutes.",
+        "A different call was made with the same idempotency key within the last 10 to 20 minutes, or a session of "
+        "ordered locks has a claim with this id for other locks.",
         "Give each operation its own key, made of what identifies it, such as the order's number. Repeat a call with "
         "the same key only if all its arguments are the same.",
         (_IDEMPOTENCY,),

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from holdfast.errors import (
     Busy,
     FencingMismatch,
     HoldfastError,
+    IdempotencyKeyReused,
     InvalidArgument,
     KeyTooLarge,
     LeaseExpired,
@@ -315,6 +317,42 @@ def test_a_new_claim_gives_up_one_that_still_waits(database: Database, caller: C
     bob.acquire(ROW, claim="cancelled-too")
     assert isinstance(bob.acquire(ROW, claim="last", may_wait=False), Waiting)
     assert held(database).keys() == {"ada"}
+
+
+def test_a_claim_is_repeated_only_for_the_same_locks_in_the_same_mode(
+    database: Database, caller: Callable[[str], Caller]
+) -> None:
+    ada, bob = caller("ada"), caller("bob")
+    granted, waiting = ada.acquire(ROW, mode="S"), bob.acquire(ROW, OTHER_ROW)
+    assert isinstance(waiting, Waiting)
+    before = held(database)
+    for paths, mode in (([OTHER_ROW], "S"), ([ROW], "X"), ([ROW, OTHER_ROW], "S"), ([TABLE], "S")):
+        with pytest.raises(IdempotencyKeyReused, match="a claim c1 for other locks"):
+            ada.acquire(*paths, mode=mode)
+    for paths, mode in (([ROW], "X"), ([ROW, OTHER_ROW], "S")):
+        with pytest.raises(IdempotencyKeyReused):
+            bob.acquire(*paths, mode=mode)
+    assert held(database) == before
+    assert ada.acquire(ROW, mode="S") == granted
+    assert isinstance(bob.acquire(OTHER_ROW, ROW), Waiting)  # The order of the paths does not matter.
+    ada.release()
+    assert isinstance(bob.acquire(ROW, OTHER_ROW), GrantedLocks)
+    ada.acquire(OTHER_ROW, mode="S")  # A claim that was released is a new one.
+
+
+def test_a_claim_of_an_older_version_is_repeated(database: Database, caller: Callable[[str], Caller]) -> None:
+    """It has no digest."""
+    ada = caller("ada")
+    granted = ada.acquire(ROW)
+
+    def downgrade(tx: Transaction) -> None:
+        key = lock_records.record_key(ada.key)
+        *session, claims = msgspec.msgpack.decode(tx.get(key) or b"")
+        older = {name: fields[:4] for name, fields in claims.items()}
+        tx.put(key, lock_records.encode([*session, older]))
+
+    database.transact(downgrade)
+    assert ada.acquire(ROW) == granted
 
 
 def test_a_call_that_was_given_up_does_not_release_what_its_repetition_got(

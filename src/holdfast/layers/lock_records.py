@@ -76,6 +76,7 @@ class Claim(msgspec.Struct, array_like=True):
     taken: list[Taken]
     steps: list[Step] = msgspec.field(default_factory=list)  # Those that it has not taken yet.
     ticket: int = 0  # Its place in the line of the first of `steps`.
+    digest: int = 0  # Of all that was requested; 0 if an older version has stored it.
 
 
 class Session(msgspec.Struct, array_like=True):

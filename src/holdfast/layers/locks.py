@@ -29,8 +29,16 @@ alone. So where several nodes write, those that lock different rows do not wait 
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
-from holdfast.errors import FencingMismatch, InvalidArgument, KeyTooLarge, LeaseExpired, LockOrderViolation
+from holdfast.errors import (
+    FencingMismatch,
+    IdempotencyKeyReused,
+    InvalidArgument,
+    KeyTooLarge,
+    LeaseExpired,
+    LockOrderViolation,
+)
 from holdfast.kv import Transaction, pages
 from holdfast.layers.leases import check_owner
 from holdfast.layers.lock_records import (
@@ -106,6 +114,7 @@ def acquire(
     Raises:
         LockOrderViolation: the session holds a lock that comes after one of these, or one of them in a weaker mode.
         LeaseExpired: the session has ended, and `continues`.
+        IdempotencyKeyReused: the session has a claim of this name for other locks, or in another mode.
         Busy: too many claims wait for the lock.
         InvalidArgument: the id of the session, the claim or the owner is not one, or the session would hold too many
             locks, or too long names of them.
@@ -141,14 +150,19 @@ class _Call(NamedTuple):
 def _acquire(locks: LockTransaction, key: SessionKey, session: Session, call: _Call) -> GrantedLocks | Waiting:
     now_ms, number = locks.tx.now_ms, key.number
     name, steps, lease_ms, may_wait, attempt = call
-    claim = session.claims.get(name)
+    claim, digest = session.claims.get(name), crc32(encode(steps))  # It only detects mistakes.
+    if claim is not None and claim.digest not in (digest, 0):
+        raise IdempotencyKeyReused(
+            f"The session has a claim {name} for other locks or another mode; use a new id for every acquire, and the "
+            "same id only to repeat one"
+        )
     if claim is None:
         abandoned = session.waiting()
         if abandoned is not None:  # A session makes one call at a time, so that one was given up.
             locks.release(number, abandoned)
             locks.serve()
         _check_steps(key, session, steps)
-        claim = session.claims[name] = Claim(attempt, [], list(steps))
+        claim = session.claims[name] = Claim(attempt, [], list(steps), digest=digest)
         session.renew(now_ms, lease_ms)
         locks.change(number)
     elif claim.attempt != attempt:

@@ -124,7 +124,7 @@ class AcquireLocks(Request[GrantedLocks], frozen=True, tag="locks.acquire"):
     )
 
     session: LockSession
-    claim: str  # Chosen by the caller; unique within the session.
+    claim: str  # Chosen by the caller; unique within the session. With other paths or another mode it is refused.
     paths: list[list[str]]
     mode: str = "X"
     owner: str = ""  # For people: names the holder in lists and error messages.

@@ -55,6 +55,7 @@ class SharedLockWaiter:
             LockTimeout: other sessions held one of them for all of `wait_ms`.
             LockOrderViolation: the session holds a lock that comes after one of them, or holds it in a weaker mode.
             LeaseExpired: the session `continues`, and has ended.
+            IdempotencyKeyReused: the session has this claim for other locks, or in another mode.
             Busy: too many claims wait for one of them.
         """
         steps = locks.steps_of(paths, parse_mode(mode))
