@@ -360,6 +360,8 @@ def signature(function: Any, *, returns: bool = True) -> str:
 
 def _annotation(kind: Any) -> str:
     """A type as it is written in the code, without modules."""
+    if typing.get_origin(kind) is typing.Unpack:  # Its own text is not the same in every version of Python.
+        return f"Unpack[{_annotation(*typing.get_args(kind))}]"
     text = kind if isinstance(kind, str) else inspect.formatannotation(kind)
     text = re.sub(r"ForwardRef\('([^']*)'\)", r"\1", text)
     text = re.sub(r"(?<![\w'\"])(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])", "", text)
