@@ -35,6 +35,7 @@ class Message:
     receives: int = 0
     first_received_ms: int | None = None
     handle: str | None = None  # Of the last receive.
+    is_dead: bool = False  # A dead letter. Those of Holdfast do not wait for others of their group.
     is_in_flight: bool = False  # It was received, and neither deleted nor returned. Its timeout may have ended.
 
 
@@ -144,14 +145,17 @@ class SqsModel:
         """The messages that a receive returns. The caller sets their handles."""
         queue = self._queue(name)
         received: list[Message] = []
-        for messages in self._available(queue):
-            for message in messages:
-                if len(received) == count:
-                    break
-                if queue.receives_max is not None and message.receives >= queue.receives_max:
-                    self._dead_letter(queue, message)
-                    continue
-                received.append(message)
+        available = self._available(queue)
+        target = self.queues.get(queue.dead_letter_queue or "")
+        while available and len(received) < count:
+            messages = min(available, key=lambda messages: messages[0].order)
+            is_last = queue.receives_max is not None and messages[0].receives >= queue.receives_max
+            if is_last and target is not None:  # It stays while its dead-letter queue does not exist.
+                self._dead_letter(queue, messages.pop(0), target)
+            else:
+                received += messages[: count - len(received)]
+                messages.clear()
+            available = [messages for messages in available if messages]
         seconds = queue.visibility if visibility is None else visibility
         for message in received:
             message.receives += 1
@@ -196,13 +200,13 @@ class SqsModel:
 
     def _available(self, queue: Queue) -> list[list[Message]]:
         """The messages that may be delivered: of a FIFO queue by group, else each by itself."""
-        if not queue.is_fifo:
-            return [[message] for message in queue.in_order() if message.visible_ms <= self.now_ms]
+        alone = [message for message in queue.in_order() if message.is_dead or not queue.is_fifo]
+        available = [[message] for message in alone if message.visible_ms <= self.now_ms]
         groups: dict[str, list[Message]] = {}
         for message in queue.in_order():
-            assert message.group is not None
-            groups.setdefault(message.group, []).append(message)
-        available = []
+            if message not in alone:
+                assert message.group is not None
+                groups.setdefault(message.group, []).append(message)
         for messages in groups.values():
             if any(self._is_invisible(message) for message in messages):
                 continue
@@ -211,18 +215,16 @@ class SqsModel:
                 if message.visible_ms > self.now_ms:
                     break
                 ready.append(message)
-            available.append(ready)
+            if ready:
+                available.append(ready)
         return available
 
     def _is_invisible(self, message: Message) -> bool:
         return message.is_in_flight and message.visible_ms > self.now_ms
 
-    def _dead_letter(self, queue: Queue, message: Message) -> None:
+    def _dead_letter(self, queue: Queue, message: Message, target: Queue) -> None:
         queue.messages.remove(message)
-        target = self.queues.get(queue.dead_letter_queue or "")
-        if target is None:
-            return
-        message.is_in_flight, message.handle, message.receives = False, None, 0
+        message.is_in_flight, message.handle, message.receives, message.is_dead = False, None, 0, True
         message.visible_ms = self.now_ms
         if target.is_fifo:
             message.sent_ms = self.now_ms

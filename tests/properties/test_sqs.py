@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.properties.sqs_model import Message, Queue, Refused, SqsModel
 
 from holdfast.errors import HoldfastError
-from holdfast.layers import queues
+from holdfast.kv import Database
+from holdfast.layers import queues, sqs
 from holdfast.layers.queues import QueueKey
 from holdfast.plane.open import Options, open_plane_async
 from holdfast.server.authorization import AllowAll
@@ -28,6 +29,7 @@ from holdfast.testing.clock import ManualClock
 BASE = "http://127.0.0.1/sqs"
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 BODIES = st.sampled_from(["one", "two", "three", "čtyři", "x" * 2_000])
+RETENTIONS = st.sampled_from([60, 300, 300, 345_600])
 SECONDS = st.sampled_from([0, 1, 5, 30])
 STALE = {"MessageNotInflight", "InvalidParameterValue", "ReceiptHandleIsInvalid"}  # Of a handle that is not in use.
 
@@ -83,6 +85,10 @@ class SqsMachine(RuleBasedStateMachine):
         return f"{BASE}/000000000000/{name}"
 
     @property
+    def database(self) -> Database:
+        return self.transport.services.database
+
+    @property
     def jobs(self) -> str:
         return f"jobs{self.suffix}"
 
@@ -114,10 +120,11 @@ class SqsMachine(RuleBasedStateMachine):
     @initialize(
         visibility=SECONDS,
         delay=st.sampled_from([0, 0, 10]),
-        retention=st.sampled_from([60, 300, 345_600]),
+        retention=RETENTIONS,
         content_based=st.booleans(),
         by_group=st.booleans(),
-        receives_max=st.sampled_from([None, 1, 2, 3]),
+        receives_max=st.sampled_from([None, 1, 2, 3, 3]),
+        dead_retention=RETENTIONS,
     )
     def create_queues(
         self,
@@ -128,8 +135,9 @@ class SqsMachine(RuleBasedStateMachine):
         content_based: bool,
         by_group: bool,
         receives_max: int | None,
+        dead_retention: int,
     ) -> None:
-        self.create(Queue(self.dead, self.model.now_ms, visibility=5))
+        self.create(Queue(self.dead, self.model.now_ms, visibility=5, retention=dead_retention))
         self.create(
             Queue(
                 self.jobs,
@@ -243,6 +251,29 @@ class SqsMachine(RuleBasedStateMachine):
             assert (name, message.handle) not in self.handles
             self.handles.append((name, message.handle))
 
+    @rule(
+        body=BODIES,
+        group=st.sampled_from("abc"),
+        seconds=st.sampled_from([0, 60, 180, 299]),
+        later_seconds=st.sampled_from([0, 60, 180, 299]),
+        deletion=st.sampled_from([None, None, None, "begun", "finished"]),
+    )
+    def receive_too_often(self, body: str, group: str, seconds: int, later_seconds: int, deletion: str | None) -> None:
+        """Receive a message as often as it may be, and then once more, when its dead-letter queue may be deleted."""
+        queue = self.model.queues.get(self.jobs)
+        if queue is None or queue.receives_max is None:
+            return
+        self.send(body, 0, group, f"{self.model.now_ms}")
+        self.advance(queue.delay)
+        for _ in range(queue.receives_max):
+            self.receive(dead=False, count=10, visibility=0)
+        self.advance(seconds)
+        if deletion is not None:
+            self.delete_dead_letter_queue(is_finished=deletion == "finished")
+        self.receive(dead=False, count=10, visibility=0)
+        self.advance(later_seconds)
+        self.receive(dead=True, count=10, visibility=0)
+
     def check_message(self, ours: dict[str, Any], message: Message, name: str) -> None:
         attributes = ours["Attributes"]
         assert ours["Body"] == message.body
@@ -331,11 +362,13 @@ class SqsMachine(RuleBasedStateMachine):
         if retention is not None:
             queue.retention = min(retention, queue.retention)  # A longer one may bring expired messages back.
             self.model.expire(queue)
-        if receives_max is not None:
+        if receives_max is not None and self.dead in self.model.queues:
             queue.receives_max, queue.dead_letter_queue = receives_max, self.dead
         attributes = self.attributes_of(queue)
         for fixed in ("FifoQueue", "DelaySeconds"):
             attributes.pop(fixed, None)
+        if self.dead not in self.model.queues:  # A RedrivePolicy cannot name a queue that does not exist.
+            attributes.pop("RedrivePolicy", None)
         self.call("SetQueueAttributes", QueueUrl=self.queue_url(self.jobs), Attributes=attributes)
 
     @rule()
@@ -359,16 +392,39 @@ class SqsMachine(RuleBasedStateMachine):
         self.advance(60)
         self.create(Queue(self.jobs, self.model.now_ms, content_based=queue.content_based))
 
-    @rule(seconds=st.sampled_from([0, 1, 4, 10, 30, 60, 299, 300]))
+    @rule(is_finished=st.booleans())
+    def delete_dead_letter_queue(self, is_finished: bool) -> None:
+        """Delete the dead-letter queue, or begin to: other calls come before its messages are removed."""
+        queue = QueueKey(self.caller.universe, self.dead)
+        if is_finished:
+            self.both(
+                lambda: self.call("DeleteQueue", QueueUrl=self.queue_url(self.dead)),
+                lambda: self.model.delete_queue(self.dead),
+            )
+        elif self.dead in self.model.queues:
+            self.database.transact(sqs.begin_delete, queue)
+            self.actions = SqsActions(ServerContext(self.transport))  # Without the settings of the queue in memory.
+            self.model.delete_queue(self.dead)
+
+    @precondition(lambda self: self.dead not in self.model.queues)
+    @rule(retention=RETENTIONS, seconds=st.sampled_from([0, 60]))
+    def create_dead_letter_queue(self, retention: int, seconds: int) -> None:
+        queue = QueueKey(self.caller.universe, self.dead)
+        while self.database.transact(sqs.delete_step, queue, "").in_ms == 0:
+            pass
+        self.advance(seconds)
+        self.create(Queue(self.dead, self.model.now_ms, visibility=5, retention=retention))
+
+    @rule(seconds=st.sampled_from([0, 1, 4, 10, 30, 60, 180, 299, 300, 345_540]))
     def advance(self, seconds: int) -> None:
         self.clock.advance_ms(seconds * 1_000)
         self.model.advance(seconds * 1_000)
 
     def sweep(self, name: str) -> None:
         """Process what is due, as the sweeper of a server does: counts follow it."""
-        database, queue = self.transport.services.database, QueueKey(self.caller.universe, name)
-        while database.transact(queues.due_in, queue) <= 0:
-            database.transact(queues.sweep, queue)
+        queue = QueueKey(self.caller.universe, name)
+        while self.database.transact(queues.due_in, queue) <= 0:
+            self.database.transact(queues.sweep, queue)
 
     @invariant()
     def names_and_counts_agree(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.queue_calls import ack, lease, lease_one, payloads, peek, put, set_policy, stats
+from tests.unit.queue_calls import ack, lease, lease_one, nack, payloads, peek, put, reject, set_policy, stats
 
 from holdfast.errors import (
     InvalidArgument,
@@ -28,6 +28,7 @@ from holdfast.wire.sqs import SqsQueue, SqsSettings
 JOBS = QueueKey("main", "jobs")
 DEAD = QueueKey("main", "dead")
 FIFO = QueueKey("main", "jobs.fifo")
+DEAD_FIFO = QueueKey("main", "dead.fifo")
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 
 
@@ -420,3 +421,96 @@ def test_two_workers_do_not_repeat_each_other(database: Database, clock: ManualC
     assert database.transact(sqs.purge_step, JOBS, "two") == Step(10_000, first.total, [])
     clock.advance_ms(10_000)  # The first one has stopped.
     assert database.transact(sqs.purge_step, JOBS, "two").total > first.total
+
+
+def exhausted(database: Database, queue: QueueKey, dead: QueueKey, **attributes: str) -> None:
+    """Create a queue, and its dead-letter queue, with a message that was received as often as it may be."""
+    fifo = {"FifoQueue": "true", "ContentBasedDeduplication": "true"} if queue.name.endswith(".fifo") else {}
+    create(database, dead, **fifo, **attributes)
+    create(database, queue, VisibilityTimeout="0", RedrivePolicy=redrive_to(dead.name, 1), **fifo, **attributes)
+    put(database, b"x", queue=queue, group="g" if fifo else None)
+    assert len(lease(database, queue=queue)) == 1
+
+
+@pytest.mark.parametrize(("queue", "dead"), [(JOBS, DEAD), (FIFO, DEAD_FIFO)], ids=["standard", "fifo"])
+def test_a_message_stays_while_its_dead_letter_queue_is_gone(
+    database: Database, clock: ManualClock, queue: QueueKey, dead: QueueKey
+) -> None:
+    exhausted(database, queue, dead)
+    put(database, *[b"old"] * 250, queue=dead)
+    database.transact(sqs.begin_delete, dead)
+    for attempts, step in enumerate((None, sqs.delete_step, sqs.delete_step, None), 2):
+        if step is not None:
+            run(database, step, dead)
+        clock.advance_ms(2)
+        (message,) = lease(database, queue=queue)
+        assert (message.payload, message.attempts) == (b"x", attempts)
+        assert message.origin is None
+    assert database.read(queues.names, "main", after="", limit=10) == [queue.name]  # It was not made again.
+    clock.advance_ms(60_000)
+    create(database, dead, **({"FifoQueue": "true"} if dead is DEAD_FIFO else {}))
+    assert lease(database, queue=queue) == []
+    assert payloads(peek(database, dead)) == [b"x"]
+
+
+def test_other_rules_move_nothing_to_a_queue_that_is_being_deleted(database: Database, clock: ManualClock) -> None:
+    set_policy(database, JOBS, max_attempts=1, dead_letter_queue=DEAD.name, retry_delay_seconds=0.0)
+    put(database, b"nacked", b"expired", b"rejected", queue=JOBS)
+    put(database, b"old", queue=DEAD)
+    nacked, expired, rejected = lease(database, 3, queue=JOBS)
+    assert expired.payload == b"expired"
+    database.transact(sqs.begin_delete, DEAD)
+    nack(database, nacked)
+    reject(database, rejected)
+    clock.advance_ms(30_000)
+    database.transact(queues.sweep, JOBS)
+    run(database, sqs.delete_step, DEAD)
+    left = lease(database, 10, queue=JOBS)
+    assert payloads(left) == [b"nacked", b"expired", b"rejected"]
+    nack(database, left[0])  # The dead letter queue is made again, as for every native queue.
+    reject(database, left[2])
+    assert payloads(peek(database, DEAD)) == [b"nacked", b"rejected"]
+    failed = database.read(queues.failures_of, DEAD, [left[0]])[left[0].id]
+    assert [failure.attempt for failure in failed] == [1, 2]
+
+
+def test_nothing_is_moved_to_a_queue_that_is_being_deleted(database: Database, clock: ManualClock) -> None:
+    set_policy(database, JOBS, max_attempts=1)
+    put(database, b"dead", queue=JOBS)
+    nack(database, lease_one(database, queue=JOBS))
+    (receipt,) = put(database, b"other", queue=DEAD)
+    database.transact(sqs.begin_delete, JOBS)
+    with pytest.raises(QueueNotFound, match="being deleted"):
+        database.transact(queues.redrive, JOBS)
+    with pytest.raises(QueueNotFound, match="being deleted"):
+        database.transact(queues.move_messages, DEAD, [receipt.id], to=JOBS)
+    run(database, sqs.delete_step, JOBS)
+    assert payloads(peek(database, DEAD)) == [b"other"]
+    assert payloads(peek(database, QueueKey("main", "jobs.dlq"))) == [b"dead"]
+    assert database.transact(queues.redrive, JOBS) == 1
+
+
+def test_a_lease_that_ends_in_a_deleted_queue_makes_no_dead_letter(database: Database, clock: ManualClock) -> None:
+    exhausted(database, JOBS, DEAD)
+    lease(database, queue=JOBS)
+    database.transact(sqs.begin_delete, JOBS)
+    clock.advance_ms(60_000)
+    database.transact(queues.sweep, JOBS)
+    run(database, sqs.delete_step, JOBS)
+    assert database.read(queues.names, "main", after="", limit=10) == [DEAD.name]
+
+
+@pytest.mark.parametrize(
+    ("queue", "dead", "last_ms"), [(JOBS, DEAD, 300_000), (FIFO, DEAD_FIFO, 481_000)], ids=["standard", "fifo"]
+)
+def test_the_age_of_a_dead_letter_counts_from_the_send_or_from_the_move_in_fifo_queues(
+    database: Database, clock: ManualClock, queue: QueueKey, dead: QueueKey, last_ms: int
+) -> None:
+    exhausted(database, queue, dead, MessageRetentionPeriod="300")
+    clock.advance_ms(181_000)
+    assert lease(database, queue=queue) == []
+    clock.advance_ms(last_ms - 181_000 - 1_000)
+    database.transact(queues.sweep, dead)
+    assert payloads(peek(database, dead)) == [b"x"]
+    clock.advance_ms(1_000)
+    assert lease(database, queue=dead) == []

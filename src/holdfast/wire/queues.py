@@ -417,7 +417,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fair: bool = False  # Messages of different keys take turns. Priorities count within a key then.
     delay_seconds: float = 0.0  # How long a message is held back whose put gives no delay.
     # What makes dead letters: failures: the `max_attempts` of the message. deliveries: that many deliveries by this
-    # policy, at the next one. never: only a reject.
+    # policy, at the next one, to `dead_letter_queue` if that exists. never: only a reject.
     dead_letter_rule: Literal["failures", "deliveries", "never"] = "failures"
     retention_by_age: bool = False  # `retention_seconds` count from the put, also for messages that are stored already.
     group_batches: bool = False  # One receive may lease several messages of a group, in their order.

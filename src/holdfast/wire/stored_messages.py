@@ -76,7 +76,7 @@ class StoredMessage(StoredHead, array_like=True):
     owner: str | None = None
     txn_id: str | None = None
     lease_ref: bytes = b""
-    kept_from_ms: int = 0  # When it was last redriven or moved, where messages are kept by age; 0: never.
+    kept_from_ms: int = 0  # When it was last redriven or moved, or became a dead letter of a FIFO queue; 0: never.
     first_leased_ms: int = 0  # When it was first delivered; 0: not before this delivery.
 
     @property

@@ -18,7 +18,7 @@ from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.layers.queues.enqueue import clear_ttl, insert, keep_from_now, remove_parts, set_ttl
 from holdfast.layers.queues.groups import advance_group
 from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.layers.queues.policies import SUFFIX, dead_letter_queue, policy_of
+from holdfast.layers.queues.policies import SUFFIX, check_not_deleted, dead_letter_queue, policy_of
 from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
 from holdfast.wire.queues import QueuePolicy
 from holdfast.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
@@ -65,7 +65,10 @@ def requeue(queue_tx: QueueTransaction, message: StoredMessage, *, delay_ms: int
 
 
 def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Move a message that was taken out, with everything that belongs to it, to the dead letter queue."""
+    """Move a message that was taken out, with everything that belongs to it, to the dead letter queue.
+
+    The caller has asked `takes_dead_letters`. The age of the message counts on, and anew in FIFO queues, as in SQS.
+    """
     policy = policy_of(queue_tx.tx, queue_tx.queue)
     dead = QueueTransaction(queue_tx.tx, dead_letter_queue(queue_tx.queue, policy))
     move_parts(queue_tx, dead, message)
@@ -77,6 +80,8 @@ def dead_letter(queue_tx: QueueTransaction, message: StoredMessage) -> None:
     message.origin_job, message.job = message.job, None
     message.owner, message.txn_id, message.lease_ref = None, None, b""
     set_ttl(dead, message, policy.dead_letter_retention_seconds)
+    if policy.group_batches:
+        message.kept_from_ms = queue_tx.tx.now_ms
     dead.make_ready(message, newest=False)
     dead.record("arrived", message)
     dead.save()
@@ -100,9 +105,11 @@ def redrive(tx: Transaction, queue: QueueKey, *, ids: Sequence[str] | None = Non
 
     Raises:
         InvalidArgument: `limit` or the number of `ids` is out of range.
+        QueueNotFound: the queue is being deleted.
     """
     if not 0 < limit <= MESSAGES_MAX or (ids is not None and len(ids) > MESSAGES_MAX):
         raise InvalidArgument(f"One transaction redrives 1 to {MESSAGES_MAX} dead letters; split it")
+    check_not_deleted(tx, queue)
     policy = policy_of(tx, queue)
     dead, queue_tx = QueueTransaction(tx, dead_letter_queue(queue, policy)), QueueTransaction(tx, queue)
     letters = _letters(dead, queue_tx, limit) if ids is None else _letters_by_id(dead, queue.name, ids)

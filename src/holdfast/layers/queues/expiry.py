@@ -157,7 +157,7 @@ def _end_lease(queue_tx: QueueTransaction, held: HeldLease) -> int:
         )
         queue_tx.counters.expired += 1
         queue_tx.emit("expired", message)
-        if failures.makes_dead_letter(policy, message, failures.EXPIRED):
+        if failures.makes_dead_letter(queue_tx, policy, message, failures.EXPIRED):
             dead_letters.dead_letter(queue_tx, message)
         else:
             dead_letters.requeue(queue_tx, message, delay_ms=0)

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.kv import Transaction
 from holdfast.layers.queues.counters import QueueTransaction
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.policies import dead_letter_queue
+from holdfast.layers.queues.policies import dead_letter_queue, takes_dead_letters
 from holdfast.limits import (
     ERROR_TYPE_BYTES_MAX,
     FAILURE_MESSAGE_BYTES_MAX,
@@ -70,7 +70,7 @@ def record(
         traceback=None if traceback is None else _end(traceback, TRACEBACK_BYTES_MAX),
     )
     kept = _newest([*_stored(queue_tx.tx, queue_tx.keys, message), failure], policy.failures_kept)
-    is_dead = makes_dead_letter(policy, message, outcome)
+    is_dead = makes_dead_letter(queue_tx, policy, message, outcome)
     if message.has_failures and (is_dead or not kept):
         remove(queue_tx, message)
     if kept:
@@ -79,12 +79,12 @@ def record(
     message.has_failures = bool(kept)
 
 
-def makes_dead_letter(policy: QueuePolicy, message: StoredMessage, outcome: str) -> bool:
-    """Whether the last failure of a message makes it a dead letter. Deliveries are counted by `leasing`."""
+def makes_dead_letter(queue_tx: QueueTransaction, policy: QueuePolicy, message: StoredMessage, outcome: str) -> bool:
+    """Whether the last failure of a message makes it a dead letter now. Deliveries are counted by `leasing`."""
     if message.origin is not None:
         return False
     is_last = policy.dead_letter_rule == "failures" and message.failures >= message.max_attempts
-    return is_last or outcome == REJECTED
+    return (is_last or outcome == REJECTED) and takes_dead_letters(queue_tx.tx, queue_tx.queue, policy)
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:

@@ -43,7 +43,7 @@ from holdfast.layers.queues.failures import (
 )
 from holdfast.layers.queues.keys import QueueKey, priority_at
 from holdfast.layers.queues.message_leases import HeldLease
-from holdfast.layers.queues.policies import check_exists, policy_of
+from holdfast.layers.queues.policies import check_exists, policy_of, takes_dead_letters
 from holdfast.layers.queues.rate_budgets import RateBudget
 from holdfast.layers.queues.settling import settle_packed
 from holdfast.limits import LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
@@ -323,10 +323,12 @@ def _take_followers(
 class _Over:
     """Which messages a receive removes instead of delivering them: they are kept no longer, or delivered too often."""
 
-    __slots__ = ("_deliveries_max", "_now_ms", "_over_ms", "has_rule")
+    __slots__ = ("_deliveries_max", "_now_ms", "_over_ms", "_policy", "_takes_dead_letters", "has_rule")
 
     def __init__(self, policy: QueuePolicy, now_ms: int) -> None:
         kept_ms = retention.kept_ms(policy)
+        self._policy = policy
+        self._takes_dead_letters: bool | None = None  # Read for the first message that needs it.
         self._now_ms = now_ms
         self._deliveries_max = policy.max_attempts if policy.dead_letter_rule == "deliveries" else NEVER_MS
         self._over_ms = -1 if kept_ms is None else now_ms - kept_ms
@@ -344,13 +346,19 @@ class _Over:
         message = decode(stored)
         if 0 < message.ttl_at_ms <= self._now_ms or retention.since_ms(message) <= self._over_ms:
             dead_letters.expire_message(queue_tx, message)
-        elif message.attempts >= self._deliveries_max and message.origin is None:
+        elif message.attempts >= self._deliveries_max and message.origin is None and self._can_move(queue_tx):
             message.last_error = message.last_error or f"It was delivered {message.attempts} times and not acknowledged"
             dead_letters.dead_letter(queue_tx, message)
         else:
             return False
         queue_tx.tx.keep()
         return True
+
+    def _can_move(self, queue_tx: QueueTransaction) -> bool:
+        """Whether the dead letter queue takes messages. Otherwise they are delivered again, and counted."""
+        if self._takes_dead_letters is None:
+            self._takes_dead_letters = takes_dead_letters(queue_tx.tx, queue_tx.queue, self._policy)
+        return self._takes_dead_letters
 
 
 def _begin_jobs(queue_tx: QueueTransaction, held: HeldLease, heads: Sequence[StoredHead]) -> None:

@@ -23,7 +23,7 @@ from holdfast.layers.queues.counters import QueueTransaction, total_counters
 from holdfast.layers.queues.enqueue import insert, keep_from_now, move_ttl
 from holdfast.layers.queues.groups import advance_group
 from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of
+from holdfast.layers.queues.policies import check_not_deleted, dead_letter_queue, policy_of
 from holdfast.wire.stored_messages import JobOptions, StoredMessage, format_id, parse_id
 
 Refusals = list[HoldfastError | None]
@@ -54,7 +54,9 @@ def move_messages(tx: Transaction, queue: QueueKey, ids: Sequence[str], *, to: Q
 
     Raises:
         InvalidArgument: the target is the queue itself, or that of its dead letters.
+        QueueNotFound: the target is being deleted.
     """
+    check_not_deleted(tx, to)
     dead = dead_letter_queue(queue, policy_of(tx, queue))
     if to in (queue, dead):
         reason = "is the queue that they are in" if to == queue else f"has the dead letters of {queue.name}"

@@ -122,6 +122,28 @@ def dead_letter_queue(queue: QueueKey, policy: QueuePolicy) -> QueueKey:
     return QueueKey(queue.universe, policy.dead_letter_queue or f"{queue.name}{SUFFIX}")
 
 
+def takes_dead_letters(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> bool:
+    """Whether the dead letter queue of a queue can take a message now. Otherwise the message stays in the queue.
+
+    A queue that is being deleted takes none: they would be deleted with it. By the rule of deliveries, a queue that the
+    policy names must exist. Others are made by their first dead letter.
+    """
+    if policy is _OF_DELETED:
+        return False  # The queue itself is being deleted, and its messages with it.
+    keys = keys_of(dead_letter_queue(queue, policy))
+    if policy.dead_letter_rule == "deliveries" and policy.dead_letter_queue is not None:
+        return exists(tx, keys)
+    return not is_deleted(tx, keys)
+
+
+def check_not_deleted(tx: Transaction, queue: QueueKey) -> None:
+    """Raise QueueNotFound if a queue is being deleted, so that no message is moved to it."""
+    if is_deleted(tx, keys_of(queue)):
+        raise QueueNotFound(
+            f"Queue {queue.name} does not exist: it is being deleted. Name another one, or create it again after that"
+        )
+
+
 def queue_name(name: object) -> str:
     """The name of a queue, unchanged.
 

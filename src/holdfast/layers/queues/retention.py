@@ -7,9 +7,9 @@ A message has no end of its own here, so a change of the policy applies to all. 
 no message that is too old, and passes over the queue remove such messages wherever they are. A pass has steps of a
 bounded number of records. It notes how old the oldest message is that stays, and the next pass is when that one ends.
 
-The age counts from the put, which is the time in the message's id, or from the last redrive or move. Ready messages of
-one priority and delayed ones are ordered by their ids, so a pass reads only the oldest of them. It reads all that are
-blocked or leased.
+The age counts from the put, which is the time in the message's id, or from the last redrive or move; of a dead letter
+of a FIFO queue, from its death. Ready messages of one priority and delayed ones are ordered by their ids, so a pass
+reads only the oldest of them. It reads all that are blocked or leased.
 """
 
 from typing import Final, NamedTuple

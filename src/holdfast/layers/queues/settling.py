@@ -280,7 +280,7 @@ def nack(
         if delay_seconds is None:
             delay_ms = retry_delay_ms(policy, message)
     queue_tx.emit("nacked" if counts else "deferred", message)
-    if policy is not None and makes_dead_letter(policy, message, FAILED):
+    if policy is not None and makes_dead_letter(queue_tx, policy, message, FAILED):
         dead_letters.dead_letter(queue_tx, message)
     else:
         dead_letters.requeue(queue_tx, message, delay_ms=delay_ms)
@@ -307,17 +307,20 @@ def reject(
 ) -> str:
     """Make a leased message a dead letter at once; returns its correlation id.
 
+    While its dead letter queue is being deleted, it is returned as a failure instead.
+
     Raises:
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
     queue_tx = QueueTransaction(tx, queue)
     message = _take(queue_tx, proof)
     policy = _record_failure(queue_tx, message, REJECTED, error=error, error_type=error_type, traceback=traceback)
-    if makes_dead_letter(policy, message, REJECTED):
+    if makes_dead_letter(queue_tx, policy, message, REJECTED):
         dead_letters.dead_letter(queue_tx, message)
-    else:  # It is a dead letter already.
+    else:  # It is a dead letter already, or the queue of dead letters takes none.
         queue_tx.emit("nacked", message)
-        dead_letters.requeue(queue_tx, message, delay_ms=0)
+        delay_ms = 0 if message.origin is not None else retry_delay_ms(policy, message)
+        dead_letters.requeue(queue_tx, message, delay_ms=delay_ms)
     queue_tx.save()
     return message.correlation_id
 
