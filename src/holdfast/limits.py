@@ -633,6 +633,7 @@ MCP_COMPLETIONS_MAX: Final = 100  # The protocol allows no more.
 
 # The SQS protocol.
 SQS_BODY_BYTES_MAX: Final = 4_194_304  # Of a request: 1 MiB of messages, of which each byte may be three in a form.
+SQS_MALFORMED_ESCAPES_MAX: Final = 10_000  # Percent signs of a form that begin no escape; correct clients send none.
 SQS_FORM_FIELDS_MAX: Final = 4_096  # Ten messages with ten attributes each have 450.
 
 # Tasks of MCP.
@@ -748,6 +749,6 @@ SQS_CLOCK_SKEW_SECONDS: Final = 900  # Between the date of a signature and now, 
 SQS_PRESIGNED_SECONDS_MAX: Final = 604_800  # How long a presigned URL may be valid, as AWS has it.
 SQS_SIGNED_HEADERS_MAX: Final = 64  # Of one signature; SDKs sign about ten.
 SQS_SIGNING_KEYS_MAX: Final = 4_096  # Derived keys in memory: one for each access key and day.
-SQS_SIGNATURES_MAX: Final = 500_000  # Used signatures in memory, about 45 MB, of all access keys, and of one:
-SQS_SIGNATURES_PER_KEY_MAX: Final = 100_000  # Then its oldest dates are refused. These are 55 calls a second for 30 min.
+SQS_SIGNATURES_MAX: Final = 500_000  # Used signatures in memory, about 45 MB. Then the key with the most forgets some.
+SQS_SIGNATURES_PER_KEY_MAX: Final = 250_000  # Of one access key. Then its oldest dates are refused.
 SQS_SAME_SIGNATURE_SECONDS: Final = 5  # Equal calls of a second may have the same signature; later ones are replays.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
@@ -584,9 +585,9 @@ async def test_unclear_action_counts_as_a_write(endpoint: Endpoint) -> None:
             endpoint.accept(request)
 
 
-def used(second: int, number: int) -> Signature:
+def used(second: int, number: int, *, access_key: str = "HF") -> Signature:
     return Signature(
-        access_key="HF",
+        access_key=access_key,
         day="20240229",
         region=REGION,
         service="sqs",
@@ -610,6 +611,33 @@ def test_memory_of_signatures_is_bounded_and_refuses_what_it_has_forgotten() -> 
         memory.check(used(101, 2), "SendMessage", now_seconds=102)
     memory.check(used(102 + SQS_CLOCK_SKEW_SECONDS, 1), "SendMessage", now_seconds=102 + SQS_CLOCK_SKEW_SECONDS)
     assert len(memory) == 3, "those of the second 101 are refused by their date now"
+
+
+def test_one_access_key_does_not_shut_out_others_with_dates_ahead_of_the_clock() -> None:
+    memory, now = UsedSignatures(signatures_max=100, per_key_max=40), 1_000_000
+    memory.check(used(now, 1, access_key="honest"), "SendMessage", now_seconds=now)
+    for key in ("one", "two", "three"):
+        for number in range(200):
+            second = now + SQS_CLOCK_SKEW_SECONDS - number % 7
+            with suppress(SqsError):
+                memory.check(used(second, number, access_key=key), "SendMessage", now_seconds=now)
+        assert len(memory) <= 100
+    memory.check(used(now, 2, access_key="honest"), "SendMessage", now_seconds=now)
+    with refused("RequestThrottled"):  # It is still known.
+        memory.check(used(now, 1, access_key="honest"), "SendMessage", now_seconds=now)
+    with refused("RequestExpired"):
+        memory.check(used(now, 1, access_key="one"), "SendMessage", now_seconds=now)
+
+
+def test_the_memory_of_an_access_key_ends_with_its_signatures() -> None:
+    memory = UsedSignatures(signatures_max=4, per_key_max=2)
+    for number in range(3):
+        memory.check(used(100 + number, number), "SendMessage", now_seconds=100)
+    later = 103 + SQS_CLOCK_SKEW_SECONDS
+    memory.check(used(later, 1, access_key="other"), "SendMessage", now_seconds=later)
+    assert len(memory) == 1
+    memory.check(used(later, 1), "SendMessage", now_seconds=later)
+    assert len(memory) == 2
 
 
 # Secrets.

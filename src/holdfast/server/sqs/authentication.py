@@ -29,6 +29,7 @@ from holdfast.limits import (
     SQS_PRESIGNED_SECONDS_MAX,
     SQS_SAME_SIGNATURE_SECONDS,
     SQS_SIGNATURES_MAX,
+    SQS_SIGNATURES_PER_KEY_MAX,
     SQS_SIGNING_KEYS_MAX,
 )
 from holdfast.plane import tokens
@@ -228,15 +229,17 @@ class UsedSignatures:
     Dates have seconds, so two equal calls that a client makes within a second have the same signature, unless its SDK
     signs an id of the call. Without such an id, a signature is accepted again for a few seconds after its first use.
 
-    If there are too many, those with the oldest date are forgotten, and from then on signatures with this date or an
-    older one are refused. Clients whose clocks are right do not notice.
+    If an access key has too many, those with its oldest date are forgotten, and from then on its signatures with this
+    date or an older one are refused. If all keys together have too many, the key with the most is the one that forgets.
+    So a caller can harm only itself, also with dates that are ahead of the clock.
     """
 
-    def __init__(self, signatures_max: int = SQS_SIGNATURES_MAX) -> None:
-        self._by_second: dict[int, dict[bytes, int]] = {}  # By date: signatures, and when they were first used.
+    def __init__(self, signatures_max: int = SQS_SIGNATURES_MAX, per_key_max: int = SQS_SIGNATURES_PER_KEY_MAX) -> None:
+        self._keys: dict[str, _SignaturesOfKey] = {}
+        self._keys_by_second: dict[int, set[str]] = {}  # By date: the access keys with signatures of it.
         self._count = 0
         self._max = signatures_max
-        self._forgotten_until = -1  # The newest second whose signatures were forgotten for lack of space.
+        self._per_key_max = per_key_max
         self._cleaned_second = 0
 
     def check(self, signature: Signature, action: str | None, now_seconds: int) -> None:
@@ -249,13 +252,14 @@ class UsedSignatures:
             return
         self._forget_old(now_seconds)
         second = signature.signed_seconds
-        if second <= self._forgotten_until:
+        known = self._keys.setdefault(signature.access_key, _SignaturesOfKey())
+        if second <= known.forgotten_until:
             raise SqsError(
                 "RequestExpired",
-                f"The date {signature.timestamp} is too old while the server has so many requests; sign it again, and "
-                "check the clock",
+                f"The date {signature.timestamp} is too old while this access key has so many requests; sign it again, "
+                "and check the clock",
             )
-        used = self._by_second.setdefault(second, {})
+        used = known.by_second.setdefault(second, {})
         digest = bytes.fromhex(signature.value[:32])
         first = used.get(digest)
         if first is not None:
@@ -266,22 +270,53 @@ class UsedSignatures:
                 "This signature was used before, and a request is executed once; sign it again to repeat it",
             )
         used[digest] = now_seconds
+        self._keys_by_second.setdefault(second, set()).add(signature.access_key)
+        known.count += 1
         self._count += 1
+        while known.count > self._per_key_max:
+            self._forget_oldest(known)
         while self._count > self._max:
-            oldest = min(self._by_second)
-            self._count -= len(self._by_second.pop(oldest))
-            self._forgotten_until = oldest
+            self._forget_oldest(max(self._keys.values(), key=lambda each: each.count))
 
     def __len__(self) -> int:
         return self._count
+
+    def _forget_oldest(self, known: "_SignaturesOfKey") -> None:
+        known.forgotten_until = min(known.by_second)
+        self._count -= known.forget(known.forgotten_until)
 
     def _forget_old(self, now_seconds: int) -> None:
         """Forget signatures that are refused by their date now."""
         if now_seconds == self._cleaned_second:
             return
         self._cleaned_second = now_seconds
-        for second in [each for each in self._by_second if each < now_seconds - SQS_CLOCK_SKEW_SECONDS]:
-            self._count -= len(self._by_second.pop(second))
+        first_second = now_seconds - SQS_CLOCK_SKEW_SECONDS
+        for second in [each for each in self._keys_by_second if each < first_second]:
+            for key in self._keys_by_second.pop(second):
+                self._count -= self._keys[key].forget(second)
+        for key in [key for key, known in self._keys.items() if known.is_over(first_second)]:
+            del self._keys[key]
+
+
+class _SignaturesOfKey:
+    """The signatures of one access key."""
+
+    __slots__ = ("by_second", "count", "forgotten_until")
+
+    def __init__(self) -> None:
+        self.by_second: dict[int, dict[bytes, int]] = {}  # By date: signatures, and when they were first used.
+        self.count = 0
+        self.forgotten_until = -1  # The newest second whose signatures were forgotten for lack of space.
+
+    def forget(self, second: int) -> int:
+        """Forget the signatures with a date, if there are any; returns how many."""
+        forgotten = len(self.by_second.pop(second, ()))
+        self.count -= forgotten
+        return forgotten
+
+    def is_over(self, first_second: int) -> bool:
+        """Whether there is nothing to know of it, because dates before `first_second` are refused."""
+        return not self.by_second and self.forgotten_until < first_second
 
 
 def _check_time(signature: Signature, now_seconds: int) -> None:
