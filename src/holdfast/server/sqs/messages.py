@@ -58,6 +58,7 @@ _TOKEN: Final = re.compile(rf"[!-~]{{1,{SQS_TOKEN_CHARACTERS_MAX}}}\Z")  # Lette
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\Z")
 _RESERVED_NAME: Final = re.compile(r"(aws|amazon)\.", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?\Z", re.ASCII)
+_EXPONENT: Final = re.compile(r"[eE].*")
 _EXPONENT_MIN, _EXPONENT_MAX = -128, 126
 
 
@@ -357,8 +358,8 @@ def _check_number(name: str, text: str) -> None:
         number = None
     if number is None:
         raise SqsError("InvalidParameterValue", f"Could not cast message attribute '{name}' value to number.")
-    digits = len(str(int("".join(map(str, number.as_tuple().digits)))).rstrip("0"))
-    if digits > SQS_NUMBER_DIGITS_MAX or (number and not _EXPONENT_MIN <= number.adjusted() <= _EXPONENT_MAX):
+    digits = _EXPONENT.sub("", text).replace(".", "").lstrip("+-").strip("0")  # Those that are significant.
+    if len(digits) > SQS_NUMBER_DIGITS_MAX or (number and not _EXPONENT_MIN <= number.adjusted() <= _EXPONENT_MAX):
         raise SqsError(
             "InvalidParameterValue",
             f"The value of the message attribute '{name}' has more than {SQS_NUMBER_DIGITS_MAX} digits, or is not "
