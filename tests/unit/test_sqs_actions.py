@@ -168,6 +168,15 @@ async def test_a_batch_without_valid_entries_puts_nothing(sqs: Client) -> None:
     assert "PutMessages" not in sqs.plane.taken()
 
 
+async def test_a_number_of_many_digits_fails_its_entry_only(sqs: Client) -> None:
+    attribute = {"n": {"DataType": "Number", "StringValue": "1" * 5_000}}
+    entries: list[Output] = [{"Id": "good", "MessageBody": "m"}, {"Id": "bad", "MessageBody": "m"}]
+    entries[1]["MessageAttributes"] = attribute
+    found = await sqs("SendMessageBatch", Entries=entries)
+    assert [each["Id"] for each in found["Successful"]] == ["good"]
+    assert [(each["Id"], each["Code"]) for each in found["Failed"]] == [("bad", "InvalidParameterValue")]
+
+
 async def test_a_batch_over_one_mebibyte_is_refused_as_a_whole(sqs: Client) -> None:
     entries = [{"Id": str(i), "MessageBody": "x" * 524_288} for i in range(2)]
     assert len((await sqs("SendMessageBatch", Entries=entries))["Successful"]) == 2
@@ -618,6 +627,15 @@ async def test_queues_are_listed_by_prefix_and_in_pages(sqs: Client) -> None:
     assert await sqs.refused("ListQueues", None, NextToken="*") == "InvalidParameterValue"
 
 
+@pytest.mark.parametrize("name", ["a b", "", "a.b", "x" * 81, "x" * 300, "ä", ".fifo"])
+async def test_a_name_that_sqs_does_not_allow_is_refused_in_its_words(sqs: Client, name: str) -> None:
+    with pytest.raises(HoldfastError) as caught:
+        await sqs("CreateQueue", None, QueueName=name)
+    error = sqs_error(caught.value)
+    assert error.query_code == "InvalidParameterValue"
+    assert "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length" in error.message
+
+
 async def test_a_queue_url_is_found_by_its_name(sqs: Client) -> None:
     found = await sqs("GetQueueUrl", None, QueueName="orders")
     assert found == {"QueueUrl": "http://127.0.0.1:9440/sqs/000000000000/orders"}
@@ -714,6 +732,20 @@ async def test_permissions_are_statements_of_the_policy(sqs: Client) -> None:
     assert await sqs.refused("RemovePermission", Label="first") == "InvalidParameterValue"
     await sqs("RemovePermission", Label="second")
     assert not await sqs.attribute("Policy")
+
+
+async def test_permissions_that_change_at_the_same_time_are_all_kept(sqs: Client) -> None:
+    labels = list("abcdefghijkl")
+    permission = {"AWSAccountIds": ["123456789012"], "Actions": ["SendMessage"]}
+    await asyncio.gather(*[sqs("AddPermission", Label=label, **permission) for label in labels])
+    assert sorted(await statements(sqs)) == sorted(labels)
+    await asyncio.gather(*[sqs("RemovePermission", Label=label) for label in labels[3:]])
+    assert sorted(await statements(sqs)) == labels[:3]
+
+
+async def statements(sqs: Client) -> list[str]:
+    policy = json.loads(await sqs.attribute("Policy") or "{}")
+    return [each["Sid"] for each in policy["Statement"]]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ from holdfast.wire.sqs import (
     GetSqsSettings,
     ListMoveTasks,
     ListSqsQueues,
+    ListSqsSources,
     SetSqsAttributes,
     SqsQueueNames,
     StartMoveTask,
@@ -923,6 +924,25 @@ async def test_lists_have_only_the_queues_of_the_token(server: TokenServer) -> N
         assert await names(ListSqsQueues(prefix)) == expected
     everything = server.authenticate(await server.token("*"))
     assert len((await server.transport.call(everything.attributed(ListQueues(only=["a"])))).names) == 7
+
+
+async def test_sources_of_dead_letters_are_only_the_queues_of_the_token(server: TokenServer) -> None:
+    for queue in ("a", "jobs", "jobs-eu", "payments"):
+        await server.transport.call(SetQueuePolicy(queue, QueuePolicy(dead_letter_queue="dead")))
+    await server.transport.call(SetQueuePolicy("dead", QueuePolicy()))
+    authorizer = server.authenticate(await server.token("*", queues="dead,jobs*"))
+    found = []
+    request, following = ListSqsSources("dead", limit=1, only=["a"]), ""
+    while following is not None:
+        request = msgspec.structs.replace(request, after=following)
+        authorizer.authorize(request)
+        page = await server.transport.call(authorizer.attributed(request))
+        found += page.names
+        following = page.next
+        assert following in (None, "jobs", "jobs-eu"), "it is shown to the caller"
+    assert found == ["jobs", "jobs-eu"]
+    with pytest.raises(NotAllowed, match="not for the queue payments"):
+        authorizer.authorize(ListSqsSources("payments"))
 
 
 @pytest.mark.parametrize(

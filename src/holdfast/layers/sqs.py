@@ -131,14 +131,18 @@ def settings(tx: Transaction, queue: QueueKey) -> SqsSettings:
     )
 
 
-def set_attributes(tx: Transaction, queue: QueueKey, attributes: Mapping[str, str]) -> SqsQueue:
-    """Change attributes of a queue.
+def set_attributes(
+    tx: Transaction, queue: QueueKey, attributes: Mapping[str, str], *, if_policy: str | None = None
+) -> SqsQueue:
+    """Change attributes of a queue; with `if_policy`, only if this is its Policy, which is "" if it has none.
 
     Raises:
         QueueNotFound: it does not exist.
         UnknownSqsAttribute, InvalidSqsAttribute: an attribute is invalid.
     """
     require(tx, queue)
+    if if_policy is not None and if_policy != _record(tx, queue).attributes.get("Policy", ""):
+        return get(tx, queue)
     changes = sqs_attributes.checked(queue.name, attributes)
     if "FifoQueue" in changes:
         sqs_attributes.check_fifo(queue.name, changes)
@@ -168,15 +172,15 @@ def names(
     return SqsQueueNames(found, None if is_last else page[-1])
 
 
-def sources(tx: Transaction, queue: QueueKey, *, after: str, limit: int) -> SqsQueueNames:
-    """At most `limit` names of queues whose dead letters go to this one, after `after`, in order.
+def sources(tx: Transaction, queue: QueueKey, *, after: str, limit: int, only: Sequence[str] = ()) -> SqsQueueNames:
+    """At most `limit` names of queues whose dead letters go to this one, after `after`, in order; of those in `only`.
 
     Raises:
         QueueNotFound: it does not exist.
     """
     _check_limit(limit)
     require(tx, queue)
-    found, following = dead_letter_sources(tx, queue, after=after, limit=limit)
+    found, following = dead_letter_sources(tx, queue, after=after, limit=limit, only=only)
     return SqsQueueNames(found, following)
 
 

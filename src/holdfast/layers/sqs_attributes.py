@@ -89,8 +89,8 @@ def checked_new_name(name: str) -> str:
     """
     if not _NAME.match(name.removesuffix(FIFO_SUFFIX)) or len(name) > SQS_NAME_CHARACTERS_MAX:
         raise InvalidArgument(
-            f"Queue name {_shown(name)} is invalid: can only include alphanumeric characters, hyphens, or underscores, "
-            f"1 to {SQS_NAME_CHARACTERS_MAX} in length; a FIFO queue's name ends with {FIFO_SUFFIX}"
+            f"Queue name {_shown(name)} is invalid. Can only include alphanumeric characters, hyphens, or underscores. "
+            f"1 to {SQS_NAME_CHARACTERS_MAX} in length; the name of a FIFO queue ends with {FIFO_SUFFIX}"
         )
     return name
 

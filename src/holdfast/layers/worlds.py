@@ -14,6 +14,7 @@ is created under the same name is its next incarnation. Callers pass the incarna
 any other one, so that a reader or writer of a deleted world never continues in the world that replaced it.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -283,6 +284,28 @@ def first_elements(tx: Transaction, parent: Subspace, after: str, limit: int, *,
         name = _first(parent, key)
         found.append(name)
         begin = prefix_range(parent.key(name))[1]
+    return found
+
+
+def matching_elements(
+    tx: Transaction, parent: Subspace, patterns: Sequence[str], after: str, limit: int, *, prefix: str = ""
+) -> list[str]:
+    """`first_elements` that match one of the patterns: texts, or beginnings of texts with a star.
+
+    The patterns are in order, and no two have a text in common. Only keys that match one of them are read.
+    """
+    found: list[str] = []
+    for pattern in patterns:
+        start = pattern.removesuffix("*")
+        if len(found) == limit:
+            break
+        if pattern == start:
+            # The first text that begins with it is the text itself, if it is there.
+            some = first_elements(tx, parent, after, 1, prefix=start) if start.startswith(prefix) else []
+            found += [name for name in some if name == start]
+        elif start.startswith(prefix) or prefix.startswith(start):
+            longer = max(start, prefix, key=len)
+            found += first_elements(tx, parent, after, limit - len(found), prefix=longer)
     return found
 
 

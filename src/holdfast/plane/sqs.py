@@ -1,7 +1,7 @@
 """Handlers of requests for SQS queues and move tasks."""
 
 from holdfast.kv import Transaction
-from holdfast.layers import move_tasks, queues, sqs
+from holdfast.layers import move_tasks, queues, sqs, sqs_attributes
 from holdfast.layers.idempotency import KeyedCall
 from holdfast.layers.queues import QueueKey
 from holdfast.names import checked_name
@@ -32,7 +32,8 @@ from holdfast.wire.sqs import (
 
 @transaction
 def create(tx: Transaction, request: CreateSqsQueue) -> SqsQueue:
-    return sqs.create(tx, _queue(request.universe, request.name), request.attributes, request.tags)
+    queue = QueueKey(checked_name("universe", request.universe), sqs_attributes.checked_new_name(request.name))
+    return sqs.create(tx, queue, request.attributes, request.tags)
 
 
 @transaction
@@ -57,7 +58,8 @@ def list_queues(tx: Transaction, request: ListSqsQueues) -> SqsQueueNames:
 
 @transaction
 def set_attributes(tx: Transaction, request: SetSqsAttributes) -> SqsQueue:
-    return sqs.set_attributes(tx, _queue(request.universe, request.name), request.attributes)
+    queue = _queue(request.universe, request.name)
+    return sqs.set_attributes(tx, queue, request.attributes, if_policy=request.if_policy)
 
 
 @transaction
@@ -73,7 +75,7 @@ def untag(tx: Transaction, request: UntagSqsQueue) -> SqsQueue:
 @transaction
 def list_sources(tx: Transaction, request: ListSqsSources) -> SqsQueueNames:
     queue = _queue(request.universe, request.name)
-    return sqs.sources(tx, queue, after=_after(request.after), limit=request.limit)
+    return sqs.sources(tx, queue, after=_after(request.after), limit=request.limit, only=request.only)
 
 
 @service

@@ -415,9 +415,9 @@ class _CheckedToken:
     def check_queues(self, request: Request[Any]) -> None:
         """Check that the token is for every queue that a request reaches."""
         operation = request.operation
-        if operation.lists_queues:
-            return  # Its answer is limited to the queues of the token.
         names = request.queue_names()
+        if operation.lists_queues and not names:
+            return  # Its answer is limited to the queues of the token.
         # A request of queues that names none reaches all of them.
         if operation.all_queues or (not names and permission_of(type(request)).startswith(_QUEUE_NOUNS)):
             names = (EVERYTHING,)

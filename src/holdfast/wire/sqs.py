@@ -165,7 +165,11 @@ class ListSqsQueues(Request[SqsQueueNames], frozen=True, tag="sqs.list"):
 
 
 class SetSqsAttributes(Request[SqsQueue], frozen=True, tag="sqs.set"):
-    """Change attributes of a queue. An empty text removes a policy or the id of a key."""
+    """Change attributes of a queue. An empty text removes a policy or the id of a key.
+
+    With `if_policy`, nothing changes unless the attribute Policy has this value; an empty text means none. The answer
+    shows which it is: a caller that has computed the policy from that value tries again with the one that is there.
+    """
 
     operation = Operation(
         permission="sqs:set",
@@ -177,6 +181,7 @@ class SetSqsAttributes(Request[SqsQueue], frozen=True, tag="sqs.set"):
     name: str
     attributes: dict[str, str]
     universe: str = UNIVERSE
+    if_policy: str | None = None
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name, *_dead_letter_queue(self.attributes))
@@ -244,12 +249,13 @@ class UntagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.untag"):
 class ListSqsSources(Request[SqsQueueNames], frozen=True, tag="sqs.sources"):
     """The names of the queues whose dead letters go to this queue, after the name `after`."""
 
-    operation = Operation(permission="sqs:sources", reads=True, revision=6)
+    operation = Operation(permission="sqs:sources", reads=True, lists_queues=True, revision=6)
 
     name: str
     after: str = ""
     limit: int = SQS_LIST_MAX
     universe: str = UNIVERSE
+    only: list[str] = msgspec.field(default_factory=list)  # Empty: all. A server sets the caller's.
 
     def queue_names(self) -> tuple[str, ...]:
         return (self.name,)

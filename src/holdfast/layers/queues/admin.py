@@ -23,7 +23,7 @@ from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
 from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
 from holdfast.layers.queues.message_leases import HeldLease
 from holdfast.layers.queues.policies import check_exists, dead_letter_queue, history_ms, policy_of
-from holdfast.layers.worlds import first_elements
+from holdfast.layers.worlds import first_elements, matching_elements
 from holdfast.limits import (
     DUE_BATCH_MAX,
     LEASED_LIST_MAX,
@@ -33,7 +33,7 @@ from holdfast.limits import (
     SUMMARY_LIST_MAX,
     SURVEY_NAMES_MAX,
 )
-from holdfast.wire.permissions import EVERYTHING, checked_queues
+from holdfast.wire.permissions import checked_queues
 from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
 from holdfast.wire.stored_messages import StoredMessage, decode, encode, format_id
 
@@ -293,19 +293,7 @@ def matching_names(
     """`names` of the queues that begin with `prefix`, without a check of the limit."""
     if not only:
         return first_elements(tx, queues(universe), after, limit, prefix=prefix)
-    found: list[str] = []
-    for pattern in checked_queues(only):  # In the order of names, and no two have a queue in common.
-        start = pattern.removesuffix(EVERYTHING)
-        if len(found) == limit:
-            break
-        if pattern == start:
-            # The first name that begins with it is the name itself, if there is such a queue.
-            some = first_elements(tx, queues(universe), after, 1, prefix=start) if start.startswith(prefix) else []
-            found += [name for name in some if name == start]
-        elif start.startswith(prefix) or prefix.startswith(start):
-            longer = max(start, prefix, key=len)
-            found += first_elements(tx, queues(universe), after, limit - len(found), prefix=longer)
-    return found
+    return matching_elements(tx, queues(universe), checked_queues(only), after, limit, prefix=prefix)
 
 
 class PurgeProgress(msgspec.Struct, frozen=True, array_like=True):

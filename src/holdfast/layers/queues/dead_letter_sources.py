@@ -6,9 +6,13 @@ The policy of a queue names its dead letter queue. The index has those that name
 entry can outlive the policy that it was written for, so every entry is compared with the policy.
 """
 
+from collections.abc import Sequence
+
 from holdfast.kv import Subspace, Transaction
 from holdfast.layers.queues.keys import QueueKey, keys_of
 from holdfast.layers.queues.policies import SUFFIX, dead_letter_queue, exists, policy_of
+from holdfast.layers.worlds import matching_elements
+from holdfast.wire.permissions import checked_queues, covers_queue
 from holdfast.wire.queues import QueuePolicy
 
 
@@ -27,20 +31,25 @@ def forget(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> None:
         tx.delete(_of(queue.universe, policy.dead_letter_queue).key(queue.name))
 
 
-def sources(tx: Transaction, dead: QueueKey, *, after: str, limit: int) -> tuple[list[str], str | None]:
+def sources(
+    tx: Transaction, dead: QueueKey, *, after: str, limit: int, only: Sequence[str] = ()
+) -> tuple[list[str], str | None]:
     """At most `limit` names of queues that send their dead letters to `dead`, and where to continue, or None.
 
-    An entry may be outdated, so there may be fewer, and more after them.
+    An entry may be outdated, so there may be fewer, and more after them. `only` limits it to these names and patterns:
+    where to continue is one of these names, too.
     """
     index = _of(dead.universe, dead.name)
-    begin, end = index.range()
-    if after:
-        begin = index.key(after) + b"\x00"
-    pairs = tx.scan(begin, end, limit=limit)
-    names = [str(index.unpack(key)[0]) for key, _ in pairs]
-    last = names[-1] if len(pairs) == limit else None
+    if only:
+        names = matching_elements(tx, index, checked_queues(only), after, limit)
+    else:
+        begin, end = index.range()
+        pairs = tx.scan(index.key(after) + b"\x00" if after else begin, end, limit=limit)
+        names = [str(index.unpack(key)[0]) for key, _ in pairs]
+    last = names[-1] if len(names) == limit else None
     by_name = dead.name.removesuffix(SUFFIX)
-    if dead.name.endswith(SUFFIX) and by_name > after and (last is None or by_name < last):
+    is_possible = dead.name.endswith(SUFFIX) and covers_queue(only, by_name)
+    if is_possible and by_name > after and (last is None or by_name < last):
         names = sorted({*names, by_name})
     found = [name for name in names if name and _sends_to(tx, QueueKey(dead.universe, name), dead)]
     if len(found) > limit:

@@ -3,7 +3,7 @@
 import json
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from holdfast.errors import InvalidName, QueueNotFound
@@ -12,6 +12,7 @@ from holdfast.limits import (
     SQS_LIST_MAX,
     SQS_POLICY_ACTIONS_MAX,
     SQS_POLICY_STATEMENTS_MAX,
+    SQS_POLICY_TRIES_MAX,
 )
 from holdfast.names import checked_name
 from holdfast.server.sqs.caller import SqsCaller
@@ -45,6 +46,7 @@ from holdfast.wire.sqs import (
 
 Parameters = Mapping[str, Any]
 Output = dict[str, Any]
+Statements = list[dict[str, Any]]
 
 _ALL: Final = "All"
 _LABEL: Final = re.compile(r"[A-Za-z0-9_-]{1,80}\Z")
@@ -142,23 +144,44 @@ class QueueActions:
     async def add_permission(self, caller: SqsCaller, parameters: Parameters) -> Output:
         queue, label = queue_at(caller, parameters["QueueUrl"]), parameters["Label"]
         statement = _statement(caller, queue, parameters)
-        policy = _policy(await self._get(caller, parameters))
-        statements = policy["Statement"]
-        if any(each.get("Sid") == label for each in statements):
-            raise invalid_value("Label", label, "Already exists.")
-        if len(statements) >= SQS_POLICY_STATEMENTS_MAX:
-            raise SqsError("OverLimit", f"A policy has at most {SQS_POLICY_STATEMENTS_MAX} statements; remove some.")
-        await self._set(caller, queue, _with_statements(queue, policy, [*statements, statement]))
+
+        def added(statements: Statements) -> Statements:
+            if any(each.get("Sid") == label for each in statements):
+                raise invalid_value("Label", label, "Already exists.")
+            if len(statements) >= SQS_POLICY_STATEMENTS_MAX:
+                raise SqsError(
+                    "OverLimit", f"A policy has at most {SQS_POLICY_STATEMENTS_MAX} statements; remove some."
+                )
+            return [*statements, statement]
+
+        await self._change_statements(caller, queue, parameters, added)
         return {}
 
     async def remove_permission(self, caller: SqsCaller, parameters: Parameters) -> Output:
         queue, label = queue_at(caller, parameters["QueueUrl"]), parameters["Label"]
-        policy = _policy(await self._get(caller, parameters))
-        left = [each for each in policy["Statement"] if each.get("Sid") != label]
-        if len(left) == len(policy["Statement"]):
-            raise invalid_value("Label", label, "can't find label on existing policy.")
-        await self._set(caller, queue, _with_statements(queue, policy, left))
+
+        def removed(statements: Statements) -> Statements:
+            left = [each for each in statements if each.get("Sid") != label]
+            if len(left) == len(statements):
+                raise invalid_value("Label", label, "can't find label on existing policy.")
+            return left
+
+        await self._change_statements(caller, queue, parameters, removed)
         return {}
+
+    async def _change_statements(
+        self, caller: SqsCaller, queue: str, parameters: Parameters, change: Callable[[Statements], Statements]
+    ) -> None:
+        """Change the statements of a queue's policy; again, if another call changes them meanwhile."""
+        found = await self._get(caller, parameters)
+        for _ in range(SQS_POLICY_TRIES_MAX):
+            policy = _policy(found)
+            wanted = _with_statements(queue, policy, change(policy["Statement"]))
+            before = found.attributes.get("Policy", "")
+            found = await self._set(caller, queue, {"Policy": wanted}, if_policy=before)
+            if found.attributes.get("Policy", "") == wanted:
+                return
+        raise SqsError("ServiceUnavailable", f"Too many calls change the permissions of {queue} at once; try again")
 
     # Move tasks
 
@@ -187,9 +210,12 @@ class QueueActions:
         prefix = queue_arn(caller, "").removesuffix(":")
         return await self._execute(caller, GetSqsQueue(queue, prefix, caller.universe))
 
-    async def _set(self, caller: SqsCaller, queue: str, attributes: dict[str, str]) -> None:
-        await self._execute(caller, SetSqsAttributes(queue, attributes, caller.universe))
+    async def _set(
+        self, caller: SqsCaller, queue: str, attributes: dict[str, str], *, if_policy: str | None = None
+    ) -> SqsQueue:
+        changed = await self._execute(caller, SetSqsAttributes(queue, attributes, caller.universe, if_policy))
         self._settings.forget(caller.universe, queue)
+        return changed
 
     async def _execute(self, caller: SqsCaller, request: Request[Answer]) -> Answer:
         authorize(caller, request)
@@ -237,11 +263,11 @@ def _policy(queue: SqsQueue) -> dict[str, Any]:
     return {**policy, "Statement": [each for each in statements if isinstance(each, dict)]}
 
 
-def _with_statements(queue: str, policy: dict[str, Any], statements: list[dict[str, Any]]) -> dict[str, str]:
+def _with_statements(queue: str, policy: dict[str, Any], statements: Statements) -> str:
     if not statements:
-        return {"Policy": ""}
+        return ""
     head = {"Version": "2012-10-17", "Id": f"{queue}/SQSDefaultPolicy"}
-    return {"Policy": json.dumps({**head, **policy, "Statement": statements}, separators=(",", ":"))}
+    return json.dumps({**head, **policy, "Statement": statements}, separators=(",", ":"))
 
 
 def _statement(caller: SqsCaller, queue: str, parameters: Parameters) -> dict[str, Any]:
