@@ -189,7 +189,7 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 @click.option("--sqs-region", help="The region in the names and signatures of SQS.  [default: us-east-1]")
 @click.option(
     "--sqs-universe",
-    help="The universe of SQS requests whose access key is not limited to one.  [default: main]",
+    help="The universe of requests with --sqs-anonymous. An access key has its own.  [default: main]",
 )
 @click.option(
     "--sqs-key-file",

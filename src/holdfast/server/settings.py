@@ -144,7 +144,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sqs_anonymous: bool = False  # Accepts SQS requests with any access key or none, on a loopback address only.
     sqs_url: str | None = None  # The public URL of SQS; default: made of the host that a client has called.
     sqs_region: str = REGION  # In the names and signatures of SQS.
-    sqs_universe: str = UNIVERSE  # Of SQS requests whose access key is not limited to one universe.
+    sqs_universe: str = UNIVERSE  # Of SQS requests with sqs_anonymous. An access key has its own.
     sqs_key_file: str | None = None  # The key that encrypts the secrets of access keys; default: beside the data.
 
     log_format: Literal["json", "text"] = "text"

@@ -17,5 +17,5 @@ class SqsOptions(msgspec.Struct, frozen=True, kw_only=True):
     anonymous: bool = False  # Whether requests need no signature, on a loopback address.
     url: str | None = None  # The public URL that queue URLs begin with; default: what each client has called.
     region: str = REGION
-    universe: str = UNIVERSE  # Of callers without an access key, and of keys for several universes.
+    universe: str = UNIVERSE  # Of anonymous callers. An access key has its own.
     key_file: str | None = None  # The key that encrypts the secrets of access keys; default: beside the data.
