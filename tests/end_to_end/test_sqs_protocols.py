@@ -18,6 +18,9 @@ from urllib.parse import quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
 import pytest
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from botocore.model import ListShape, MapShape, OperationModel, ServiceModel, Shape, StructureShape
 from botocore.parsers import create_parser
 from botocore.serialize import create_serializer
@@ -61,11 +64,14 @@ class Protocol:
 
     def ask(self, action: str, **parameters: Any) -> Answer:
         """The answer to an action, unchecked."""
+        body, headers = self.request(action, **parameters)
+        return self.send(body, headers=headers)
+
+    def request(self, action: str, **parameters: Any) -> tuple[bytes | str, dict[str, str]]:
+        """The body and the headers of a call."""
         request = self._serializer.serialize_to_request(parameters, self.model.operation_model(action))
         body = request["body"]
-        if isinstance(body, dict):
-            body = urlencode(body)
-        return self.send(body, headers=dict(request["headers"]))
+        return urlencode(body) if isinstance(body, dict) else body, dict(request["headers"])
 
     def send(self, body: bytes | str, *, headers: dict[str, str], path: str = "/", method: str = "POST") -> Answer:
         connection = http.client.HTTPConnection(str(self.endpoint.netloc), timeout=SECONDS_MAX)
@@ -412,6 +418,7 @@ PROVOKED: dict[str, Callable[[Protocol], Call]] = {
     "BatchEntryIdsNotDistinct": lambda protocol: _batch(new_queue(protocol), "a", "a"),
     "BatchRequestTooLong": lambda protocol: _batch(new_queue(protocol), *"abc", body="x" * 400_000),
     "EmptyBatchRequest": lambda protocol: _batch(new_queue(protocol)),
+    "InvalidAddress": lambda _: ("GetQueueAttributes", {"QueueUrl": ""}),
     "InvalidAttributeName": lambda protocol: (
         "SetQueueAttributes",
         {"QueueUrl": new_queue(protocol), "Attributes": {"Unknown": "1"}},
@@ -442,9 +449,9 @@ PROVOKED: dict[str, Callable[[Protocol], Call]] = {
     "TooManyEntriesInBatchRequest": lambda protocol: _batch(new_queue(protocol), *"abcdefghijk"),
     "UnsupportedOperation": _move_is_running,
 }
-# Of accounts, encryption keys and rates that there are not, and one that is deprecated.
+SIGNED = {"RequestThrottled"}  # By a request that is sent again, which needs signatures.
+# Of accounts and encryption keys that there are not, and one that is deprecated.
 NEVER = {
-    "InvalidAddress",
     "InvalidIdFormat",
     "InvalidSecurity",
     "KmsAccessDenied",
@@ -454,13 +461,12 @@ NEVER = {
     "KmsNotFound",
     "KmsOptInRequired",
     "KmsThrottled",
-    "RequestThrottled",
 }
 
 
 def test_every_error_of_the_model_is_provoked_or_cannot_happen() -> None:
-    assert set(PROVOKED) | NEVER == MODELLED
-    assert set(PROVOKED) & NEVER == set()
+    assert set(PROVOKED) | SIGNED | NEVER == MODELLED
+    assert len(PROVOKED) + len(SIGNED) + len(NEVER) == len(MODELLED)
 
 
 @pytest.mark.parametrize("name", PROVOKED)
@@ -469,6 +475,23 @@ def test_an_error_has_the_form_of_the_model(protocol: Protocol, name: str) -> No
     answer = protocol.ask(action, **parameters)
     assert protocol.error(answer)[0] == name, answer
     assert name in {shape.name for shape in MODEL.operation_model(action).error_shapes}
+
+
+def test_a_request_that_is_sent_again_is_throttled(tmp_path: Path) -> None:
+    with _clients["signed_server"](tmp_path) as credentials:
+        for protocol in (
+            Json(credentials.endpoint, MODEL),
+            Query(credentials.endpoint, ServiceModel(_clients["query_model"](), "sqs")),
+        ):
+            body, headers = protocol.request("CreateQueue", QueueName=protocol.name)
+            headers["amz-sdk-invocation-id"] = str(uuid.uuid4())
+            request = AWSRequest("POST", f"{credentials.endpoint}/", headers, body)
+            keys = Credentials(credentials.access_key_id, credentials.secret_access_key)
+            SigV4Auth(keys, "sqs", "us-east-1").add_auth(request)
+            assert protocol.send(body, headers=dict(request.headers)).status == 200
+            again = protocol.send(body, headers=dict(request.headers))
+            assert protocol.error(again)[0] == "RequestThrottled"
+            assert "RequestThrottled" in {shape.name for shape in MODEL.operation_model("CreateQueue").error_shapes}
 
 
 COMMON: dict[str, tuple[str, dict[str, Any]]] = {
