@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import boto3
@@ -32,17 +33,26 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "celery_orders.py"
 class Broker:
     """A server for SQS, and another one for the results if it is not Holdfast's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, signed: bool = False) -> None:
+        """If `signed`, requests need an access key, and results a token."""
         flags: dict[str, Any] = {}
         self.endpoint = os.environ.get("SQS_ENDPOINT", "")
+        self.access_key, self.secret, token = "key", "secret", ""
         if not self.endpoint:
             port = _servers["free_port"]()
             flags = {"sqs_port": port, "sqs_anonymous": True}
             self.endpoint = f"http://127.0.0.1:{port}"
+            if signed:
+                key_file = str(folder / "sqs.key")
+                flags = {"sqs_port": port, "sqs_key_file": key_file, "tokens": True}
+                created = _create_token(folder, key_file, "--sqs")
+                key = dict(line.split("=", 1) for line in created.split())
+                self.access_key, self.secret = key["AWS_ACCESS_KEY_ID"], key["AWS_SECRET_ACCESS_KEY"]
+                token = f":{_create_token(folder, key_file, '--allow', 'collection:*,blob:*').strip()}@"
         self.server = _servers["Server"](folder, **flags)
         self.prefix = f"celery-{uuid4().hex[:8]}-"
         self.conf = {
-            "broker_url": f"sqs://key:secret@{self.endpoint.partition('//')[2]}",
+            "broker_url": f"sqs://{self.access_key}:{quote(self.secret, safe='')}@{self.endpoint.partition('//')[2]}",
             "broker_transport_options": {
                 "region": REGION,
                 "is_secure": False,
@@ -51,7 +61,7 @@ class Broker:
                 "wait_time_seconds": 1,
                 "polling_interval": 0.1,
             },
-            "result_backend": "holdfast://" + self.server.url.partition("//")[2] + "/main",
+            "result_backend": f"holdfast://{token}{self.server.url.partition('//')[2]}/main",
         }
 
     def counts(self) -> tuple[int, int]:
@@ -60,8 +70,8 @@ class Broker:
             "sqs",
             endpoint_url=self.endpoint,
             region_name=REGION,
-            aws_access_key_id="key",
-            aws_secret_access_key="secret",
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret,
         )
         try:
             url = client.get_queue_url(QueueName=f"{self.prefix}celery")["QueueUrl"]
@@ -72,9 +82,25 @@ class Broker:
             client.close()
 
 
+def _create_token(folder: Path, key_file: str, *options: str) -> str:
+    """What `holdfast token create` prints."""
+    command = [sys.executable, "-m", "holdfast.cli", "--url", f"dir:{folder / 'data'}", "token", "create", "celery"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    done = subprocess.run(
+        [*command, *options],
+        env=environment | {"HOLDFAST_SQS_KEY_FILE": key_file},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    found = Broker(tmp_path)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    found = Broker(tmp_path, signed=hasattr(request, "param"))
     yield found
     found.server.kill()
 
@@ -85,6 +111,7 @@ def workers(tmp_path: Path, broker: Broker) -> Iterator[Any]:
         yield found
 
 
+@pytest.mark.parametrize("broker", ["with an access key"], indirect=True)
 def test_tasks_are_sent_run_and_acknowledged(workers: Any, broker: Broker) -> None:
     workers.start()
     results = [workers.tasks.add.delay(number, 1) for number in range(20)]
