@@ -267,7 +267,8 @@ def extensions_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bodies_are_not_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def remove(queue_tx: QueueTransaction, message: StoredMessage) -> None:
+    def remove(queue_tx: QueueTransaction, message: StoredMessage, *, keep_failures: bool = False) -> None:
+        del keep_failures
         enqueue.clear_ttl(queue_tx.tx, queue_tx.keys, message)
         sidecars.remove(queue_tx.tx, queue_tx.queue, message)
         groups.advance_group(queue_tx, message)
