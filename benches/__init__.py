@@ -1,1 +1,1 @@
-"""Benchmarks: each compares Holdfast with a bare loop or a peer in the same run, and prints ratios."""
+"""Benchmarks: each compares Fastness with a bare loop or a peer in the same run, and prints ratios."""

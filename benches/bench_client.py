@@ -91,7 +91,7 @@ class Client:
 
 def main(argv: Sequence[str] = ()) -> None:
     options = arguments(argv)
-    with tempfile.TemporaryDirectory(prefix="holdfast-client-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="fastness-client-") as folder, ExitStack() as stack:
         roots = {"this code": ROOT}
         if options.against:
             roots = {options.against: stack.enter_context(worktree(options.against, Path(folder)))} | roots
@@ -150,7 +150,7 @@ def worktree(commit: str, folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def serving(data: str) -> "Iterator[tuple[subprocess.Popen[str], int]]":
-    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", data, "--port", "0"]
+    command = [sys.executable, "-m", "fastness.cli", "serve", "--data", data, "--port", "0"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     ) as server:

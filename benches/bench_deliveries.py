@@ -33,7 +33,7 @@ BEFORE: Final = "1c2b247"  # The last commit whose deliveries have a lease for e
 def main(argv: Sequence[str] = ()) -> None:
     options = arguments(argv)
     results: dict[str, list[Result]] = {}
-    with tempfile.TemporaryDirectory(prefix="holdfast-deliveries-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="fastness-deliveries-") as folder, ExitStack() as stack:
         sources = {}
         try:
             sources[options.before] = stack.enter_context(worktree(options.before, Path(folder)))

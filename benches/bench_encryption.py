@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import holdfast
-from holdfast import FileKeys, Plane
-from holdfast.encryption_keys import new_master_key
+import fastness
+from fastness import FileKeys, Plane
+from fastness.encryption_keys import new_master_key
 
 _BATCH = 100
 _BLOB_BYTES = 8 << 20
@@ -32,8 +32,8 @@ def main() -> None:
         keys = folder / "keys"
         keys.write_text(new_master_key("bench"))
         keys.chmod(0o600)
-        plain = holdfast.open(f"dir:{folder / 'plain'}")
-        encrypted = holdfast.open(f"dir:{folder / 'encrypted'}", encryption=FileKeys(keys))
+        plain = fastness.open(f"dir:{folder / 'plain'}")
+        encrypted = fastness.open(f"dir:{folder / 'encrypted'}", encryption=FileKeys(keys))
         with plain, encrypted:
             encrypted.encryption.enable("main")
             works: dict[str, Callable[[Plane], int]] = {

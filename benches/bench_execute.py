@@ -4,12 +4,12 @@ import asyncio
 
 from benches.bench_rocksdb import on_loop, repeat
 from benches.comparison import compare, echo
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.sync.plane import Plane
-from holdfast.kv import Transaction
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.services import Services
+from fastness.backends.memory import MemoryDatabase
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.sync.plane import Plane
+from fastness.kv import Transaction
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.services import Services
 
 
 def put(tx: Transaction, key: bytes, value: bytes) -> None:

@@ -21,20 +21,20 @@ from rich.table import Table
 
 from benches.comparison import echo
 from benches.ycsb import quantile
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import INGRESS_QUEUE_MAX, INGRESS_WAIT_SECONDS
-from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.ingress.dedupe import key_of
-from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.runtime.ingress.validation import mail_of
-from holdfast.testing.faults import FaultyDatabase
-from holdfast.wire.ingress import NewPush
-from holdfast.wire.mail import MailPolicy
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address
+from fastness.limits import INGRESS_QUEUE_MAX, INGRESS_WAIT_SECONDS
+from fastness.runtime.blobs import AsyncBlobStore
+from fastness.runtime.ingress.dedupe import key_of
+from fastness.runtime.ingress.ingress import Ingress
+from fastness.runtime.ingress.validation import mail_of
+from fastness.testing.faults import FaultyDatabase
+from fastness.wire.ingress import NewPush
+from fastness.wire.mail import MailPolicy
 
 CALLERS: Final = 64
 PUSHES: Final = 4_096

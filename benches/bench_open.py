@@ -1,4 +1,4 @@
-"""Opening a directory with a log of 256 MiB, with and without Holdfast's own check of the log.
+"""Opening a directory with a log of 256 MiB, with and without Fastness's own check of the log.
 
 Every open is a process of its own, and the two take turns. The time of the processor counts that of all threads,
 RocksDB's included.
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from rocksdict import Rdict, WriteBatch
 
-from holdfast.backends.rocksdb import RocksDatabase, database
-from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.log_check import Repairs
-from holdfast.backends.rocksdb.watermark import Watermark
+from fastness.backends.rocksdb import RocksDatabase, database
+from fastness.backends.rocksdb.database import table_options
+from fastness.backends.rocksdb.log_check import Repairs
+from fastness.backends.rocksdb.watermark import Watermark
 
 _LOG_BYTES = 256 << 20
 _ROUNDS = 5

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] = ()) -> None:
     backlog = options.backlog or (20_000 if options.quick else 1_000_000)
     if options.json:
         disable_output()
-    with tempfile.TemporaryDirectory(prefix="holdfast-peers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fastness-peers-") as folder:
         env = Environment(Settings(rounds, options.quick, backlog, options.uvloop), Path(folder))
         with env.start_servers():
             for name, why in env.absent.items():

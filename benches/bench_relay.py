@@ -47,7 +47,7 @@ _ids = itertools.count()
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", f"dir:{folder}/data", "--port", "0"]
+        command = [sys.executable, "-m", "fastness.cli", "serve", "--data", f"dir:{folder}/data", "--port", "0"]
         server = stack.enter_context(
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         )

@@ -11,9 +11,9 @@ from typing import Any
 from rocksdict import Options, Rdict, WriteBatch
 
 from benches.comparison import compare
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 _numbers = count()
 _VALUES = (b"x" * 100, b"y" * 20, b"z" * 20)
@@ -136,7 +136,7 @@ def put_in_groups(bare: Bare, size: int, times: int) -> int:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        bare, database = Bare(Path(folder, "bare")), RocksDatabase(Path(folder, "holdfast"))
+        bare, database = Bare(Path(folder, "bare")), RocksDatabase(Path(folder, "fastness"))
 
         def transact() -> None:
             database.transact(put_three)

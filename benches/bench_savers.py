@@ -33,11 +33,11 @@ from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 from rich.table import Table
 
-import holdfast
+import fastness
 from benches import bench_nodes
 from benches.comparison import echo
 from benches.storage_options import parse_options
-from holdfast.langgraph import HoldfastSaver
+from fastness.langgraph import FastnessSaver
 
 Saver = BaseCheckpointSaver[Any]
 Work = Callable[[], Awaitable[int]]  # Does something, and returns how often.
@@ -68,16 +68,16 @@ def main(argv: Sequence[str] = ()) -> None:
 
 @asynccontextmanager
 async def embedded() -> AsyncIterator[dict[str, Saver]]:
-    """AsyncSqliteSaver and HoldfastSaver on a directory."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-savers-") as folder:
+    """AsyncSqliteSaver and FastnessSaver on a directory."""
+    with tempfile.TemporaryDirectory(prefix="fastness-savers-") as folder:
         async with (
             AsyncSqliteSaver.from_conn_string(f"{folder}/checkpoints.sqlite") as sqlite,
-            holdfast.open_async(f"dir:{folder}/plane") as plane,
+            fastness.open_async(f"dir:{folder}/plane") as plane,
         ):
             await sqlite.setup()
             await check_pragma(sqlite, "journal_mode", "wal")
             await check_pragma(sqlite, "synchronous", 2)
-            yield {"AsyncSqliteSaver": sqlite, "HoldfastSaver": HoldfastSaver(plane)}
+            yield {"AsyncSqliteSaver": sqlite, "FastnessSaver": FastnessSaver(plane)}
 
 
 async def check_pragma(sqlite: AsyncSqliteSaver, name: str, expected: object) -> None:
@@ -89,8 +89,8 @@ async def check_pragma(sqlite: AsyncSqliteSaver, name: str, expected: object) ->
 
 @asynccontextmanager
 async def shared_postgresql() -> AsyncIterator[dict[str, Saver]]:
-    """AsyncPostgresSaver with a pool of connections, and HoldfastSaver, on one server."""
-    with bench_nodes.postgresql() as url, tempfile.TemporaryDirectory(prefix="holdfast-savers-") as folder:
+    """AsyncPostgresSaver with a pool of connections, and FastnessSaver, on one server."""
+    with bench_nodes.postgresql() as url, tempfile.TemporaryDirectory(prefix="fastness-savers-") as folder:
         pool: AsyncConnectionPool[AsyncConnection[dict[str, Any]]] = AsyncConnectionPool(
             url,
             min_size=CONNECTIONS,
@@ -98,14 +98,14 @@ async def shared_postgresql() -> AsyncIterator[dict[str, Saver]]:
             open=False,
             kwargs={"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row},
         )
-        async with pool, holdfast.open_async(url, objects=f"dir:{folder}") as plane:
+        async with pool, fastness.open_async(url, objects=f"dir:{folder}") as plane:
             postgres = AsyncPostgresSaver(pool)
             await postgres.setup()
-            yield {"AsyncPostgresSaver": postgres, "HoldfastSaver": HoldfastSaver(plane)}
+            yield {"AsyncPostgresSaver": postgres, "FastnessSaver": FastnessSaver(plane)}
 
 
 STORAGES: Final = {"embedded": embedded, "postgres": shared_postgresql}
-TITLES: Final = {"embedded": "SQLite, and Holdfast on RocksDB", "postgres": "the same PostgreSQL"}
+TITLES: Final = {"embedded": "SQLite, and Fastness on RocksDB", "postgres": "the same PostgreSQL"}
 
 
 async def measure(storage: str, sizes: Sizes) -> dict[str, dict[str, Any]]:

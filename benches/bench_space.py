@@ -4,12 +4,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import holdfast
+import fastness
 from benches.comparison import echo
-from holdfast import Plane
-from holdfast.kv import Transaction
-from holdfast.limits import BLOB_TOUCH_SECONDS, GC_GRACE_SECONDS
-from holdfast.testing.clock import ManualClock
+from fastness import Plane
+from fastness.kv import Transaction
+from fastness.limits import BLOB_TOUCH_SECONDS, GC_GRACE_SECONDS
+from fastness.testing.clock import ManualClock
 
 MESSAGES = 10_000
 PAYLOAD_BYTES = 20_480
@@ -27,7 +27,7 @@ def main() -> None:
 def free_payloads(folder: Path) -> None:
     """Put and acknowledge messages whose payloads are blobs, then collect after each grace period."""
     clock = ManualClock()
-    with holdfast.open(f"dir:{folder}", clock=clock) as plane:
+    with fastness.open(f"dir:{folder}", clock=clock) as plane:
         jobs = plane.queue("jobs")
         for number in range(MESSAGES):
             jobs.put(number.to_bytes(8, "big") + bytes(PAYLOAD_BYTES - 8))
@@ -42,7 +42,7 @@ def free_payloads(folder: Path) -> None:
 
 
 def search_keys(folder: Path) -> None:
-    with holdfast.open(f"dir:{folder}") as plane:
+    with fastness.open(f"dir:{folder}") as plane:
         plane.blobs.put(bytes(PAYLOAD_BYTES), pinned=False)
         fill(plane)
         started = time.process_time()

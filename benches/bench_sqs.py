@@ -5,7 +5,7 @@
     python -m benches.bench_sqs connections
 
 Both servers are processes of their own and get the same signed requests of boto3, one caller, one call at a time.
-Holdfast stores every message in RocksDB and syncs its log before it answers; moto keeps messages in memory. The first
+Fastness stores every message in RocksDB and syncs its log before it answers; moto keeps messages in memory. The first
 round does not count, and the medians are compared.
 
 `connections` uses a light HTTP client in a process of its own, because boto3 takes longer for a call than the server.
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] = ()) -> None:
     if options.json:
         disable_output()
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="holdfast-sqs-") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="fastness-sqs-") as folder, ExitStack() as stack:
         server, url, credentials = stack.enter_context(serving(folder))
         if options.work in ("all", "boto3"):
             results["boto3"] = with_boto3(url, credentials, stack, sizes)
@@ -72,9 +72,9 @@ def main(argv: Sequence[str] = ()) -> None:
 
 
 def with_boto3(url: str, credentials: Credentials, stack: ExitStack, sizes: Sizes) -> dict[str, dict[str, float]]:
-    """Messages a second of Holdfast and of moto, by kind of work."""
+    """Messages a second of Fastness and of moto, by kind of work."""
     moto = stack.enter_context(_moto())
-    clients = {"moto": _client(moto, credentials), "holdfast": _client(url, credentials)}
+    clients = {"moto": _client(moto, credentials), "fastness": _client(url, credentials)}
     seconds: dict[str, dict[str, list[float]]] = {name: {SINGLE: [], BATCH: [], DRAIN: []} for name in clients}
     for round_ in range(sizes.rounds + 1):
         for name, client in clients.items():
@@ -84,9 +84,9 @@ def with_boto3(url: str, credentials: Credentials, stack: ExitStack, sizes: Size
                     seconds[name][work].append(each / sizes.boto3)
     rates = {name: {work: 1 / median(each) for work, each in of.items()} for name, of in seconds.items()}
     table = Table(title="boto3, one caller, messages a second", title_justify="left", min_width=80)
-    for column in ("work", "moto", "holdfast", "times"):
+    for column in ("work", "moto", "fastness", "times"):
         table.add_column(column, justify="left" if column == "work" else "right")
-    for work, ours in rates["holdfast"].items():
+    for work, ours in rates["fastness"].items():
         theirs = rates["moto"][work]
         table.add_row(work, f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.1f}")
     echo(table)
@@ -176,11 +176,11 @@ def _light_client(url: str, credentials: Credentials) -> Iterator[Callable[[str,
 def serving(folder: str) -> "Iterator[tuple[subprocess.Popen[str], str, Credentials]]":
     """A server with the SQS endpoint, and an access key for it."""
     data = f"dir:{folder}/data"
-    command = [sys.executable, "-m", "holdfast.cli", "--json", "--url", data, "token", "create", "bench", "--sqs"]
+    command = [sys.executable, "-m", "fastness.cli", "--json", "--url", data, "token", "create", "bench", "--sqs"]
     created = subprocess.run(command, check=True, capture_output=True, text=True)
     answer = json.loads(created.stdout)
     credentials = Credentials(answer["AWS_ACCESS_KEY_ID"], answer["AWS_SECRET_ACCESS_KEY"])
-    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", data, "--port", "0", "--sqs"]
+    command = [sys.executable, "-m", "fastness.cli", "serve", "--data", data, "--port", "0", "--sqs"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
     ) as server:

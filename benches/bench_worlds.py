@@ -18,14 +18,14 @@ from eventsourcing.persistence import StoredEvent
 from eventsourcing.sqlite import SQLiteAggregateRecorder, SQLiteDatastore
 from rocksdict import Options, Rdict, WriteBatch
 
-import holdfast
+import fastness
 from benches.comparison import compare, echo
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journal_records, journals, snapshots
-from holdfast.layers.worlds import World
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Transaction
+from fastness.layers import inboxes, journal_records, journals, snapshots
+from fastness.layers.worlds import World
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control
 
 ADA = World("main", "ada")
 BATCH = 256
@@ -67,7 +67,7 @@ def append_and_replay(folder: Path) -> None:
             head += BATCH
         return batches * BATCH
 
-    plane = holdfast.open(f"dir:{folder / 'plane'}")
+    plane = fastness.open(f"dir:{folder / 'plane'}")
     world = plane.world("ada")
     world.create()
     plane_head = 0
@@ -190,7 +190,7 @@ def busy_worlds(folder: Path) -> None:
         for _ in range(20_000):
             world = chance.choice(names)
             started = time.perf_counter()
-            sequence = database.transact(inboxes.enqueue, world, Control(command="go"), tier=holdfast.Tier.IMPORTANT)
+            sequence = database.transact(inboxes.enqueue, world, Control(command="go"), tier=fastness.Tier.IMPORTANT)
             put_at[world, sequence] = started
         done.set()
 
@@ -200,8 +200,8 @@ def busy_worlds(folder: Path) -> None:
     while not finished:
         finished = done.is_set()
         for world in names:
-            before = database.read(inboxes.cursor, world, tier=holdfast.Tier.IMPORTANT)
-            heights = database.transact(inboxes.drain, world, tier=holdfast.Tier.IMPORTANT)
+            before = database.read(inboxes.cursor, world, tier=fastness.Tier.IMPORTANT)
+            heights = database.transact(inboxes.drain, world, tier=fastness.Tier.IMPORTANT)
             now = time.perf_counter()
             first = 0 if before is None else before + 1
             waits[world] += [now - put_at.get((world, first + n), now) for n in range(len(heights))]
@@ -217,11 +217,11 @@ def busy_worlds(folder: Path) -> None:
 
 def export_under_appends(folder: Path) -> None:
     """The latency of appends while another world is compacted."""
-    with holdfast.open(f"dir:{folder}") as plane:
+    with fastness.open(f"dir:{folder}") as plane:
         cold = plane.world("cold")
         cold.create()
         for head in range(0, 200_000, BATCH):
-            cold.append([1] * BATCH, expected_head=head, tier=holdfast.Tier.IMPORTANT)
+            cold.append([1] * BATCH, expected_head=head, tier=fastness.Tier.IMPORTANT)
         height = cold.head()
         cold.snapshots.commit(1, height=height, promote=True)
         hot = plane.world("hot")
@@ -259,12 +259,12 @@ def export_under_appends(folder: Path) -> None:
 
 def long_replay(folder: Path) -> None:
     """The memory used while a million entries are replayed."""
-    with holdfast.open(f"dir:{folder}") as plane:
+    with fastness.open(f"dir:{folder}") as plane:
         world = plane.world("ada")
         world.create()
         small = [1] * BATCH
         for head in range(0, 1_000_000, BATCH):
-            world.append(small, expected_head=head, tier=holdfast.Tier.IMPORTANT)
+            world.append(small, expected_head=head, tier=fastness.Tier.IMPORTANT)
         peaks = []
         for end in (100_000, 1_000_000):
             tracemalloc.start()

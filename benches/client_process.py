@@ -9,8 +9,8 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import holdfast
-from holdfast import Queue
+import fastness
+from fastness import Queue
 
 PAYLOAD = b"x" * 100
 BATCH = 200
@@ -18,7 +18,7 @@ BATCH = 200
 
 def main() -> None:
     url, name = sys.argv[1:]
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         queue = plane.queue(name)
         queue.put(PAYLOAD)
         print("ready", flush=True)

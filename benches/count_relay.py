@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import msgspec
 
-import holdfast
-from holdfast.runtime.relay.hub import RelayHub
-from holdfast.runtime.relay.session import Session
-from holdfast.server.metrics import MeasuredTransport, Metrics
-from holdfast.wire.relay import Frame, decode, encode
+import fastness
+from fastness.runtime.relay.hub import RelayHub
+from fastness.runtime.relay.session import Session
+from fastness.server.metrics import MeasuredTransport, Metrics
+from fastness.wire.relay import Frame, decode, encode
 
 AGENTS: Final = 200
 OUTSTANDING: Final = 5  # Unconfirmed mails of each agent.
@@ -62,7 +62,7 @@ async def exchange_mails(mails: int) -> float:
     """Send, store, deliver, confirm and receipt this many mails, and return the processor time."""
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:
-        async with holdfast.open_async(f"dir:{folder}/plane") as plane:
+        async with fastness.open_async(f"dir:{folder}/plane") as plane:
             hub = RelayHub(
                 plane._transport.services.database, MeasuredTransport(plane._transport, Metrics()).call_batch
             )

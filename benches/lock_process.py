@@ -3,7 +3,7 @@
 python -m benches.lock_process      {"urls": ["http://127.0.0.1:9440"], "processes": 100, "seconds": 60, "hold_seconds":
                                      0.0002, "folder": "/tmp/found"}
 
-As a program it reads a task from its input, imports Holdfast once, and forks the processes. 100 of them took 1.8 s of
+As a program it reads a task from its input, imports Fastness once, and forks the processes. 100 of them took 1.8 s of
 processor time and 0.6 GiB until all were connected; 100 programs took 43 s and 2.1 GiB. It prints a line when all are
 connected and start, and one with the exit code of each. Each leaves its figures as JSON in the folder.
 """
@@ -21,11 +21,11 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-import holdfast
+import fastness
 from benches import zipfian
-from holdfast.client.transport import RemoteTransport  # Imported before the fork; `holdfast` does it when it is used.
-from holdfast.errors import HoldfastError
-from holdfast.handles.sync.plane import Plane
+from fastness.client.transport import RemoteTransport  # Imported before the fork; `fastness` does it when it is used.
+from fastness.errors import FastnessError
+from fastness.handles.sync.plane import Plane
 
 TABLES: Final = ("task", "decision", "edge", "metrics")
 ROWS: Final = 1_000  # Of each table.
@@ -71,7 +71,7 @@ class Agent:
                     with self._acquire(kind):
                         acquired = clock()
                         time.sleep(self._hold_seconds)
-                except HoldfastError as error:
+                except FastnessError as error:
                     self.failures[error.code] += 1
                 else:
                     self.samples[kind].second.append(int(acquired - started))
@@ -102,7 +102,7 @@ class Task(NamedTuple):
 def connect(url: str, folder: Path) -> Plane:
     if url.startswith("http"):
         return Plane(RemoteTransport(url))
-    return holdfast.open(url, activity=str(folder), gc_every_seconds=None)
+    return fastness.open(url, activity=str(folder), gc_every_seconds=None)
 
 
 def own_stats(plane: Plane) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from typing import Any, Final, Protocol, Self
 
 import asyncpg
 
-import holdfast
-from holdfast import AsyncPlane, Tier
-from holdfast.limits import MESSAGES_MAX
+import fastness
+from fastness import AsyncPlane, Tier
+from fastness.limits import MESSAGES_MAX
 
 PAYLOAD: Final = b"x" * 200
 CONNECTIONS: Final = 16  # Of the plain table's pool.
@@ -54,7 +54,7 @@ class Node:
 
     @classmethod
     async def open(cls, url: str) -> Self:
-        return cls(await holdfast.open_async(url, gc_every_seconds=None))
+        return cls(await fastness.open_async(url, gc_every_seconds=None))
 
     async def prepare(self, queue: str) -> None:
         """A put creates the queue."""

@@ -81,7 +81,7 @@ def _rates(text: str, table: str) -> Rows:
 
 def _peer_rates(text: str) -> Rows:
     """The rows of the comparison with peers in which all three have a rate."""
-    columns = ("Holdfast", "NATS", "Redis")
+    columns = ("Fastness", "NATS", "Redis")
     rows: Rows = {}
     for cells in _rows_of(text, "measure", having=columns):
         rates = [re.match(r"([\d,]+)/s", cell) for cell in cells[-3:]]

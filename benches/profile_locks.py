@@ -9,7 +9,7 @@ and 1 is a shared lock of the whole database, as for a backup. Each lock also ac
     --processes 100 --on postgres      half of the processes connected to each of two servers on one PostgreSQL
     --processes 12 --on nodes          each process opens the PostgreSQL itself, with connections of its own
 
-Servers are real `holdfast serve` processes, and every commit is synced.
+Servers are real `fastness serve` processes, and every commit is synced.
 """
 
 import argparse
@@ -33,12 +33,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-import holdfast
+import fastness
 from benches.bench_nodes import postgresql
 from benches.lock_process import MIX, Agent, Task
 from benches.ycsb import STUCK_SECONDS, LevelLoad, at_least, loads, progress_bar, quantile, wide_console
-from holdfast import Plane
-from holdfast.runtime.locks.table import LevelStats, LockTable
+from fastness import Plane
+from fastness.runtime.locks.table import LevelStats, LockTable
 
 ROOT: Final = Path(__file__).parent.parent
 PERCENTILES: Final = {"p50": 0.5, "p99": 0.99, "max": 1.0}
@@ -181,9 +181,9 @@ def build_profile(agents: list[Found], snapshots: list[dict[str, LevelStats]], s
 @contextmanager
 def serving(data: str, state: Path) -> Iterator[str]:
     """The URL of a server on `data`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.cli", "serve", "--data", data, "--port", "0", "--log-level", "warning"],
+        [sys.executable, "-m", "fastness.cli", "serve", "--data", data, "--port", "0", "--log-level", "warning"],
         stdout=subprocess.PIPE,
         text=True,
         env=environment | {"XDG_STATE_HOME": str(state)},
@@ -208,12 +208,12 @@ def shared_planes(on: str, folder: Path) -> Iterator[tuple[list[str], list[Plane
             urls = [stack.enter_context(serving(f"dir:{folder / 'data'}", folder))]
         else:
             shared = stack.enter_context(postgresql())
-            holdfast.open(shared, activity=str(folder / "activity")).close()  # Creates the tables.
+            fastness.open(shared, activity=str(folder / "activity")).close()  # Creates the tables.
             if on == "nodes":
                 yield [shared], []
                 return
             urls = [stack.enter_context(serving(shared, folder / f"node-{number}")) for number in range(2)]
-        yield urls, [stack.enter_context(holdfast.connect(url)) for url in urls]
+        yield urls, [stack.enter_context(fastness.connect(url)) for url in urls]
 
 
 def show(console: Console, result: Profile) -> None:

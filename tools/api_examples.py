@@ -13,7 +13,7 @@ import base64
 import hashlib
 from typing import Any, Protocol
 
-from holdfast.testing.clock import ManualClock
+from fastness.testing.clock import ManualClock
 
 ORDER = {"order": 1042, "amount_cents": 1990, "currency": "EUR"}
 NO_MANIFEST = hashlib.sha256(b"").hexdigest()

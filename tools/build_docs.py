@@ -24,9 +24,9 @@ from typing import Final
 ROOT: Final = Path(__file__).parent.parent
 PORT: Final = 8000
 _REDIRECT: Final = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Holdfast</title>'
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>Fastness</title>'
     '<meta http-equiv="refresh" content="0; url={version}/index.html">'
-    '<a href="{version}/index.html">Documentation of Holdfast {version}</a></html>\n'
+    '<a href="{version}/index.html">Documentation of Fastness {version}</a></html>\n'
 )
 
 
@@ -100,7 +100,7 @@ def serve(folder: Path) -> None:
 
 
 def _version() -> str:
-    text = (ROOT / "src" / "holdfast" / "version.py").read_text()
+    text = (ROOT / "src" / "fastness" / "version.py").read_text()
     namespace: dict[str, str] = {}
     exec(compile(text, "version.py", "exec"), namespace)  # Importing the package would read the installed one.
     return namespace["__version__"]

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from holdfast.testing.conformance import CHECKS
-from holdfast.testing.conformance.objects import OBJECT_CHECKS
-from holdfast.testing.conformance.stores import STORE_CHECKS
-from holdfast.testing.conformance.worlds import WORLD_CHECKS
-from holdfast.testing.scenarios import SCENARIOS
+from fastness.testing.conformance import CHECKS
+from fastness.testing.conformance.objects import OBJECT_CHECKS
+from fastness.testing.conformance.stores import STORE_CHECKS
+from fastness.testing.conformance.worlds import WORLD_CHECKS
+from fastness.testing.scenarios import SCENARIOS
 
 ROOT: Final = Path(__file__).parent.parent
 PAGE: Final = ROOT / "docs" / "explanation" / "testing.md"

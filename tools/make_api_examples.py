@@ -18,15 +18,15 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import api_examples
-from holdfast.clock import IdSource
-from holdfast.plane.open import Options, open_plane_async
-from holdfast.server.app import make_app
-from holdfast.server.context import ServerContext
-from holdfast.server.http.endpoints import Endpoint
-from holdfast.server.http.routes import ENDPOINTS
-from holdfast.testing.clock import ManualClock
+from fastness.clock import IdSource
+from fastness.plane.open import Options, open_plane_async
+from fastness.server.app import make_app
+from fastness.server.context import ServerContext
+from fastness.server.http.endpoints import Endpoint
+from fastness.server.http.routes import ENDPOINTS
+from fastness.testing.clock import ManualClock
 
-RECORD: Final = Path(__file__).parent.parent / "src" / "holdfast" / "server" / "openapi_examples.json"
+RECORD: Final = Path(__file__).parent.parent / "src" / "fastness" / "server" / "openapi_examples.json"
 NOW_MS: Final = 1_767_258_000_000  # 2026-01-01 09:00 UTC.
 _JSON: Final = "application/json"
 _SECONDS_MAX: Final = 20.0  # No call waits; one that takes longer has been written wrongly.

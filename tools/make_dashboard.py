@@ -1,4 +1,4 @@
-"""Writes the Grafana dashboard, `deploy/grafana/holdfast.json`, from the table of its panels below.
+"""Writes the Grafana dashboard, `deploy/grafana/fastness.json`, from the table of its panels below.
 
 python tools/make_dashboard.py            # writes it
 python tools/make_dashboard.py --check    # fails if it is not up to date
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-TARGET: Final = Path(__file__).parents[1] / "deploy" / "grafana" / "holdfast.json"
+TARGET: Final = Path(__file__).parents[1] / "deploy" / "grafana" / "fastness.json"
 WIDTH: Final = 24  # Of a dashboard, in Grafana's units.
 HEIGHT: Final = 8
 PER_ROW: Final = 3
@@ -48,7 +48,7 @@ def largest(metric: str, labels: str, by: str = "") -> str:
 
 def depth(state: str) -> tuple[str, str]:
     """The messages of the selected queues in one state."""
-    own = largest("holdfast_queue_messages", f'{_QUEUES}, state="{state}"', "universe, queue")
+    own = largest("fastness_queue_messages", f'{_QUEUES}, state="{state}"', "universe, queue")
     return f"sum ({own})", state
 
 
@@ -59,42 +59,42 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             Panel(
                 "Calls by operation",
                 "ops",
-                ((f"topk(10, {rate('holdfast_requests_total', _SERVERS, 'op')})", "{{op}}"),),
+                ((f"topk(10, {rate('fastness_requests_total', _SERVERS, 'op')})", "{{op}}"),),
             ),
             Panel(
                 "Errors by code",
                 "ops",
-                ((rate("holdfast_requests_total", f'{_SERVERS}, code!~"ok|cancelled"', "code"), "{{code}}"),),
+                ((rate("fastness_requests_total", f'{_SERVERS}, code!~"ok|cancelled"', "code"), "{{code}}"),),
                 "Calls that ended with an error.",
             ),
             Panel(
                 "Duration of calls, p99",
                 "s",
-                ((f"topk(10, {quantile(0.99, 'holdfast_request_seconds', _SERVERS, 'op')})", "{{op}}"),),
+                ((f"topk(10, {quantile(0.99, 'fastness_request_seconds', _SERVERS, 'op')})", "{{op}}"),),
                 "Calls that wait for messages or locks are as long as their wait.",
             ),
             Panel(
                 "In progress",
                 "short",
                 (
-                    (f"sum by (instance) (holdfast_calls_in_flight{{{_SERVERS}}})", "{{instance}}"),
-                    (f"sum by (instance) (holdfast_calls_waiting{{{_SERVERS}}})", "{{instance}}, waiting"),
+                    (f"sum by (instance) (fastness_calls_in_flight{{{_SERVERS}}})", "{{instance}}"),
+                    (f"sum by (instance) (fastness_calls_waiting{{{_SERVERS}}})", "{{instance}}, waiting"),
                 ),
             ),
             Panel(
                 "Connections",
                 "short",
                 (
-                    (f"sum (holdfast_open_streams{{{_SERVERS}}})", "streams"),
-                    (f"sum (holdfast_relay_sessions{{{_SERVERS}}})", "agents of the relay"),
-                    (f"sum (holdfast_mcp_sessions{{{_SERVERS}}})", "MCP sessions"),
-                    (f"sum (holdfast_http_requests_in_flight{{{_SERVERS}}})", "HTTP requests"),
+                    (f"sum (fastness_open_streams{{{_SERVERS}}})", "streams"),
+                    (f"sum (fastness_relay_sessions{{{_SERVERS}}})", "agents of the relay"),
+                    (f"sum (fastness_mcp_sessions{{{_SERVERS}}})", "MCP sessions"),
+                    (f"sum (fastness_http_requests_in_flight{{{_SERVERS}}})", "HTTP requests"),
                 ),
             ),
             Panel(
                 "Refused before a call began",
                 "ops",
-                ((rate("holdfast_rejects_total", _SERVERS, "reason"), "{{reason}}"),),
+                ((rate("fastness_rejects_total", _SERVERS, "reason"), "{{reason}}"),),
             ),
         ),
     ),
@@ -108,7 +108,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 (
                     (
                         "topk(10, "
-                        + largest("holdfast_queue_messages", f'{_QUEUES}, state="ready"', "universe, queue")
+                        + largest("fastness_queue_messages", f'{_QUEUES}, state="ready"', "universe, queue")
                         + ")",
                         "{{universe}} {{queue}}",
                     ),
@@ -119,7 +119,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "s",
                 (
                     (
-                        f"topk(10, {largest('holdfast_queue_oldest_age_seconds', _QUEUES, 'universe, queue')})",
+                        f"topk(10, {largest('fastness_queue_oldest_age_seconds', _QUEUES, 'universe, queue')})",
                         "{{universe}} {{queue}}",
                     ),
                 ),
@@ -128,7 +128,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Messages a second",
                 "ops",
                 tuple(
-                    (f"sum ({rate(f'holdfast_queue_{name}_total', _QUEUES, 'universe, queue', durable=True)})", name)
+                    (f"sum ({rate(f'fastness_queue_{name}_total', _QUEUES, 'universe, queue', durable=True)})", name)
                     for name in ("put", "delivered", "acked", "failed", "dead")
                 ),
             ),
@@ -137,7 +137,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "short",
                 (
                     (
-                        f"max by (universe, queue) (increase(holdfast_queue_dead_total{{{_QUEUES}}}[$__range]))",
+                        f"max by (universe, queue) (increase(fastness_queue_dead_total{{{_QUEUES}}}[$__range]))",
                         "{{universe}} {{queue}}",
                     ),
                 ),
@@ -147,10 +147,10 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "ops",
                 (
                     (
-                        f"sum ({rate('holdfast_lease_expired_total', _QUEUES, 'universe, queue', durable=True)})",
+                        f"sum ({rate('fastness_lease_expired_total', _QUEUES, 'universe, queue', durable=True)})",
                         "expired",
                     ),
-                    (rate("holdfast_queue_redelivered_total", _QUEUES), "redelivered"),
+                    (rate("fastness_queue_redelivered_total", _QUEUES), "redelivered"),
                 ),
                 "Workers that crash, or are slower than their leases.",
             ),
@@ -159,7 +159,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "s",
                 (
                     (
-                        f"topk(10, {quantile(0.99, 'holdfast_queue_dwell_seconds', _QUEUES, 'universe, queue')})",
+                        f"topk(10, {quantile(0.99, 'fastness_queue_dwell_seconds', _QUEUES, 'universe, queue')})",
                         "{{universe}} {{queue}}",
                     ),
                 ),
@@ -168,17 +168,17 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Waiting consumers",
                 "short",
                 (
-                    (f"sum by (queue) (holdfast_queue_waiting_consumers{{{_QUEUES}}})", "{{queue}}"),
-                    (rate("holdfast_consumers_refused_total", _SERVERS), "refused a second"),
+                    (f"sum by (queue) (fastness_queue_waiting_consumers{{{_QUEUES}}})", "{{queue}}"),
+                    (rate("fastness_consumers_refused_total", _SERVERS), "refused a second"),
                 ),
             ),
             Panel(
                 "Pushes",
                 "ops",
                 (
-                    (rate("holdfast_ingress_pushes_total", _SERVERS, "outcome"), "{{outcome}}"),
-                    (rate("holdfast_ingress_rejects_total", _SERVERS, "reason"), "refused: {{reason}}"),
-                    (rate("holdfast_ingress_lost_total", _SERVERS, "reason"), "lost: {{reason}}"),
+                    (rate("fastness_ingress_pushes_total", _SERVERS, "outcome"), "{{outcome}}"),
+                    (rate("fastness_ingress_rejects_total", _SERVERS, "reason"), "refused: {{reason}}"),
+                    (rate("fastness_ingress_lost_total", _SERVERS, "reason"), "lost: {{reason}}"),
                 ),
             ),
         ),
@@ -189,13 +189,13 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             Panel(
                 "Wait for leases and locks, p99",
                 "s",
-                ((quantile(0.99, "holdfast_lock_wait_seconds", _SERVERS, "level"), "{{level}}"),),
+                ((quantile(0.99, "fastness_lock_wait_seconds", _SERVERS, "level"), "{{level}}"),),
             ),
-            Panel("Fenced writes", "ops", ((rate("holdfast_fenced_total", _SERVERS, "instance"), "{{instance}}"),)),
+            Panel("Fenced writes", "ops", ((rate("fastness_fenced_total", _SERVERS, "instance"), "{{instance}}"),)),
             Panel(
                 "Waits a second",
                 "ops",
-                ((rate("holdfast_lock_wait_seconds_count", _SERVERS, "level"), "{{level}}"),),
+                ((rate("fastness_lock_wait_seconds_count", _SERVERS, "level"), "{{level}}"),),
             ),
         ),
     ),
@@ -206,31 +206,31 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Duration of syncs",
                 "s",
                 (
-                    (quantile(0.99, "holdfast_sync_seconds", _SERVERS, "instance"), "{{instance}} p99"),
-                    (quantile(0.5, "holdfast_sync_seconds", _SERVERS, "instance"), "{{instance}} p50"),
+                    (quantile(0.99, "fastness_sync_seconds", _SERVERS, "instance"), "{{instance}} p99"),
+                    (quantile(0.5, "fastness_sync_seconds", _SERVERS, "instance"), "{{instance}} p50"),
                 ),
                 "RocksDB only.",
             ),
             Panel(
                 "Calls of a group commit",
                 "short",
-                ((quantile(0.99, "holdfast_commit_group_size", _SERVERS), "p99"),),
+                ((quantile(0.99, "fastness_commit_group_size", _SERVERS), "p99"),),
             ),
             Panel(
                 "Free disk space",
                 "bytes",
                 (
-                    (f"min by (instance) (holdfast_disk_free_bytes{{{_SERVERS}}})", "{{instance}}"),
-                    (f"max (holdfast_disk_reserve_bytes{{{_SERVERS}}})", "reserve: new data is refused below it"),
+                    (f"min by (instance) (fastness_disk_free_bytes{{{_SERVERS}}})", "{{instance}}"),
+                    (f"max (fastness_disk_reserve_bytes{{{_SERVERS}}})", "reserve: new data is refused below it"),
                 ),
             ),
-            Panel("Stored bytes", "bytes", ((largest("holdfast_space_bytes", _SERVERS, "kind"), "{{kind}}"),)),
+            Panel("Stored bytes", "bytes", ((largest("fastness_space_bytes", _SERVERS, "kind"), "{{kind}}"),)),
             Panel(
                 "Failures of the key space",
                 "short",
                 (
-                    (f"max by (instance) (holdfast_database_failed{{{_SERVERS}}})", "{{instance}} has failed"),
-                    (f"max by (instance) (holdfast_disk_low{{{_SERVERS}}})", "{{instance}} has a full disk"),
+                    (f"max by (instance) (fastness_database_failed{{{_SERVERS}}})", "{{instance}} has failed"),
+                    (f"max by (instance) (fastness_disk_low{{{_SERVERS}}})", "{{instance}} has a full disk"),
                 ),
             ),
             Panel(
@@ -238,7 +238,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "s",
                 (
                     (
-                        f"time() - max by (job) (holdfast_gc_last_success_timestamp_seconds{{{_SERVERS}}})",
+                        f"time() - max by (job) (fastness_gc_last_success_timestamp_seconds{{{_SERVERS}}})",
                         "{{job}}",
                     ),
                 ),
@@ -252,19 +252,19 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Aborted transactions",
                 "ops",
                 (
-                    (rate("holdfast_transaction_conflicts_total", _SERVERS, "instance"), "{{instance}} conflicts"),
-                    (rate("holdfast_transaction_retries_total", _SERVERS, "instance"), "{{instance}} retries"),
+                    (rate("fastness_transaction_conflicts_total", _SERVERS, "instance"), "{{instance}} conflicts"),
+                    (rate("fastness_transaction_retries_total", _SERVERS, "instance"), "{{instance}} retries"),
                 ),
             ),
             Panel(
                 "Waits for locks of other nodes",
                 "ops",
-                ((rate("holdfast_transaction_lock_waits_total", _SERVERS, "instance"), "{{instance}}"),),
+                ((rate("fastness_transaction_lock_waits_total", _SERVERS, "instance"), "{{instance}}"),),
             ),
             Panel(
                 "Standby",
                 "s",
-                ((f"max by (instance) (holdfast_standby_lag_seconds{{{_SERVERS}}})", "{{instance}} behind"),),
+                ((f"max by (instance) (fastness_standby_lag_seconds{{{_SERVERS}}})", "{{instance}} behind"),),
             ),
         ),
     ),
@@ -275,8 +275,8 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Nodes",
                 "short",
                 (
-                    (largest("holdfast_nodes", _SERVERS, "job"), "{{job}} alive"),
-                    (f"sum by (job) (holdfast_maintenance_holder{{{_SERVERS}}})", "{{job}} with maintenance"),
+                    (largest("fastness_nodes", _SERVERS, "job"), "{{job}} alive"),
+                    (f"sum by (job) (fastness_maintenance_holder{{{_SERVERS}}})", "{{job}} with maintenance"),
                 ),
             ),
             Panel(
@@ -298,7 +298,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 (
                     (
                         " / ".join(
-                            largest(f"holdfast_quota_{name}", _UNIVERSES, "universe, kind")
+                            largest(f"fastness_quota_{name}", _UNIVERSES, "universe, kind")
                             for name in ("used", "limit")
                         ),
                         "{{universe}} {{kind}}",
@@ -308,12 +308,12 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             Panel(
                 "Used",
                 "short",
-                ((largest("holdfast_quota_used", _UNIVERSES, "universe, kind"), "{{universe}} {{kind}}"),),
+                ((largest("fastness_quota_used", _UNIVERSES, "universe, kind"), "{{universe}} {{kind}}"),),
             ),
             Panel(
                 "Refused by a quota",
                 "ops",
-                ((rate("holdfast_quota_refusals_total", _UNIVERSES, "universe, kind"), "{{universe}} {{kind}}"),),
+                ((rate("fastness_quota_refusals_total", _UNIVERSES, "universe, kind"), "{{universe}} {{kind}}"),),
             ),
         ),
     ),
@@ -332,10 +332,10 @@ def dashboard() -> dict[str, Any]:
             panels.append(_chart(len(panels) + 1, chart, x, y + number // PER_ROW * HEIGHT))
         y += -(-len(charts) // PER_ROW) * HEIGHT
     return {
-        "title": "Holdfast",
-        "uid": "holdfast",
-        "description": "Queues, calls, locks, storage and nodes of Holdfast servers.",
-        "tags": ["holdfast"],
+        "title": "Fastness",
+        "uid": "fastness",
+        "description": "Queues, calls, locks, storage and nodes of Fastness servers.",
+        "tags": ["fastness"],
         "schemaVersion": 39,
         "version": 1,
         "editable": True,
@@ -355,9 +355,9 @@ def _source() -> dict[str, Any]:
 
 def _variables() -> list[dict[str, Any]]:
     queries = {
-        "job": "label_values(holdfast_calls_in_flight, job)",
-        "universe": 'label_values(holdfast_queue_messages{job=~"$job"}, universe)',
-        "queue": 'label_values(holdfast_queue_messages{job=~"$job", universe=~"$universe"}, queue)',
+        "job": "label_values(fastness_calls_in_flight, job)",
+        "universe": 'label_values(fastness_queue_messages{job=~"$job"}, universe)',
+        "queue": 'label_values(fastness_queue_messages{job=~"$job", universe=~"$universe"}, queue)',
     }
     return [
         {

@@ -37,10 +37,10 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("Chromium is not installed; apt-get install chromium")
-    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as folder_name, sync_playwright() as playwright:
+    with tempfile.TemporaryDirectory(prefix="fastness-pictures-") as folder_name, sync_playwright() as playwright:
         demo_folder = Path(folder_name) / "demo"
         output = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", "demo", "--keep", str(demo_folder)],
+            [sys.executable, "-m", "fastness.cli", "demo", "--keep", str(demo_folder)],
             env={**os.environ, "COLUMNS": str(COLUMNS)},
             stdout=subprocess.PIPE,
             text=True,
@@ -60,7 +60,7 @@ def terminal(output: str) -> str:
     """An HTML page that shows a program's output as a terminal would."""
     text = html.escape("\n".join(output.strip().splitlines()[:LINES]))
     text = re.sub("^(  )(✓)", r"\1<b>\2</b>", text, flags=re.MULTILINE)
-    text = re.sub(r"^(\d  .*|Holdfast demo)$", r"<i>\1</i>", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\d  .*|Fastness demo)$", r"<i>\1</i>", text, flags=re.MULTILINE)
     return f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style><pre>{text}</pre>"
 
 

@@ -18,16 +18,16 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast import errors
-from holdfast.cli import exit_codes
-from holdfast.cli.commands import global_options
-from holdfast.cli.main import root
-from holdfast.errors import HoldfastError
-from holdfast.remedies import OTHER_CODES, REMEDIES
-from holdfast.server.http.routes import ENDPOINTS
-from holdfast.server.openapi import document
-from holdfast.server.settings import Settings
-from holdfast.wire.problems import status_of
+from fastness import errors
+from fastness.cli import exit_codes
+from fastness.cli.commands import global_options
+from fastness.cli.main import root
+from fastness.errors import FastnessError
+from fastness.remedies import OTHER_CODES, REMEDIES
+from fastness.server.http.routes import ENDPOINTS
+from fastness.server.openapi import document
+from fastness.server.settings import Settings
+from fastness.wire.problems import status_of
 
 sys.path.insert(0, str(Path(__file__).parent))  # Tests run this file from elsewhere.
 import python_reference
@@ -35,7 +35,7 @@ from check_links import slug_of
 
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = ROOT / "docs" / "reference"
-_SOURCE: Final = ROOT / "src" / "holdfast"
+_SOURCE: Final = ROOT / "src" / "fastness"
 _SCHEMA: Final = "#/components/schemas/"
 OTHER_ENDPOINTS: Final = {
     "/v1/stream": "the WebSocket stream for many concurrent calls: [protocol.md](../protocol.md)",
@@ -91,12 +91,12 @@ def _written() -> set[str]:
 
 def commands() -> str:
     """Every command, its arguments, options and examples."""
-    lines = _head("Commands", "the command tree", "`holdfast COMMAND --help` shows the same in a terminal.")
+    lines = _head("Commands", "the command tree", "`fastness COMMAND --help` shows the same in a terminal.")
     lines += ["## Global options", ""]
     shown = [option for option in global_options(hidden=False) if isinstance(option, click.Option)]
     lines += _options(shown)
     lines += ["## Exit codes", "", *_table(("code", "meaning"), [(str(c), m) for c, m in exit_codes.MEANINGS.items()])]
-    context = click.Context(root, info_name="holdfast")
+    context = click.Context(root, info_name="fastness")
     for name in root.list_commands(context):
         command = root.get_command(context, name)
         if command is not None and not command.hidden:
@@ -279,7 +279,7 @@ def settings() -> str:
     lines = _head(
         "Settings",
         "the settings struct",
-        "`holdfast serve` reads a TOML file (`--config`, or `HOLDFAST_CONFIG`), then the environment, then flags; "
+        "`fastness serve` reads a TOML file (`--config`, or `FASTNESS_CONFIG`), then the environment, then flags; "
         "later sources override earlier ones. `tls_cert` can also be written as `cert` in a table `[tls]`.",
     )
     comments = _comments(_SOURCE / "server" / "settings.py", "Settings")
@@ -290,7 +290,7 @@ def settings() -> str:
     for field in msgspec.structs.fields(Settings):
         default = "" if field.default is None else f"`{msgspec.json.encode(field.default).decode()}`"
         option = flags.get(field.name)
-        names = f"`{field.name}` `HOLDFAST_{field.name.upper()}`" + (f" `{option.opts[0]}`" if option else "")
+        names = f"`{field.name}` `FASTNESS_{field.name.upper()}`" + (f" `{option.opts[0]}`" if option else "")
         kind = _type(msgspec.json.schema(field.type)).replace(" or null", "")
         help = re.sub(r"\s*\[default:.*", "", (option and option.help) or "")
         rows.append((names, kind, default, comments[field.name] or help))
@@ -302,10 +302,10 @@ def errors_page() -> str:
     """Every error: its code, whether to retry, its HTTP status and its exit code."""
     lines = _head(
         "Errors",
-        "the error classes and `src/holdfast/remedies.py`",
-        "Every error is a `holdfast.HoldfastError`. `code` and `retry` are stable; the message is for people, and says "
+        "the error classes and `src/fastness/remedies.py`",
+        "Every error is a `fastness.FastnessError`. `code` and `retry` are stable; the message is for people, and says "
         "what to do next. Over HTTP an error is a problem (RFC 9457) with this status; commands exit with this code. "
-        "[Causes and remedies](#causes-and-remedies) has a section for each code. `holdfast explain CODE` prints it, a "
+        "[Causes and remedies](#causes-and-remedies) has a section for each code. `fastness explain CODE` prints it, a "
         "server has it at `/docs/errors/CODE`, and `error.help` names the command.",
     )
     lines += ["## Values of `retry`", ""]
@@ -321,10 +321,10 @@ def errors_page() -> str:
             ),
         ],
     )
-    base_classes = [each for each in _classes() if each.__base__ in (HoldfastError, Exception)]
+    base_classes = [each for each in _classes() if each.__base__ in (FastnessError, Exception)]
     for base_class in base_classes:
         members = [each for each in _classes() if each is base_class or base_class in each.__mro__[1:]]
-        if base_class is HoldfastError:
+        if base_class is FastnessError:
             members = [base_class]
         lines += [f"## {base_class.__name__}", ""]
         rows = []
@@ -360,15 +360,15 @@ def _page_link(page: str) -> str:
     return f"[{title}]({os.path.relpath(page, 'reference')})"
 
 
-def _classes() -> list[type[HoldfastError]]:
-    return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)]
+def _classes() -> list[type[FastnessError]]:
+    return [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FastnessError)]
 
 
 def limits() -> str:
     """Every limit, its value and its reason."""
     lines = _head(
         "Limits",
-        "`src/holdfast/limits.py`",
+        "`src/fastness/limits.py`",
         "A request that exceeds a limit raises a typed error that names it, and nothing is written. Names include "
         "their units.",
     )

@@ -30,14 +30,14 @@ import msgspec
 import pyarrow as pa
 from playwright.sync_api import Browser, Page, sync_playwright
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import HoldfastError
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import report
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.observation.runs import RunRecorder
-from holdfast.pipeline.schemas import TABLES
+import fastness
+from fastness import Plane
+from fastness.errors import FastnessError
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import report
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.observation.runs import RunRecorder
+from fastness.pipeline.schemas import TABLES
 
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images" / "console"
@@ -139,7 +139,7 @@ def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         sys.exit("Chromium is not installed; apt-get install chromium")
-    with tempfile.TemporaryDirectory(prefix="holdfast-screenshots-") as folder, serving(Path(folder)) as url:
+    with tempfile.TemporaryDirectory(prefix="fastness-screenshots-") as folder, serving(Path(folder)) as url:
         letter = fill(url, Path(folder))
         fill_lake(Path(folder) / "lake")
         with running_fleet(url), sync_playwright() as playwright:
@@ -177,7 +177,7 @@ def with_pictures(page: str) -> str:
 
 def console_pages() -> list[str]:
     """The names of the console's pages, from its frame."""
-    frame = (ROOT / "src" / "holdfast" / "server" / "console" / "static" / "app.js").read_text()
+    frame = (ROOT / "src" / "fastness" / "server" / "console" / "static" / "app.js").read_text()
     found = re.search(r"^const PAGES = {(.*?)};", frame, re.MULTILINE | re.DOTALL)
     assert found is not None
     return [entry.partition(":")[0].strip() for entry in found[1].split(",") if entry.strip()]
@@ -189,7 +189,7 @@ def serving(folder: Path) -> Iterator[str]:
     (folder / "tiers.toml").write_text(TIERS)
     words = ["serve", "--data", f"dir:{folder / 'data'}", "--port", "0", "--tiers", str(folder / "tiers.toml")]
     words += ["--pipeline-lake", str(folder / "lake")]
-    process = subprocess.Popen([sys.executable, "-m", "holdfast.cli", *words], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-m", "fastness.cli", *words], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip().rpartition(" ")[2]
@@ -206,9 +206,9 @@ def serving(folder: Path) -> Iterator[str]:
 def fill(url: str, folder: Path) -> str:
     """Create dead letters, tokens, worlds with a history, and entities. Return the id of a dead letter."""
     generator = random.Random(7)
-    with holdfast.connect(url, universe="staging") as staging:
+    with fastness.connect(url, universe="staging") as staging:
         staging.queue("emails").put(b"{}")
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         for queue, errors in ERRORS.items():
             for number, error in enumerate(errors):
                 plane.queue(queue).put({"order": 80_400 + number, "customer": generator.choice(AGENTS)}, max_attempts=1)
@@ -223,11 +223,11 @@ def fill(url: str, folder: Path) -> str:
         plane.tokens.create("returns", universes="main", verbs="queue:*", queues="returns*", ttl_seconds=month)
         plane.tokens.create("legacy-shop", universes="main", verbs="sqs:*", queues="orders", sqs=True)
         plane.queue("invoices").schedule("reminders", "0 8 * * 1-5", {"remind": "overdue"})
-        plane.queue("emails").set_policy(holdfast.QueuePolicy(max_attempts=8, rate_per_second=200))
+        plane.queue("emails").set_policy(fastness.QueuePolicy(max_attempts=8, rate_per_second=200))
         plane.queue("summaries").put({"page": 1}, delay_seconds=3_600)
         plane.queue("embeddings").redrive()
-        plane.quotas.set("main", holdfast.Quota(messages=5_000, bytes=20_000_000, rate_per_second=5_000))
-        plane.quotas.set("staging", holdfast.Quota(messages=100))
+        plane.quotas.set("main", fastness.Quota(messages=5_000, bytes=20_000_000, rate_per_second=5_000))
+        plane.quotas.set("staging", fastness.Quota(messages=100))
         plane.queue("nightly-export").put({"table": "orders", "day": "2026-11-14"}, delay_seconds=9_000)
         plane.queue("nightly-export").pause()
         for name, records in (("ledger-eu", 5_200), ("ledger-us", 3_350), ("onboarding", 420), ("support-desk", 1_280)):
@@ -447,14 +447,14 @@ LEASES = [
 
 def put(url: str, stopped: threading.Event, queue: str, per_second: float) -> None:
     generator = random.Random(queue)
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         while not stopped.wait(generator.expovariate(per_second)):
             plane.queue(queue).put({"order": generator.randrange(80_000, 90_000), "from": generator.choice(AGENTS)})
 
 
 def work(url: str, stopped: threading.Event, queue: str, seconds: float, number: int) -> None:
     generator = random.Random(f"{queue} {number}")
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         while not stopped.is_set():
             for message in plane.queue(queue).receive_many(8, wait_seconds=0.5, owner=f"{queue}-{number}"):
                 stopped.wait(seconds * generator.uniform(0.3, 1.6))
@@ -466,7 +466,7 @@ def work(url: str, stopped: threading.Event, queue: str, seconds: float, number:
 
 def send_mail(url: str, stopped: threading.Event) -> None:
     generator = random.Random(3)
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         while not stopped.wait(generator.uniform(0.05, 0.4)):
             sender, to = generator.sample(AGENTS, 2)
             words = generator.choice(("Draft is ready", "Please review", "Budget for Thursday", "Figures of the week"))
@@ -477,7 +477,7 @@ def send_mail(url: str, stopped: threading.Event) -> None:
 
 def read_mail(url: str, stopped: threading.Event, agent: str) -> None:
     """Read the mail of one agent. Mail of agents without a reader stays stored."""
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         while not stopped.is_set():
             box = plane.mailbox(agent)
             for mail in box.subscribe(wait_seconds=1.0):
@@ -491,7 +491,7 @@ def crawl(url: str, stopped: threading.Event) -> None:
 
     async def run() -> None:
         generator = random.Random(11)
-        async with await holdfast.connect_async(url) as plane:
+        async with await fastness.connect_async(url) as plane:
             while not stopped.is_set():
                 pages = [
                     {"page": f"https://example.com/{generator.randrange(10**6)}"}
@@ -509,10 +509,10 @@ def crawl(url: str, stopped: threading.Event) -> None:
 
 def append(url: str, stopped: threading.Event) -> None:
     generator = random.Random(5)
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         while not stopped.wait(0.4):
             world = plane.world(generator.choice(("ledger-eu", "support-desk")))
-            with suppress(HoldfastError):
+            with suppress(FastnessError):
                 world.append(
                     [{"event": "order.paid", "order": generator.randrange(90_000)}], expected_head=world.head()
                 )
@@ -520,7 +520,7 @@ def append(url: str, stopped: threading.Event) -> None:
 
 def research(url: str, stopped: threading.Event) -> None:
     """A host with a run that has done some steps and waits for an approval."""
-    app = holdfast.HostApp()
+    app = fastness.HostApp()
     generator = random.Random(13)
     failures = iter(["search.internal:8080 refused the connection"])
 
@@ -539,24 +539,24 @@ def research(url: str, stopped: threading.Event) -> None:
         return f"A report of {len(found)} chapters"
 
     @app.workflow
-    async def market_report(run: holdfast.WorkflowRun, question: str) -> str:
+    async def market_report(run: fastness.WorkflowRun, question: str) -> str:
         topics = await run.step(plan, question)
-        found = await run.gather(*(run.step(search, topic, retry=holdfast.Retry(5)) for topic in topics))
+        found = await run.gather(*(run.step(search, topic, retry=fastness.Retry(5)) for topic in topics))
         await run.sleep(0.5)
         report = await run.step(draft, found)
         await run.state({"stage": "review", "chapters": len(found), "draft": report})
         await run.wait_for("approval", timeout=timedelta(days=30))
         return report
 
-    with holdfast.connect(url) as plane, holdfast.Host(plane, app, owner="agents-eu-1"):
+    with fastness.connect(url) as plane, fastness.Host(plane, app, owner="agents-eu-1"):
         plane.workflows.start(market_report, "agents in Europe", id="report-2026-11")
         stopped.wait()
 
 
 def hold_lease(url: str, stopped: threading.Event, key: str, owner: str) -> None:
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         while not stopped.is_set():
-            with suppress(HoldfastError), plane.lease(key).acquire(owner, ttl_seconds=45, wait_seconds=5):
+            with suppress(FastnessError), plane.lease(key).acquire(owner, ttl_seconds=45, wait_seconds=5):
                 stopped.wait(20)
             stopped.wait(0.2)
 

@@ -1,6 +1,6 @@
 """Generate the synchronous modules from the asynchronous ones, or check that they are up to date.
 
-python tools/make_twins.py           write src/holdfast/{handles,runtime,mcp}/sync/
+python tools/make_twins.py           write src/fastness/{handles,runtime,mcp}/sync/
 python tools/make_twins.py --check   exit 1 if a file there differs from what would be written
 """
 
@@ -11,7 +11,7 @@ import sys
 import tokenize
 from pathlib import Path
 
-SOURCE = Path(__file__).parent.parent / "src" / "holdfast"
+SOURCE = Path(__file__).parent.parent / "src" / "fastness"
 NOT_TWINNED = {  # These serve both threads and event loops, or only one of the two.
     "handles": (
         "__init__",
@@ -74,7 +74,7 @@ def twin(source: str, package: str, name: str) -> str:
     body = re.sub(r"\bAwaitable\[(\w+)\]", r"\1", body)
     body = re.sub(r"^(from collections\.abc import .*?)\bAwaitable, ", r"\1", body, flags=re.MULTILINE)
     twinned = "|".join(path.stem for path in _twinned(package))
-    body = re.sub(rf"from holdfast\.{package}\.(?=(?:{twinned}) import)", f"from holdfast.{package}.sync.", body)
+    body = re.sub(rf"from fastness\.{package}\.(?=(?:{twinned}) import)", f"from fastness.{package}.sync.", body)
     docstring_end = body.index('"""', 3) + 3
     return HEADER.format(source=f"{package}/{name}") + body[docstring_end:].lstrip("\n")
 

@@ -1,4 +1,4 @@
-"""The Python reference: every exported name of `holdfast`, `holdfast.errors` and `holdfast.testing` as Markdown.
+"""The Python reference: every exported name of `fastness`, `fastness.errors` and `fastness.testing` as Markdown.
 
 `pages()` gives a page for each section: classes with the methods of the blocking and the asyncio class side by side,
 and where they work; then each method with its signature, arguments and errors. tools/make_reference.py writes them.
@@ -17,15 +17,15 @@ from typing import Any, Final
 
 import msgspec
 
-import holdfast
+import fastness
 from check_links import slug_of
-from holdfast import errors, testing
-from holdfast.errors import HoldfastError
-from holdfast.wire.requests import Request
+from fastness import errors, testing
+from fastness.errors import FastnessError
+from fastness.wire.requests import Request
 
 # The pages, and the modules whose exports they have. A module that is not listed belongs to its longest listed prefix.
 SECTIONS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "opening": ("Opening a plane", ("holdfast", "plane", "opening", "clock", "nodes", "planes")),
+    "opening": ("Opening a plane", ("fastness", "plane", "opening", "clock", "nodes", "planes")),
     "queues": ("Queues and messages", ("queues", "messages", "receipts")),
     "workers": ("Workers", ("handles.workers",)),
     "tasks": ("Tasks", ("tasks", "task_control")),
@@ -40,7 +40,7 @@ SECTIONS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "workflows": ("Workflows and programs", ("hosts", "runs", "run_timeline", "hosting")),
     "effects": ("Effects and timers", ("effects", "timers")),
     "blobs": ("Blobs and session logs", ("blobs", "activity")),
-    "transactions": ("Transactions", ("atomic", "within", "kv", "pairs", "holdfast.plane")),
+    "transactions": ("Transactions", ("atomic", "within", "kv", "pairs", "fastness.plane")),
     "administration": ("Administration", ("tokens", "backups", "space", "audit", "deprecations")),
 }
 _OTHERS: Final = "administration"
@@ -72,9 +72,9 @@ _TITLES: Final = {
 @cache
 def _names_by_page() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {page: [] for page in (*SECTIONS, "errors")}
-    for name in sorted(holdfast.__all__, key=lambda name: (name.removeprefix("Async").lower(), name)):
+    for name in sorted(fastness.__all__, key=lambda name: (name.removeprefix("Async").lower(), name)):
         found[page_of(name)].append(name)
-    found["errors"] += [name for name in errors.__all__ if name not in holdfast.__all__]
+    found["errors"] += [name for name in errors.__all__ if name not in fastness.__all__]
     found["testing"] = list(testing.__all__)
     return {page: sorted(names, key=_is_data) for page, names in found.items() if names}
 
@@ -86,10 +86,10 @@ def _is_data(name: str) -> bool:
 
 
 def page_of(name: str) -> str:
-    """The page of an exported name of `holdfast`."""
-    if name in ("HoldfastError", "RetryAdvice"):
+    """The page of an exported name of `fastness`."""
+    if name in ("FastnessError", "RetryAdvice"):
         return "errors"
-    module = holdfast._MODULES.get(name, "holdfast")
+    module = fastness._MODULES.get(name, "fastness")
     parts = module.split(".")
     for page, (_, modules) in SECTIONS.items():
         if module in modules or ".".join(parts[-2:]) in modules:
@@ -101,9 +101,9 @@ def page_of(name: str) -> str:
 
 
 _MODULE_OF: Final = {
-    **dict.fromkeys(testing.__all__, "holdfast.testing"),
-    **dict.fromkeys(errors.__all__, "holdfast.errors"),
-    **dict.fromkeys(holdfast.__all__, "holdfast"),
+    **dict.fromkeys(testing.__all__, "fastness.testing"),
+    **dict.fromkeys(errors.__all__, "fastness.errors"),
+    **dict.fromkeys(fastness.__all__, "fastness"),
 }
 
 
@@ -129,11 +129,11 @@ def _is_twin(name: str) -> bool:
 
 
 def _index(names: dict[str, list[str]]) -> str:
-    lines = _head("Python API", "`holdfast`, `holdfast.errors` and `holdfast.testing`")
+    lines = _head("Python API", "`fastness`, `fastness.errors` and `fastness.testing`")
     about = (
         "These names are the public API; everything else may change. A class whose name starts with `Async` is for "
         "asyncio: it has the same methods, and those that do something are awaited. All handles work in the same way "
-        "on an embedded plane (`holdfast.open`) and with a server (`holdfast.connect`), except where *embedded only* "
+        "on an embedded plane (`fastness.open`) and with a server (`fastness.connect`), except where *embedded only* "
         "is written."
     )
     lines += [about, ""]
@@ -165,7 +165,7 @@ def _export(name: str) -> Iterator[str]:
     yield from (f"## `{_heading(name)}`", "")
     if inspect.isfunction(found):
         yield from _function(f"{_MODULE_OF[name]}.{name}", found)
-    elif inspect.isclass(found) and issubclass(found, HoldfastError):
+    elif inspect.isclass(found) and issubclass(found, FastnessError):
         yield from _error(name, found)
     elif inspect.isclass(found):
         yield from _class(name, found, twin)
@@ -173,8 +173,8 @@ def _export(name: str) -> Iterator[str]:
         yield from (_ALIASES.get(name, _first_line(found)), "")
 
 
-def _error(name: str, found: type[HoldfastError]) -> Iterator[str]:
-    bases = [each.__name__ for each in found.__mro__[1:] if issubclass(each, HoldfastError)]
+def _error(name: str, found: type[FastnessError]) -> Iterator[str]:
+    bases = [each.__name__ for each in found.__mro__[1:] if issubclass(each, FastnessError)]
     yield from _code(f"class {_MODULE_OF[name]}.{name}({bases[0] if bases else 'Exception'})")
     yield from documentation(found)
     yield f"Code [`{found.code}`](../errors.md#{found.code}), retry `{found.retry}`."
@@ -274,7 +274,7 @@ def _members(found: type) -> Iterator[tuple[str, Any]]:
     """The public methods and properties of a class, with those that it inherits from private classes."""
     seen: set[str] = set()
     for kind in found.__mro__:
-        if kind.__module__.partition(".")[0] != "holdfast" or (kind is not found and not kind.__name__.startswith("_")):
+        if kind.__module__.partition(".")[0] != "fastness" or (kind is not found and not kind.__name__.startswith("_")):
             continue
         for key, part in vars(kind).items():
             plain = _plain(part)
@@ -308,7 +308,7 @@ def _comments(found: type) -> dict[str, str]:
     """The trailing comments of the fields of a struct and its bases."""
     comments: dict[str, str] = {}
     for kind in reversed(found.__mro__):
-        if kind.__module__.partition(".")[0] != "holdfast":
+        if kind.__module__.partition(".")[0] != "fastness":
             continue
         source = textwrap.dedent(inspect.getsource(kind))
         rows = source.splitlines()

@@ -22,7 +22,7 @@ from coverage.exceptions import CoverageException, CoverageWarning
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "coverage"
 CONFIG = ROOT / "pyproject.toml"
-PACKAGE = Path("src/holdfast")
+PACKAGE = Path("src/fastness")
 # Per cent of statements and branches. What cannot run is marked `pragma: no cover`, with the reason.
 MINIMUMS = {"kv": 99.0, "layers": 99.0, "runtime/locks": 99.0}
 
@@ -58,7 +58,7 @@ def combine(measured: coverage.Coverage) -> int:
 
 
 def package_of(file: str) -> str:
-    """The package that a file counts for: `layers` for `src/holdfast/layers/queues/keys.py`."""
+    """The package that a file counts for: `layers` for `src/fastness/layers/queues/keys.py`."""
     folders = Path(file).relative_to(PACKAGE).parts[:-1]
     if folders[:2] == ("runtime", "locks"):
         return "runtime/locks"

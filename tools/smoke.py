@@ -1,4 +1,4 @@
-"""Check that an installed Holdfast works, with nothing but the standard library.
+"""Check that an installed Fastness works, with nothing but the standard library.
 
 python tools/smoke.py                                            use the package of this Python
 python tools/smoke.py --install dist/*.whl --python 3.11 3.13    install it in clean environments, and use it in each
@@ -45,9 +45,9 @@ _OF_EXTRAS: Final = {
 }
 _WORKER: Final = """
 import sys, threading
-import holdfast
+import fastness
 
-with holdfast.connect(sys.argv[1]) as plane:
+with fastness.connect(sys.argv[1]) as plane:
     message = plane.queue("jobs").receive(wait_seconds=60, visibility_seconds=1)
     print(message.id, flush=True)
     threading.Event().wait()
@@ -55,7 +55,7 @@ with holdfast.connect(sys.argv[1]) as plane:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Check that an installed Holdfast works.")
+    parser = argparse.ArgumentParser(description="Check that an installed Fastness works.")
     parser.add_argument("--install", nargs="+", metavar="FILE", help="Install each file in a clean environment.")
     parser.add_argument("--python", nargs="+", default=["3.11"], metavar="VERSION", help="The versions to use.")
     parser.add_argument("--constraint", metavar="FILE", help="Take the versions of dependencies from this file.")
@@ -104,13 +104,13 @@ def interpreter(version: str) -> str | None:
 
 def use(folder: Path) -> dict[str, object]:
     """Use the installed package; return what was seen."""
-    import holdfast
-    from holdfast.version import __version__
+    import fastness
+    from fastness.version import __version__
 
-    holdfast_command = Path(sys.executable).parent / "holdfast"
-    printed = _run(holdfast_command, "--version").split()
-    assert printed == ["holdfast", __version__], printed
-    with holdfast.open(f"dir:{folder / 'embedded'}") as plane:
+    fastness_command = Path(sys.executable).parent / "fastness"
+    printed = _run(fastness_command, "--version").split()
+    assert printed == ["fastness", __version__], printed
+    with fastness.open(f"dir:{folder / 'embedded'}") as plane:
         plane.queue("jobs").put({"n": 1})
         received = plane.queue("jobs").receive(wait_seconds=10)
         assert received is not None
@@ -118,8 +118,8 @@ def use(folder: Path) -> dict[str, object]:
             assert message.json() == {"n": 1}
         assert plane.queue("jobs").stats().acked_total == 1
 
-    with _server(holdfast_command, folder / "served") as url:
-        with holdfast.connect(url) as plane:
+    with _server(fastness_command, folder / "served") as url:
+        with fastness.connect(url) as plane:
             queue = plane.queue("jobs")
             receipt = queue.put({"n": 2})
             worker = subprocess.Popen([sys.executable, "-c", _WORKER, url], stdout=subprocess.PIPE, text=True)
@@ -137,7 +137,7 @@ def use(folder: Path) -> dict[str, object]:
                 assert answer.status == 200, page
     loaded = sorted(_OF_EXTRAS & set(sys.modules))
     assert not loaded, f"packages of extras were imported: {loaded}"
-    return {"python": sys.version.split()[0], "holdfast": __version__, "recovered": again.id, "fence": again.fence}
+    return {"python": sys.version.split()[0], "fastness": __version__, "recovered": again.id, "fence": again.fence}
 
 
 @contextmanager

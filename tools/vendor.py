@@ -18,8 +18,8 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parent.parent
 RECORD: Final = ROOT / "tools" / "vendored.toml"
-_SWAGGER: Final = "src/holdfast/server/api_docs/static"
-_UPLOT: Final = "src/holdfast/server/console/static"
+_SWAGGER: Final = "src/fastness/server/api_docs/static"
+_UPLOT: Final = "src/fastness/server/console/static"
 # Which files are taken from a package, and what they are called in the repository.
 FILES: Final = {
     "swagger-ui-dist": {

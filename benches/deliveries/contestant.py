@@ -3,7 +3,7 @@
     python -m benches.deliveries.contestant KIND URL
     {"task": "consume", "queue": "jobs", "count": 8192, "batch": 256}
 
-KIND is `open` (a plane in this process), `connect` (the client for threads), or `holdfast`, `nats` or `redis` (a client
+KIND is `open` (a plane in this process), `connect` (the client for threads), or `fastness`, `nats` or `redis` (a client
 on an event loop). PYTHONPATH says which code it runs. Only calls are made that both codes have, with their defaults.
 """
 
@@ -18,10 +18,10 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-import holdfast
+import fastness
 from benches.peers.clients import BATCH, CLIENTS, Client
 from benches.peers.workloads import drain, measure_latencies
-from holdfast import Message, Plane, Tier
+from fastness import Message, Plane, Tier
 
 BODY_BYTES: Final = 200
 _WAIT_SECONDS: Final = 20.0  # Reached only if messages are missing.
@@ -100,7 +100,7 @@ class Threads:
                 if handled == count:
                     worker.stop()
 
-        worker = holdfast.Worker(self._plane, {queue: handle}, concurrency=threads, extend_for_seconds=0)
+        worker = fastness.Worker(self._plane, {queue: handle}, concurrency=threads, extend_for_seconds=0)
         measured = Measured()
         worker.run()
         return measured.report(worker.stats.handled)
@@ -217,15 +217,15 @@ def bodies(count: int) -> list[bytes]:
 
 def connect(kind: str, url: str) -> Threads | EventLoop:
     if kind == "open":
-        return Threads(holdfast.open(url))
+        return Threads(fastness.open(url))
     if kind == "connect":
-        return Threads(holdfast.connect(url))
+        return Threads(fastness.connect(url))
     return EventLoop(kind, url)
 
 
 def main() -> None:
     contestant = connect(*sys.argv[1:])
-    print(json.dumps({"source": holdfast.__file__}), flush=True)
+    print(json.dumps({"source": fastness.__file__}), flush=True)
     for line in sys.stdin:
         options = json.loads(line)
         print(json.dumps(getattr(contestant, options.pop("task"))(**options)), flush=True)

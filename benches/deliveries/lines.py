@@ -16,7 +16,7 @@ from rich.table import Table
 from benches.comparison import echo
 from benches.deliveries.races import ROOT, Contestant, Race, contestant, cpu_seconds_of, race
 from benches.peers.environment import NAMES, table_of
-from benches.peers.servers import Absent, Server, holdfast_server, nats_server, redis_server
+from benches.peers.servers import Absent, Server, fastness_server, nats_server, redis_server
 
 THIS: Final = "this code"
 CONSUMERS: Final = 8
@@ -75,7 +75,7 @@ class Arena(NamedTuple):
         """A server of each code, and of each peer that is installed."""
         with ExitStack() as stack:
             servers = {
-                name: stack.enter_context(holdfast_server(self.new_folder(), source=source))
+                name: stack.enter_context(fastness_server(self.new_folder(), source=source))
                 for name, source in self.sources.items()
             }
             for name in peers:
@@ -87,7 +87,7 @@ class Arena(NamedTuple):
 
     @contextmanager
     def clients(self, kind: str, servers: dict[str, Server]) -> Iterator[Contestants]:
-        """A client of each server: `kind` for those of Holdfast, and the peers' own."""
+        """A client of each server: `kind` for those of Fastness, and the peers' own."""
         kinds = {NAMES[name]: name for name in _PEERS}
         with ExitStack() as stack:
             yield {
@@ -126,7 +126,7 @@ def embedded(arena: Arena) -> Iterator[Result]:
 
 def network(arena: Arena) -> Iterator[Result]:
     """8 consumers on one event loop, from a server."""
-    with arena.servers(["redis"]) as servers, arena.clients("holdfast", servers) as clients:
+    with arena.servers(["redis"]) as servers, arena.clients("fastness", servers) as clients:
         for ack, full_count, title in (
             ("batch", 8_192, "one call acknowledges a batch"),
             ("each", 2_048, "one call acknowledges a message"),
@@ -145,7 +145,7 @@ def network(arena: Arena) -> Iterator[Result]:
 
 def latency(arena: Arena) -> Iterator[Result]:
     """Put to receipt by a waiting consumer, at 500 messages a second."""
-    with arena.servers(["nats", "redis"]) as servers, arena.clients("holdfast", servers) as clients:
+    with arena.servers(["nats", "redis"]) as servers, arena.clients("fastness", servers) as clients:
         title = "Put to receipt at 500 messages/s, 8 consumers wait"
         yield arena.race(title, clients, "latency", arena.part(1_000), consumers=CONSUMERS)
 
@@ -158,7 +158,7 @@ def workers(arena: Arena) -> Iterator[Result]:
                 count = arena.part(full_count)
                 title = f"Worker from a server, {threads} {'thread' if threads == 1 else 'threads'}"
                 yield arena.race(title, clients, "work", count, count + threads, threads=threads)
-        with arena.clients("holdfast", servers) as clients:
+        with arena.clients("fastness", servers) as clients:
             count = arena.part(2_048)
             title = f"AsyncWorker from a server, {SLOTS} slots"
             yield arena.race(title, clients, "work", count, count + SLOTS, slots=SLOTS)
@@ -283,7 +283,7 @@ class _Postgres:
         """The URL of a new database."""
         import psycopg
 
-        database = "holdfast_" + "".join(letter if letter.isalnum() else "_" for letter in name).lower()
+        database = "fastness_" + "".join(letter if letter.isalnum() else "_" for letter in name).lower()
         with psycopg.connect(self._server.get_uri(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {database}".encode())
         url: str = self._server.get_uri(database)

@@ -1,6 +1,6 @@
 """One client for each server, with the same methods. When a call returns, its effect is synced and acknowledged.
 
-| method | Holdfast | NATS JetStream | Redis |
+| method | Fastness | NATS JetStream | Redis |
 |---|---|---|---|
 | put | `queue.put` | `js.publish`, its PubAck | `XADD` |
 | receive | `receive_many`, or `receive` for one | `fetch` of a pull consumer | `XREADGROUP` of a group |
@@ -23,11 +23,11 @@ import redis.asyncio.lock
 import uvloop
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StorageType, StreamConfig
 
-import holdfast
+import fastness
 from benches.peers.bare import BareClient
-from holdfast import AsyncPlane, Tier
+from fastness import AsyncPlane, Tier
 
-BATCH: Final = 256  # The maximum of one Holdfast call, and the size of a NATS fetch.
+BATCH: Final = 256  # The maximum of one Fastness call, and the size of a NATS fetch.
 CALLERS: Final = 256
 _WAIT_SECONDS: Final = 20.0  # A timeout; reached only if something is wrong.
 _LEASE_SECONDS: Final = 120.0  # Message leases: longer than a run, so that no message is redelivered.
@@ -49,16 +49,16 @@ class Client(Protocol):
     async def close(self) -> None: ...
 
 
-class HoldfastClient:
-    """`holdfast.connect_async`, without automatic lease renewal, which the other clients do not have."""
+class FastnessClient:
+    """`fastness.connect_async`, without automatic lease renewal, which the other clients do not have."""
 
     def __init__(self, plane: AsyncPlane, queue: str) -> None:
         self.plane = plane
         self.queue = plane.queue(queue)
 
     @classmethod
-    async def connect(cls, url: str, queue: str) -> "HoldfastClient":
-        return cls(await holdfast.connect_async(url), queue)
+    async def connect(cls, url: str, queue: str) -> "FastnessClient":
+        return cls(await fastness.connect_async(url), queue)
 
     async def put(self, body: bytes) -> None:
         await self.queue.put(body)
@@ -101,7 +101,7 @@ class HoldfastClient:
             if handled == count:
                 worker.stop()
 
-        worker = holdfast.AsyncWorker(
+        worker = fastness.AsyncWorker(
             self.plane,
             {self.queue.name: handle},
             concurrency=slots,
@@ -271,7 +271,7 @@ def loop_factory(*, use_uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]
 
 
 CLIENTS: Final[dict[str, Any]] = {
-    "holdfast": HoldfastClient,
+    "fastness": FastnessClient,
     "nats": NatsClient,
     "redis": RedisClient,
     "bare": BareClient,

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from benches import comparison
 from benches.peers.clients import CLIENTS, loop_factory
-from benches.peers.servers import Absent, Server, bare_server, holdfast_server, nats_server, redis_server
+from benches.peers.servers import Absent, Server, bare_server, fastness_server, nats_server, redis_server
 
 BODY: Final = b"x" * 200
-NAMES: Final = {"holdfast": "Holdfast", "nats": "NATS JetStream", "redis": "Redis", "bare": "minimal Python server"}
-_SERVERS: Final = {"holdfast": holdfast_server, "nats": nats_server, "redis": redis_server, "bare": bare_server}
+NAMES: Final = {"fastness": "Fastness", "nats": "NATS JetStream", "redis": "Redis", "bare": "minimal Python server"}
+_SERVERS: Final = {"fastness": fastness_server, "nats": nats_server, "redis": redis_server, "bare": bare_server}
 
 Result = TypeVar("Result")
 
@@ -76,7 +76,7 @@ class Environment:
             self.run(client.close())
 
     @contextmanager
-    def clients(self, queue: str, names: tuple[str, ...] = ("nats", "redis", "holdfast")) -> Iterator[dict[str, Any]]:
+    def clients(self, queue: str, names: tuple[str, ...] = ("nats", "redis", "fastness")) -> Iterator[dict[str, Any]]:
         """A client for each of these servers that is running."""
         with ExitStack() as stack:
             running = [name for name in names if name in self.servers]

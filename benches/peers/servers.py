@@ -1,6 +1,6 @@
 """The servers: processes on free loopback ports, which all sync before they acknowledge.
 
-Holdfast         `holdfast serve` on a RocksDB directory; CRITICAL is the default
+Fastness         `fastness serve` on a RocksDB directory; CRITICAL is the default
 NATS JetStream   file storage, `sync_interval: always`
 Redis            append-only file, `appendfsync always`
 bare Python      `benches.peers.bare`: not a peer, but a lower bound
@@ -19,7 +19,7 @@ from typing import Final
 
 _START_SECONDS_MAX: Final = 30.0
 _STOP_SECONDS_MAX: Final = 30.0
-_READY: Final = "Holdfast is ready at "
+_READY: Final = "Fastness is ready at "
 
 
 class Absent(Exception):
@@ -36,16 +36,16 @@ class Server:
 
 
 @contextmanager
-def holdfast_server(folder: Path, *, source: Path | None = None) -> Iterator[Server]:
-    """A Holdfast server over a directory, with the code in `source` instead of this process's."""
-    data = folder / "holdfast"
-    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", f"dir:{data}", "--port", "0"]
+def fastness_server(folder: Path, *, source: Path | None = None) -> Iterator[Server]:
+    """A Fastness server over a directory, with the code in `source` instead of this process's."""
+    data = folder / "fastness"
+    command = [sys.executable, "-m", "fastness.cli", "serve", "--data", f"dir:{data}", "--port", "0"]
     environment = None if source is None else os.environ | {"PYTHONPATH": str(source)}
-    with _running([*command, "--log-level", "warning"], folder / "holdfast.log", environment) as process:
+    with _running([*command, "--log-level", "warning"], folder / "fastness.log", environment) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith(_READY):
-            raise RuntimeError(f"holdfast serve did not start: {(folder / 'holdfast.log').read_text()[-500:]}")
+            raise RuntimeError(f"fastness serve did not start: {(folder / 'fastness.log').read_text()[-500:]}")
         yield Server(process, line.removeprefix(_READY).strip(), "this checkout")
 
 

@@ -1,7 +1,7 @@
 """The workloads of the comparison with peers; each function prints its rates and returns its main figures.
 
 Messages have 200 bytes. Clients run in one process with one event loop unless a line says otherwise. A batch is 256
-messages for all: `receive_many(256)` of Holdfast, `fetch(256)` of NATS, and `COUNT 256` of Redis.
+messages for all: `receive_many(256)` of Fastness, `fetch(256)` of NATS, and `COUNT 256` of Redis.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from benches.peers.environment import (
     table_of,
 )
 from benches.peers.put_clients import PutClients, put_clients
-from benches.peers.servers import holdfast_server
+from benches.peers.servers import fastness_server
 
 CONSUMERS: Final = 8
 SLOTS: Final = 64  # Concurrent handlers of a worker.
@@ -41,31 +41,31 @@ _END: Final = _STAMP.pack(0.0)  # Ends the consumer that receives it.
 
 def puts(env: Environment) -> list[Figure]:
     """256 callers, each waiting for its own synced acknowledgement."""
-    counts = {"nats": 5_120, "redis": 5_120, "holdfast": 15_360}
+    counts = {"nats": 5_120, "redis": 5_120, "fastness": 15_360}
     with env.clients("puts") as clients, ExitStack() as stack:
         candidates: dict[str, Callable[[], int]] = {
             NAMES[name]: partial(_put_round, env, client, env.settings.part(counts[name]))
             for name, client in clients.items()
         }
-        for name in ("nats", "holdfast"):
+        for name in ("nats", "fastness"):
             if name in clients:
                 two_processes = stack.enter_context(_two_put_clients(env, name))
                 candidates[f"{NAMES[name]}, 2 client processes"] = partial(
                     two_processes.put, env.settings.part(counts[name])
                 )
         rates = env.compare("256 callers put, each put synced and acknowledged", candidates)
-    return [ratio_figure("256 callers put, against NATS", ratio(rates, "Holdfast", NAMES["nats"]))]
+    return [ratio_figure("256 callers put, against NATS", ratio(rates, "Fastness", NAMES["nats"]))]
 
 
 def single(env: Environment) -> list[Figure]:
     """One caller that puts one message at a time: a round trip and a sync each."""
     count = env.settings.part(500)
-    with env.clients("single", ("nats", "redis", "holdfast", "bare")) as clients:
+    with env.clients("single", ("nats", "redis", "fastness", "bare")) as clients:
         rates = env.compare(
             "One caller puts, one message at a time",
             {NAMES[name]: partial(_put_round, env, client, count, callers=1) for name, client in clients.items()},
         )
-    return [ratio_figure("One caller puts, against NATS", ratio(rates, "Holdfast", NAMES["nats"]))]
+    return [ratio_figure("One caller puts, against NATS", ratio(rates, "Fastness", NAMES["nats"]))]
 
 
 def consume(env: Environment) -> list[Figure]:
@@ -89,11 +89,11 @@ def consume(env: Environment) -> list[Figure]:
             batched["NATS, fetch(256), acks not confirmed"] = candidate("nats", BATCH, clients["nats"].ack_batch, 4_096)
         if "redis" in clients:
             batched["Redis, COUNT 256, one XACK"] = candidate("redis", BATCH, clients["redis"].ack_batch, 8_192)
-        ours = clients["holdfast"]
-        batched["Holdfast, receive_many(256), one ack_many"] = candidate("holdfast", BATCH, ours.ack_batch, 8_192)
-        batched["Holdfast, receive_many(256), 256 concurrent acks"] = candidate("holdfast", BATCH, ours.ack_each, 8_192)
+        ours = clients["fastness"]
+        batched["Fastness, receive_many(256), one ack_many"] = candidate("fastness", BATCH, ours.ack_batch, 8_192)
+        batched["Fastness, receive_many(256), 256 concurrent acks"] = candidate("fastness", BATCH, ours.ack_each, 8_192)
         rates = env.compare("8 consumers receive and acknowledge batches of 256", batched)
-        in_batches = ratio(rates, "Holdfast, receive_many(256), one ack_many", "NATS, fetch(256), each ack confirmed")
+        in_batches = ratio(rates, "Fastness, receive_many(256), one ack_many", "NATS, fetch(256), each ack confirmed")
 
         rates = env.compare(
             "8 consumers receive and acknowledge one by one",
@@ -106,13 +106,13 @@ def consume(env: Environment) -> list[Figure]:
             for name, client in clients.items()
         }
         count = env.settings.part(4_096)
-        fill("holdfast", count + SLOTS)
-        worker, peer = f"Holdfast, AsyncWorker with {SLOTS} slots", next(iter(by_slots))
+        fill("fastness", count + SLOTS)
+        worker, peer = f"Fastness, AsyncWorker with {SLOTS} slots", next(iter(by_slots))
         by_slots[worker] = lambda: env.run(ours.work(count, SLOTS))
         worker_rates = env.compare(f"One consumer with {SLOTS} slots", by_slots)
     return [
         ratio_figure("8 consumers, batches of 256, against NATS", in_batches),
-        ratio_figure("8 consumers, one by one, against NATS", ratio(rates, "Holdfast", NAMES["nats"])),
+        ratio_figure("8 consumers, one by one, against NATS", ratio(rates, "Fastness", NAMES["nats"])),
         ratio_figure(f"A worker with {SLOTS} slots, against NATS", ratio(worker_rates, worker, peer)),
     ]
 
@@ -145,7 +145,7 @@ def latency(env: Environment) -> list[Figure]:
     )
     for at, quantile_name in enumerate(("p50", "p99")):
         env.rates[f"Put to receipt, {quantile_name}, seconds"] = {NAMES[name]: each[at] for name, each in found.items()}
-    p50, p99 = found["holdfast"]
+    p50, p99 = found["fastness"]
     return [latency_figure("Put to receipt at 500/s, p50", p50), latency_figure("Put to receipt at 500/s, p99", p99)]
 
 
@@ -156,8 +156,8 @@ def backlog(env: Environment) -> list[Figure]:
     for folder in folders:
         folder.mkdir()
     with ExitStack() as stack:
-        servers = [stack.enter_context(holdfast_server(folder)) for folder in folders]
-        shallow, deep = (stack.enter_context(env.client("holdfast", "work", url=each.url)) for each in servers)
+        servers = [stack.enter_context(fastness_server(folder)) for folder in folders]
+        shallow, deep = (stack.enter_context(env.client("fastness", "work", url=each.url)) for each in servers)
         started = time.perf_counter()
         env.run(deep.fill(depth, BODY))
         echo(f"A backlog of {depth:,} was put in {time.perf_counter() - started:.0f} s, batches of {BATCH}, IMPORTANT.")
@@ -165,7 +165,7 @@ def backlog(env: Environment) -> list[Figure]:
         consumers = {name: env.run(client.consumers(CONSUMERS)) for name, client in pair.items()}
         figures = []
         rates = env.compare(
-            "Holdfast, 256 callers put, by backlog",
+            "Fastness, 256 callers put, by backlog",
             {name: partial(_put_round, env, client, part(15_360)) for name, client in pair.items()},
         )
         figures.append(_backlog_figure("256 callers put, with the backlog", rates))
@@ -173,7 +173,7 @@ def backlog(env: Environment) -> list[Figure]:
             count = part(full_count)
             env.run(shallow.fill(count * (env.settings.rounds + 1), BODY))
             rates = env.compare(
-                f"Holdfast, 8 consumers receive and acknowledge {title}, by backlog",
+                f"Fastness, 8 consumers receive and acknowledge {title}, by backlog",
                 {
                     name: _drain_later(env, consumers[name], count, batch, client.ack_batch)
                     for name, client in pair.items()
@@ -186,7 +186,7 @@ def backlog(env: Environment) -> list[Figure]:
 def locks(env: Environment) -> list[Figure]:
     """One caller that locks and unlocks, and 16 that contend for the same lock."""
     count = env.settings.part(300)
-    with env.clients("locks", ("redis", "holdfast", "bare")) as clients:
+    with env.clients("locks", ("redis", "fastness", "bare")) as clients:
         rates = env.compare(
             "One caller locks and unlocks, two syncs",
             {NAMES[name]: partial(_lock_round, env, client, count) for name, client in clients.items()},
@@ -197,9 +197,9 @@ def locks(env: Environment) -> list[Figure]:
     echo(table_of(title, ("candidate", "locks/s", "least served, of an equal share"), rows))
     env.rates["16 contenders, locks/s"] = {NAMES[name]: rate for name, (rate, _) in found.items()}
     env.rates["16 contenders, share of the least served"] = {NAMES[name]: share for name, (_, share) in found.items()}
-    share = found["holdfast"][1]
+    share = found["fastness"][1]
     return [
-        ratio_figure("One caller locks and unlocks, against Redis", ratio(rates, "Holdfast", NAMES["redis"])),
+        ratio_figure("One caller locks and unlocks, against Redis", ratio(rates, "Fastness", NAMES["redis"])),
         Figure("16 contenders: the least served, of an equal share", f"{share:.2f}"),
     ]
 

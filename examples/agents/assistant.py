@@ -13,9 +13,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import holdfast
+import fastness
 
-app = holdfast.HostApp()
+app = fastness.HostApp()
 CALLS_MAX = 20  # Bounds what a confused model can do.
 
 SCRIPT: list[dict[str, Any]] = [
@@ -47,10 +47,10 @@ NEEDS_APPROVAL = {"book_flight"}
 
 
 @app.workflow
-async def assistant(run: holdfast.WorkflowRun, question: str, user: str) -> str:
+async def assistant(run: fastness.WorkflowRun, question: str, user: str) -> str:
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for _ in range(CALLS_MAX):
-        reply = await run.step(ask_model, messages, retry=holdfast.Retry(5))
+        reply = await run.step(ask_model, messages, retry=fastness.Retry(5))
         messages.append({"role": "assistant", **reply})
         if "answer" in reply:
             return str(reply["answer"])
@@ -65,7 +65,7 @@ async def assistant(run: holdfast.WorkflowRun, question: str, user: str) -> str:
 
 
 def main(url: str) -> None:
-    with holdfast.open(url) as plane, holdfast.Host(plane, app):
+    with fastness.open(url) as plane, fastness.Host(plane, app):
         run = plane.workflows.start(assistant, "Book me the cheapest flight to Lisbon.", "ada", id="lisbon")
         while run.describe().state == "running":
             for mail in plane.mailbox("ada").subscribe(wait_seconds=0.2):

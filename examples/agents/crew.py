@@ -13,16 +13,16 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import holdfast
-from holdfast.errors import WorldExists
+import fastness
+from fastness.errors import WorldExists
 
-app = holdfast.HostApp()
+app = fastness.HostApp()
 WORDS_MAX = 6
 State = dict[str, Any] | None
 
 
 @app.program
-def editor(state: State, event: holdfast.Event, context: holdfast.TurnContext) -> State:
+def editor(state: State, event: fastness.Event, context: fastness.TurnContext) -> State:
     """Orders each article once, and publishes it when the critic has accepted it."""
     articles = state or {}
     if event.name == "order" and (topic := event.json()["topic"]) not in articles:
@@ -36,7 +36,7 @@ def editor(state: State, event: holdfast.Event, context: holdfast.TurnContext) -
 
 
 @app.program
-def writer(state: State, event: holdfast.Event, context: holdfast.TurnContext) -> State:
+def writer(state: State, event: fastness.Event, context: fastness.TurnContext) -> State:
     """Has the model write and rewrite, and sends each draft to the critic."""
     if event.name == "mail":
         context.call("model", event.json())
@@ -49,7 +49,7 @@ def writer(state: State, event: holdfast.Event, context: holdfast.TurnContext) -
 
 
 @app.program
-def critic(state: State, event: holdfast.Event, context: holdfast.TurnContext) -> State:
+def critic(state: State, event: fastness.Event, context: fastness.TurnContext) -> State:
     """Sends a draft that is too long back to the writer, and a good one to the editor."""
     if event.name == "mail":
         draft = event.json()
@@ -61,7 +61,7 @@ def critic(state: State, event: holdfast.Event, context: holdfast.TurnContext) -
 
 
 @app.adapter("model")
-def model(call: holdfast.EffectCall) -> dict[str, Any]:
+def model(call: fastness.EffectCall) -> dict[str, Any]:
     """Write about a topic. Here a real agent calls its model, and passes `call.idempotency_key` if it takes one."""
     order = call.json()
     print(f"model: writes about {order['topic']}, remark: {order['remark']}")
@@ -71,13 +71,13 @@ def model(call: holdfast.EffectCall) -> dict[str, Any]:
 
 
 def main(url: str) -> None:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         for agent in (editor, writer, critic):
             with suppress(WorldExists):
                 plane.world(agent.name).create(program=agent)
             plane.agents.register(agent.name, world=agent.name)
         plane.world("editor").send("order", {"topic": "tides"})
-        with holdfast.Host(plane, app):
+        with fastness.Host(plane, app):
             while (articles := plane.state("worlds/editor").get()) is None:
                 time.sleep(0.05)
         print(f"article: {articles.value['tides']}")

@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import holdfast
-from holdfast.errors import RunCancelled, StepFailed
+import fastness
+from fastness.errors import RunCancelled, StepFailed
 
-app = holdfast.HostApp()
+app = fastness.HostApp()
 
 
 def reserve(order: str, item: str) -> str:
@@ -44,23 +44,23 @@ def ship(order: str, item: str) -> None:
 
 
 @app.workflow
-async def place_order(run: holdfast.WorkflowRun, item: str, cents: int) -> str:
+async def place_order(run: fastness.WorkflowRun, item: str, cents: int) -> str:
     undo: list[tuple[Callable[[str, Any], None], Any]] = []
     try:
         reservation = await run.step(reserve, run.id, item)
         undo.append((release, reservation))
-        payment = await run.step(charge, run.id, cents, retry=holdfast.Retry(5))
+        payment = await run.step(charge, run.id, cents, retry=fastness.Retry(5))
         undo.append((refund, payment))
-        await run.step(ship, run.id, item, retry=holdfast.Retry(2, delay_seconds=0.1))
+        await run.step(ship, run.id, item, retry=fastness.Retry(2, delay_seconds=0.1))
     except (StepFailed, RunCancelled) as error:
         for function, argument in reversed(undo):
-            await run.step(function, run.id, argument, retry=holdfast.Retry(20))
+            await run.step(function, run.id, argument, retry=fastness.Retry(20))
         return f"undone, {type(error).__name__}"
     return "shipped"
 
 
 def main(url: str) -> None:
-    with holdfast.open(url) as plane, holdfast.Host(plane, app):
+    with fastness.open(url) as plane, fastness.Host(plane, app):
         for order, item, cents in (("order-1", "kettle", 2_900), ("order-2", "piano", 690_000)):
             run = plane.workflows.start(place_order, item, cents, id=order)
             print(f"{order}: {run.result(wait_seconds=60)}")

@@ -11,10 +11,10 @@ import sys
 import tempfile
 from urllib.parse import urlsplit
 
-import holdfast
+import fastness
 
-app = holdfast.HostApp()
-tasks = holdfast.TaskApp()
+app = fastness.HostApp()
+tasks = fastness.TaskApp()
 PAGES_MAX = 100
 
 SITES: dict[str, list[str]] = {
@@ -40,7 +40,7 @@ def fetch(url: str) -> list[str]:
 
 
 @app.workflow
-async def scrape(run: holdfast.WorkflowRun, start: str) -> list[str]:
+async def scrape(run: fastness.WorkflowRun, start: str) -> list[str]:
     """Returns the pages that were found."""
     found = [start]
     following = [start]
@@ -53,13 +53,13 @@ async def scrape(run: holdfast.WorkflowRun, start: str) -> list[str]:
 
 
 def main(url: str) -> None:
-    with holdfast.open(url) as plane:
-        policy = holdfast.QueuePolicy(rate_per_key=5, concurrency_per_key=1, fair=True, visibility_seconds=2)
+    with fastness.open(url) as plane:
+        policy = fastness.QueuePolicy(rate_per_key=5, concurrency_per_key=1, fair=True, visibility_seconds=2)
         plane.queue("pages").set_policy(policy)
         tasks.use(plane)
         worker = tasks.worker(concurrency=2)
         worker.start()
-        with holdfast.Host(plane, app):
+        with fastness.Host(plane, app):
             run = plane.workflows.start(scrape, "https://a.test/", id="a.test")
             print(f"found {len(run.result(wait_seconds=60))} pages")
         worker.stop()

@@ -12,10 +12,10 @@ import tempfile
 import time
 from datetime import timedelta
 
-import holdfast
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness.testing.clock import ManualClock
 
-app = holdfast.HostApp()
+app = fastness.HostApp()
 
 
 def charge(customer: str, month: int) -> None:
@@ -32,9 +32,9 @@ def say_goodbye(customer: str) -> None:
 
 
 @app.workflow
-async def subscription(run: holdfast.WorkflowRun, customer: str, month: int = 1) -> int:
+async def subscription(run: fastness.WorkflowRun, customer: str, month: int = 1) -> int:
     """Returns how many months were paid."""
-    await run.step(charge, customer, month, retry=holdfast.Retry(10, delay_seconds=3_600))
+    await run.step(charge, customer, month, retry=fastness.Retry(10, delay_seconds=3_600))
     run.state({"paid_months": month})
     if await run.wait_for("cancel", timeout=timedelta(days=27)) is None:
         await run.step(remind, customer, month + 1)
@@ -46,10 +46,10 @@ async def subscription(run: holdfast.WorkflowRun, customer: str, month: int = 1)
 
 def main(url: str) -> None:
     clock = ManualClock(int(time.time() * 1_000))
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         moved = plane.state("clock").get()
         clock.jump_to_ms(max(clock.now_ms(), 0 if moved is None else moved.value))  # Time goes on after a restart.
-        with holdfast.Host(plane, app):
+        with fastness.Host(plane, app):
             run = plane.workflows.start(subscription, "ada", id="subscription-ada")
             while run.describe().state == "running" and run.query() != {"paid_months": 3}:
                 for timer in plane.workflows.timers(run.id):

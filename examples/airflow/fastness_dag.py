@@ -1,6 +1,6 @@
 """An Airflow DAG that runs the pipeline every hour, and publishes the lake for DuckDB.
 
-Set HOLDFAST_URL, HOLDFAST_LAKE and HOLDFAST_TOKEN in the environment of the workers. With HOLDFAST_LINEAGE, jobs send
+Set FASTNESS_URL, FASTNESS_LAKE and FASTNESS_TOKEN in the environment of the workers. With FASTNESS_LINEAGE, jobs send
 OpenLineage events; with Airflow's OpenLineage provider, add to `default_args` the environment variable that makes the
 task their parent:
 
@@ -16,19 +16,19 @@ from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG
 
 with DAG(
-    "holdfast_pipeline",
+    "fastness_pipeline",
     schedule="@hourly",
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,
-    default_args={"retries": 2, "retry_delay": timedelta(minutes=5), "cwd": "/srv/holdfast"},
+    default_args={"retries": 2, "retry_delay": timedelta(minutes=5), "cwd": "/srv/fastness"},
 ):
-    ingest = BashOperator(task_id="ingest", bash_command="holdfast pipeline ingest")
-    audit = BashOperator(task_id="audit", bash_command="holdfast pipeline audit", retries=0)
-    rollup = BashOperator(task_id="rollup", bash_command="holdfast pipeline rollup")
-    report = BashOperator(task_id="report", bash_command="holdfast pipeline report")
-    publish = BashOperator(task_id="publish", bash_command="holdfast pipeline publish --duckdb lake.duckdb")
-    status = BashOperator(task_id="status", bash_command="holdfast pipeline status --json", trigger_rule="all_done")
+    ingest = BashOperator(task_id="ingest", bash_command="fastness pipeline ingest")
+    audit = BashOperator(task_id="audit", bash_command="fastness pipeline audit", retries=0)
+    rollup = BashOperator(task_id="rollup", bash_command="fastness pipeline rollup")
+    report = BashOperator(task_id="report", bash_command="fastness pipeline report")
+    publish = BashOperator(task_id="publish", bash_command="fastness pipeline publish --duckdb lake.duckdb")
+    status = BashOperator(task_id="status", bash_command="fastness pipeline status --json", trigger_rule="all_done")
 
     ingest >> [audit, rollup]
     rollup >> report >> publish

@@ -1,6 +1,6 @@
 """Dagster assets for the lake: one run of the pipeline, and a DuckDB file of its tables, every hour.
 
-Set HOLDFAST_URL, HOLDFAST_LAKE and HOLDFAST_TOKEN in the environment of the code location.
+Set FASTNESS_URL, FASTNESS_LAKE and FASTNESS_TOKEN in the environment of the code location.
 """
 
 import json
@@ -9,8 +9,8 @@ from typing import Final
 
 import dagster
 
-RUN: Final = ["holdfast", "pipeline", "run", "--json"]
-PUBLISH: Final = ["holdfast", "pipeline", "publish", "--duckdb", "lake.duckdb", "--json"]
+RUN: Final = ["fastness", "pipeline", "run", "--json"]
+PUBLISH: Final = ["fastness", "pipeline", "publish", "--duckdb", "lake.duckdb", "--json"]
 DAMAGED: Final = 10  # The exit code if an audit found damage; all jobs have run.
 
 
@@ -21,7 +21,7 @@ DAMAGED: Final = 10  # The exit code if an audit found damage; all jobs have run
 def lake() -> dagster.MaterializeResult:
     done = subprocess.run(RUN, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, DAMAGED):
-        raise dagster.Failure(f"holdfast pipeline run ended with exit code {done.returncode}; see its log")
+        raise dagster.Failure(f"fastness pipeline run ended with exit code {done.returncode}; see its log")
     results = {result["job"]: result for result in json.loads(done.stdout)}
     return dagster.MaterializeResult(
         metadata={
@@ -37,7 +37,7 @@ def catalogue() -> None:
     subprocess.run(PUBLISH, check=True)
 
 
-pipeline = dagster.define_asset_job("holdfast_pipeline", selection=[lake, catalogue])
+pipeline = dagster.define_asset_job("fastness_pipeline", selection=[lake, catalogue])
 definitions = dagster.Definitions(
     assets=[lake, catalogue],
     jobs=[pipeline],

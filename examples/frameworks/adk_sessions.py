@@ -20,8 +20,8 @@ from google.adk.runners import Runner
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-import holdfast
-from holdfast.adk import HoldfastSessionService
+import fastness
+from fastness.adk import FastnessSessionService
 
 warnings.filterwarnings("ignore", r"\[EXPERIMENTAL\] ResumabilityConfig", UserWarning)
 
@@ -53,8 +53,8 @@ def count_visit(tool_context: ToolContext) -> dict[str, int]:
 
 
 async def main(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
-        service = HoldfastSessionService(plane)
+    async with fastness.open_async(url) as plane:
+        service = FastnessSessionService(plane)
         agent = LlmAgent(name="clerk", model=Script(), tools=[count_visit])
         app = App(name="shop", root_agent=agent, resumability_config=ResumabilityConfig(is_resumable=True))
         runner = Runner(app=app, session_service=service)

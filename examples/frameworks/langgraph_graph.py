@@ -17,8 +17,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
 from langgraph.types import Command, interrupt
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver, HoldfastStore, Retention
+import fastness
+from fastness.langgraph import FastnessSaver, FastnessStore, Retention
 
 model: BaseChatModel = FakeListChatModel(responses=["Tides follow the moon."])
 
@@ -42,7 +42,7 @@ def publish(state: MessagesState, *, store: BaseStore) -> dict[str, Any]:
     return {}
 
 
-def make_graph(plane: holdfast.Plane) -> "CompiledStateGraph[Any, Any, Any, Any]":
+def make_graph(plane: fastness.Plane) -> "CompiledStateGraph[Any, Any, Any, Any]":
     builder = StateGraph(MessagesState)
     builder.add_node("draft", draft)
     builder.add_node("approve", approve, destinations=("publish", END))
@@ -50,13 +50,13 @@ def make_graph(plane: holdfast.Plane) -> "CompiledStateGraph[Any, Any, Any, Any]
     builder.add_edge(START, "draft")
     builder.add_edge("draft", "approve")
     builder.add_edge("publish", END)
-    saver = HoldfastSaver(plane, keep=Retention(checkpoints=100, days=30))
-    return builder.compile(checkpointer=saver, store=HoldfastStore(plane))
+    saver = FastnessSaver(plane, keep=Retention(checkpoints=100, days=30))
+    return builder.compile(checkpointer=saver, store=FastnessStore(plane))
 
 
 def main(url: str) -> None:
     thread: RunnableConfig = {"configurable": {"thread_id": "article-7"}}
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         graph = make_graph(plane)
         state = graph.get_state(thread)
         if state.created_at is None:
@@ -69,7 +69,7 @@ def main(url: str) -> None:
 
         state = graph.get_state(thread)
         print(f"next: {', '.join(state.next) or 'nothing'}; {len(list(graph.get_state_history(thread)))} checkpoints")
-        for item in HoldfastStore(plane).search(("articles",), filter={"words": {"$gte": 3}}):
+        for item in FastnessStore(plane).search(("articles",), filter={"words": {"$gte": 3}}):
             print(f"stored: {item.key} of {item.namespace[-1]}")
 
 

@@ -12,8 +12,8 @@ import sys
 from agents import Agent, RunConfig, Runner, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-import holdfast
-from holdfast.openai_agents import HoldfastSession
+import fastness
+from fastness.openai_agents import FastnessSession
 
 CITIES = ("Kiel", "Lisbon", "Oslo")
 
@@ -24,15 +24,15 @@ def forecast(city: str) -> str:
     return "sunny"
 
 
-async def remove_unfinished_turn(session: HoldfastSession) -> None:
+async def remove_unfinished_turn(session: FastnessSession) -> None:
     """Remove what a killed process has stored of a question that has no answer; it is asked again."""
     while (last := await session.get_items(1)) and last[0].get("type") != "message":
         await session.pop_item()
 
 
 async def main(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
-        session = HoldfastSession(plane, "ada")
+    async with fastness.open_async(url) as plane:
+        session = FastnessSession(plane, "ada")
         await remove_unfinished_turn(session)
         questions = [item for item in await session.get_items() if item.get("role") == "user"]
         city = CITIES[len(questions) % len(CITIES)]

@@ -12,8 +12,8 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-import holdfast
-from holdfast.pydantic_ai import HoldfastDurability, agent_workflow
+import fastness
+from fastness.pydantic_ai import FastnessDurability, agent_workflow
 
 
 async def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -28,7 +28,7 @@ async def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     return ModelResponse(parts=[TextPart(f"You fly to Lisbon with {found[1]}.")])
 
 
-agent = Agent(FunctionModel(model), name="travel", capabilities=[HoldfastDurability()])
+agent = Agent(FunctionModel(model), name="travel", capabilities=[FastnessDurability()])
 book_trip = agent_workflow(agent, name="book_trip")
 
 
@@ -41,12 +41,12 @@ async def find_flight(city: str) -> str:
 @agent.tool_plain
 async def book(flight: str) -> str:
     # A call that was interrupted is made again: the key makes it the same booking.
-    print(f"tool: book {flight} for {holdfast.current_step().id}")
+    print(f"tool: book {flight} for {fastness.current_step().id}")
     return flight
 
 
 def main(url: str) -> None:
-    with holdfast.open(url) as plane, holdfast.Host(plane):
+    with fastness.open(url) as plane, fastness.Host(plane):
         run = plane.workflows.start(book_trip, "Book me a flight to Lisbon.", id="trip-1")
         print("answer:", run.result(wait_seconds=60))
 

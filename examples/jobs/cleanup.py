@@ -1,6 +1,6 @@
 """A clean-up every night: one schedule, which survives restarts and runs once although there are several workers.
 
-Start a server (`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python cleanup.py
+Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python cleanup.py
 """
 
 import os
@@ -9,9 +9,9 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import holdfast
+import fastness
 
-app = holdfast.TaskApp(timezone="Europe/Berlin")
+app = fastness.TaskApp(timezone="Europe/Berlin")
 DAY_SECONDS = 86_400
 
 
@@ -21,7 +21,7 @@ def clean(folder: str, days: int) -> int:
     oldest = time.time() - days * DAY_SECONDS
     old = [path for path in Path(folder).iterdir() if path.is_file() and path.stat().st_mtime < oldest]
     for path in old:
-        if holdfast.current_job().cancelled:
+        if fastness.current_job().cancelled:
             break
         path.unlink(missing_ok=True)
     return len(old)

@@ -3,7 +3,7 @@
 The handler gets up to 100 messages at a time, or those of half a second. A batch and the acks of its messages are one
 commit, so a crash neither loses nor repeats a batch.
 
-Start a server (`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python indexer.py
+Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python indexer.py
 """
 
 import os
@@ -11,10 +11,10 @@ import time
 import uuid
 from collections import Counter
 
-import holdfast
+import fastness
 
 
-def index(plane: holdfast.Plane, messages: list[holdfast.Message], key: str) -> None:
+def index(plane: fastness.Plane, messages: list[fastness.Message], key: str) -> None:
     """Add the words of some documents to the index, and acknowledge the documents in the same commit."""
     words = Counter(word for message in messages for word in message.json()["text"].split())
     state = plane.state(key)
@@ -30,18 +30,18 @@ def index(plane: holdfast.Plane, messages: list[holdfast.Message], key: str) -> 
 
 
 def main() -> None:
-    with holdfast.connect(os.environ["HOLDFAST_URL"]) as plane:
+    with fastness.connect(os.environ["FASTNESS_URL"]) as plane:
         run = uuid.uuid4().hex[:8]
         queue = plane.queue(f"documents-{run}")
         for start in range(0, 250, 125):
             queue.put_many([{"text": f"document number {start + number}"} for number in range(125)])
         batches: list[int] = []
 
-        def handle(messages: list[holdfast.Message]) -> None:
+        def handle(messages: list[fastness.Message]) -> None:
             index(plane, messages, f"index/{run}")
             batches.append(len(messages))
 
-        worker = holdfast.Worker(plane, {queue.name: handle}, batch=100, batch_wait_seconds=0.5)
+        worker = fastness.Worker(plane, {queue.name: handle}, batch=100, batch_wait_seconds=0.5)
         worker.start()
         while queue.stats().acked_total < 250:
             time.sleep(0.05)

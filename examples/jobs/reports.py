@@ -1,14 +1,14 @@
 """Reports: tenants take turns, so that a tenant with 1,000 reports does not delay another one.
 
-Start a server (`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python reports.py
+Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python reports.py
 """
 
 import threading
 import time
 
-import holdfast
+import fastness
 
-app = holdfast.TaskApp()
+app = fastness.TaskApp()
 finished: list[str] = []  # The tenants of the reports, in the order in which they were finished.
 finished_lock = threading.Lock()
 
@@ -24,7 +24,7 @@ def report(tenant: str, number: int) -> str:
 
 def main() -> None:
     queue = app.plane.queue("reports")
-    queue.set_policy(holdfast.QueuePolicy(fair=True))
+    queue.set_policy(fastness.QueuePolicy(fair=True))
     for start in range(0, 1_000, 250):
         report.send_many([("large", number) for number in range(start, start + 250)])
     receipts = report.send_many([("small", number) for number in range(5)])

@@ -3,15 +3,15 @@
 Each booking and the message of the next one are one commit. So are the end of a booking that failed for good and the
 message of its compensation. A step may run twice if its worker crashes, so each one looks first what is booked.
 
-Start a server (`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python saga.py
+Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python saga.py
 """
 
 import time
 import uuid
 
-import holdfast
+import fastness
 
-app = holdfast.TaskApp()
+app = fastness.TaskApp()
 
 
 def set_part(trip: str, part: str, state: str) -> None:
@@ -48,7 +48,7 @@ def cancel_flight(trip: str) -> None:
     set_part(trip, "flight", "cancelled")
 
 
-def booking(trip: str) -> holdfast.Chain:
+def booking(trip: str) -> fastness.Chain:
     """The bookings of a trip. Each one names what has to be cancelled if it fails."""
     no_hotel = cancel_flight.s(trip)
     no_car = cancel_hotel.s(trip).then(no_hotel, pass_result=False)

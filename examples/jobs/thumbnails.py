@@ -1,12 +1,12 @@
 """Thumbnails: images are scaled down by workers, and their results are read by the sender.
 
-Start a server (`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python thumbnails.py
+Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python thumbnails.py
 """
 
-import holdfast
-from holdfast.errors import MessageFailed
+import fastness
+from fastness.errors import MessageFailed
 
-app = holdfast.TaskApp()
+app = fastness.TaskApp()
 WIDTH = 640
 HEIGHT = 480
 
@@ -16,7 +16,7 @@ def shrink(image: bytes, factor: int) -> bytes:
     """A smaller copy of an image in the format PPM: the mean colour of each square of `factor` pixels."""
     kind, size, _, pixels = image.split(b"\n", 3)
     if kind != b"P6":
-        raise holdfast.Reject("the image is not a PPM")
+        raise fastness.Reject("the image is not a PPM")
     width, height = map(int, size.split())
     small = bytearray()
     for top in range(0, height - factor + 1, factor):

@@ -1,6 +1,6 @@
 """Webhooks: at most 20 requests per second and host, and a pause for a host that answers 429.
 
-Start a server (`holdfast serve`), then: HOLDFAST_URL=http://127.0.0.1:9440 python webhooks.py
+Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python webhooks.py
 """
 
 import json
@@ -11,9 +11,9 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
-import holdfast
+import fastness
 
-app = holdfast.TaskApp()
+app = fastness.TaskApp()
 
 
 def host_of(url: str, event: dict[str, Any]) -> str:
@@ -34,9 +34,9 @@ def deliver(url: str, event: dict[str, Any]) -> int:
             if error.code == 429:
                 seconds = float(error.headers["Retry-After"])
                 app.plane.queue("webhooks").pause_key(host_of(url, event), seconds)
-                raise holdfast.RetryLater(seconds) from error
+                raise fastness.RetryLater(seconds) from error
             if 400 <= error.code < 500:
-                raise holdfast.Reject(f"{url} answered {error.code}") from error
+                raise fastness.Reject(f"{url} answered {error.code}") from error
             raise
 
 
@@ -60,7 +60,7 @@ class Peer(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    app.plane.queue("webhooks").set_policy(holdfast.QueuePolicy(rate_per_key=20, concurrency_per_key=2))
+    app.plane.queue("webhooks").set_policy(fastness.QueuePolicy(rate_per_key=20, concurrency_per_key=2))
     peer = ThreadingHTTPServer(("127.0.0.1", 0), Peer)
     threading.Thread(target=peer.serve_forever, daemon=True).start()
     worker = app.worker(concurrency=4)

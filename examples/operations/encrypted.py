@@ -6,9 +6,9 @@ python encrypted.py
 import tempfile
 from pathlib import Path
 
-import holdfast
-from holdfast.encryption_keys import new_master_key
-from holdfast.errors import EncryptionKeyMissing
+import fastness
+from fastness.encryption_keys import new_master_key
+from fastness.errors import EncryptionKeyMissing
 
 SECRET = "account DE89 3704 0044"
 
@@ -21,20 +21,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys, data = Path(folder, "keys"), Path(folder, "data")
         keys.touch(mode=0o600)
-        keys.write_text(new_master_key("2026-11"))  # `holdfast encryption new-key > keys`.
+        keys.write_text(new_master_key("2026-11"))  # `fastness encryption new-key > keys`.
         for universe in ("plain", "shop"):
-            with holdfast.open(
-                f"dir:{data / universe}", universe=universe, encryption=holdfast.FileKeys(keys)
+            with fastness.open(
+                f"dir:{data / universe}", universe=universe, encryption=fastness.FileKeys(keys)
             ) as plane:
                 if universe == "shop":
                     plane.encryption.enable("shop")
                 plane.queue("payments").put({"to": SECRET})
             print(f"{universe}: readable in the files: {contains(data / universe, SECRET)}")
         try:
-            holdfast.open(f"dir:{data / 'shop'}")
+            fastness.open(f"dir:{data / 'shop'}")
         except EncryptionKeyMissing as error:
             print(error.code)
-        with holdfast.open(f"dir:{data / 'shop'}", universe="shop", encryption=holdfast.FileKeys(keys)) as plane:
+        with fastness.open(f"dir:{data / 'shop'}", universe="shop", encryption=fastness.FileKeys(keys)) as plane:
             message = plane.queue("payments").receive()
             assert message is not None
             print("with the key:", message.json()["to"])

@@ -1,22 +1,22 @@
 """Limit what a universe may hold: a put over the quota is refused, and there is room again when messages are done.
 
-holdfast serve --data dir:./data &
+fastness serve --data dir:./data &
 python quota.py
 """
 
 import os
 import uuid
 
-import holdfast
-from holdfast.errors import QuotaExceeded
+import fastness
+from fastness.errors import QuotaExceeded
 
-URL = os.environ.get("HOLDFAST_URL", "http://127.0.0.1:9440")
+URL = os.environ.get("FASTNESS_URL", "http://127.0.0.1:9440")
 
 
 def main() -> None:
     tenant = f"tenant-{uuid.uuid4().hex[:8]}"
-    with holdfast.connect(URL) as operator, holdfast.connect(URL, universe=tenant) as plane:
-        operator.quotas.set(tenant, holdfast.Quota(messages=3))
+    with fastness.connect(URL) as operator, fastness.connect(URL, universe=tenant) as plane:
+        operator.quotas.set(tenant, fastness.Quota(messages=3))
         jobs = plane.queue("jobs")
         for number in range(5):
             try:

@@ -1,15 +1,15 @@
 """Find dead letters by their error, retry those that a fix has repaired, and move the others to a queue for people.
 
-holdfast serve --data dir:./data &
+fastness serve --data dir:./data &
 python search_and_retry.py
 """
 
 import os
 import uuid
 
-import holdfast
+import fastness
 
-URL = os.environ.get("HOLDFAST_URL", "http://127.0.0.1:9440")
+URL = os.environ.get("FASTNESS_URL", "http://127.0.0.1:9440")
 
 
 def deliver(address: str) -> None:
@@ -19,7 +19,7 @@ def deliver(address: str) -> None:
 
 
 def main() -> None:
-    with holdfast.connect(URL) as plane:
+    with fastness.connect(URL) as plane:
         emails = plane.queue(f"emails-{uuid.uuid4().hex[:8]}")
         by_hand = plane.queue(f"{emails.name}-by-hand")
         emails.put_many([{"to": "ada@example.com"}, {"to": "nowhere"}, {"to": "bob@example.com"}])

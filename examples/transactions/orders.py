@@ -9,12 +9,12 @@ import os
 
 import psycopg
 
-import holdfast
+import fastness
 
 URL = os.environ["DATABASE_URL"]
 
 
-def order(plane: holdfast.Plane, connection: "psycopg.Connection[tuple[int]]", item: str) -> int:
+def order(plane: fastness.Plane, connection: "psycopg.Connection[tuple[int]]", item: str) -> int:
     """Store an order, and have its email sent after the commit."""
     with connection.transaction():
         row = connection.execute("INSERT INTO shop.orders (item) VALUES (%s) RETURNING id", [item]).fetchone()
@@ -25,7 +25,7 @@ def order(plane: holdfast.Plane, connection: "psycopg.Connection[tuple[int]]", i
         return row[0]
 
 
-def send_emails(plane: holdfast.Plane, connection: "psycopg.Connection[tuple[int]]") -> list[str]:
+def send_emails(plane: fastness.Plane, connection: "psycopg.Connection[tuple[int]]") -> list[str]:
     """Handle what is in the queue. The row and the ack commit together, so a repeated delivery marks nothing twice."""
     sent = []
     while messages := plane.queue("emails").receive_many(10):
@@ -39,7 +39,7 @@ def send_emails(plane: holdfast.Plane, connection: "psycopg.Connection[tuple[int
 
 
 def main() -> None:
-    with holdfast.open(URL) as plane, psycopg.connect(URL, autocommit=True) as connection:
+    with fastness.open(URL) as plane, psycopg.connect(URL, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA IF NOT EXISTS shop")
         connection.execute("DROP TABLE IF EXISTS shop.orders")
         connection.execute(

@@ -1,8 +1,8 @@
 """A durable plane for fleets of agents: work queues, mail, locks, state and event-sourced history.
 
-import holdfast
+import fastness
 
-with holdfast.open("dir:./data") as plane:
+with fastness.open("dir:./data") as plane:
     plane.queue("jobs").put({"n": 1})
 
 This module exports the public API, with every type that a user annotates with. A name is imported when it is first
@@ -12,93 +12,93 @@ used, so that a client does not load the storage engine, and an embedded plane d
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from holdfast.opening import connect, connect_async, open, open_async  # noqa: A004 (the name that users know)
-from holdfast.version import __version__ as __version__
+from fastness.opening import connect, connect_async, open, open_async  # noqa: A004 (the name that users know)
+from fastness.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from holdfast.clock import Clock
-    from holdfast.deprecations import HoldfastDeprecationWarning, deprecated
-    from holdfast.encryption import AgentKey, SealBinding, Unsealed
-    from holdfast.encryption_keys import CommandKeys, FileKeys, KeyProvider
-    from holdfast.errors import HoldfastError, RetryAdvice
-    from holdfast.handles.activity import AsyncActivity
-    from holdfast.handles.agents import AsyncAgents
-    from holdfast.handles.atomic import AsyncAtomic
-    from holdfast.handles.audit import AsyncAudit
-    from holdfast.handles.backups import AsyncBackups
-    from holdfast.handles.blobs import AsyncBlobs
-    from holdfast.handles.collections import AsyncCollection
-    from holdfast.handles.effects import AsyncEffectClaim, AsyncEffects
-    from holdfast.handles.encryption import AsyncEncryption
-    from holdfast.handles.entities import AsyncEntities, AsyncTieredTransaction, Entity, EntityChange
-    from holdfast.handles.hosting import AsyncHosting
-    from holdfast.handles.ingress import AsyncIngress, AsyncPushListener, AsyncPushWatch
-    from holdfast.handles.leases import AsyncLease, AsyncLeaseKey
-    from holdfast.handles.locks import AsyncLocks
-    from holdfast.handles.mailboxes import AsyncMailbox
-    from holdfast.handles.messages import AsyncMessage
-    from holdfast.handles.opening import Opening
-    from holdfast.handles.pairs import AsyncPairs
-    from holdfast.handles.plane import AsyncPlane
-    from holdfast.handles.queues import AsyncQueue
-    from holdfast.handles.quotas import AsyncQuotas
-    from holdfast.handles.receipts import AsyncPutReceipt
-    from holdfast.handles.runs import AsyncRun, AsyncWorkflows
-    from holdfast.handles.states import AsyncState, Document
-    from holdfast.handles.sync.activity import Activity
-    from holdfast.handles.sync.agents import Agents
-    from holdfast.handles.sync.atomic import Atomic
-    from holdfast.handles.sync.audit import Audit
-    from holdfast.handles.sync.backups import Backups
-    from holdfast.handles.sync.blobs import Blobs
-    from holdfast.handles.sync.collections import Collection
-    from holdfast.handles.sync.effects import EffectClaim, Effects
-    from holdfast.handles.sync.encryption import Encryption
-    from holdfast.handles.sync.entities import Entities, TieredTransaction
-    from holdfast.handles.sync.hosting import Hosting
-    from holdfast.handles.sync.ingress import Ingress, PushListener, PushWatch
-    from holdfast.handles.sync.leases import Lease, LeaseKey
-    from holdfast.handles.sync.locks import Locks
-    from holdfast.handles.sync.mailboxes import Mailbox
-    from holdfast.handles.sync.messages import Message
-    from holdfast.handles.sync.pairs import Pairs
-    from holdfast.handles.sync.plane import Plane
-    from holdfast.handles.sync.queues import Queue
-    from holdfast.handles.sync.quotas import Quotas
-    from holdfast.handles.sync.receipts import PutReceipt
-    from holdfast.handles.sync.runs import Run, Workflows
-    from holdfast.handles.sync.states import State
-    from holdfast.handles.sync.timers import Timers
-    from holdfast.handles.sync.tokens import Tokens
-    from holdfast.handles.sync.within import Within
-    from holdfast.handles.sync.worlds import Inbox, Snapshots, World
-    from holdfast.handles.task_control import Reject, RetryLater, TaskDeferred
-    from holdfast.handles.timers import AsyncTimers
-    from holdfast.handles.tokens import AsyncTokens
-    from holdfast.handles.within import AsyncWithin
-    from holdfast.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerOutcome, WorkerStats
-    from holdfast.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
-    from holdfast.hosts.adapters import EffectCall
-    from holdfast.hosts.apps import HostApp
-    from holdfast.hosts.default_app import adapter, program, workflow
-    from holdfast.hosts.host import AsyncHost, HostStats
-    from holdfast.hosts.programs import Event, Program, TurnContext
-    from holdfast.hosts.step_context import StepContext, current_step
-    from holdfast.hosts.threads import Host
-    from holdfast.hosts.workflows.retry import Retry
-    from holdfast.hosts.workflows.run import WorkflowRun
-    from holdfast.hosts.workflows.workflow import Workflow
-    from holdfast.kv import Subspace, Transaction
-    from holdfast.plane import fenced
-    from holdfast.tasks.app import Task, TaskApp
-    from holdfast.tasks.chains import Chain, Group, Signature, group
-    from holdfast.tasks.default_app import task
-    from holdfast.tasks.jobs import Job, current_job
-    from holdfast.tasks.workers import TaskWorker
-    from holdfast.tiers import Tier, TierPolicy
-    from holdfast.wire.agents import Agent
-    from holdfast.wire.audit import AuditEntry, AuditPage
-    from holdfast.wire.collections import (
+    from fastness.clock import Clock
+    from fastness.deprecations import FastnessDeprecationWarning, deprecated
+    from fastness.encryption import AgentKey, SealBinding, Unsealed
+    from fastness.encryption_keys import CommandKeys, FileKeys, KeyProvider
+    from fastness.errors import FastnessError, RetryAdvice
+    from fastness.handles.activity import AsyncActivity
+    from fastness.handles.agents import AsyncAgents
+    from fastness.handles.atomic import AsyncAtomic
+    from fastness.handles.audit import AsyncAudit
+    from fastness.handles.backups import AsyncBackups
+    from fastness.handles.blobs import AsyncBlobs
+    from fastness.handles.collections import AsyncCollection
+    from fastness.handles.effects import AsyncEffectClaim, AsyncEffects
+    from fastness.handles.encryption import AsyncEncryption
+    from fastness.handles.entities import AsyncEntities, AsyncTieredTransaction, Entity, EntityChange
+    from fastness.handles.hosting import AsyncHosting
+    from fastness.handles.ingress import AsyncIngress, AsyncPushListener, AsyncPushWatch
+    from fastness.handles.leases import AsyncLease, AsyncLeaseKey
+    from fastness.handles.locks import AsyncLocks
+    from fastness.handles.mailboxes import AsyncMailbox
+    from fastness.handles.messages import AsyncMessage
+    from fastness.handles.opening import Opening
+    from fastness.handles.pairs import AsyncPairs
+    from fastness.handles.plane import AsyncPlane
+    from fastness.handles.queues import AsyncQueue
+    from fastness.handles.quotas import AsyncQuotas
+    from fastness.handles.receipts import AsyncPutReceipt
+    from fastness.handles.runs import AsyncRun, AsyncWorkflows
+    from fastness.handles.states import AsyncState, Document
+    from fastness.handles.sync.activity import Activity
+    from fastness.handles.sync.agents import Agents
+    from fastness.handles.sync.atomic import Atomic
+    from fastness.handles.sync.audit import Audit
+    from fastness.handles.sync.backups import Backups
+    from fastness.handles.sync.blobs import Blobs
+    from fastness.handles.sync.collections import Collection
+    from fastness.handles.sync.effects import EffectClaim, Effects
+    from fastness.handles.sync.encryption import Encryption
+    from fastness.handles.sync.entities import Entities, TieredTransaction
+    from fastness.handles.sync.hosting import Hosting
+    from fastness.handles.sync.ingress import Ingress, PushListener, PushWatch
+    from fastness.handles.sync.leases import Lease, LeaseKey
+    from fastness.handles.sync.locks import Locks
+    from fastness.handles.sync.mailboxes import Mailbox
+    from fastness.handles.sync.messages import Message
+    from fastness.handles.sync.pairs import Pairs
+    from fastness.handles.sync.plane import Plane
+    from fastness.handles.sync.queues import Queue
+    from fastness.handles.sync.quotas import Quotas
+    from fastness.handles.sync.receipts import PutReceipt
+    from fastness.handles.sync.runs import Run, Workflows
+    from fastness.handles.sync.states import State
+    from fastness.handles.sync.timers import Timers
+    from fastness.handles.sync.tokens import Tokens
+    from fastness.handles.sync.within import Within
+    from fastness.handles.sync.worlds import Inbox, Snapshots, World
+    from fastness.handles.task_control import Reject, RetryLater, TaskDeferred
+    from fastness.handles.timers import AsyncTimers
+    from fastness.handles.tokens import AsyncTokens
+    from fastness.handles.within import AsyncWithin
+    from fastness.handles.workers import AsyncWorker, RestartPolicy, Worker, WorkerOutcome, WorkerStats
+    from fastness.handles.worlds import AsyncInbox, AsyncSnapshots, AsyncWorld, Reducer
+    from fastness.hosts.adapters import EffectCall
+    from fastness.hosts.apps import HostApp
+    from fastness.hosts.default_app import adapter, program, workflow
+    from fastness.hosts.host import AsyncHost, HostStats
+    from fastness.hosts.programs import Event, Program, TurnContext
+    from fastness.hosts.step_context import StepContext, current_step
+    from fastness.hosts.threads import Host
+    from fastness.hosts.workflows.retry import Retry
+    from fastness.hosts.workflows.run import WorkflowRun
+    from fastness.hosts.workflows.workflow import Workflow
+    from fastness.kv import Subspace, Transaction
+    from fastness.plane import fenced
+    from fastness.tasks.app import Task, TaskApp
+    from fastness.tasks.chains import Chain, Group, Signature, group
+    from fastness.tasks.default_app import task
+    from fastness.tasks.jobs import Job, current_job
+    from fastness.tasks.workers import TaskWorker
+    from fastness.tiers import Tier, TierPolicy
+    from fastness.wire.agents import Agent
+    from fastness.wire.audit import AuditEntry, AuditPage
+    from fastness.wire.collections import (
         ChangedRow,
         ChangedRows,
         DeleteRow,
@@ -111,11 +111,11 @@ if TYPE_CHECKING:
         RowKey,
         RowPage,
     )
-    from holdfast.wire.effects import Attempted, EffectInfo, EffectPage
-    from holdfast.wire.encryption import EncryptionStatus, Rewritten, UniverseEncryption
-    from holdfast.wire.entities import EntityKind, Written
-    from holdfast.wire.hosting import AsideItem, ClaimedWorld, HostingInfo, RenewedWorld, SendPolicy, TurnCommitted
-    from holdfast.wire.inboxes import (
+    from fastness.wire.effects import Attempted, EffectInfo, EffectPage
+    from fastness.wire.encryption import EncryptionStatus, Rewritten, UniverseEncryption
+    from fastness.wire.entities import EntityKind, Written
+    from fastness.wire.hosting import AsideItem, ClaimedWorld, HostingInfo, RenewedWorld, SendPolicy, TurnCommitted
+    from fastness.wire.inboxes import (
         Control,
         DomainEvent,
         Effect,
@@ -125,12 +125,12 @@ if TYPE_CHECKING:
         Timer,
         TimerFired,
     )
-    from holdfast.wire.ingress import DataPush, IngressStats, NewDataPush, Pushed
-    from holdfast.wire.locks import LockSessionInfo
-    from holdfast.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
-    from holdfast.wire.nodes import NodeLoad, Nodes, NodeStatus
-    from holdfast.wire.planes import PlaneParent, PlaneStatus
-    from holdfast.wire.queues import (
+    from fastness.wire.ingress import DataPush, IngressStats, NewDataPush, Pushed
+    from fastness.wire.locks import LockSessionInfo
+    from fastness.wire.mail import Envelope, MailboxSize, MailCount, MailPolicy, MailReceipt, NewMail, SentMail
+    from fastness.wire.nodes import NodeLoad, Nodes, NodeStatus
+    from fastness.wire.planes import PlaneParent, PlaneStatus
+    from fastness.wire.queues import (
         Delivery,
         Failure,
         FoundMessage,
@@ -148,16 +148,16 @@ if TYPE_CHECKING:
         Receipt,
         Schedule,
     )
-    from holdfast.wire.quotas import Quota, Usage
-    from holdfast.wire.restores import Entry, Restored, Verdict
-    from holdfast.wire.run_timeline import TimelineEvent
-    from holdfast.wire.runs import RunInfo, Runs
-    from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
-    from holdfast.wire.states import UpdatedState
-    from holdfast.wire.timers import TimerInfo, TimerPage
-    from holdfast.wire.tokens import NewToken, TokenInfo
-    from holdfast.wire.transport import AsyncHeldLock, HeldLock, LockStats
-    from holdfast.wire.worlds import Record, Segment, Snapshot
+    from fastness.wire.quotas import Quota, Usage
+    from fastness.wire.restores import Entry, Restored, Verdict
+    from fastness.wire.run_timeline import TimelineEvent
+    from fastness.wire.runs import RunInfo, Runs
+    from fastness.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
+    from fastness.wire.states import UpdatedState
+    from fastness.wire.timers import TimerInfo, TimerPage
+    from fastness.wire.tokens import NewToken, TokenInfo
+    from fastness.wire.transport import AsyncHeldLock, HeldLock, LockStats
+    from fastness.wire.worlds import Record, Segment, Snapshot
 
 __all__ = [
     "Activity",
@@ -239,8 +239,8 @@ __all__ = [
     "FileKeys",
     "Group",
     "HeldLock",
-    "HoldfastDeprecationWarning",
-    "HoldfastError",
+    "FastnessDeprecationWarning",
+    "FastnessError",
     "Host",
     "HostApp",
     "HostStats",
@@ -386,225 +386,225 @@ __all__ = [
 ]
 
 _MODULES: Final = {
-    "Activity": "holdfast.handles.sync.activity",
-    "Agent": "holdfast.wire.agents",
-    "AgentKey": "holdfast.encryption",
-    "Agents": "holdfast.handles.sync.agents",
-    "AsideItem": "holdfast.wire.hosting",
-    "AsyncActivity": "holdfast.handles.activity",
-    "AsyncAgents": "holdfast.handles.agents",
-    "AsyncAtomic": "holdfast.handles.atomic",
-    "AsyncAudit": "holdfast.handles.audit",
-    "AsyncBackups": "holdfast.handles.backups",
-    "AsyncBlobs": "holdfast.handles.blobs",
-    "AsyncCollection": "holdfast.handles.collections",
-    "AsyncEffectClaim": "holdfast.handles.effects",
-    "AsyncEffects": "holdfast.handles.effects",
-    "AsyncEncryption": "holdfast.handles.encryption",
-    "AsyncEntities": "holdfast.handles.entities",
-    "AsyncHeldLock": "holdfast.wire.transport",
-    "AsyncHost": "holdfast.hosts.host",
-    "AsyncHosting": "holdfast.handles.hosting",
-    "AsyncInbox": "holdfast.handles.worlds",
-    "AsyncIngress": "holdfast.handles.ingress",
-    "AsyncLease": "holdfast.handles.leases",
-    "AsyncLeaseKey": "holdfast.handles.leases",
-    "AsyncLocks": "holdfast.handles.locks",
-    "AsyncMailbox": "holdfast.handles.mailboxes",
-    "AsyncMessage": "holdfast.handles.messages",
-    "AsyncPairs": "holdfast.handles.pairs",
-    "AsyncPlane": "holdfast.handles.plane",
-    "AsyncPushListener": "holdfast.handles.ingress",
-    "AsyncPushWatch": "holdfast.handles.ingress",
-    "AsyncPutReceipt": "holdfast.handles.receipts",
-    "AsyncQueue": "holdfast.handles.queues",
-    "AsyncQuotas": "holdfast.handles.quotas",
-    "AsyncRun": "holdfast.handles.runs",
-    "AsyncSnapshots": "holdfast.handles.worlds",
-    "AsyncState": "holdfast.handles.states",
-    "AsyncTieredTransaction": "holdfast.handles.entities",
-    "AsyncTimers": "holdfast.handles.timers",
-    "AsyncTokens": "holdfast.handles.tokens",
-    "AsyncWithin": "holdfast.handles.within",
-    "AsyncWorker": "holdfast.handles.workers",
-    "AsyncWorkflows": "holdfast.handles.runs",
-    "AsyncWorld": "holdfast.handles.worlds",
-    "Atomic": "holdfast.handles.sync.atomic",
-    "Audit": "holdfast.handles.sync.audit",
-    "AuditEntry": "holdfast.wire.audit",
-    "AuditPage": "holdfast.wire.audit",
-    "Attempted": "holdfast.wire.effects",
-    "Backups": "holdfast.handles.sync.backups",
-    "Blobs": "holdfast.handles.sync.blobs",
-    "ChangedRow": "holdfast.wire.collections",
-    "ChangedRows": "holdfast.wire.collections",
-    "Chain": "holdfast.tasks.chains",
-    "ClaimedWorld": "holdfast.wire.hosting",
-    "Clock": "holdfast.clock",
-    "Collected": "holdfast.wire.space",
-    "Collection": "holdfast.handles.sync.collections",
-    "CommandKeys": "holdfast.encryption_keys",
-    "Control": "holdfast.wire.inboxes",
-    "DataPush": "holdfast.wire.ingress",
-    "DeleteRow": "holdfast.wire.collections",
-    "DeleteRows": "holdfast.wire.collections",
-    "Delivery": "holdfast.wire.queues",
-    "Document": "holdfast.handles.states",
-    "DomainEvent": "holdfast.wire.inboxes",
-    "Effect": "holdfast.wire.inboxes",
-    "EffectCall": "holdfast.hosts.adapters",
-    "EffectClaim": "holdfast.handles.sync.effects",
-    "EffectInfo": "holdfast.wire.effects",
-    "EffectPage": "holdfast.wire.effects",
-    "EffectReceipt": "holdfast.wire.inboxes",
-    "Effects": "holdfast.handles.sync.effects",
-    "Encryption": "holdfast.handles.sync.encryption",
-    "EncryptionStatus": "holdfast.wire.encryption",
-    "Entities": "holdfast.handles.sync.entities",
-    "Entity": "holdfast.handles.entities",
-    "EntityChange": "holdfast.handles.entities",
-    "EntityKind": "holdfast.wire.entities",
-    "Entry": "holdfast.wire.restores",
-    "Envelope": "holdfast.wire.mail",
-    "Event": "holdfast.hosts.programs",
-    "Failure": "holdfast.wire.queues",
-    "FileKeys": "holdfast.encryption_keys",
-    "Group": "holdfast.tasks.chains",
-    "HeldLock": "holdfast.wire.transport",
-    "HoldfastDeprecationWarning": "holdfast.deprecations",
-    "HoldfastError": "holdfast.errors",
-    "Host": "holdfast.hosts.threads",
-    "HostApp": "holdfast.hosts.apps",
-    "HostStats": "holdfast.hosts.host",
-    "Hosting": "holdfast.handles.sync.hosting",
-    "HostingInfo": "holdfast.wire.hosting",
-    "InboundMessage": "holdfast.wire.inboxes",
-    "Inbox": "holdfast.handles.sync.worlds",
-    "InboxItem": "holdfast.wire.inboxes",
-    "Ingress": "holdfast.handles.sync.ingress",
-    "IngressStats": "holdfast.wire.ingress",
-    "Job": "holdfast.tasks.jobs",
-    "KeyInfo": "holdfast.wire.queues",
-    "KnownRow": "holdfast.wire.collections",
-    "KeyProvider": "holdfast.encryption_keys",
-    "LastCollection": "holdfast.wire.space",
-    "Lease": "holdfast.handles.sync.leases",
-    "LeaseKey": "holdfast.handles.sync.leases",
-    "FoundMessage": "holdfast.wire.queues",
-    "FoundMessages": "holdfast.wire.queues",
-    "LeasedMessage": "holdfast.wire.queues",
-    "LockSessionInfo": "holdfast.wire.locks",
-    "LockStats": "holdfast.wire.transport",
-    "Locks": "holdfast.handles.sync.locks",
-    "MailCount": "holdfast.wire.mail",
-    "MailPolicy": "holdfast.wire.mail",
-    "MailReceipt": "holdfast.wire.mail",
-    "Mailbox": "holdfast.handles.sync.mailboxes",
-    "MailboxSize": "holdfast.wire.mail",
-    "Message": "holdfast.handles.sync.messages",
-    "MessageEvent": "holdfast.wire.queues",
-    "MessageEvents": "holdfast.wire.queues",
-    "MessageInfo": "holdfast.wire.queues",
-    "NewDataPush": "holdfast.wire.ingress",
-    "NewMail": "holdfast.wire.mail",
-    "NewMessage": "holdfast.wire.queues",
-    "NewToken": "holdfast.wire.tokens",
-    "NodeLoad": "holdfast.wire.nodes",
-    "NodeStatus": "holdfast.wire.nodes",
-    "Nodes": "holdfast.wire.nodes",
-    "Opening": "holdfast.handles.opening",
-    "Pairs": "holdfast.handles.sync.pairs",
-    "PartitionPage": "holdfast.wire.collections",
-    "Plane": "holdfast.handles.sync.plane",
-    "PlaneParent": "holdfast.wire.planes",
-    "PlaneStatus": "holdfast.wire.planes",
-    "Program": "holdfast.hosts.programs",
-    "PushListener": "holdfast.handles.sync.ingress",
-    "PushWatch": "holdfast.handles.sync.ingress",
-    "Pushed": "holdfast.wire.ingress",
-    "PutReceipt": "holdfast.handles.sync.receipts",
-    "PutRow": "holdfast.wire.collections",
-    "Queue": "holdfast.handles.sync.queues",
-    "MessageState": "holdfast.wire.queues",
-    "Outcome": "holdfast.wire.queues",
-    "QueuePolicy": "holdfast.wire.queues",
-    "QueueStats": "holdfast.wire.queues",
-    "Quota": "holdfast.wire.quotas",
-    "Quotas": "holdfast.handles.sync.quotas",
-    "Receipt": "holdfast.wire.queues",
-    "Record": "holdfast.wire.worlds",
-    "Reducer": "holdfast.handles.worlds",
-    "Reject": "holdfast.handles.task_control",
-    "RenewedWorld": "holdfast.wire.hosting",
-    "RestartPolicy": "holdfast.handles.workers",
-    "Restored": "holdfast.wire.restores",
-    "Retry": "holdfast.hosts.workflows.retry",
-    "RetryAdvice": "holdfast.errors",
-    "RetryLater": "holdfast.handles.task_control",
-    "Rewritten": "holdfast.wire.encryption",
-    "Row": "holdfast.wire.collections",
-    "RowChange": "holdfast.wire.collections",
-    "RowKey": "holdfast.wire.collections",
-    "RowPage": "holdfast.wire.collections",
-    "Run": "holdfast.handles.sync.runs",
-    "RunInfo": "holdfast.wire.runs",
-    "Runs": "holdfast.wire.runs",
-    "Schedule": "holdfast.wire.queues",
-    "SealBinding": "holdfast.encryption",
-    "Segment": "holdfast.wire.worlds",
-    "SendPolicy": "holdfast.wire.hosting",
-    "SentMail": "holdfast.wire.mail",
-    "Signature": "holdfast.tasks.chains",
-    "Snapshot": "holdfast.wire.worlds",
-    "Snapshots": "holdfast.handles.sync.worlds",
-    "SpaceReport": "holdfast.wire.space",
-    "SpaceUse": "holdfast.wire.space",
-    "StandbyStatus": "holdfast.wire.space",
-    "State": "holdfast.handles.sync.states",
-    "StepContext": "holdfast.hosts.step_context",
-    "StorageStatus": "holdfast.wire.space",
-    "Subspace": "holdfast.kv",
-    "Task": "holdfast.tasks.app",
-    "TaskApp": "holdfast.tasks.app",
-    "TaskDeferred": "holdfast.handles.task_control",
-    "TaskWorker": "holdfast.tasks.workers",
-    "Tier": "holdfast.tiers",
-    "TierPolicy": "holdfast.tiers",
-    "TieredTransaction": "holdfast.handles.sync.entities",
-    "TimelineEvent": "holdfast.wire.run_timeline",
-    "Timer": "holdfast.wire.inboxes",
-    "TimerFired": "holdfast.wire.inboxes",
-    "TimerInfo": "holdfast.wire.timers",
-    "TimerPage": "holdfast.wire.timers",
-    "Timers": "holdfast.handles.sync.timers",
-    "TokenInfo": "holdfast.wire.tokens",
-    "Tokens": "holdfast.handles.sync.tokens",
-    "Transaction": "holdfast.kv",
-    "TurnCommitted": "holdfast.wire.hosting",
-    "TurnContext": "holdfast.hosts.programs",
-    "UniverseEncryption": "holdfast.wire.encryption",
-    "Unsealed": "holdfast.encryption",
-    "UpdatedState": "holdfast.wire.states",
-    "Usage": "holdfast.wire.quotas",
-    "Verdict": "holdfast.wire.restores",
-    "Within": "holdfast.handles.sync.within",
-    "Worker": "holdfast.handles.workers",
-    "WorkerOutcome": "holdfast.handles.workers",
-    "WorkerStats": "holdfast.handles.workers",
-    "Workflow": "holdfast.hosts.workflows.workflow",
-    "WorkflowRun": "holdfast.hosts.workflows.run",
-    "Workflows": "holdfast.handles.sync.runs",
-    "World": "holdfast.handles.sync.worlds",
-    "Written": "holdfast.wire.entities",
-    "adapter": "holdfast.hosts.default_app",
-    "current_job": "holdfast.tasks.jobs",
-    "current_step": "holdfast.hosts.step_context",
-    "deprecated": "holdfast.deprecations",
-    "fenced": "holdfast.plane",
-    "group": "holdfast.tasks.chains",
-    "program": "holdfast.hosts.default_app",
-    "task": "holdfast.tasks.default_app",
-    "workflow": "holdfast.hosts.default_app",
+    "Activity": "fastness.handles.sync.activity",
+    "Agent": "fastness.wire.agents",
+    "AgentKey": "fastness.encryption",
+    "Agents": "fastness.handles.sync.agents",
+    "AsideItem": "fastness.wire.hosting",
+    "AsyncActivity": "fastness.handles.activity",
+    "AsyncAgents": "fastness.handles.agents",
+    "AsyncAtomic": "fastness.handles.atomic",
+    "AsyncAudit": "fastness.handles.audit",
+    "AsyncBackups": "fastness.handles.backups",
+    "AsyncBlobs": "fastness.handles.blobs",
+    "AsyncCollection": "fastness.handles.collections",
+    "AsyncEffectClaim": "fastness.handles.effects",
+    "AsyncEffects": "fastness.handles.effects",
+    "AsyncEncryption": "fastness.handles.encryption",
+    "AsyncEntities": "fastness.handles.entities",
+    "AsyncHeldLock": "fastness.wire.transport",
+    "AsyncHost": "fastness.hosts.host",
+    "AsyncHosting": "fastness.handles.hosting",
+    "AsyncInbox": "fastness.handles.worlds",
+    "AsyncIngress": "fastness.handles.ingress",
+    "AsyncLease": "fastness.handles.leases",
+    "AsyncLeaseKey": "fastness.handles.leases",
+    "AsyncLocks": "fastness.handles.locks",
+    "AsyncMailbox": "fastness.handles.mailboxes",
+    "AsyncMessage": "fastness.handles.messages",
+    "AsyncPairs": "fastness.handles.pairs",
+    "AsyncPlane": "fastness.handles.plane",
+    "AsyncPushListener": "fastness.handles.ingress",
+    "AsyncPushWatch": "fastness.handles.ingress",
+    "AsyncPutReceipt": "fastness.handles.receipts",
+    "AsyncQueue": "fastness.handles.queues",
+    "AsyncQuotas": "fastness.handles.quotas",
+    "AsyncRun": "fastness.handles.runs",
+    "AsyncSnapshots": "fastness.handles.worlds",
+    "AsyncState": "fastness.handles.states",
+    "AsyncTieredTransaction": "fastness.handles.entities",
+    "AsyncTimers": "fastness.handles.timers",
+    "AsyncTokens": "fastness.handles.tokens",
+    "AsyncWithin": "fastness.handles.within",
+    "AsyncWorker": "fastness.handles.workers",
+    "AsyncWorkflows": "fastness.handles.runs",
+    "AsyncWorld": "fastness.handles.worlds",
+    "Atomic": "fastness.handles.sync.atomic",
+    "Audit": "fastness.handles.sync.audit",
+    "AuditEntry": "fastness.wire.audit",
+    "AuditPage": "fastness.wire.audit",
+    "Attempted": "fastness.wire.effects",
+    "Backups": "fastness.handles.sync.backups",
+    "Blobs": "fastness.handles.sync.blobs",
+    "ChangedRow": "fastness.wire.collections",
+    "ChangedRows": "fastness.wire.collections",
+    "Chain": "fastness.tasks.chains",
+    "ClaimedWorld": "fastness.wire.hosting",
+    "Clock": "fastness.clock",
+    "Collected": "fastness.wire.space",
+    "Collection": "fastness.handles.sync.collections",
+    "CommandKeys": "fastness.encryption_keys",
+    "Control": "fastness.wire.inboxes",
+    "DataPush": "fastness.wire.ingress",
+    "DeleteRow": "fastness.wire.collections",
+    "DeleteRows": "fastness.wire.collections",
+    "Delivery": "fastness.wire.queues",
+    "Document": "fastness.handles.states",
+    "DomainEvent": "fastness.wire.inboxes",
+    "Effect": "fastness.wire.inboxes",
+    "EffectCall": "fastness.hosts.adapters",
+    "EffectClaim": "fastness.handles.sync.effects",
+    "EffectInfo": "fastness.wire.effects",
+    "EffectPage": "fastness.wire.effects",
+    "EffectReceipt": "fastness.wire.inboxes",
+    "Effects": "fastness.handles.sync.effects",
+    "Encryption": "fastness.handles.sync.encryption",
+    "EncryptionStatus": "fastness.wire.encryption",
+    "Entities": "fastness.handles.sync.entities",
+    "Entity": "fastness.handles.entities",
+    "EntityChange": "fastness.handles.entities",
+    "EntityKind": "fastness.wire.entities",
+    "Entry": "fastness.wire.restores",
+    "Envelope": "fastness.wire.mail",
+    "Event": "fastness.hosts.programs",
+    "Failure": "fastness.wire.queues",
+    "FileKeys": "fastness.encryption_keys",
+    "Group": "fastness.tasks.chains",
+    "HeldLock": "fastness.wire.transport",
+    "FastnessDeprecationWarning": "fastness.deprecations",
+    "FastnessError": "fastness.errors",
+    "Host": "fastness.hosts.threads",
+    "HostApp": "fastness.hosts.apps",
+    "HostStats": "fastness.hosts.host",
+    "Hosting": "fastness.handles.sync.hosting",
+    "HostingInfo": "fastness.wire.hosting",
+    "InboundMessage": "fastness.wire.inboxes",
+    "Inbox": "fastness.handles.sync.worlds",
+    "InboxItem": "fastness.wire.inboxes",
+    "Ingress": "fastness.handles.sync.ingress",
+    "IngressStats": "fastness.wire.ingress",
+    "Job": "fastness.tasks.jobs",
+    "KeyInfo": "fastness.wire.queues",
+    "KnownRow": "fastness.wire.collections",
+    "KeyProvider": "fastness.encryption_keys",
+    "LastCollection": "fastness.wire.space",
+    "Lease": "fastness.handles.sync.leases",
+    "LeaseKey": "fastness.handles.sync.leases",
+    "FoundMessage": "fastness.wire.queues",
+    "FoundMessages": "fastness.wire.queues",
+    "LeasedMessage": "fastness.wire.queues",
+    "LockSessionInfo": "fastness.wire.locks",
+    "LockStats": "fastness.wire.transport",
+    "Locks": "fastness.handles.sync.locks",
+    "MailCount": "fastness.wire.mail",
+    "MailPolicy": "fastness.wire.mail",
+    "MailReceipt": "fastness.wire.mail",
+    "Mailbox": "fastness.handles.sync.mailboxes",
+    "MailboxSize": "fastness.wire.mail",
+    "Message": "fastness.handles.sync.messages",
+    "MessageEvent": "fastness.wire.queues",
+    "MessageEvents": "fastness.wire.queues",
+    "MessageInfo": "fastness.wire.queues",
+    "NewDataPush": "fastness.wire.ingress",
+    "NewMail": "fastness.wire.mail",
+    "NewMessage": "fastness.wire.queues",
+    "NewToken": "fastness.wire.tokens",
+    "NodeLoad": "fastness.wire.nodes",
+    "NodeStatus": "fastness.wire.nodes",
+    "Nodes": "fastness.wire.nodes",
+    "Opening": "fastness.handles.opening",
+    "Pairs": "fastness.handles.sync.pairs",
+    "PartitionPage": "fastness.wire.collections",
+    "Plane": "fastness.handles.sync.plane",
+    "PlaneParent": "fastness.wire.planes",
+    "PlaneStatus": "fastness.wire.planes",
+    "Program": "fastness.hosts.programs",
+    "PushListener": "fastness.handles.sync.ingress",
+    "PushWatch": "fastness.handles.sync.ingress",
+    "Pushed": "fastness.wire.ingress",
+    "PutReceipt": "fastness.handles.sync.receipts",
+    "PutRow": "fastness.wire.collections",
+    "Queue": "fastness.handles.sync.queues",
+    "MessageState": "fastness.wire.queues",
+    "Outcome": "fastness.wire.queues",
+    "QueuePolicy": "fastness.wire.queues",
+    "QueueStats": "fastness.wire.queues",
+    "Quota": "fastness.wire.quotas",
+    "Quotas": "fastness.handles.sync.quotas",
+    "Receipt": "fastness.wire.queues",
+    "Record": "fastness.wire.worlds",
+    "Reducer": "fastness.handles.worlds",
+    "Reject": "fastness.handles.task_control",
+    "RenewedWorld": "fastness.wire.hosting",
+    "RestartPolicy": "fastness.handles.workers",
+    "Restored": "fastness.wire.restores",
+    "Retry": "fastness.hosts.workflows.retry",
+    "RetryAdvice": "fastness.errors",
+    "RetryLater": "fastness.handles.task_control",
+    "Rewritten": "fastness.wire.encryption",
+    "Row": "fastness.wire.collections",
+    "RowChange": "fastness.wire.collections",
+    "RowKey": "fastness.wire.collections",
+    "RowPage": "fastness.wire.collections",
+    "Run": "fastness.handles.sync.runs",
+    "RunInfo": "fastness.wire.runs",
+    "Runs": "fastness.wire.runs",
+    "Schedule": "fastness.wire.queues",
+    "SealBinding": "fastness.encryption",
+    "Segment": "fastness.wire.worlds",
+    "SendPolicy": "fastness.wire.hosting",
+    "SentMail": "fastness.wire.mail",
+    "Signature": "fastness.tasks.chains",
+    "Snapshot": "fastness.wire.worlds",
+    "Snapshots": "fastness.handles.sync.worlds",
+    "SpaceReport": "fastness.wire.space",
+    "SpaceUse": "fastness.wire.space",
+    "StandbyStatus": "fastness.wire.space",
+    "State": "fastness.handles.sync.states",
+    "StepContext": "fastness.hosts.step_context",
+    "StorageStatus": "fastness.wire.space",
+    "Subspace": "fastness.kv",
+    "Task": "fastness.tasks.app",
+    "TaskApp": "fastness.tasks.app",
+    "TaskDeferred": "fastness.handles.task_control",
+    "TaskWorker": "fastness.tasks.workers",
+    "Tier": "fastness.tiers",
+    "TierPolicy": "fastness.tiers",
+    "TieredTransaction": "fastness.handles.sync.entities",
+    "TimelineEvent": "fastness.wire.run_timeline",
+    "Timer": "fastness.wire.inboxes",
+    "TimerFired": "fastness.wire.inboxes",
+    "TimerInfo": "fastness.wire.timers",
+    "TimerPage": "fastness.wire.timers",
+    "Timers": "fastness.handles.sync.timers",
+    "TokenInfo": "fastness.wire.tokens",
+    "Tokens": "fastness.handles.sync.tokens",
+    "Transaction": "fastness.kv",
+    "TurnCommitted": "fastness.wire.hosting",
+    "TurnContext": "fastness.hosts.programs",
+    "UniverseEncryption": "fastness.wire.encryption",
+    "Unsealed": "fastness.encryption",
+    "UpdatedState": "fastness.wire.states",
+    "Usage": "fastness.wire.quotas",
+    "Verdict": "fastness.wire.restores",
+    "Within": "fastness.handles.sync.within",
+    "Worker": "fastness.handles.workers",
+    "WorkerOutcome": "fastness.handles.workers",
+    "WorkerStats": "fastness.handles.workers",
+    "Workflow": "fastness.hosts.workflows.workflow",
+    "WorkflowRun": "fastness.hosts.workflows.run",
+    "Workflows": "fastness.handles.sync.runs",
+    "World": "fastness.handles.sync.worlds",
+    "Written": "fastness.wire.entities",
+    "adapter": "fastness.hosts.default_app",
+    "current_job": "fastness.tasks.jobs",
+    "current_step": "fastness.hosts.step_context",
+    "deprecated": "fastness.deprecations",
+    "fenced": "fastness.plane",
+    "group": "fastness.tasks.chains",
+    "program": "fastness.hosts.default_app",
+    "task": "fastness.tasks.default_app",
+    "workflow": "fastness.hosts.default_app",
 }
 
 

@@ -15,13 +15,13 @@ import os
 from pathlib import Path
 from typing import Final, Protocol
 
-from holdfast.encryption_keys import FileKeys, KeyProvider, new_master_key
-from holdfast.errors import EncryptionKeyMissing, HoldfastError, PathUnusable
-from holdfast.folders import sync_folder
-from holdfast.names import folder_at
-from holdfast.private_files import open_private
+from fastness.encryption_keys import FileKeys, KeyProvider, new_master_key
+from fastness.errors import EncryptionKeyMissing, FastnessError, PathUnusable
+from fastness.folders import sync_folder
+from fastness.names import folder_at
+from fastness.private_files import open_private
 
-KEY_FILE_VARIABLE: Final = "HOLDFAST_SQS_KEY_FILE"
+KEY_FILE_VARIABLE: Final = "FASTNESS_SQS_KEY_FILE"
 
 _DEFAULT_FILE: Final = "sqs.key"
 _FIRST_KEY: Final = "sqs-1"
@@ -67,7 +67,7 @@ class FileSecrets:
             raise self._missing()
         if not self._may_create:
             raise EncryptionKeyMissing(
-                f"The key file {self._path} does not exist; write the line that `holdfast encryption new-key` prints "
+                f"The key file {self._path} does not exist; write the line that `fastness encryption new-key` prints "
                 "to it, with mode 600, and copy it to every node"
             )
         self._create()
@@ -80,7 +80,7 @@ class FileSecrets:
             raise self._missing()
         try:
             return _decrypt(FileKeys(self._path), encrypted, binding)
-        except HoldfastError as error:
+        except FastnessError as error:
             raise EncryptionKeyMissing(
                 f"The key file {self._path} does not decrypt the secret of an access key; name the file that it was "
                 f"created with by --sqs-key-file or {KEY_FILE_VARIABLE}, or revoke its token and create another"
@@ -90,7 +90,7 @@ class FileSecrets:
         return EncryptionKeyMissing(
             f"The key file {self._path} is missing, and the plane has access keys that it encrypts; restore the file, "
             f"or name it with --sqs-key-file or {KEY_FILE_VARIABLE}. If it is lost, revoke the tokens that "
-            "`holdfast token list` shows with an access key, and create others"
+            "`fastness token list` shows with an access key, and create others"
         )
 
     def _create(self) -> None:

@@ -1,6 +1,6 @@
 """Session service of the Google Agent Development Kit: sessions, their events and state, in a collection of a plane.
 
-    runner = Runner(app_name="shop", agent=agent, session_service=HoldfastSessionService(plane))
+    runner = Runner(app_name="shop", agent=agent, session_service=FastnessSessionService(plane))
 
 The rows of the collection "adk" are in two kinds of partitions, whose names are JSON lists:
 
@@ -22,10 +22,10 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from holdfast import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
-from holdfast.errors import InvalidArgument
-from holdfast.plane_access import Change, Key
-from holdfast.session_rows import SessionRows, write
+from fastness import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
+from fastness.errors import InvalidArgument
+from fastness.plane_access import Change, Key
+from fastness.session_rows import SessionRows, write
 
 try:
     from google.adk.errors import StaleSessionError
@@ -39,7 +39,7 @@ try:
     from pydantic import PrivateAttr
     from pydantic_core import from_json, to_json
 except ImportError as error:
-    message = "The Google Agent Development Kit is not installed; run: pip install 'holdfast[adk]'"
+    message = "The Google Agent Development Kit is not installed; run: pip install 'fastness[adk]'"
     raise ImportError(message) from error
 
 _USER: Final = ("u",)
@@ -76,7 +76,7 @@ class _Delta(NamedTuple):
     app: dict[str, Any]
 
 
-class HoldfastSessionService(BaseSessionService):
+class FastnessSessionService(BaseSessionService):
     """Keeps sessions of the Google ADK in a plane: a Plane or an AsyncPlane, embedded or remote.
 
     Services with the same plane share their sessions, also in other processes. If two of them append to one session,

@@ -1,6 +1,6 @@
 """Result backend of Celery: states, results, groups and chords of tasks, in a collection of a plane.
 
-    app = Celery("shop", broker="sqs://…", backend="holdfast://127.0.0.1:9440/main")
+    app = Celery("shop", broker="sqs://…", backend="fastness://127.0.0.1:9440/main")
 
 The rows of the collection "celery" are spread over a few partitions by a hash of Celery's key:
 
@@ -28,10 +28,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 from weakref import WeakSet
 from zlib import crc32
 
-import holdfast
-from holdfast import ChangedRow, ChangedRows, DeleteRow, DeleteRows, KnownRow, Plane, PutRow, Row
-from holdfast.errors import Conflict, HoldfastError, RetryAdvice, VersionConflict
-from holdfast.limits import (
+import fastness
+from fastness import ChangedRow, ChangedRows, DeleteRow, DeleteRows, KnownRow, Plane, PutRow, Row
+from fastness.errors import Conflict, FastnessError, RetryAdvice, VersionConflict
+from fastness.limits import (
     CELERY_CHORD_DONE_SECONDS,
     CELERY_CHORD_SEND_SECONDS,
     CELERY_GATHER_SECONDS_MAX,
@@ -43,7 +43,7 @@ from holdfast.limits import (
     SESSION_BACK_OFF_SECONDS_MAX,
     SESSION_INLINE_BYTES_MAX,
 )
-from holdfast.plane_access import PlaneAccess, access_to
+from fastness.plane_access import PlaneAccess, access_to
 
 try:
     from celery import states
@@ -52,7 +52,7 @@ try:
     from celery.exceptions import TimeoutError as ResultTimeout
     from kombu.utils.url import maybe_sanitize_url
 except ImportError as error:
-    message = "Celery is not installed; run: pip install 'holdfast[celery]'"
+    message = "Celery is not installed; run: pip install 'fastness[celery]'"
     raise ImportError(message) from error
 
 _COLLECTION: Final = "celery"
@@ -78,16 +78,16 @@ class _Opened(NamedTuple):
 
     plane: Plane
     access: PlaneAccess
-    rows: holdfast.Collection
+    rows: fastness.Collection
 
 
-class HoldfastBackend(KeyValueStoreBackend):  # type: ignore[misc]  # Celery has no types.
+class FastnessBackend(KeyValueStoreBackend):  # type: ignore[misc]  # Celery has no types.
     """Keeps results of Celery in a plane. `result_backend` is one of
 
-    - `holdfast://[:TOKEN@]HOST:PORT[/UNIVERSE]`, or `holdfast+https://…`: a server,
-    - `holdfast+postgresql://…`: a plane on PostgreSQL, which every process opens,
-    - `holdfast+dir:///PATH` or `holdfast+memory://`: a plane of this process, for one process with threads,
-    - `holdfast`: what HOLDFAST_URL, HOLDFAST_TOKEN and HOLDFAST_UNIVERSE say.
+    - `fastness://[:TOKEN@]HOST:PORT[/UNIVERSE]`, or `fastness+https://…`: a server,
+    - `fastness+postgresql://…`: a plane on PostgreSQL, which every process opens,
+    - `fastness+dir:///PATH` or `fastness+memory://`: a plane of this process, for one process with threads,
+    - `fastness`: what FASTNESS_URL, FASTNESS_TOKEN and FASTNESS_UNIVERSE say.
 
     Options are in the query of the URL or in `result_backend_transport_options`: `universe`, `token`, `collection`,
     `patience_seconds`, `objects`; and `tls`, an `ssl.SSLContext`, in the latter only.
@@ -130,7 +130,7 @@ class HoldfastBackend(KeyValueStoreBackend):  # type: ignore[misc]  # Celery has
     def as_uri(self, include_password: bool = False) -> str:
         """The URL for logs: without its token and password."""
         if not self.url or include_password:
-            return self.url or "holdfast://"
+            return self.url or "fastness://"
         parts = urlsplit(maybe_sanitize_url(self.url))
         query = "&".join("token=**" if each.startswith("token=") else each for each in parts.query.split("&"))
         return urlunsplit(parts._replace(query=query))
@@ -344,7 +344,7 @@ class HoldfastBackend(KeyValueStoreBackend):  # type: ignore[misc]  # Celery has
     def exception_safe_to_retry(self, exc: BaseException) -> bool:
         """Whether `result_backend_always_retry` repeats a call: it does no harm here, also if it was executed."""
         again = (RetryAdvice.LATER, RetryAdvice.IDEMPOTENT)
-        return isinstance(exc, HoldfastError) and (exc.retry in again or isinstance(exc, Conflict))
+        return isinstance(exc, FastnessError) and (exc.retry in again or isinstance(exc, Conflict))
 
     def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "expires": self.expires, "url": self.url})
@@ -434,8 +434,8 @@ class _Target(NamedTuple):
 
     def open(self) -> Plane:
         if not self.url.startswith(("http://", "https://")):
-            return holdfast.open(self.url, universe=self.universe, objects=self.objects)
-        return holdfast.connect(
+            return fastness.open(self.url, universe=self.universe, objects=self.objects)
+        return fastness.connect(
             self.url,
             token=self.token,
             universe=self.universe,
@@ -451,10 +451,10 @@ def _target(url: str | None, given: dict[str, Any]) -> _Target:
         ImproperlyConfigured: the URL or an option is not valid.
     """
     options: dict[str, Any] = {name: given[name] for name in (*_OPTIONS, "tls") if name in given}
-    url = url or os.environ.get("HOLDFAST_URL")
+    url = url or os.environ.get("FASTNESS_URL")
     if not url:
         raise ImproperlyConfigured(
-            "result_backend has no address; write holdfast://HOST:PORT/UNIVERSE, or set HOLDFAST_URL"
+            "result_backend has no address; write fastness://HOST:PORT/UNIVERSE, or set FASTNESS_URL"
         )
     found = url
     parts = urlsplit(url)
@@ -462,7 +462,7 @@ def _target(url: str | None, given: dict[str, Any]) -> _Target:
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
             if name not in _OPTIONS:
                 raise ImproperlyConfigured(
-                    f"{name!r} is not an option of the Holdfast result backend; choose from {', '.join(_OPTIONS)}"
+                    f"{name!r} is not an option of the Fastness result backend; choose from {', '.join(_OPTIONS)}"
                 )
             options[name] = value
         found = _plane_url(url, options)
@@ -474,9 +474,9 @@ def _target(url: str | None, given: dict[str, Any]) -> _Target:
         raise ImproperlyConfigured(f"patience_seconds is {options['patience_seconds']!r}; give seconds, as in 30")
     return _Target(
         found,
-        options.get("universe") or os.environ.get("HOLDFAST_UNIVERSE") or "main",
+        options.get("universe") or os.environ.get("FASTNESS_UNIVERSE") or "main",
         options.get("collection") or _COLLECTION,
-        options.get("token") or os.environ.get("HOLDFAST_TOKEN") or None,
+        options.get("token") or os.environ.get("FASTNESS_TOKEN") or None,
         patience_seconds,
         options.get("objects"),
         options.get("tls"),
@@ -484,17 +484,17 @@ def _target(url: str | None, given: dict[str, Any]) -> _Target:
 
 
 def _plane_url(url: str, options: dict[str, Any]) -> str:
-    """The URL as `holdfast.open` or `holdfast.connect` takes it. Adds the universe and token that it names."""
+    """The URL as `fastness.open` or `fastness.connect` takes it. Adds the universe and token that it names."""
     parts = urlsplit(url)
     path = unquote(parts.path)
-    if parts.scheme in ("holdfast", "http", "https"):
+    if parts.scheme in ("fastness", "http", "https"):
         if not parts.hostname:
-            raise ImproperlyConfigured(f"{maybe_sanitize_url(url)} has no host; write holdfast://HOST:PORT/UNIVERSE")
+            raise ImproperlyConfigured(f"{maybe_sanitize_url(url)} has no host; write fastness://HOST:PORT/UNIVERSE")
         if path.strip("/"):
             options["universe"] = path.strip("/")
         if parts.password or parts.username:
             options["token"] = unquote(parts.password or parts.username or "")
-        scheme = "http" if parts.scheme == "holdfast" else parts.scheme
+        scheme = "http" if parts.scheme == "fastness" else parts.scheme
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return f"{scheme}://{host}" + (f":{parts.port}" if parts.port else "")
     if parts.scheme == "dir":
@@ -502,8 +502,8 @@ def _plane_url(url: str, options: dict[str, Any]) -> str:
     if parts.scheme == "memory":
         return "memory:"
     raise ImproperlyConfigured(
-        f"{parts.scheme!r} is not a scheme of the Holdfast result backend; write holdfast://HOST:PORT/UNIVERSE, "
-        "holdfast+https://…, holdfast+postgresql://… or holdfast+dir:///PATH"
+        f"{parts.scheme!r} is not a scheme of the Fastness result backend; write fastness://HOST:PORT/UNIVERSE, "
+        "fastness+https://…, fastness+postgresql://… or fastness+dir:///PATH"
     )
 
 
@@ -549,7 +549,7 @@ def _attempts() -> Iterator[int]:
     raise Conflict("Other writers changed the same row of a result again and again; try again later")
 
 
-_backends: "WeakSet[HoldfastBackend]" = WeakSet()
+_backends: "WeakSet[FastnessBackend]" = WeakSet()
 
 
 def _forget_planes() -> None:
@@ -559,7 +559,7 @@ def _forget_planes() -> None:
 
 def _close_planes() -> None:
     for backend in list(_backends):
-        with suppress(HoldfastError):
+        with suppress(FastnessError):
             backend.close()
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from holdfast.limits import CLOCK_CHECK_SECONDS, CLOCK_SLEW_PPM_MAX, CLOCK_STEP_SECONDS_LOGGED
+from fastness.limits import CLOCK_CHECK_SECONDS, CLOCK_SLEW_PPM_MAX, CLOCK_STEP_SECONDS_LOGGED
 
-_log = logging.getLogger("holdfast.clock")
+_log = logging.getLogger("fastness.clock")
 
 _VERSION_7: Final = 0x7 << 76
 _VARIANT: Final = 0x2 << 62

@@ -16,10 +16,10 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 
-class HoldfastDeprecationWarning(DeprecationWarning):
-    """A name of Holdfast will be removed.
+class FastnessDeprecationWarning(DeprecationWarning):
+    """A name of Fastness will be removed.
 
-    `warnings.simplefilter("error", holdfast.HoldfastDeprecationWarning)` makes its uses fail, in tests for example.
+    `warnings.simplefilter("error", fastness.FastnessDeprecationWarning)` makes its uses fail, in tests for example.
     """
 
 
@@ -50,14 +50,14 @@ def deprecated(
 
             @functools.wraps(function)
             async def awaited(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
-                warnings.warn(text, HoldfastDeprecationWarning, stacklevel=2)
+                warnings.warn(text, FastnessDeprecationWarning, stacklevel=2)
                 return await function(*args, **kwargs)
 
             return cast("Callable[Parameters, Returned]", awaited)
 
         @functools.wraps(function)
         def called(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
-            warnings.warn(text, HoldfastDeprecationWarning, stacklevel=2)
+            warnings.warn(text, FastnessDeprecationWarning, stacklevel=2)
             return function(*args, **kwargs)
 
         return called

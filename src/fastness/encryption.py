@@ -5,7 +5,7 @@
 
 Sealed mail, format 2 (prefix, then the box of PyNaCl with this content):
 
-    ff ff "holdfast-sealed-2" 00 | MessagePack [sender, recipient, id, sealed_ms, content type, body]
+    ff ff "fastness-sealed-2" 00 | MessagePack [sender, recipient, id, sealed_ms, content type, body]
 
 The key of a box is the same in both directions, so the content names its sender and recipient. Otherwise a mail could
 be sent back to its sender as mail of its recipient. The id prevents that it is delivered again as another mail. In
@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, SealBroken, Unsupported
-from holdfast.folders import sync_folder
-from holdfast.limits import AGENT_KEY_BYTES, CONTENT_TYPE_CHARACTERS_MAX
+from fastness.errors import InvalidArgument, SealBroken, Unsupported
+from fastness.folders import sync_folder
+from fastness.limits import AGENT_KEY_BYTES, CONTENT_TYPE_CHARACTERS_MAX
 
 if TYPE_CHECKING:
     from nacl.public import Box
 
-SEALED: Final = "application/vnd.holdfast.sealed"  # The content type of encrypted mail.
+SEALED: Final = "application/vnd.fastness.sealed"  # The content type of encrypted mail.
 
 _LENGTH_BYTES: Final = 2  # Length prefix of the content type in format 1.
 _PREFIX: Final = b"hfseal2\0"  # Not encrypted, so that versions that only read format 1 refuse the mail.
-_BOUND: Final = b"\xff\xffholdfast-sealed-2\0"  # No content of format 1 starts like this: the length is too large.
+_BOUND: Final = b"\xff\xfffastness-sealed-2\0"  # No content of format 1 starts like this: the length is too large.
 
 
 class SealBinding(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +103,7 @@ class AgentKey:
             raise InvalidArgument(
                 f"An agent's secret key is {AGENT_KEY_BYTES} bytes; make one with AgentKey.generate()"
             )
-        # Imported here: most programs never need a key, and this import takes longer than all of Holdfast's own.
+        # Imported here: most programs never need a key, and this import takes longer than all of Fastness's own.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         self._secret = secret
@@ -203,7 +203,7 @@ class AgentKey:
             from nacl.public import Box
             from nacl.signing import SigningKey, VerifyKey
         except ImportError:
-            raise Unsupported("Sealing needs PyNaCl; install holdfast[seal]") from None
+            raise Unsupported("Sealing needs PyNaCl; install fastness[seal]") from None
         try:
             peer_key = VerifyKey(checked_public_key(public_key)).to_curve25519_public_key()
         except (CryptoError, ValueError, TypeError) as error:

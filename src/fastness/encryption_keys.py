@@ -3,7 +3,7 @@
     master key  ──wraps──►  data key of a universe  ──derives──►  one key per writing process  ──encrypts──►  values
 
 A key file has one master key on a line, as `NAME BASE64`. The last one wraps; all of them unwrap. So a new master key
-is added as the last line, and an older one is removed after `holdfast encryption rotate --master`. A line `require
+is added as the last line, and an older one is removed after `fastness encryption rotate --master`. A line `require
 NAME` says that the universe is encrypted: a plane where it is not is refused, because its keys were removed.
 """
 
@@ -20,20 +20,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from holdfast import limits
-from holdfast.errors import EncryptionKeyMissing, InvalidArgument, PathUnusable
+from fastness import limits
+from fastness.errors import EncryptionKeyMissing, InvalidArgument, PathUnusable
 
 __all__ = ["CommandKeys", "FileKeys", "KeyProvider", "RequiresEncryption", "new_master_key"]
 
 DATA_KEY_BYTES: Final = 32  # AES-256.
-KEY_FILE_VARIABLE: Final = "HOLDFAST_ENCRYPTION_KEY_FILE"
-COMMAND_VARIABLE: Final = "HOLDFAST_ENCRYPTION_COMMAND"
+KEY_FILE_VARIABLE: Final = "FASTNESS_ENCRYPTION_KEY_FILE"
+COMMAND_VARIABLE: Final = "FASTNESS_ENCRYPTION_COMMAND"
 
-_log = logging.getLogger("holdfast.encryption")
+_log = logging.getLogger("fastness.encryption")
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _REQUIRE: Final = "require"
 _NONCE_BYTES: Final = 12
-_PURPOSE: Final = b"holdfast data key\0"
+_PURPOSE: Final = b"fastness data key\0"
 
 
 class KeyProvider(Protocol):
@@ -128,7 +128,7 @@ class FileKeys:
         except OSError as error:
             raise PathUnusable(
                 f"The key file {self._path} cannot be read ({error.strerror}); name the file that "
-                "`holdfast encryption new-key` wrote"
+                "`fastness encryption new-key` wrote"
             ) from error
         return _parse(data, self._path)
 
@@ -227,7 +227,7 @@ def provider_of(key_file: str | None, command: str | None) -> "FileKeys | Comman
 
 
 def provider_of_environment() -> "FileKeys | CommandKeys | None":
-    """The provider that `HOLDFAST_ENCRYPTION_KEY_FILE` or `HOLDFAST_ENCRYPTION_COMMAND` names; None without these."""
+    """The provider that `FASTNESS_ENCRYPTION_KEY_FILE` or `FASTNESS_ENCRYPTION_COMMAND` names; None without these."""
     return provider_of(os.environ.get(KEY_FILE_VARIABLE), os.environ.get(COMMAND_VARIABLE))
 
 
@@ -261,13 +261,13 @@ def _parse(data: bytes, path: Path) -> _KeyFile:
         if len(key) != DATA_KEY_BYTES:  # The line may be a key: it is not shown.
             raise InvalidArgument(
                 f"Line {number} of the key file {path} is not NAME BASE64 with a key of {DATA_KEY_BYTES} bytes; make "
-                "one with: holdfast encryption new-key"
+                "one with: fastness encryption new-key"
             )
         if words[0] in keys:
             raise InvalidArgument(f"The key file {path} has two master keys {words[0]!r}; give each a name of its own")
         keys[words[0]] = key
     if not keys:
-        raise InvalidArgument(f"The key file {path} has no key; make one with: holdfast encryption new-key")
+        raise InvalidArgument(f"The key file {path} has no key; make one with: fastness encryption new-key")
     return _KeyFile(keys, frozenset(required))
 
 

@@ -1,6 +1,6 @@
-"""Every error that Holdfast raises. `code` and `retry` are API; the message is for people and says what to do next.
+"""Every error that Fastness raises. `code` and `retry` are API; the message is for people and says what to do next.
 
-HoldfastError
+FastnessError
 ├── Validation            the request is wrong; nothing was written
 │   ├── InvalidUrl, InvalidName, InvalidKey, InvalidValue, InvalidArgument, IdempotencyKeyReused
 │   ├── KeyTooLarge, ValueTooLarge, TransactionTooLarge, EmptyBatch, BatchTooLarge, PayloadTooLarge, AnswerTooLarge
@@ -33,7 +33,7 @@ HoldfastError
 ├── Corrupt               stored data is damaged; damage is reported, never repaired silently
 │   ├── DamagedDatabase, HashMismatch, SizeMismatch, MissingObject
 │   └── MissingEntry, ChecksumMismatch, MalformedSegment, SealBroken, DecryptionFailed
-└── Backend               the storage or network below Holdfast failed
+└── Backend               the storage or network below Fastness failed
     ├── DirectoryInUse, PlaneInUse, MigrationUnfinished, EncryptionKeyMissing
     ├── PathUnusable, Unreachable, DiskFull, DatabaseFailed, SchemaMismatch, Unsupported
     └── CommitUnknown     the answer was lost: the write may or may not have been committed
@@ -77,7 +77,7 @@ __all__ = [
     "FencingMismatch",
     "HashMismatch",
     "HeadAdvanced",
-    "HoldfastError",
+    "FastnessError",
     "IdempotencyKeyReused",
     "InvalidArgument",
     "InvalidKey",
@@ -180,8 +180,8 @@ class RetryAdvice(StrEnum):
     IDEMPOTENT = "idempotent"  # It may have been committed; repeat it only with an idempotency key or after a read.
 
 
-class HoldfastError(Exception):
-    """The base class of every error that Holdfast raises on purpose."""
+class FastnessError(Exception):
+    """The base class of every error that Fastness raises on purpose."""
 
     code: ClassVar[str] = "error"
     retry: ClassVar[RetryAdvice] = RetryAdvice.NEVER
@@ -189,13 +189,13 @@ class HoldfastError(Exception):
     @property
     def help(self) -> str:
         """The command that shows the cause of this error and what to do about it."""
-        return f"holdfast explain {self.code}"
+        return f"fastness explain {self.code}"
 
 
 # Validation: the request itself.
 
 
-class Validation(HoldfastError):
+class Validation(FastnessError):
     """The request is wrong; nothing was written."""
 
     code = "validation"
@@ -372,7 +372,7 @@ class NotDeadLetterQueue(Validation):
 # NotAllowed: the caller's token or identity.
 
 
-class NotAllowed(HoldfastError):
+class NotAllowed(FastnessError):
     """The token does not allow this operation; nothing was done. Use a token that does."""
 
     code = "not_allowed"
@@ -399,7 +399,7 @@ class SendRefused(NotAllowed):
 # NotFound.
 
 
-class NotFound(HoldfastError):
+class NotFound(FastnessError):
     """The named thing does not exist."""
 
     code = "not_found"
@@ -480,7 +480,7 @@ class MoveTaskNotFound(NotFound):
 # Conflict: another writer was first.
 
 
-class Conflict(HoldfastError):
+class Conflict(FastnessError):
     """Another writer was first; read the current state, then decide."""
 
     code = "conflict"
@@ -757,7 +757,7 @@ class StepFailed(Conflict):
 # Fenced: the lease that came with a write.
 
 
-class Fenced(HoldfastError):
+class Fenced(FastnessError):
     """The lease given with a write does not permit it; nothing was written. Acquire it again, then read."""
 
     code = "fenced"
@@ -809,7 +809,7 @@ class MessageCancelled(QueueMessageLeaseMismatch):
 # Busy: a limit was reached.
 
 
-class Busy(HoldfastError):
+class Busy(FastnessError):
     """A limit was reached and nothing was written; the same request may succeed later."""
 
     code = "busy"
@@ -890,7 +890,7 @@ class ResultNotReady(Busy):
     code = "result_not_ready"
 
 
-class Closed(HoldfastError):
+class Closed(FastnessError):
     """The handle was closed; open it again."""
 
     code = "closed"
@@ -899,8 +899,8 @@ class Closed(HoldfastError):
 # Corrupt: stored data is damaged.
 
 
-class Corrupt(HoldfastError):
-    """Stored data is damaged. Restore it from a backup; Holdfast never repairs damage silently."""
+class Corrupt(FastnessError):
+    """Stored data is damaged. Restore it from a backup; Fastness never repairs damage silently."""
 
     code = "corrupt"
 
@@ -953,7 +953,7 @@ class SealBroken(Corrupt):
     code = "seal_broken"
 
 
-# Backend: the storage or network below Holdfast.
+# Backend: the storage or network below Fastness.
 
 
 class DecryptionFailed(Corrupt):
@@ -963,8 +963,8 @@ class DecryptionFailed(Corrupt):
     key: bytes | None = None  # Whose value it is, in the process that read it; None if it is not a value.
 
 
-class Backend(HoldfastError):
-    """The storage or network below Holdfast failed."""
+class Backend(FastnessError):
+    """The storage or network below Fastness failed."""
 
     code = "backend"
     retry = RetryAdvice.LATER
@@ -1045,16 +1045,16 @@ class CommitUnknown(Backend):
     retry = RetryAdvice.IDEMPOTENT
 
 
-def rebuild(code: str, message: str) -> HoldfastError:
-    """The error of class `code` with `message`: for errors that arrive in an answer. Unknown codes: `HoldfastError`."""
-    error = HoldfastError.__new__(_classes().get(code, HoldfastError), message)
+def rebuild(code: str, message: str) -> FastnessError:
+    """The error of class `code` with `message`: for errors that arrive in an answer. Unknown codes: `FastnessError`."""
+    error = FastnessError.__new__(_classes().get(code, FastnessError), message)
     Exception.__init__(error, message)
     return error
 
 
-def _classes() -> dict[str, type[HoldfastError]]:
-    found: dict[str, type[HoldfastError]] = {}
-    pending = [HoldfastError]
+def _classes() -> dict[str, type[FastnessError]]:
+    found: dict[str, type[FastnessError]] = {}
+    pending = [FastnessError]
     while pending:
         each = pending.pop()
         found[each.code] = each

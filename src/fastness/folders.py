@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from holdfast.limits import FOLDERS_REMEMBERED_MAX
+from fastness.limits import FOLDERS_REMEMBERED_MAX
 
 FOLDER_MODE: Final = 0o700
 

@@ -21,18 +21,18 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, Protocol
 
-from holdfast.errors import Closed, Fenced, HoldfastError, LeaseExpired
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.locks import LockSession
-from holdfast.wire.queues import MessageLease
+from fastness.errors import Closed, Fenced, FastnessError, LeaseExpired
+from fastness.wire.leases import LeaseProof
+from fastness.wire.locks import LockSession
+from fastness.wire.queues import MessageLease
 
-_log = logging.getLogger("holdfast.lease_renewal")
+_log = logging.getLogger("fastness.lease_renewal")
 
 _NEW_MAX = 4_096  # New renewals that may queue before the thread is woken to drop stopped ones.
 _RETRY_SECONDS: Final = 1.0  # The longest pause before an unanswered renewal of a held lease is tried again.
 
 # (universe, queue, leases, seconds) -> the new expiry of each, or why it was refused.
-Extend = Callable[[str, str, list[MessageLease], float], Sequence[int | HoldfastError]]
+Extend = Callable[[str, str, list[MessageLease], float], Sequence[int | FastnessError]]
 Keep = Callable[[LeaseProof | LockSession, float], int]  # (lease, seconds) -> the new expiry.
 
 
@@ -81,8 +81,8 @@ class Renewal:
             self._update(message, outcome)
         return self.seconds / 3
 
-    def _update(self, message: Renewable, outcome: int | HoldfastError) -> None:
-        if not isinstance(outcome, HoldfastError):
+    def _update(self, message: Renewable, outcome: int | FastnessError) -> None:
+        if not isinstance(outcome, FastnessError):
             message.expires_ms = outcome
         elif isinstance(outcome, Fenced):
             if not message.settled:
@@ -224,7 +224,7 @@ class LeaseRenewer:
                 self._lock.notify()
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name="holdfast-lease-renewal", daemon=True)
+        thread = threading.Thread(target=self._run, name="fastness-lease-renewal", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # Out of threads. The lease was granted nonetheless.

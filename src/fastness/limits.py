@@ -1,4 +1,4 @@
-"""Every bound in Holdfast, with its reason. Exceeding one raises a typed error that names it; nothing is written."""
+"""Every bound in Fastness, with its reason. Exceeding one raises a typed error that names it; nothing is written."""
 
 from typing import Final
 
@@ -302,7 +302,7 @@ EXPIRY_BATCH_MAX: Final = 256  # Expired results that one transaction deletes.
 FIND_ENTRIES: Final = 1_000  # Entries of the due index that one transaction searches for a lease.
 ACK_MEMORY_SECONDS: Final = 300  # How long a repeated ack is recognised.
 LAST_ERROR_BYTES_MAX: Final = 4_096  # Longer texts are truncated.
-PAYLOAD_FILE_SECONDS: Final = 7 * 86_400  # How long a file of `holdfast queue get` is kept if no ack removes it.
+PAYLOAD_FILE_SECONDS: Final = 7 * 86_400  # How long a file of `fastness queue get` is kept if no ack removes it.
 FAILURES_KEPT_MAX: Final = 100  # Failures that a policy may keep of each message.
 HISTORY_PAGE_MAX: Final = 1_000  # Events of a queue's history that one call returns.
 FAILURES_BYTES_MAX: Final = 32_768  # Of one message. A batch of 256 that fail or move together fits one transaction.
@@ -720,7 +720,7 @@ QUOTA_RETRY_SECONDS: Final = 1.0  # After a refusal; by then it was measured aga
 SIZE_PAIRS: Final = 50_000  # One statement of PostgreSQL adds up so many pairs: well below its time limit.
 QUOTAS_METRICS_MAX: Final = 100  # Universes with quotas in the metrics: each has up to 12 series.
 
-# `holdfast top`.
+# `fastness top`.
 TOP_REFRESH_SECONDS: Final = 1.0  # Between two samples; a server answers one in milliseconds.
 TOP_REFRESH_SECONDS_MIN: Final = 0.1  # People cannot read faster.
 TOP_ROWS_MAX: Final = 200  # Queues that one sample reads: more do not fit a screen.

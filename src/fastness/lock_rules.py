@@ -20,8 +20,8 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Final
 
-from holdfast import limits
-from holdfast.errors import InvalidArgument, LeaseExpired, LockTimeout
+from fastness import limits
+from fastness.errors import InvalidArgument, LeaseExpired, LockTimeout
 
 DATA_LEVELS: Final = ("database", "entity_type", "record_id")
 _RECORDS: Final = DATA_LEVELS.index("record_id")

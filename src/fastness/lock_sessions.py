@@ -17,10 +17,10 @@ from secrets import token_hex
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from holdfast.errors import Fenced
-from holdfast.lease_renewal import HeldLeaseRenewal, LeaseRenewer
-from holdfast.limits import OWNER_BYTES_MAX
-from holdfast.wire.locks import LockSession
+from fastness.errors import Fenced
+from fastness.lease_renewal import HeldLeaseRenewal, LeaseRenewer
+from fastness.limits import OWNER_BYTES_MAX
+from fastness.wire.locks import LockSession
 
 _ID_BYTES: Final = 16  # As hard to guess as a token.
 

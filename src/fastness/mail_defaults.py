@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
+from fastness.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
 
 
 class MailDefaults(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from holdfast.errors import InvalidName, PathUnusable
-from holdfast.limits import NAME_BYTES_MAX, NAMES_CACHED_MAX
+from fastness.errors import InvalidName, PathUnusable
+from fastness.limits import NAME_BYTES_MAX, NAMES_CACHED_MAX
 
 UNIVERSE: Final = "main"  # The tenant of callers that do not name one.
 REPORTS: Final = "reports"  # The collection of reports, and its partition. A row is a JSON document; its key, the name.

@@ -1,6 +1,6 @@
 """Sessions of the OpenAI Agents SDK: the history of a conversation, in a collection of a plane.
 
-    session = HoldfastSession(plane, "user-7")
+    session = FastnessSession(plane, "user-7")
     result = await Runner.run(agent, "Hello", session=session)
 
 The rows of a session are the partition with its id, in the collection "openai-agents":
@@ -16,16 +16,16 @@ import json
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
-from holdfast import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
-from holdfast.errors import InvalidArgument
-from holdfast.limits import SESSION_CLEARED_SECONDS, SESSION_COMMIT_ROWS_MAX
-from holdfast.plane_access import Change
-from holdfast.session_rows import SessionRows, write
+from fastness import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
+from fastness.errors import InvalidArgument
+from fastness.limits import SESSION_CLEARED_SECONDS, SESSION_COMMIT_ROWS_MAX
+from fastness.plane_access import Change
+from fastness.session_rows import SessionRows, write
 
 try:
     from agents.memory import SessionSettings
 except ImportError as error:
-    message = "The OpenAI Agents SDK is not installed; run: pip install 'holdfast[openai-agents]'"
+    message = "The OpenAI Agents SDK is not installed; run: pip install 'fastness[openai-agents]'"
     raise ImportError(message) from error
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _ITEMS: Final = ("i",)
 _COUNT: Final = ("n",)
 
 
-class HoldfastSession:
+class FastnessSession:
     """The history of one conversation: a `Session` of the OpenAI Agents SDK.
 
     Takes a Plane or an AsyncPlane, embedded or remote. Objects with the same plane and session id share the history,

@@ -6,18 +6,18 @@ plane does not load the client.
 
 from typing import TYPE_CHECKING
 
-from holdfast.limits import GC_EVERY_SECONDS, GC_GRACE_SECONDS, PUSHES_PER_MINUTE
-from holdfast.names import UNIVERSE, checked_name
+from fastness.limits import GC_EVERY_SECONDS, GC_GRACE_SECONDS, PUSHES_PER_MINUTE
+from fastness.names import UNIVERSE, checked_name
 
 if TYPE_CHECKING:
     import os
     import ssl
 
-    from holdfast.clock import Clock
-    from holdfast.encryption_keys import KeyProvider
-    from holdfast.handles.opening import Opening
-    from holdfast.handles.sync.plane import Plane
-    from holdfast.tiers import TierPolicy
+    from fastness.clock import Clock
+    from fastness.encryption_keys import KeyProvider
+    from fastness.handles.opening import Opening
+    from fastness.handles.sync.plane import Plane
+    from fastness.tiers import TierPolicy
 
 
 def open(
@@ -62,12 +62,12 @@ def open(
         ingress_pushes_per_minute: how often one sender may push; 0 for no limit.
         read_from: "standby" lets lists, statistics and other reads that may be stale come from a standby of PostgreSQL.
         encryption: the master keys of encrypted universes, as in `FileKeys("keys")`; by default those that
-            `HOLDFAST_ENCRYPTION_KEY_FILE` or `HOLDFAST_ENCRYPTION_COMMAND` names.
+            `FASTNESS_ENCRYPTION_KEY_FILE` or `FASTNESS_ENCRYPTION_COMMAND` names.
         clock: replaces the wall clock, for tests.
     """
-    from holdfast.handles.sync.plane import Plane
-    from holdfast.plane import Options, open_plane
-    from holdfast.runtime.maintenance.space_options import SpaceOptions
+    from fastness.handles.sync.plane import Plane
+    from fastness.plane import Options, open_plane
+    from fastness.runtime.maintenance.space_options import SpaceOptions
 
     universe = checked_name("universe", universe)
     options = Options(
@@ -117,10 +117,10 @@ def open_async(
     clock: "Clock | None" = None,
 ) -> "Opening":
     """`open` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.handles.opening import Opening
-    from holdfast.handles.plane import AsyncPlane
-    from holdfast.plane import Options, open_plane_async
-    from holdfast.runtime.maintenance.space_options import SpaceOptions
+    from fastness.handles.opening import Opening
+    from fastness.handles.plane import AsyncPlane
+    from fastness.plane import Options, open_plane_async
+    from fastness.runtime.maintenance.space_options import SpaceOptions
 
     universe = checked_name("universe", universe)
     options = Options(
@@ -167,8 +167,8 @@ def connect(
         patience_seconds: how long calls wait for an unavailable server before they raise Unreachable. When it is
             back they are sent again, and are executed once.
     """
-    from holdfast.client.transport import RemoteTransport
-    from holdfast.handles.sync.plane import Plane
+    from fastness.client.transport import RemoteTransport
+    from fastness.handles.sync.plane import Plane
 
     universe = checked_name("universe", universe)
     return Plane(RemoteTransport(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
@@ -183,9 +183,9 @@ def connect_async(
     patience_seconds: float = 30.0,
 ) -> "Opening":
     """`connect` for asyncio: await it, or enter it with `async with`."""
-    from holdfast.client.transport import AsyncRemoteTransport
-    from holdfast.handles.opening import Opening
-    from holdfast.handles.plane import AsyncPlane
+    from fastness.client.transport import AsyncRemoteTransport
+    from fastness.handles.opening import Opening
+    from fastness.handles.plane import AsyncPlane
 
     universe = checked_name("universe", universe)
     url = _server(url)
@@ -202,18 +202,18 @@ def _server(url: object) -> str:
         return url
     import os
 
-    from holdfast.errors import InvalidUrl
+    from fastness.errors import InvalidUrl
 
     text = str(url) if isinstance(url, os.PathLike) else url
     if not isinstance(text, str):
         raise InvalidUrl(f"A URL is text, not {type(url).__name__}; write http://HOST:PORT")
     scheme, colon, rest = text.partition(":")
     if scheme in ("postgresql", "postgres"):
-        raise InvalidUrl('PostgreSQL is opened in this process, with holdfast.open("postgresql://…")')
+        raise InvalidUrl('PostgreSQL is opened in this process, with fastness.open("postgresql://…")')
     if text == "memory:" or scheme == "dir" or not colon:
         opened = text if colon else f"dir:{text}"
         raise InvalidUrl(
-            f'{text} is not the address of a server; open it in this process with holdfast.open("{opened}")'
+            f'{text} is not the address of a server; open it in this process with fastness.open("{opened}")'
         )
     if rest.isdigit():
         raise InvalidUrl(f"{text!r} has no scheme; write http://{text}")

@@ -12,10 +12,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, 
 from contextlib import aclosing, suppress
 from typing import Any, TypeAlias, TypeVar
 
-from holdfast import AsyncPlane, PartitionPage, Plane, Row, RowChange, RowKey, RowPage, Tier
-from holdfast.errors import Busy, InvalidArgument, Unsupported
-from holdfast.limits import ADAPTER_PAGE_ROWS
-from holdfast.threads import run_in_thread
+from fastness import AsyncPlane, PartitionPage, Plane, Row, RowChange, RowKey, RowPage, Tier
+from fastness.errors import Busy, InvalidArgument, Unsupported
+from fastness.limits import ADAPTER_PAGE_ROWS
+from fastness.threads import run_in_thread
 
 Result = TypeVar("Result")
 Change: TypeAlias = RowChange
@@ -139,8 +139,8 @@ def access_to(plane: Plane | AsyncPlane, collection: str) -> PlaneAccess:
     if isinstance(plane, Plane):
         return _SyncAccess(plane, collection)
     raise InvalidArgument(
-        f"A Plane or an AsyncPlane is needed, not {type(plane).__name__}; open one with holdfast.open, or connect to a "
-        "server with holdfast.connect"
+        f"A Plane or an AsyncPlane is needed, not {type(plane).__name__}; open one with fastness.open, or connect to a "
+        "server with fastness.connect"
     )
 
 
@@ -193,12 +193,12 @@ class _AsyncAccess(PlaneAccess):
             if loop is None:
                 raise asyncio.InvalidStateError(
                     "The event loop of the AsyncPlane is not known. Create the saver or store inside the loop, call an "
-                    "asynchronous method such as `aget_tuple` first, or give it a Plane of `holdfast.open`"
+                    "asynchronous method such as `aget_tuple` first, or give it a Plane of `fastness.open`"
                 )
             raise asyncio.InvalidStateError(
                 "A synchronous method would block the event loop of its AsyncPlane for ever. Await the asynchronous "
                 "one (`aget_tuple`, `graph.ainvoke`, …), call it from another thread, or give it a Plane of "
-                "`holdfast.open`"
+                "`fastness.open`"
             )
         return asyncio.run_coroutine_threadsafe(work, loop).result()
 

@@ -1,6 +1,6 @@
 """Durable execution of Pydantic AI agents: a killed host repeats no model request and no tool call that has ended.
 
-    agent = Agent("openai:gpt-5", name="helper", capabilities=[HoldfastDurability()])
+    agent = Agent("openai:gpt-5", name="helper", capabilities=[FastnessDurability()])
     ask = agent_workflow(agent)                    # a workflow: (run, prompt) -> output
 
 `run_agent` runs an agent as one step of a workflow. The operations of the agent (requests to models, calls of tools,
@@ -47,13 +47,13 @@ try:
     from pydantic_ai.toolsets import AbstractToolset, DynamicToolset, ExternalToolset, FunctionToolset, WrapperToolset
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 except ImportError as error:
-    raise ImportError("Pydantic AI is not installed; run: pip install 'holdfast[pydantic-ai]'") from error
+    raise ImportError("Pydantic AI is not installed; run: pip install 'fastness[pydantic-ai]'") from error
 
 import cbor2
 
-import holdfast
-from holdfast import HostApp, Retry, StepContext, Workflow, WorkflowRun
-from holdfast.errors import (
+import fastness
+from fastness import HostApp, Retry, StepContext, Workflow, WorkflowRun
+from fastness.errors import (
     Backend,
     Busy,
     HeadAdvanced,
@@ -63,7 +63,7 @@ from holdfast.errors import (
     WorkflowMisuse,
     WorldExists,
 )
-from holdfast.limits import (
+from fastness.limits import (
     AGENT_OPERATIONS_MAX,
     AGENT_OUTPUT_BYTES_MAX,
     AGENT_RECORD_BYTES_MAX,
@@ -71,7 +71,7 @@ from holdfast.limits import (
     RUN_VALUE_BYTES_MAX,
 )
 
-__all__ = ["JOURNAL_PREFIX", "HoldfastDurability", "agent_workflow", "run_agent"]
+__all__ = ["JOURNAL_PREFIX", "FastnessDurability", "agent_workflow", "run_agent"]
 
 JOURNAL_PREFIX: Final = "agent:"  # Of the worlds that are journals of agents; the id of the step follows.
 
@@ -88,8 +88,8 @@ _RETRY: Final = Retry(5, on=(Backend, Busy))  # The plane could not be reached; 
 _Json = Any  # What JSON has.
 
 
-class HoldfastDurability(BaseDurabilityCapability[Any]):
-    """Makes runs of an agent durable: `Agent(…, name="helper", capabilities=[HoldfastDurability()])`.
+class FastnessDurability(BaseDurabilityCapability[Any]):
+    """Makes runs of an agent durable: `Agent(…, name="helper", capabilities=[FastnessDurability()])`.
 
     The agent needs a name, which is recorded and must stay. Outside of `run_agent` and `agent_workflow` the capability
     does nothing. Within them:
@@ -101,7 +101,7 @@ class HoldfastDurability(BaseDurabilityCapability[Any]):
     """
 
     engine_spec: ClassVar[DurabilityEngineSpec] = DurabilityEngineSpec(
-        engine_name="Holdfast",
+        engine_name="Fastness",
         durable_unit_noun="operation",
         durable_container_noun="workflow",
         codec=JSON_CODEC,
@@ -162,16 +162,16 @@ def agent_workflow(
     """A workflow that runs an agent with a prompt, and returns its output: `plane.workflows.start(workflow, prompt)`.
 
     Args:
-        agent: with a `HoldfastDurability` among its capabilities.
+        agent: with a `FastnessDurability` among its capabilities.
         name: of the workflow; that of the agent by default. Runs are started with it, so it stays.
         deps: makes the dependencies of the agent, in each attempt.
         retry: which errors of the agent are tried again; by default those of the plane. Recorded operations are not
             repeated.
         timeout: how long an attempt may take.
-        app: the app of the workflow; by default the one of `holdfast.workflow`.
+        app: the app of the workflow; by default the one of `fastness.workflow`.
 
     Raises:
-        InvalidArgument: the agent has no `HoldfastDurability`, or a toolset that cannot be recorded; or another
+        InvalidArgument: the agent has no `FastnessDurability`, or a toolset that cannot be recorded; or another
             workflow has the name.
     """
     durability = _durability_of(agent)
@@ -180,7 +180,7 @@ def agent_workflow(
         return await run_agent(run, agent, prompt, deps=deps, retry=retry, timeout=timeout)
 
     ask.__qualname__ = f"agent_workflow.{durability.name}"  # Two agents with one name of a workflow are refused.
-    make = holdfast.workflow if app is None else app.workflow
+    make = fastness.workflow if app is None else app.workflow
     return make(name=name or durability.name)(ask)
 
 
@@ -199,7 +199,7 @@ async def run_agent(
 
     Args:
         run: the run of the workflow.
-        agent: with a `HoldfastDurability` among its capabilities.
+        agent: with a `FastnessDurability` among its capabilities.
         prompt: what the agent is asked.
         deps: makes the dependencies of the agent, in each attempt.
         retry: which errors of the agent are tried again; by default those of the plane. Recorded operations are not
@@ -208,7 +208,7 @@ async def run_agent(
 
     Raises:
         StepFailed: the agent has failed in the last attempt, or its output has more than 4 MiB.
-        InvalidArgument: the agent has no `HoldfastDurability`, or a toolset that cannot be recorded.
+        InvalidArgument: the agent has no `FastnessDurability`, or a toolset that cannot be recorded.
     """
     durability = _durability_of(agent)
     found = await run.step(
@@ -224,7 +224,7 @@ async def run_agent(
 
 async def _run_recorded(agent: AbstractAgent[Any, Any], prompt: str, deps: Callable[[], Any] | None) -> dict[str, Any]:
     """Run an agent in this step, with the operations that its journal has; its output, or where it is stored."""
-    step = holdfast.current_step()
+    step = fastness.current_step()
     journal = await _Journal(step).open()
     token = _current.set(journal)
     try:
@@ -250,15 +250,15 @@ async def _run_recorded(agent: AbstractAgent[Any, Any], prompt: str, deps: Calla
 
 
 async def _read_part(blob: str, start: int) -> bytes:
-    chunks = await holdfast.current_step().async_plane.blobs.open(blob, start=start, length=RUN_VALUE_BYTES_MAX)
+    chunks = await fastness.current_step().async_plane.blobs.open(blob, start=start, length=RUN_VALUE_BYTES_MAX)
     return b"".join([chunk async for chunk in chunks])
 
 
-def _durability_of(agent: AbstractAgent[Any, Any]) -> HoldfastDurability:
-    found = HoldfastDurability.from_agent(agent)
+def _durability_of(agent: AbstractAgent[Any, Any]) -> FastnessDurability:
+    found = FastnessDurability.from_agent(agent)
     if found is None:
         raise InvalidArgument(
-            f"Agent {agent.name} has no HoldfastDurability; write Agent(…, capabilities=[HoldfastDurability()])"
+            f"Agent {agent.name} has no FastnessDurability; write Agent(…, capabilities=[FastnessDurability()])"
         )
     for toolset in agent.toolsets:
         toolset.apply(lambda leaf: _check_recorded(agent, leaf))
@@ -378,11 +378,11 @@ class _Journal:
         return WorkflowChanged(
             f"Run {run} has recorded {recorded} as operation {self._position} of {self._step.name}, and {what}. Deploy "
             "the agent as it was (give a changed one another name, for new runs), then resume the run: "
-            f"holdfast world resume-program run:{run}"
+            f"fastness world resume-program run:{run}"
         )
 
 
-_current: ContextVar[_Journal | None] = ContextVar("holdfast_agent_journal", default=None)
+_current: ContextVar[_Journal | None] = ContextVar("fastness_agent_journal", default=None)
 
 
 class _JournalBackend(JournalCallableOperationBackend[None]):

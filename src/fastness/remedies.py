@@ -1,6 +1,6 @@
-"""The cause and the remedy of every error code: what `holdfast explain`, the server's pages and the reference show.
+"""The cause and the remedy of every error code: what `fastness explain`, the server's pages and the reference show.
 
-A code is an error class of `holdfast.errors`, or one that only the HTTP API or the command line has (`OTHER_CODES`).
+A code is an error class of `fastness.errors`, or one that only the HTTP API or the command line has (`OTHER_CODES`).
 Texts are plain sentences with `code` in backticks; `see` names pages of docs/, without their folder.
 """
 
@@ -70,7 +70,7 @@ OTHER_CODES: Final[dict[str, int | None]] = {
 REMEDIES: Final[dict[str, Remedy]] = {
     "error": Remedy(
         "The server sent a code that this client does not know, because the server is newer than the client.",
-        "Read the message, which is the server's. Upgrade the client to the server's version; `holdfast status` shows "
+        "Read the message, which is the server's. Upgrade the client to the server's version; `fastness status` shows "
         "it.",
         (_UPGRADE,),
     ),
@@ -139,7 +139,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "payload_too_large": Remedy(
         "A payload is over the limit of its kind, or over the size that the caller's token allows.",
-        "Send less, or store the body with `plane.blobs.put` and send its hash. `holdfast token self` shows the size "
+        "Send less, or store the body with `plane.blobs.put` and send its hash. `fastness token self` shows the size "
         "that the token allows.",
         (_LIMITS, _SECURE),
     ),
@@ -171,7 +171,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "not_embedded": Remedy(
         "The call runs your function inside the database, and this handle is connected to a server.",
-        "Open the plane in your process with `holdfast.open`, or use calls that a server offers: queues, states, "
+        "Open the plane in your process with `fastness.open`, or use calls that a server offers: queues, states, "
         "`plane.atomic()`.",
         (_DEPLOYMENT,),
     ),
@@ -223,8 +223,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
     # NotAllowed.
     "not_allowed": Remedy(
         "The token is missing, unknown, expired or revoked, or it does not allow this verb or universe.",
-        "`holdfast token self` shows what the token allows. Ask an administrator for one that allows the verb in the "
-        "message: `holdfast token create NAME --allow VERB`.",
+        "`fastness token self` shows what the token allows. Ask an administrator for one that allows the verb in the "
+        "message: `fastness token create NAME --allow VERB`.",
         (_SECURE,),
     ),
     "sender_blocked": Remedy(
@@ -239,7 +239,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "send_refused": Remedy(
         "The policy of one of the two universes does not allow events between them, or the recipient is a run.",
-        "Allow it in both universes; `holdfast world policy` shows and changes the policy of one.",
+        "Allow it in both universes; `fastness world policy` shows and changes the policy of one.",
         ("how-to/write-programs.md",),
     ),
     # NotFound.
@@ -261,24 +261,24 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "world_not_found": Remedy(
         "The world was never created, was deleted, or was created again, and this handle is of its former incarnation.",
-        "List worlds with `holdfast world list`. Get a new handle with `plane.world(name)`, and create the world if "
+        "List worlds with `fastness world list`. Get a new handle with `plane.world(name)`, and create the world if "
         "needed.",
     ),
     "snapshot_not_found": Remedy(
         "The world has no snapshot at that height.",
-        "`holdfast world show NAME` lists the snapshots. Use one of their heights.",
+        "`fastness world show NAME` lists the snapshots. Use one of their heights.",
     ),
     "message_not_found": Remedy(
         "The queue has no message with that id: it was acknowledged, its time to live has passed, it was purged, or "
         "it is in another queue.",
-        "Nothing, if another worker was meant to finish it. Results are kept for an hour after the ack: `holdfast "
+        "Nothing, if another worker was meant to finish it. Results are kept for an hour after the ack: `fastness "
         "message result QUEUE ID`.",
         (_JOB,),
     ),
     "queue_not_found": Remedy(
         "The call has `must_exist`, and the queue does not exist: it was never used and has no policy, or it was "
         "deleted.",
-        "Check the name with `holdfast queue list`. To create the queue, set a policy or put a message without "
+        "Check the name with `fastness queue list`. To create the queue, set a policy or put a message without "
         "`must_exist`.",
     ),
     "mail_not_found": Remedy(
@@ -288,12 +288,12 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "effect_not_found": Remedy(
         "The effect is complete or dead, or its world was deleted.",
-        "Nothing: another worker has completed it. `holdfast effects list` shows those that are open.",
+        "Nothing: another worker has completed it. `fastness effects list` shows those that are open.",
         ("how-to/effects-and-timers.md",),
     ),
     "item_not_found": Remedy(
         "No item of that sequence was set aside, or it was retried or dropped since.",
-        "List the items that are set aside with `holdfast world aside list NAME`.",
+        "List the items that are set aside with `fastness world aside list NAME`.",
         ("how-to/write-programs.md",),
     ),
     "result_not_kept": Remedy(
@@ -305,7 +305,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "run_not_found": Remedy(
         "No run with that id exists: it was never started, or it was deleted.",
-        "`holdfast workflows list` shows the runs of the universe.",
+        "`fastness workflows list` shows the runs of the universe.",
         (_WORKFLOWS,),
     ),
     "move_task_not_found": Remedy(
@@ -354,7 +354,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "world_not_active": Remedy(
         "The world is paused, archived or being deleted, and does not accept this call.",
-        "`holdfast world show NAME` shows its state; `holdfast world resume NAME` makes a paused or archived one "
+        "`fastness world show NAME` shows its state; `fastness world resume NAME` makes a paused or archived one "
         "active.",
     ),
     "world_held": Remedy(
@@ -381,7 +381,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     "promotion_refused": Remedy(
         "The snapshot does not fulfil a condition of a baseline; the message names it, such as a pending effect below "
         "it.",
-        "Fulfil the condition, then promote it: `holdfast world promote NAME 500` for height 500.",
+        "Fulfil the condition, then promote it: `fastness world promote NAME 500` for height 500.",
     ),
     "segment_exists": Remedy(
         "Another compaction has exported these heights, or the segment would leave a gap.",
@@ -389,7 +389,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "lease_held": Remedy(
         "Another owner holds the lease, and it has not expired. The error has `owner` and `expires_ms`.",
-        "Wait for it with `acquire(wait_seconds=…)`. `holdfast lock describe NAME` shows the holder.",
+        "Wait for it with `acquire(wait_seconds=…)`. `fastness lock describe NAME` shows the holder.",
         (_LEASE,),
     ),
     "cas_mismatch": Remedy(
@@ -414,7 +414,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "queue_in_use": Remedy(
         "Consumers hold messages of the queue, so it was not deleted.",
-        "Stop the workers and wait until their messages are settled, or delete it with `force`. `holdfast queue "
+        "Stop the workers and wait until their messages are settled, or delete it with `force`. `fastness queue "
         "leased QUEUE` shows the owners.",
     ),
     "sqs_queue_exists": Remedy(
@@ -443,12 +443,12 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "message_finished": Remedy(
         "The message is done, dead or cancelled, so it cannot be changed.",
-        "Redrive a dead letter first: `holdfast queue redrive QUEUE`. Put a new message otherwise.",
+        "Redrive a dead letter first: `fastness queue redrive QUEUE`. Put a new message otherwise.",
         (_JOB, _RETRIES),
     ),
     "message_failed": Remedy(
         "The message failed in all its attempts, or was rejected, so there is no result.",
-        "`holdfast message show QUEUE ID` has the traceback of each attempt. Fix the cause, then redrive it.",
+        "`fastness message show QUEUE ID` has the traceback of each attempt. Fix the cause, then redrive it.",
         (_RETRIES,),
     ),
     "run_exists": Remedy(
@@ -458,17 +458,17 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "run_ended": Remedy(
         "The run has ended, so it takes no signals and cannot be changed.",
-        "`holdfast workflows show ID` shows how it ended. Start another run.",
+        "`fastness workflows show ID` shows how it ended. Start another run.",
         (_WORKFLOWS,),
     ),
     "run_not_ended": Remedy(
         "The run has not ended, so it cannot be deleted.",
-        "Cancel it with `holdfast workflows cancel ID`, and delete it when it has ended.",
+        "Cancel it with `fastness workflows cancel ID`, and delete it when it has ended.",
         (_WORKFLOWS,),
     ),
     "run_failed": Remedy(
         "The workflow raised an exception, so the run has no result.",
-        "`holdfast workflows show ID` has the error and the steps. Fix the cause and start a run with another id.",
+        "`fastness workflows show ID` has the error and the steps. Fix the cause and start a run with another id.",
         (_WORKFLOWS,),
     ),
     "run_cancelled": Remedy(
@@ -532,13 +532,13 @@ REMEDIES: Final[dict[str, Remedy]] = {
     "busy": Remedy(
         "A bound of the server or the database was reached: too many waiting calls, a lock that was not free in time, "
         "or the rate of the token.",
-        "Try again after `Retry-After`, with back-off. If it lasts, the message names the bound. `holdfast token self` "
+        "Try again after `Retry-After`, with back-off. If it lasts, the message names the bound. `fastness token self` "
         "shows the rate of the token.",
         ("how-to/size-a-server.md", "metrics.md"),
     ),
     "lock_timeout": Remedy(
         "The lock was not released within the time that the caller was willing to wait.",
-        "Wait longer, or hold locks for a shorter time. `holdfast locks list` shows who holds what.",
+        "Wait longer, or hold locks for a shorter time. `fastness locks list` shows who holds what.",
         (_LOCKS,),
     ),
     "queue_busy": Remedy(
@@ -548,8 +548,8 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "queue_full": Remedy(
         "The mailbox holds as many unconfirmed mails as its policy allows, 1,000 by default.",
-        "Let the recipient read and confirm its mail. `holdfast mail count AGENT` shows how much waits and since "
-        "when. The bound is in `holdfast mail policy`.",
+        "Let the recipient read and confirm its mail. `fastness mail count AGENT` shows how much waits and since "
+        "when. The bound is in `fastness mail policy`.",
         (_MAIL,),
     ),
     "rate_limited": Remedy(
@@ -574,7 +574,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "purge_in_progress": Remedy(
         "As in SQS, a queue is purged through SQS once in 60 seconds at most.",
-        "Wait a minute and purge it again, or use `holdfast queue purge QUEUE`, which has no such limit.",
+        "Wait a minute and purge it again, or use `fastness queue purge QUEUE`, which has no such limit.",
     ),
     "result_not_ready": Remedy(
         "The message or the run is not done yet.",
@@ -587,25 +587,25 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     # Corrupt.
     "corrupt": Remedy(
-        "Stored data is damaged. Holdfast reports damage and never repairs it silently.",
-        "Run `holdfast doctor` to list all damage. Restore a backup, or salvage what is readable: `holdfast doctor "
+        "Stored data is damaged. Fastness reports damage and never repairs it silently.",
+        "Run `fastness doctor` to list all damage. Restore a backup, or salvage what is readable: `fastness doctor "
         "./data --salvage ./salvaged`.",
         (_BACKUP,),
     ),
     "damaged_database": Remedy(
         "A checksum inside the database does not match, or its log is damaged before its end: a disk fault, or files "
         "that were changed or deleted by other programs.",
-        "Check the disk. Restore a backup, or salvage what is readable: `holdfast doctor ./data --salvage ./salvaged`.",
+        "Check the disk. Restore a backup, or salvage what is readable: `fastness doctor ./data --salvage ./salvaged`.",
         (_BACKUP,),
     ),
     "hash_mismatch": Remedy(
         "The bytes of a blob do not match the hash that names it: its object was changed or damaged.",
-        "Put the original body again, or restore it from a backup. `holdfast doctor` lists all damaged blobs.",
+        "Put the original body again, or restore it from a backup. `fastness doctor` lists all damaged blobs.",
         (_BACKUP,),
     ),
     "size_mismatch": Remedy(
         "The body of a blob does not have its recorded size: its object was truncated or replaced.",
-        "Put the original body again, or restore it from a backup. `holdfast doctor` lists all damaged blobs.",
+        "Put the original body again, or restore it from a backup. `fastness doctor` lists all damaged blobs.",
         (_BACKUP,),
     ),
     "missing_object": Remedy(
@@ -616,17 +616,17 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "missing_entry": Remedy(
         "The journal of a world has a gap below its head.",
-        "Restore a backup. `holdfast doctor` lists all worlds with gaps.",
+        "Restore a backup. `fastness doctor` lists all worlds with gaps.",
         (_BACKUP,),
     ),
     "checksum_mismatch": Remedy(
         "The bytes of a segment of a journal do not match its recorded checksum.",
-        "Restore the segment's object from a backup. `holdfast doctor` lists all damaged segments.",
+        "Restore the segment's object from a backup. `fastness doctor` lists all damaged segments.",
         (_BACKUP,),
     ),
     "malformed_segment": Remedy(
         "A segment of a journal does not contain the entries that are recorded for it.",
-        "Restore the segment's object from a backup. `holdfast doctor` lists all damaged segments.",
+        "Restore the segment's object from a backup. `fastness doctor` lists all damaged segments.",
         (_BACKUP,),
     ),
     "seal_broken": Remedy(
@@ -644,7 +644,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     # Backend.
     "backend": Remedy(
-        "The storage or the network below Holdfast failed; the message has its error.",
+        "The storage or the network below Fastness failed; the message has its error.",
         "Follow the message. Try again later: acknowledged writes are intact.",
     ),
     "directory_in_use": Remedy(
@@ -655,12 +655,12 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "plane_in_use": Remedy(
         "Other processes use the plane, and this operation needs it idle.",
-        "Stop the servers and programs that the message names, or that `holdfast nodes` lists, and run it again.",
+        "Stop the servers and programs that the message names, or that `fastness nodes` lists, and run it again.",
         ("how-to/operate-postgresql.md",),
     ),
     "migration_unfinished": Remedy(
         "The plane is the target of a migration that was interrupted.",
-        "Run the same `holdfast migrate SOURCE TARGET` again; it resumes where it stopped.",
+        "Run the same `fastness migrate SOURCE TARGET` again; it resumes where it stopped.",
         (_MIGRATE,),
     ),
     "encryption_key_missing": Remedy(
@@ -677,14 +677,14 @@ REMEDIES: Final[dict[str, Remedy]] = {
     "unreachable": Remedy(
         "No server answers at that address, or no PostgreSQL server answered as a primary for 30 s. Nothing was "
         "written.",
-        "Check the address, that the server runs (`holdfast serve`), and the firewall. Clients reconnect by "
+        "Check the address, that the server runs (`fastness serve`), and the firewall. Clients reconnect by "
         "themselves; `--patience SECONDS` lets a command wait.",
         ("how-to/high-availability.md",),
     ),
     "disk_full": Remedy(
         "The disk has no space left, or only the reserve (`disk_reserve_bytes`, 64 MiB). Acknowledged writes are "
         "intact.",
-        "`holdfast space` shows what is stored. Consume or purge queues, delete archived worlds, or make the disk "
+        "`fastness space` shows what is stored. Consume or purge queues, delete archived worlds, or make the disk "
         "larger. Do not delete files in the data directory.",
         ("how-to/free-space.md", _PRODUCTION),
     ),
@@ -696,13 +696,13 @@ REMEDIES: Final[dict[str, Remedy]] = {
     "schema_mismatch": Remedy(
         "The data or PostgreSQL's tables have a format that this version does not support. The message says whether it "
         "is older or newer.",
-        "For newer data, install the version that wrote it. Copy older data to a new plane with `holdfast migrate "
-        "SOURCE TARGET`. For older tables run `holdfast migrate URL`.",
+        "For newer data, install the version that wrote it. Copy older data to a new plane with `fastness migrate "
+        "SOURCE TARGET`. For older tables run `fastness migrate URL`.",
         (_UPGRADE,),
     ),
     "unsupported": Remedy(
         "The backend, the server or this installation does not offer the operation; the message says why.",
-        "Follow the message: install the extra it names, such as `pip install 'holdfast[postgres]'`, configure an "
+        "Follow the message: install the extra it names, such as `pip install 'fastness[postgres]'`, configure an "
         "object store, or upgrade the older side.",
         (_DEPLOYMENT, _UPGRADE),
     ),
@@ -844,7 +844,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
         (_PROTOCOL,),
     ),
     "internal_error": Remedy(
-        "An unexpected error in the server: a bug in Holdfast.",
+        "An unexpected error in the server: a bug in Fastness.",
         "The server's log has the traceback under the correlation id of the answer. Report it with both. The call may "
         "or may not have happened: read before you repeat it.",
     ),

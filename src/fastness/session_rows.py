@@ -9,16 +9,16 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from holdfast import AsyncPlane, Plane, Row
-from holdfast.errors import Conflict
-from holdfast.limits import (
+from fastness import AsyncPlane, Plane, Row
+from fastness.errors import Conflict
+from fastness.limits import (
     COLLECTION_VALUE_BYTES_MAX,
     SESSION_ATTEMPTS_MAX,
     SESSION_BACK_OFF_SECONDS_MAX,
     SESSION_COMMIT_BYTES_MAX,
     SESSION_INLINE_BYTES_MAX,
 )
-from holdfast.plane_access import Change, Key, access_to
+from fastness.plane_access import Change, Key, access_to
 
 Result = TypeVar("Result")
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from holdfast.errors import Busy
+from fastness.errors import Busy
 
 Result = TypeVar("Result")
 

@@ -17,9 +17,9 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, Final, Self
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import TIER_CACHE_ENTRIES
-from holdfast.names import checked_name
+from fastness.errors import InvalidArgument
+from fastness.limits import TIER_CACHE_ENTRIES
+from fastness.names import checked_name
 
 
 class Tier(StrEnum):

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-import holdfast
-from holdfast.pipeline.config import JobResult
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.observation.runs import RunRecorder
-from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
+import fastness
+from fastness.pipeline.config import JobResult
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.observation.runs import RunRecorder
+from fastness.pipeline.schemas import LIVE_QUEUE_MINUTES
 
 _spec = importlib.util.spec_from_file_location("console_pages", Path(__file__).with_name("console_pages.py"))
 assert _spec is not None
@@ -106,7 +106,7 @@ def untimed(page: Page) -> Page:
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     """A server that requires tokens, and some tokens."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         tokens = {
             "all": plane.tokens.create("operator", universes="*", verbs="*").token,
             "some": plane.tokens.create("reader", universes="main", verbs="queue:*").token,

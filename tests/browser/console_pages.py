@@ -14,12 +14,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
-from holdfast import Plane
-from holdfast.wire.inboxes import Effect, Timer
-from holdfast.wire.quotas import Quota
+from fastness import Plane
+from fastness.wire.inboxes import Effect, Timer
+from fastness.wire.quotas import Quota
 
 _spec = importlib.util.spec_from_file_location(
-    "holdfast_processes", Path(__file__).parents[1] / "end_to_end" / "processes.py"
+    "fastness_processes", Path(__file__).parents[1] / "end_to_end" / "processes.py"
 )
 assert _spec is not None
 assert _spec.loader is not None
@@ -153,7 +153,7 @@ def open_page(page: Page, server: Any, where: str = "overview") -> None:
 def wait_until_loaded(page: Page, where: str) -> None:
     """Wait until the page is open, live, and shows its data."""
     name, *parts = where.partition("?")[0].split("/")
-    expect(page).to_have_title(" · ".join([*reversed(parts), name.capitalize(), "Holdfast"]))
+    expect(page).to_have_title(" · ".join([*reversed(parts), name.capitalize(), "Fastness"]))
     expect(page.locator(".status.live")).to_be_visible()
     shown = {"overview": ".chart canvas", "reports": "iframe"}.get(name, ".page tbody tr")
     expect(page.locator(shown).first).to_be_visible()

@@ -8,7 +8,7 @@ import pytest
 from console_pages import Server
 from playwright.sync_api import Browser, Locator, Page, expect
 
-import holdfast
+import fastness
 
 ENQUEUE = "messages/post_queue_enqueue"
 
@@ -62,7 +62,7 @@ class ApiPage:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
     """A server that requires tokens, and some tokens."""
     folder = tmp_path_factory.mktemp("api")
-    with holdfast.open(f"dir:{folder / 'data'}") as plane:
+    with fastness.open(f"dir:{folder / 'data'}") as plane:
         tokens = {
             "all": plane.tokens.create("operator", universes="*", verbs="*").token,
             "reader": plane.tokens.create("reader", universes="main", verbs="queue:stats").token,

@@ -9,10 +9,10 @@ import pytest
 from console_pages import PHONE, Server, check_by_axe
 from playwright.sync_api import Page, expect
 
-import holdfast
-from holdfast.kv import Transaction
-from holdfast.layers import samples
-from holdfast.layers.samples import StoredSample
+import fastness
+from fastness.kv import Transaction
+from fastness.layers import samples
+from fastness.layers.samples import StoredSample
 
 HOURS = 23
 _OLDEST_SECONDS = 86_399  # Written as "23 h 59 min", the longest label of an axis.
@@ -22,7 +22,7 @@ _OLDEST_SECONDS = 86_399  # Written as "23 h 59 min", the longest label of an ax
 def used(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server whose data has samples of the last 23 hours, and one queue."""
     folder = tmp_path_factory.mktemp("used")
-    with holdfast.open(f"dir:{folder / 'data'}") as plane:
+    with fastness.open(f"dir:{folder / 'data'}") as plane:
         plane.queue("invoices").put({"order": 1})
         plane.transact(_store_samples, round(time.time() * 1_000))
     running = Server(folder)

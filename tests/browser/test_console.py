@@ -32,15 +32,15 @@ from console_pages import (
 )
 from playwright.sync_api import Browser, Page, expect
 
-import holdfast
-from holdfast.errors import MessageCancelled, RateLimited
-from holdfast.layers import journal_records
-from holdfast.server.http import json_codec
-from holdfast.wire import run_timeline
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, DomainEvent, TimerFired
-from holdfast.wire.runs import CANCEL, CHILD, SIGNAL, START
-from holdfast.wire.worlds import Record
+import fastness
+from fastness.errors import MessageCancelled, RateLimited
+from fastness.layers import journal_records
+from fastness.server.http import json_codec
+from fastness.wire import run_timeline
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control, DomainEvent, TimerFired
+from fastness.wire.runs import CANCEL, CHILD, SIGNAL, START
+from fastness.wire.worlds import Record
 
 # Loading and live updates.
 
@@ -214,7 +214,7 @@ def test_a_message_is_found_by_its_id_and_followed_to_its_result(untimed: Page, 
         page.keyboard.press("/")
         page.keyboard.type(f" {id} ")
         page.keyboard.press("Enter")
-        expect(page).to_have_title(f"{id} · messages · jobs · Queues · Holdfast")
+        expect(page).to_have_title(f"{id} · messages · jobs · Queues · Fastness")
         assert page.url.endswith(f"#/queues/jobs/messages/{id}")
         expect(page.get_by_label("Payload")).to_contain_text('"n": 1')
         facts = page.locator("main .facts").first
@@ -341,7 +341,7 @@ def test_an_unknown_page_shows_the_overview(page: Page, server: Any) -> None:
 
 def test_a_run_is_followed_and_approved(untimed: Page, server: Any) -> None:
     page = untimed
-    app = holdfast.HostApp()
+    app = fastness.HostApp()
     attempts = iter(range(9))
 
     async def make_plan(question: str) -> dict[str, Any]:
@@ -350,13 +350,13 @@ def test_a_run_is_followed_and_approved(untimed: Page, server: Any) -> None:
         return {"question": question, "sources": 3}
 
     @app.workflow
-    async def follow(run: holdfast.WorkflowRun, question: str) -> dict[str, Any]:
-        plan = await run.step(make_plan, question, retry=holdfast.Retry(3, delay_seconds=0.01))
+    async def follow(run: fastness.WorkflowRun, question: str) -> dict[str, Any]:
+        plan = await run.step(make_plan, question, retry=fastness.Retry(3, delay_seconds=0.01))
         await run.state({"plan": plan})
         approved = await run.wait_for("approval", timeout=timedelta(days=30))
         return {"approved": approved, "note": MARKUP}
 
-    with server.plane() as plane, holdfast.Host(plane, app):
+    with server.plane() as plane, fastness.Host(plane, app):
         open_page(page, server, "runs")
         plane.workflows.start(follow, MARKUP, id="r-17")
         expect(page.get_by_role("row", name="r-17")).to_contain_text("running")
@@ -386,14 +386,14 @@ def test_a_run_is_followed_and_approved(untimed: Page, server: Any) -> None:
 
 def test_a_run_is_sent_a_signal_and_cancelled_with_a_reason(untimed: Page, server: Any) -> None:
     page = untimed
-    app = holdfast.HostApp()
+    app = fastness.HostApp()
 
     @app.workflow
-    async def listen(run: holdfast.WorkflowRun) -> None:
+    async def listen(run: fastness.WorkflowRun) -> None:
         while True:
             await run.state(await run.wait_for("news"))
 
-    with server.plane() as plane, holdfast.Host(plane, app):
+    with server.plane() as plane, fastness.Host(plane, app):
         plane.workflows.start(listen, id="r-18")
         open_page(page, server, "runs/r-18")
         page.get_by_label("Name").fill("news")
@@ -507,12 +507,12 @@ def random_journal(generator: random.Random) -> list[Record]:
 
 def test_items_that_were_set_aside_are_retried_and_dropped(untimed: Page, server: Any) -> None:
     page = untimed
-    app = holdfast.HostApp()
+    app = fastness.HostApp()
     is_fixed = threading.Event()
     is_charged = threading.Event()
 
     @app.program("shop")
-    def shop(state: Any, event: holdfast.Event, context: holdfast.TurnContext) -> Any:
+    def shop(state: Any, event: fastness.Event, context: fastness.TurnContext) -> Any:
         if event.name == "order" and event.json()["id"] > 1 and not is_fixed.is_set():
             raise ValueError(f"unknown order {MARKUP}")
         if event.name == "order":
@@ -521,10 +521,10 @@ def test_items_that_were_set_aside_are_retried_and_dropped(untimed: Page, server
         return (state or 0) + 1
 
     @app.adapter("charge")
-    def charge(call: holdfast.EffectCall) -> None:
+    def charge(call: fastness.EffectCall) -> None:
         is_charged.wait(SLACK_MS / 1_000)
 
-    with server.plane() as plane, holdfast.Host(plane, app, owner="host-7", max_attempts=1):
+    with server.plane() as plane, fastness.Host(plane, app, owner="host-7", max_attempts=1):
         world = plane.world("shop")
         world.create(program="shop")
         for number in (1, 2, 3):
@@ -877,7 +877,7 @@ def test_no_data_is_requested_after_signing_out(page: Page, guarded: Any) -> Non
     page.evaluate("fetch('console').then((answer) => answer.text())")  # Any earlier request is in the list by now.
     assert "/console" in requested
     assert [path for path in requested if path.startswith(("/v1/", "/console/session", "/console/events"))] == []
-    expect(page).to_have_title("Sign in · Holdfast")
+    expect(page).to_have_title("Sign in · Fastness")
 
 
 def test_revoking_a_token_signs_out(noisy: Page, guarded: Any) -> None:
@@ -914,7 +914,7 @@ def test_the_documented_verbs_are_sufficient_for_all_pages(page: Page, tmp_path:
     text = (Path(__file__).parents[2] / "docs" / "console.md").read_text()
     verbs = "".join(re.findall(r"^    ((?:[a-z]+:[a-z._]+,?)+)$", text, re.MULTILINE))
     assert verbs.count(":") > 20
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         token = plane.tokens.create("viewer", universes="*", verbs=verbs).token
         operator = plane.tokens.create("operator", universes="main", verbs="queue:pause").token
         add_data(plane)
@@ -946,7 +946,7 @@ def test_the_documented_verbs_are_sufficient_for_all_pages(page: Page, tmp_path:
 
 def test_actions_are_shown_where_the_token_allows_them(page: Page, tmp_path: Path) -> None:
     reads = "queue:survey,queue:stats,queue:peek,queue:policy.get,queue:leased"
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         letter = dead_letter(plane, "jobs", "ValueError: no")
         ready = plane.queue("jobs").put({"n": 1}).id
         tokens = [

@@ -15,12 +15,12 @@ import pytest
 from console_pages import MARKUP, PAGES, PHONE, Server, check_by_axe, dead_letter, open_page, sign_in
 from playwright.sync_api import Browser, Page, expect
 
-import holdfast
-from holdfast.errors import Fenced, LeaseConflict, NotAllowed, QuotaExceeded
-from holdfast.pipeline.config import JobResult
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.observation.runs import RunRecorder
-from holdfast.wire.quotas import Quota
+import fastness
+from fastness.errors import Fenced, LeaseConflict, NotAllowed, QuotaExceeded
+from fastness.pipeline.config import JobResult
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.observation.runs import RunRecorder
+from fastness.wire.quotas import Quota
 
 LISTS = {  # The pages whose empty state has a command.
     "queues": "queue put",
@@ -36,7 +36,7 @@ LISTS = {  # The pages whose empty state has a command.
 # Runs commands of the shell in one process.
 RUN = """
 import json, sys
-from holdfast.cli.main import root
+from fastness.cli.main import root
 for arguments in json.loads(sys.argv[1]):
     try:
         root.main(arguments)
@@ -63,7 +63,7 @@ def test_every_empty_list_says_what_to_do_and_its_command_works(page: Page, tmp_
         command = page.locator(".empty .copyable code")
         for name, words in LISTS.items():
             page.goto(f"{running.url}/console#/{name}")
-            expect(command).to_contain_text(f"holdfast --url {running.url} {words}")
+            expect(command).to_contain_text(f"fastness --url {running.url} {words}")
             expect(page.get_by_role("button", name="Copy the command")).to_be_visible()
             expect(page.locator(".page tbody tr")).to_have_count(0)
             commands.append(shlex.split(command.inner_text())[1:])
@@ -79,7 +79,7 @@ def test_every_empty_list_says_what_to_do_and_its_command_works(page: Page, tmp_
         page.reload()  # The filter is part of the address.
         expect(page.get_by_text("Nothing matches the filter.").first).to_be_visible()
         page.goto(f"{running.url}/console#/pipeline")
-        expect(page.locator(".copyable code:visible")).to_have_text("holdfast serve --pipeline-lake FOLDER")
+        expect(page.locator(".copyable code:visible")).to_have_text("fastness serve --pipeline-lake FOLDER")
         with running.plane(universe="other") as plane:
             plane.world("only").create()
         page.goto(f"{running.url}/console?universe=other#/queues")
@@ -89,7 +89,7 @@ def test_every_empty_list_says_what_to_do_and_its_command_works(page: Page, tmp_
 
 
 def test_every_page_says_why_it_cannot_be_shown(noisy: Page, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         token = plane.tokens.create("nobody", universes="*", verbs="state:get").token
     running = Server(tmp_path, tokens=True)
     try:
@@ -175,7 +175,7 @@ def test_a_lake_without_runs_says_what_to_do_and_a_damaged_one_is_reported(noisy
     running = Server(tmp_path, pipeline_lake=str(lake))
     try:
         noisy.goto(f"{running.url}/console#/pipeline")
-        expect(noisy.locator(".empty .copyable code:visible")).to_contain_text("holdfast pipeline ingest")
+        expect(noisy.locator(".empty .copyable code:visible")).to_contain_text("fastness pipeline ingest")
         check_by_axe(noisy)
         lake.mkdir()
         (lake / "runs").write_text("not a folder")
@@ -322,7 +322,7 @@ def test_the_queues_and_the_sqs_key_of_a_token_are_shown(page: Page, server: Any
 
 
 def test_a_filter_that_searches_one_page_says_so(page: Page, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for number in range(101):
             plane.entities.write("order", f"a-{number:03}", {"total": number})
     running = Server(tmp_path)
@@ -356,7 +356,7 @@ def test_verbs_that_a_token_loses_while_a_page_is_open_are_refused(noisy: Page, 
         sign_in(page, tokens["all"])
         expect(page.get_by_role("button", name=f"Redrive {letter}")).to_be_visible()
         # The rest is sent with a token that may only read. The page still has the buttons of the first one.
-        page.evaluate("token => sessionStorage.setItem('holdfast-token', token)", weaker.token)
+        page.evaluate("token => sessionStorage.setItem('fastness-token', token)", weaker.token)
         refusal = page.locator(".toast.bad")
 
         page.get_by_role("button", name="Pause…").click()

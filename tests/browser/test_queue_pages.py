@@ -8,8 +8,8 @@ import pytest
 from console_pages import PHONE, Server, check_by_axe, dead_letter, sign_in
 from playwright.sync_api import Page, Route, expect
 
-import holdfast
-from holdfast import QueuePolicy
+import fastness
+from fastness import QueuePolicy
 
 
 def open_queue(page: Page, server: Any, where: str) -> None:
@@ -333,7 +333,7 @@ def test_a_message_is_moved_and_deleted_from_its_page(untimed: Page, server: Any
         assert page.url.endswith(f"#/queues/arriving/messages/{id}")
         page.get_by_role("button", name="Delete…").click()
         page.get_by_role("button", name="Delete the message").click()
-        expect(page).to_have_title("arriving · Queues · Holdfast")
+        expect(page).to_have_title("arriving · Queues · Fastness")
         assert plane.queue("arriving").stats().ready == 0
 
 
@@ -402,7 +402,7 @@ BULK = {"queue:cancel": "Cancel…", "queue:move": "Move…", "queue:delete_mess
 
 def test_what_a_token_does_not_allow_is_not_offered(page: Page, tmp_path: Path) -> None:
     reads = ["queue:survey", "queue:stats", "queue:peek", "queue:policy.get", "queue:schedules.list", "queue:search"]
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)
         dead_letter(plane, "jobs", "ValueError: no")
         tokens = [
@@ -430,7 +430,7 @@ def test_what_a_token_does_not_allow_is_not_offered(page: Page, tmp_path: Path) 
 
 def test_parts_of_a_queue_that_a_token_does_not_allow_are_left_out(page: Page, tmp_path: Path) -> None:
     """The page has the parts and the actions that the token allows, and the actions work without the other parts."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)
         dead_letter(plane, "jobs", "ValueError: no")
         counting, blind = (
@@ -470,7 +470,7 @@ def test_parts_of_a_queue_that_a_token_does_not_allow_are_left_out(page: Page, t
 
 def test_a_token_of_some_queues_is_offered_what_it_allows(noisy: Page, tmp_path: Path, lake: Path) -> None:
     page = noisy  # Chromium logs the refusals of the server.
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("orders-eu").put(1)
         plane.queue("invoices").put(1)
         token = plane.tokens.create("orders", universes="*", verbs="*", queues="orders*").token

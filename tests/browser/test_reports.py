@@ -11,12 +11,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, FrameLocator, Page, expect
 
-from holdfast.pipeline.reports.facts import collect
-from holdfast.pipeline.reports.page import page as report_page
+from fastness.pipeline.reports.facts import collect
+from fastness.pipeline.reports.page import page as report_page
 
 TESTS = Path(__file__).parents[1]
 aggregates = SimpleNamespace(**run_path(str(TESTS / "pipeline" / "aggregates.py")))
-_spec = importlib.util.spec_from_file_location("holdfast_processes", TESTS / "end_to_end" / "processes.py")
+_spec = importlib.util.spec_from_file_location("fastness_processes", TESTS / "end_to_end" / "processes.py")
 assert _spec is not None
 assert _spec.loader is not None
 processes = importlib.util.module_from_spec(_spec)
@@ -140,7 +140,7 @@ def test_the_console_draws_the_charts_and_runs_no_other_script(browser: Browser,
         page.goto(f"{server.url}/console#/reports")
         frame: FrameLocator = page.frame_locator("iframe")
         expect(frame.locator("canvas")).to_have_count(CHARTS)
-        expect(frame.locator("h1")).to_have_text("Holdfast report")
+        expect(frame.locator("h1")).to_have_text("Fastness report")
         page.close()
     finally:
         server.kill()

@@ -5,15 +5,15 @@ from pathlib import Path
 from console_pages import Server, check_by_axe, open_page
 from playwright.sync_api import Page, Response, expect
 
-import holdfast
-from holdfast import Tier
+import fastness
+from fastness import Tier
 
 QUEUES = 10_000
 ANSWER_BYTES_MAX = 1 << 20
 
 
 def test_ten_thousand_queues_are_listed_filtered_and_paged(page: Page, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for first in range(0, QUEUES, 250):
             batch = plane.atomic()
             for number in range(first, first + 250):

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, Plane
+import fastness
+from fastness import AsyncPlane, Plane
 
 _PROCESSES = Path(__file__).parents[1] / "end_to_end" / "processes.py"
 
@@ -46,10 +46,10 @@ class FrameworkPlane:
     def _open(self) -> Plane | AsyncPlane:
         plane: Plane | AsyncPlane
         if self._is_async:
-            begin = holdfast.connect_async if self.kind == "remote" else holdfast.open_async
+            begin = fastness.connect_async if self.kind == "remote" else fastness.open_async
             plane = self.run(begin(self._url, universe=self._universe, **self._options).__aenter__())
         else:
-            begin_sync = holdfast.connect if self.kind == "remote" else holdfast.open
+            begin_sync = fastness.connect if self.kind == "remote" else fastness.open
             plane = begin_sync(self._url, universe=self._universe, **self._options)
         self._opened.append(plane)
         return plane

@@ -17,10 +17,10 @@ from google.genai import types
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import AsyncPlane, Plane
-from holdfast.adk import HoldfastSessionService
-from holdfast.errors import InvalidArgument
+import fastness
+from fastness import AsyncPlane, Plane
+from fastness.adk import FastnessSessionService
+from fastness.errors import InvalidArgument
 
 CALLS_MAX = 12
 LARGE = 100_000  # Bytes: more than a row takes.
@@ -107,7 +107,7 @@ def test_calls_in_any_order_have_the_answers_of_the_adks_own_service(framework_p
 
 
 async def compare(plane: Plane | AsyncPlane, made: list[tuple[Any, ...]]) -> None:
-    ours = HoldfastSessionService(plane, collection=f"adk{next(_numbers)}")
+    ours = FastnessSessionService(plane, collection=f"adk{next(_numbers)}")
     theirs = InMemorySessionService()
     place = ("shop", "ada")
     first = ("create", place, "1", {"a": 1})
@@ -152,7 +152,7 @@ async def answer(service: BaseSessionService, event_id: str, name: str, place: t
 
 
 def test_the_event_of_a_stale_session_is_refused_and_changes_nothing(framework_plane: Any) -> None:
-    services = [HoldfastSessionService(plane) for plane in (framework_plane.plane, framework_plane.another())]
+    services = [FastnessSessionService(plane) for plane in (framework_plane.plane, framework_plane.another())]
 
     async def check() -> None:
         await begin(services[0])
@@ -169,7 +169,7 @@ def test_the_event_of_a_stale_session_is_refused_and_changes_nothing(framework_p
 
 
 def test_of_appends_at_once_to_copies_one_wins(framework_plane: Any) -> None:
-    services = [HoldfastSessionService(plane) for plane in (framework_plane.plane, framework_plane.another())]
+    services = [FastnessSessionService(plane) for plane in (framework_plane.plane, framework_plane.another())]
 
     async def check() -> None:
         await begin(services[0])
@@ -187,7 +187,7 @@ def test_of_appends_at_once_to_copies_one_wins(framework_plane: Any) -> None:
 
 
 def test_tasks_that_share_a_session_object_append_one_after_the_other(framework_plane: Any) -> None:
-    class Observed(HoldfastSessionService):
+    class Observed(FastnessSessionService):
         running = 0
 
         async def _append(self, session: Session, event: Event) -> Event:
@@ -209,7 +209,7 @@ def test_tasks_that_share_a_session_object_append_one_after_the_other(framework_
 
 
 def test_sessions_at_once_merge_the_states_of_their_user_and_app(framework_plane: Any) -> None:
-    services = [HoldfastSessionService(plane) for plane in (framework_plane.plane, framework_plane.another())]
+    services = [FastnessSessionService(plane) for plane in (framework_plane.plane, framework_plane.another())]
 
     async def use(number: int) -> None:
         service = services[number % 2]
@@ -232,12 +232,12 @@ def test_sessions_at_once_merge_the_states_of_their_user_and_app(framework_plane
 
 
 @pytest.fixture
-def service() -> Iterator[HoldfastSessionService]:
-    with holdfast.open("memory:") as plane:
-        yield HoldfastSessionService(plane)
+def service() -> Iterator[FastnessSessionService]:
+    with fastness.open("memory:") as plane:
+        yield FastnessSessionService(plane)
 
 
-async def test_a_session_created_again_under_the_same_id_is_another_session(service: HoldfastSessionService) -> None:
+async def test_a_session_created_again_under_the_same_id_is_another_session(service: FastnessSessionService) -> None:
     old = await begin(service)
     await service.append_event(old, event("old", a=1))
     await service.delete_session(**ADA, session_id="1")
@@ -252,7 +252,7 @@ async def test_a_session_created_again_under_the_same_id_is_another_session(serv
     assert (texts_of(found), found.state) == (["new"], {})
 
 
-async def test_the_last_event_is_stored_once_if_it_is_appended_again(service: HoldfastSessionService) -> None:
+async def test_the_last_event_is_stored_once_if_it_is_appended_again(service: FastnessSessionService) -> None:
     session = await begin(service)
     before = session.model_copy(deep=True)
     await service.append_event(session, event("a"))
@@ -267,7 +267,7 @@ async def test_the_last_event_is_stored_once_if_it_is_appended_again(service: Ho
 
 
 async def test_an_event_whose_answer_was_lost_is_appended_again_to_the_same_object(
-    service: HoldfastSessionService, monkeypatch: pytest.MonkeyPatch
+    service: FastnessSessionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await begin(service)
     rows = service._rows
@@ -275,11 +275,11 @@ async def test_an_event_whose_answer_was_lost_is_appended_again_to_the_same_obje
 
     async def lose_the_answer(changes: Any) -> None:
         await commit(changes)
-        raise holdfast.errors.CommitUnknown("lost on purpose")
+        raise fastness.errors.CommitUnknown("lost on purpose")
 
     with monkeypatch.context() as patched:
         patched.setattr(rows, "commit", lose_the_answer)
-        with pytest.raises(holdfast.errors.CommitUnknown):
+        with pytest.raises(fastness.errors.CommitUnknown):
             await service.append_event(session, appended := event("a", a=1))
     assert texts_of(session) == []
     await service.append_event(session, appended)
@@ -289,7 +289,7 @@ async def test_an_event_whose_answer_was_lost_is_appended_again_to_the_same_obje
 
 
 async def test_a_session_object_of_the_callers_own_is_compared_by_its_last_event(
-    service: HoldfastSessionService,
+    service: FastnessSessionService,
 ) -> None:
     stored = await begin(service)
     own = Session(**ADA, id="1")
@@ -302,7 +302,7 @@ async def test_a_session_object_of_the_callers_own_is_compared_by_its_last_event
     assert texts_of(await read(service)) == texts_of(own) == ["a", "b"]
 
 
-async def test_temporary_state_is_seen_by_the_invocation_and_not_stored(service: HoldfastSessionService) -> None:
+async def test_temporary_state_is_seen_by_the_invocation_and_not_stored(service: FastnessSessionService) -> None:
     session = await begin(service, temp_a=1, a=1)
     assert session.state == {"a": 1}
     await service.append_event(session, event(temp_b=2, b=2))
@@ -312,7 +312,7 @@ async def test_temporary_state_is_seen_by_the_invocation_and_not_stored(service:
     assert found.events[0].actions.state_delta == {"b": 2}
 
 
-async def test_an_event_is_one_commit(service: HoldfastSessionService, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_is_one_commit(service: FastnessSessionService, monkeypatch: pytest.MonkeyPatch) -> None:
     session = await begin(service)
     rows, commits = service._rows, []
     commit = rows.commit
@@ -328,13 +328,13 @@ async def test_an_event_is_one_commit(service: HoldfastSessionService, monkeypat
     assert (texts_of(found), found.state) == (["x" * LARGE], {"a": "x" * LARGE, "user:a": 1, "app:a": 1})
 
 
-async def test_values_without_a_form_in_json_are_stored_by_their_description(service: HoldfastSessionService) -> None:
+async def test_values_without_a_form_in_json_are_stored_by_their_description(service: FastnessSessionService) -> None:
     session = await begin(service, a=print)
     await service.append_event(session, event(b=len))
     assert (await read(service)).state == {"a": str(print), "b": str(len)}
 
 
-async def test_what_cannot_be_stored_is_refused_and_writes_nothing(service: HoldfastSessionService) -> None:
+async def test_what_cannot_be_stored_is_refused_and_writes_nothing(service: FastnessSessionService) -> None:
     with pytest.raises(InvalidArgument, match="the state cannot be stored"):
         await begin(service, a="\ud800")
     session = await begin(service)
@@ -345,7 +345,7 @@ async def test_what_cannot_be_stored_is_refused_and_writes_nothing(service: Hold
     assert texts_of(session) == texts_of(await read(service)) == ["a"]
 
 
-async def test_a_long_session_is_read_in_pages(service: HoldfastSessionService) -> None:
+async def test_a_long_session_is_read_in_pages(service: FastnessSessionService) -> None:
     session = await begin(service)
     for number in range(250):
         await service.append_event(session, event(str(number), timestamp=float(number)))
@@ -354,7 +354,7 @@ async def test_a_long_session_is_read_in_pages(service: HoldfastSessionService) 
     assert texts_of(await read(service, after_timestamp=40.0)) == [str(number) for number in range(40, 250)]
 
 
-async def test_sessions_of_many_users_are_listed(service: HoldfastSessionService) -> None:
+async def test_sessions_of_many_users_are_listed(service: FastnessSessionService) -> None:
     for number in range(120):
         await service.create_session(app_name="shop", user_id=f"user {number}", session_id="1", state={"n": number})
     await service.create_session(app_name="shop2", user_id="user", session_id="1")

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import FileKeys
-from holdfast.backends.objects import open_objects
-from holdfast.backends.objects.encrypted import encrypted
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.encryption_keys import new_master_key
-from holdfast.kv import Pair, Transaction, prefix_range, value_cipher
-from holdfast.kv.value_cipher import SUBSPACE, RawValues, ValueCipher
-from holdfast.runtime.maintenance.encryption import Encryption
-from holdfast.testing.conformance import CHECKS, Check
-from holdfast.testing.conformance.stores import STORE_CHECKS, StoreCheck
+from fastness import FileKeys
+from fastness.backends.objects import open_objects
+from fastness.backends.objects.encrypted import encrypted
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.encryption_keys import new_master_key
+from fastness.kv import Pair, Transaction, prefix_range, value_cipher
+from fastness.kv.value_cipher import SUBSPACE, RawValues, ValueCipher
+from fastness.runtime.maintenance.encryption import Encryption
+from fastness.testing.conformance import CHECKS, Check
+from fastness.testing.conformance.stores import STORE_CHECKS, StoreCheck
 
 _universe_of = value_cipher.universe_of
 
@@ -32,11 +32,11 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RocksDat
         yield database
     with RocksDatabase(tmp_path / "kv", cipher=RawValues()) as database:
         stored = [(key, value) for key, value in database.read(_all) if not key.startswith(SUBSPACE.prefix)]
-    assert all(value.startswith(b"\xc1\x01") for key, value in stored if not key.startswith(b"\x02holdfast\x00"))
+    assert all(value.startswith(b"\xc1\x01") for key, value in stored if not key.startswith(b"\x02fastness\x00"))
 
 
 def _universe_or_plane(key: bytes) -> bytes | None:
-    if key.startswith((SUBSPACE.prefix, b"\x02holdfast\x00")):
+    if key.startswith((SUBSPACE.prefix, b"\x02fastness\x00")):
         return None
     found = _universe_of(key)
     return found if found in (b"main", b"u") else b""

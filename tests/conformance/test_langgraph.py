@@ -18,8 +18,8 @@ from langgraph.checkpoint.conformance.report import ProgressCallbacks
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-import holdfast
-from holdfast.langgraph import HoldfastSaver, HoldfastStore
+import fastness
+from fastness.langgraph import FastnessSaver, FastnessStore
 
 CAPABILITIES = {
     "put",
@@ -39,7 +39,7 @@ _processes = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "proc
 class ThroughSync(BaseCheckpointSaver[int]):
     """Runs the synchronous methods of a saver, in a thread."""
 
-    def __init__(self, saver: HoldfastSaver) -> None:
+    def __init__(self, saver: FastnessSaver) -> None:
         super().__init__(serde=saver.serde)
         self.saver = saver
 
@@ -96,12 +96,12 @@ async def test_every_capability_passes(url: str, methods: str) -> None:
     @checkpointer_test(name=f"{methods} methods at {url}")
     async def savers() -> AsyncIterator[BaseCheckpointSaver[int]]:
         if methods == "async":
-            opened = holdfast.connect_async(url) if url.startswith("http") else holdfast.open_async(url)
+            opened = fastness.connect_async(url) if url.startswith("http") else fastness.open_async(url)
             async with opened as plane:
-                yield HoldfastSaver(plane, collection=collection)
+                yield FastnessSaver(plane, collection=collection)
         else:
-            with holdfast.connect(url) if url.startswith("http") else holdfast.open(url) as plane:
-                yield ThroughSync(HoldfastSaver(plane, collection=collection))
+            with fastness.connect(url) if url.startswith("http") else fastness.open(url) as plane:
+                yield ThroughSync(FastnessSaver(plane, collection=collection))
 
     report = await validate(savers, progress=ProgressCallbacks.quiet())
 
@@ -140,11 +140,11 @@ async def test_a_store_behaves_like_the_one_in_memory(url: str, methods: str) ->
     options: Any = {"collection": f"store-{uuid.uuid4().hex}", "index": index}
     expected = await asyncio.to_thread(used, InMemoryStore(index=index))
     if methods == "async":
-        async with holdfast.connect_async(url) if url.startswith("http") else holdfast.open_async(url) as plane:
-            store = HoldfastStore(plane, **options)
+        async with fastness.connect_async(url) if url.startswith("http") else fastness.open_async(url) as plane:
+            store = FastnessStore(plane, **options)
             assert await asyncio.to_thread(used, store) == expected
             assert (await store.aget(("items", "kind 1"), "01")).value["n"] == -1  # type: ignore[union-attr]
             assert len(await store.asearch((), limit=100)) == 34
     else:
-        with holdfast.connect(url) if url.startswith("http") else holdfast.open(url) as plane:
-            assert used(HoldfastStore(plane, **options)) == expected
+        with fastness.connect(url) if url.startswith("http") else fastness.open(url) as plane:
+            assert used(FastnessStore(plane, **options)) == expected

@@ -16,10 +16,10 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import CommitUnknown, InvalidArgument, InvalidUrl, ObjectNotFound, PathUnusable, Unreachable
-from holdfast.limits import OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
-from holdfast.testing.conformance.objects import OBJECT_CHECKS
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import CommitUnknown, InvalidArgument, InvalidUrl, ObjectNotFound, PathUnusable, Unreachable
+from fastness.limits import OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
+from fastness.testing.conformance.objects import OBJECT_CHECKS
 
 PARTS_AHEAD_MAX = OBJECT_PARTS_IN_FLIGHT + 2  # One is being filled and one is being consumed.
 _BUCKETS = itertools.count()

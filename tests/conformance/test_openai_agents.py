@@ -12,11 +12,11 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import InvalidArgument, Unsupported
-from holdfast.limits import BLOB_GRACE_SECONDS, SESSION_CLEARED_SECONDS
-from holdfast.openai_agents import HoldfastSession
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness.errors import InvalidArgument, Unsupported
+from fastness.limits import BLOB_GRACE_SECONDS, SESSION_CLEARED_SECONDS
+from fastness.openai_agents import FastnessSession
+from fastness.testing.clock import ManualClock
 
 CALLS_MAX = 12
 LARGE = 100_000  # Bytes: more than a row takes.
@@ -54,10 +54,10 @@ def expanded(argument: Any) -> Any:
 
 
 def test_it_is_a_session_of_the_sdk() -> None:
-    with holdfast.open("memory:") as plane:
-        assert isinstance(HoldfastSession(plane, "7"), Session)
+    with fastness.open("memory:") as plane:
+        assert isinstance(FastnessSession(plane, "7"), Session)
     with pytest.raises(InvalidArgument, match="not str"):
-        HoldfastSession("memory:", "7")  # type: ignore[arg-type]
+        FastnessSession("memory:", "7")  # type: ignore[arg-type]
 
 
 def test_calls_in_any_order_have_the_answers_of_the_sdks_own_session(framework_plane: Any) -> None:
@@ -74,11 +74,11 @@ async def compare(plane: Any, made: list[tuple[Any, ...]], session_settings: Ses
     theirs = SQLiteSession(id, session_settings=session_settings)
     try:
         for name, *arguments in [*made, ("get_items",)]:
-            ours = HoldfastSession(plane, id, session_settings=session_settings)
+            ours = FastnessSession(plane, id, session_settings=session_settings)
             given = [expanded(argument) for argument in arguments]
             answers = [await getattr(session, name)(*given) for session in (ours, theirs)]
             assert answers[0] == answers[1]
-        assert await HoldfastSession(plane, id).get_items() == await theirs.get_items(-1)
+        assert await FastnessSession(plane, id).get_items() == await theirs.get_items(-1)
     finally:
         theirs.close()
 
@@ -87,7 +87,7 @@ def test_items_of_one_call_are_one_commit_however_many_and_large(framework_plane
     added = [item("x" * size) for size in [20_000] * 300 + [5_000_000] + [10] * 400]
 
     async def check() -> None:
-        session = HoldfastSession(framework_plane.plane, "7")
+        session = FastnessSession(framework_plane.plane, "7")
         await session.add_items(added)
         assert await session.get_items() == added
         assert await session.get_items(401) == added[-401:]
@@ -101,13 +101,13 @@ def test_writers_at_once_lose_nothing_and_keep_the_items_of_a_call_together(fram
     planes = [framework_plane.plane, framework_plane.another(), framework_plane.another()]
 
     async def add(writer: int, plane: Any) -> None:
-        session = HoldfastSession(plane, "7")
+        session = FastnessSession(plane, "7")
         for call in range(10):
             await session.add_items([item(f"{writer} {call} {number}") for number in range(3)])
 
     async def check() -> list[str]:
         await asyncio.gather(*(add(writer, plane) for writer, plane in enumerate(planes)))
-        return [found["content"] for found in await HoldfastSession(planes[0], "7").get_items()]
+        return [found["content"] for found in await FastnessSession(planes[0], "7").get_items()]
 
     found = framework_plane.run(check())
     assert sorted(found) == sorted(
@@ -126,8 +126,8 @@ def test_pops_at_once_take_each_item_once(framework_plane: Any) -> None:
     planes = [framework_plane.plane, framework_plane.another()]
 
     async def check() -> list[Any]:
-        await HoldfastSession(planes[0], "7").add_items([item(str(number)) for number in range(8)])
-        pops = [HoldfastSession(random.choice(planes), "7").pop_item() for _ in range(10)]
+        await FastnessSession(planes[0], "7").add_items([item(str(number)) for number in range(8)])
+        pops = [FastnessSession(random.choice(planes), "7").pop_item() for _ in range(10)]
         return list(await asyncio.gather(*pops))
 
     popped = framework_plane.run(check())
@@ -143,8 +143,8 @@ def test_pops_at_once_take_each_item_once(framework_plane: Any) -> None:
     ],
 )
 async def test_items_that_are_no_items_are_refused_and_nothing_is_added(added: Any, problem: str) -> None:
-    with holdfast.open("memory:") as plane:
-        session = HoldfastSession(plane, "7")
+    with fastness.open("memory:") as plane:
+        session = FastnessSession(plane, "7")
         with pytest.raises(InvalidArgument, match=problem):
             await session.add_items(added)
         assert await session.get_items() == []
@@ -152,8 +152,8 @@ async def test_items_that_are_no_items_are_refused_and_nothing_is_added(added: A
 
 
 async def test_a_cancelled_caller_continues_after_its_write_has_ended() -> None:
-    with holdfast.open("memory:") as plane:
-        session = HoldfastSession(plane, "7")
+    with fastness.open("memory:") as plane:
+        session = FastnessSession(plane, "7")
         adding = asyncio.create_task(session.add_items([item("a")]))
         await asyncio.sleep(0)  # It has begun.
         adding.cancel()
@@ -164,8 +164,8 @@ async def test_a_cancelled_caller_continues_after_its_write_has_ended() -> None:
 
 async def test_large_items_are_kept_as_long_as_the_session_has_them() -> None:
     clock = ManualClock()
-    with holdfast.open("memory:", clock=clock) as plane:
-        session = HoldfastSession(plane, "7")
+    with fastness.open("memory:", clock=clock) as plane:
+        session = FastnessSession(plane, "7")
         await session.add_items([item("x" * LARGE), item("y" * LARGE)])
         await session.pop_item()
         stored = collected_bytes(plane, clock)
@@ -175,7 +175,7 @@ async def test_large_items_are_kept_as_long_as_the_session_has_them() -> None:
         assert collected_bytes(plane, clock) == 0
 
 
-def collected_bytes(plane: holdfast.Plane, clock: ManualClock) -> int:
+def collected_bytes(plane: fastness.Plane, clock: ManualClock) -> int:
     """The bytes of all blobs that are left after a collection."""
     for _ in range(3):
         plane.gc()
@@ -184,8 +184,8 @@ def collected_bytes(plane: holdfast.Plane, clock: ManualClock) -> int:
 
 
 async def test_a_plane_without_an_object_store_keeps_large_items_in_rows(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as plane:
-        session = HoldfastSession(plane, "7")
+    with fastness.open(postgres_url) as plane:
+        session = FastnessSession(plane, "7")
         await session.add_items([item("x" * LARGE), item("y" * 900_000)])
         with pytest.raises(Unsupported, match="object store"):
             await session.add_items([item("small"), item("z" * 2_000_000)])
@@ -194,9 +194,9 @@ async def test_a_plane_without_an_object_store_keeps_large_items_in_rows(postgre
 
 async def test_nothing_is_left_of_a_cleared_session_after_a_day() -> None:
     clock = ManualClock()
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         rows = plane.collection("openai-agents")
-        for session in (HoldfastSession(plane, "7"), HoldfastSession(plane, "8")):
+        for session in (FastnessSession(plane, "7"), FastnessSession(plane, "8")):
             await session.add_items([item("a")])
             await session.clear_session()
         await session.add_items([item("b")])  # Is used again.
@@ -220,9 +220,9 @@ async def test_a_run_reads_what_earlier_runs_have_added() -> None:
         ]
     )
     agent = Agent(name="helper", model=model, tools=[weather])
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         for question in ("How is it in Kiel?", "Thanks!"):
-            session = HoldfastSession(plane, "7")
+            session = FastnessSession(plane, "7")
             await Runner.run(agent, question, session=session, run_config=RunConfig(tracing_disabled=True))
         kinds = [found.get("type", found.get("role")) for found in await session.get_items()]
     assert kinds == ["user", "function_call", "function_call_output", "message", "user", "message"]

@@ -8,9 +8,9 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import AsyncHost, AsyncPlane, Host, HostApp, Retry
-from holdfast.limits import AGENT_RECORD_BYTES_MAX
-from holdfast.pydantic_ai import HoldfastDurability, agent_workflow
+from fastness import AsyncHost, AsyncPlane, Host, HostApp, Retry
+from fastness.limits import AGENT_RECORD_BYTES_MAX
+from fastness.pydantic_ai import FastnessDurability, agent_workflow
 
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than any test needs.
 LARGE = "tide " * AGENT_RECORD_BYTES_MAX
@@ -25,7 +25,7 @@ def make_app(calls: Counter[str]) -> tuple[HostApp, Any]:
             return ModelResponse(parts=[TextPart(LARGE)])
         return ModelResponse(parts=[ToolCallPart("read", {}), ToolCallPart("fail_once", {})])
 
-    agent = Agent(FunctionModel(answer), name="helper", capabilities=[HoldfastDurability()])
+    agent = Agent(FunctionModel(answer), name="helper", capabilities=[FastnessDurability()])
 
     @agent.tool_plain
     async def read() -> str:

@@ -8,9 +8,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.kv import Database
-from holdfast.testing.conformance.stores import STORE_CHECKS, StoreCheck
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.kv import Database
+from fastness.testing.conformance.stores import STORE_CHECKS, StoreCheck
 
 _buckets = count()
 KEYS = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.kv import Database
-from holdfast.testing.conformance.worlds import WORLD_CHECKS, Check
+from fastness.kv import Database
+from fastness.testing.conformance.worlds import WORLD_CHECKS, Check
 
 
 @pytest.mark.parametrize("check", WORLD_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))

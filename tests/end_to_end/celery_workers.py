@@ -34,7 +34,7 @@ class Workers:
         self._runs = folder / "runs"
         self._runs.touch()
         self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "AWS_"))},
+            **{name: value for name, value in os.environ.items() if not name.startswith(("FASTNESS_", "AWS_"))},
             "CELERY_TESTS": json.dumps({**FAST, **conf}),
             "CELERY_RUNS": str(self._runs),
             "AWS_EC2_METADATA_DISABLED": "true",

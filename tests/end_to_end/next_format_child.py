@@ -1,18 +1,18 @@
-"""The next version of Holdfast, as far as formats go: it knows one format more than this one, and writes a new record.
+"""The next version of Fastness, as far as formats go: it knows one format more than this one, and writes a new record.
 
-`holdfast` commands, or `notes URL`: writes a note for each line of its input, and prints how each one is stored. A note
+`fastness` commands, or `notes URL`: writes a note for each line of its input, and prints how each one is stored. A note
 is `2:TEXT` in the older format and `3:TEXT` in the newer one; this version reads both.
 """
 
 import sys
 
-from holdfast.kv import formats
+from fastness.kv import formats
 
 formats.FORMAT = 3  # type: ignore[misc]  # Before any other module has read it.
 
-import holdfast  # noqa: E402
-from holdfast.cli.main import root  # noqa: E402
-from holdfast.kv import Subspace, Transaction  # noqa: E402
+import fastness  # noqa: E402
+from fastness.cli.main import root  # noqa: E402
+from fastness.kv import Subspace, Transaction  # noqa: E402
 
 NOTES = Subspace("test-notes")
 
@@ -26,7 +26,7 @@ def write_note(tx: Transaction, name: str) -> str:
 def main() -> None:
     if sys.argv[1] != "notes":
         root.main(sys.argv[1:])
-    with holdfast.open(sys.argv[2]) as plane:
+    with fastness.open(sys.argv[2]) as plane:
         for line in sys.stdin:
             print(plane.transact(write_note, line.strip()), flush=True)
 

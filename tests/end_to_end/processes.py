@@ -1,4 +1,4 @@
-"""The production server (`holdfast serve`) in its own process, on a free loopback port."""
+"""The production server (`fastness serve`) in its own process, on a free loopback port."""
 
 import http.client
 import json
@@ -20,16 +20,16 @@ from typing import Any
 import websockets
 from websockets.sync.client import connect as connect_stream
 
-from holdfast.client.transport import RemoteTransport
-from holdfast.handles.sync.plane import Plane
+from fastness.client.transport import RemoteTransport
+from fastness.handles.sync.plane import Plane
 
 CHILD = """
 import json, resource, sys
 import msgspec
-from holdfast import limits
-from holdfast.server.http_protocol import BoundedHttp
-from holdfast.server.serving import run
-from holdfast.server.settings import Settings
+from fastness import limits
+from fastness.server.http_protocol import BoundedHttp
+from fastness.server.serving import run
+from fastness.server.settings import Settings
 
 class Bounded(Settings, frozen=True, kw_only=True):
     @property
@@ -60,13 +60,13 @@ class Server:
         before: str = "",
         **flags: Any,
     ) -> None:
-        """`flags` are those of `holdfast serve`. Bounds without flags: `limits` are HttpLimits, and `process` has
+        """`flags` are those of `fastness serve`. Bounds without flags: `limits` are HttpLimits, and `process` has
         attributes of BoundedHttp, `files_max` and `disk_reserve_share_max`. The code `before` runs before all of it."""
         self.data = f"dir:{folder / 'data'}"
         self._log = folder / "server.log"
         self._log_read = 0
         settings = {"data": self.data, "port": 0, "log_format": "json", **flags}
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", before + CHILD, json.dumps(settings)]
@@ -147,7 +147,7 @@ class Server:
         connection.putheader("Content-Type", "application/octet-stream")
         connection.putheader("Content-Length", "8")
         connection.endheaders(b"half")
-        while b"holdfast_http_requests_in_flight 1.0" not in self.get("/metrics")[2]:
+        while b"fastness_http_requests_in_flight 1.0" not in self.get("/metrics")[2]:
             time.sleep(0.02)
 
         def finish() -> int:

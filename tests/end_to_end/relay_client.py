@@ -1,4 +1,4 @@
-"""A small relay client that follows docs/relay.md and imports nothing of Holdfast."""
+"""A small relay client that follows docs/relay.md and imports nothing of Fastness."""
 
 import asyncio
 import base64
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.asyncio.client import ClientConnection, connect
 
 SECONDS_MAX = 60.0
-PROTOCOL = "holdfast-relay-1"
+PROTOCOL = "fastness-relay-1"
 
 
 def base64url(data: bytes) -> str:

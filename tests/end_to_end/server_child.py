@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from holdfast.errors import NotAllowed
-from holdfast.limits import SLOW_PEER_SECONDS_MAX
-from holdfast.plane import Options, open_plane_async
-from holdfast.server.app import make_app
-from holdfast.server.authorization import Authorizer
-from holdfast.server.context import ServerContext
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.pairs import GetPair
-from holdfast.wire.requests import Request
+from fastness.errors import NotAllowed
+from fastness.limits import SLOW_PEER_SECONDS_MAX
+from fastness.plane import Options, open_plane_async
+from fastness.server.app import make_app
+from fastness.server.authorization import Authorizer
+from fastness.server.context import ServerContext
+from fastness.server.http.limits import HttpLimits
+from fastness.server.sockets import BoundedSocket
+from fastness.wire.pairs import GetPair
+from fastness.wire.requests import Request
 
 
 class TwoTokens:

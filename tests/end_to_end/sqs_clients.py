@@ -282,7 +282,7 @@ def installed_program() -> Path:
         pytest.skip("node and npm are not installed")
     files = {name: (HERE / "sqs_node" / name).read_bytes() for name in ("package.json", "package-lock.json", ".npmrc")}
     digest = hashlib.sha256(b"".join(files.values())).hexdigest()[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast-tests"
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastness-tests"
     folder = caches / f"sqs_node-{digest}"
     if not folder.exists():
         making = caches / f"making-{os.getpid()}"
@@ -420,7 +420,7 @@ def _sized(value: bytes) -> bytes:
 
 MOVED_CLOCK = """
 import os, time
-import holdfast.clock as clock
+import fastness.clock as clock
 
 def moved_ns():
     return os.stat({path!r}).st_size * 1_000_000_000
@@ -446,11 +446,11 @@ class MovedClock:
 def signed_server(folder: Path, **flags: Any) -> Iterator[Credentials]:
     """A server that checks signatures, and an access key for all of its queues."""
     data, key_file = f"dir:{folder / 'data'}", str(folder / "sqs.key")
-    command = [sys.executable, "-m", "holdfast.cli", "--url", data, "token", "create", "clients", "--sqs"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    command = [sys.executable, "-m", "fastness.cli", "--url", data, "token", "create", "clients", "--sqs"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     done = subprocess.run(
         command,
-        env=environment | {"HOLDFAST_SQS_KEY_FILE": key_file},
+        env=environment | {"FASTNESS_SQS_KEY_FILE": key_file},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing import HostTest, crash_everywhere
+from fastness.testing import HostTest, crash_everywhere
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 SECONDS_MAX = 120
@@ -81,7 +81,7 @@ REPORT = {  # What `main` prints of a result. It is printed by every start; ever
 
 
 def start(name: str, *arguments: str) -> "subprocess.Popen[str]":
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FASTNESS_")}
     command = [sys.executable, "-u", "-W", "error", str(EXAMPLES / f"{name}.py"), *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

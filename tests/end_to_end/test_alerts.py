@@ -13,15 +13,15 @@ import yaml
 
 ROOT: Final = Path(__file__).parents[2]
 DEPLOY: Final = ROOT / "deploy"
-RULES: Final = DEPLOY / "prometheus" / "holdfast.rules.yml"
-RULE_TESTS: Final = DEPLOY / "prometheus" / "holdfast.rules.test.yml"
+RULES: Final = DEPLOY / "prometheus" / "fastness.rules.yml"
+RULE_TESTS: Final = DEPLOY / "prometheus" / "fastness.rules.test.yml"
 GUIDE: Final = ROOT / "docs" / "how-to" / "monitor.md"
 PROMTOOL: Final = shutil.which("promtool")
 FOREIGN: Final = {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}
 COMMON_LABELS: Final = {"job", "instance", "le", "alertname", "alertstate"}  # Of Prometheus.
 
-_METRIC = re.compile(r"\b((?:holdfast|process)_[a-z_]+|up|ALERTS)\b(?:\{([^}]*)\})?")
-_ALERT_LIST = re.compile(r"^\| `(holdfast_(?!pipeline_)\w+)` \| (\w+)[^|]*\|([^|]*)\|", re.MULTILINE)
+_METRIC = re.compile(r"\b((?:fastness|process)_[a-z_]+|up|ALERTS)\b(?:\{([^}]*)\})?")
+_ALERT_LIST = re.compile(r"^\| `(fastness_(?!pipeline_)\w+)` \| (\w+)[^|]*\|([^|]*)\|", re.MULTILINE)
 
 
 def rules() -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def expressions(dashboard: dict[str, Any]) -> list[str]:
 
 
 def test_dashboards_and_alerts_name_existing_metrics() -> None:
-    dashboard = json.loads((DEPLOY / "grafana" / "holdfast.json").read_text())
+    dashboard = json.loads((DEPLOY / "grafana" / "fastness.json").read_text())
     written = [each["expr"] for each in rules()] + expressions(dashboard)
     written += [each["definition"] for each in dashboard["templating"]["list"] if "definition" in each]
     known = documented()
@@ -80,13 +80,13 @@ def test_the_dashboard_is_made_from_its_table_and_has_every_row() -> None:
 
 def test_every_alert_has_a_severity_a_summary_and_a_section_of_the_guide() -> None:
     text = GUIDE.read_text()
-    sections = re.findall(r"^### (Holdfast\w+)$", text, re.MULTILINE)
+    sections = re.findall(r"^### (Fastness\w+)$", text, re.MULTILINE)
     assert sections == [each["alert"] for each in rules()]
     for each in rules():
         assert each["labels"]["severity"] in ("critical", "warning")
         assert each["annotations"]["summary"]
         assert each["annotations"]["runbook"] == f"docs/how-to/monitor.md#{each['alert'].lower()}"
-    assert set(re.findall(r"`(holdfast_\w+)`", text)) <= {*documented(), *_histograms()}
+    assert set(re.findall(r"`(fastness_\w+)`", text)) <= {*documented(), *_histograms()}
 
 
 def _histograms() -> set[str]:
@@ -116,7 +116,7 @@ def test_promtool_accepts_and_tests_the_rules(words: tuple[str, ...]) -> None:
 def test_promtool_notices_an_alert_that_does_not_fire(tmp_path: Path) -> None:
     assert PROMTOOL is not None
     for file in (RULES, RULE_TESTS):
-        (tmp_path / file.name).write_text(file.read_text().replace("holdfast_disk_low == 1", "holdfast_disk_low == 7"))
+        (tmp_path / file.name).write_text(file.read_text().replace("fastness_disk_low == 1", "fastness_disk_low == 7"))
     words = [PROMTOOL, "test", "rules", RULE_TESTS.name]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0

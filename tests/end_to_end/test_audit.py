@@ -17,11 +17,11 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-import holdfast
-from holdfast.errors import HoldfastError, NotAllowed
-from holdfast.wire.audit import AuditEntry, AuditPage
-from holdfast.wire.catalog import NETWORK_REQUESTS
-from holdfast.wire.requests import Request, permission_of
+import fastness
+from fastness.errors import FastnessError, NotAllowed
+from fastness.wire.audit import AuditEntry, AuditPage
+from fastness.wire.catalog import NETWORK_REQUESTS
+from fastness.wire.requests import Request, permission_of
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -33,7 +33,7 @@ class Audited:
     """A server with an administrator, and a reader that may only read."""
 
     def __init__(self, folder: Path) -> None:
-        with holdfast.open(f"dir:{folder / 'data'}") as plane:
+        with fastness.open(f"dir:{folder / 'data'}") as plane:
             self.admin = plane.tokens.create("admin", universes=["*"], verbs=["*"])
             self.reader = plane.tokens.create("reader", universes=["main"], verbs=["queue:get", "audit:read"])
         self.process = Server(folder, tokens=True)
@@ -86,7 +86,7 @@ def sample(kind: Any) -> Any:
 
 @pytest.mark.parametrize("entry", ["http", "stream"])
 def test_every_audited_request_leaves_who_when_and_from_where(audited: Audited, entry: str) -> None:
-    with holdfast.connect(audited.process.url, token=audited.admin.token) as plane:
+    with fastness.connect(audited.process.url, token=audited.admin.token) as plane:
         for kind in AUDITED:
             request = sample(kind)
             if "name" in kind.__struct_fields__:
@@ -97,7 +97,7 @@ def test_every_audited_request_leaves_who_when_and_from_where(audited: Audited, 
             else:
                 try:
                     plane._transport.call(request)
-                except HoldfastError as error:
+                except FastnessError as error:
                     code = error.code
                 else:
                     code = "ok"
@@ -112,7 +112,7 @@ def test_every_audited_request_leaves_who_when_and_from_where(audited: Audited, 
 
 
 def test_a_refused_action_is_recorded_with_its_code(audited: Audited) -> None:
-    with holdfast.connect(audited.process.url, token=audited.reader.token) as plane:
+    with fastness.connect(audited.process.url, token=audited.reader.token) as plane:
         with pytest.raises(NotAllowed):
             plane.queue("jobs").purge()
         with pytest.raises(NotAllowed):
@@ -128,8 +128,8 @@ def test_a_refused_action_is_recorded_with_its_code(audited: Audited) -> None:
 
 
 def test_an_action_that_fails_is_recorded_with_its_code(audited: Audited) -> None:
-    with holdfast.connect(audited.process.url, token=audited.admin.token) as plane:
-        with pytest.raises(HoldfastError) as raised:
+    with fastness.connect(audited.process.url, token=audited.admin.token) as plane:
+        with pytest.raises(FastnessError) as raised:
             plane.tokens.revoke("0" * 32)
         (stored,) = plane.audit.read_plane(action="token:revoke", limit=1).entries
         assert (stored.target, stored.outcome) == ("0" * 32, raised.value.code)
@@ -144,9 +144,9 @@ def test_an_action_that_fails_is_recorded_with_its_code(audited: Audited) -> Non
 HELD = """
 import asyncio, pathlib
 import msgspec
-import holdfast.plane.operations
-from holdfast.plane.handlers import HANDLERS
-from holdfast.wire.queues import PurgeQueue
+import fastness.plane.operations
+from fastness.plane.handlers import HANDLERS
+from fastness.wire.queues import PurgeQueue
 
 FOLDER = pathlib.Path(FOLDER_NAME)
 purge = HANDLERS[PurgeQueue].serve
@@ -179,9 +179,9 @@ async def until_begun(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["cancels", "disconnects"])
 async def test_an_action_whose_client_leaves_gets_its_outcome(held: Any, tmp_path: Path, how: str) -> None:
-    async with holdfast.connect_async(held.url) as other:
+    async with fastness.connect_async(held.url) as other:
         await other.queue("jobs").put_many([{"n": n} for n in range(3)])
-        plane = await holdfast.connect_async(held.url).__aenter__()
+        plane = await fastness.connect_async(held.url).__aenter__()
         purging = asyncio.create_task(plane.queue("jobs").purge())
         await until_begun(tmp_path)
         purging.cancel()
@@ -208,7 +208,7 @@ async def test_a_killed_server_leaves_a_started_entry(held: Any, tmp_path: Path)
         with pytest.raises(httpx2.TransportError):
             await purging
     assert await asyncio.to_thread(held.process.wait) == -signal.SIGKILL
-    with holdfast.open(held.data) as plane:
+    with fastness.open(held.data) as plane:
         (stored,) = plane.audit.read().entries
         assert (stored.action, stored.target, stored.outcome, stored.entry) == (
             *("queue:purge", "jobs", "started", "http"),
@@ -217,7 +217,7 @@ async def test_a_killed_server_leaves_a_started_entry(held: Any, tmp_path: Path)
 
 
 async def test_an_action_of_an_mcp_client_is_recorded(audited: Audited) -> None:
-    with holdfast.connect(audited.process.url, token=audited.admin.token) as plane:
+    with fastness.connect(audited.process.url, token=audited.admin.token) as plane:
         id = plane.queue("of-mcp").put(b"", max_attempts=1).id
         message = plane.queue("of-mcp").receive()
         assert message is not None

@@ -21,15 +21,15 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 from websockets.sync.client import connect as connect_stream
 
-import holdfast
-from holdfast.limits import FRAME_BYTES_MAX
-from holdfast.wire.blobs import FindBlob, GetBlob
-from holdfast.wire.entities import GetEntity, PutEntity
-from holdfast.wire.frames import PROTOCOL, Call, Hello, encode
-from holdfast.wire.leases import AcquireLease, CheckLease, LeaseProof, ListLeases
-from holdfast.wire.queues import ListQueues, NewMessage, PeekMessages, PurgeQueue, PutMessages, ReceiveMessages
-from holdfast.wire.states import GetState, UpdateState
-from holdfast.wire.worlds import AppendEntries, ListWorlds, ReadJournal
+import fastness
+from fastness.limits import FRAME_BYTES_MAX
+from fastness.wire.blobs import FindBlob, GetBlob
+from fastness.wire.entities import GetEntity, PutEntity
+from fastness.wire.frames import PROTOCOL, Call, Hello, encode
+from fastness.wire.leases import AcquireLease, CheckLease, LeaseProof, ListLeases
+from fastness.wire.queues import ListQueues, NewMessage, PeekMessages, PurgeQueue, PutMessages, ReceiveMessages
+from fastness.wire.states import GetState, UpdateState
+from fastness.wire.worlds import AppendEntries, ListWorlds, ReadJournal
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -202,12 +202,12 @@ def test_the_size_of_trailers_is_bounded(server: Any, head: bytes, piece: bytes)
 def test_trailers_are_ignored(server: Any) -> None:
     """A header after the body bypasses the checks of proxies."""
     request(server, "PUT", "/v1/state/k", "main")
-    request(server, "PUT", "/v1/state/k", "other", X_Holdfast_Universe="other")
+    request(server, "PUT", "/v1/state/k", "other", X_Fastness_Universe="other")
     body = b'{"key":"k"}'
     found = raw(
         server,
         b"POST /v1/state/get HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Holdfast-Universe: other\r\n\r\n" % (len(body), body),
+        b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Fastness-Universe: other\r\n\r\n" % (len(body), body),
     )
     assert json.loads(found.body.split(b"\r\n")[-1])["state"]["value"] == "main"
 
@@ -292,7 +292,7 @@ def test_an_invalid_websocket_handshake_gets_an_error_response(server: Any, data
         assert connection.recv(65_536).startswith(b"HTTP/1.1 4")
     assert server.get("/readyz")[0] == 200
     until = time.monotonic() + SECONDS_MAX  # The stream of an earlier test may still be closing.
-    while b"holdfast_open_streams 0.0" not in server.get("/metrics")[2]:
+    while b"fastness_open_streams 0.0" not in server.get("/metrics")[2]:
         assert time.monotonic() < until
 
 
@@ -560,7 +560,7 @@ def test_dots_as_a_universe_write_no_files_outside_the_data_directory(
         "kv",
         "objects",
         "activity",
-        "holdfast.json",
+        "fastness.json",
         "LOCK",
     }
 
@@ -574,8 +574,8 @@ def test_an_ambiguous_or_empty_universe_is_refused(server: Any) -> None:
         ("/v1/state/get?universe=", {"key": "k"}, {}),
         ("/v1/state/get?universe=a&universe=main", {"key": "k"}, {}),
         ("/v1/state/get", {"key": "k", "universe": ""}, {}),
-        ("/v1/state/get", {"key": "k"}, {"X-Holdfast-Universe": ""}),
-        ("/v1/state/get?universe=main", {"key": "k"}, {"X-Holdfast-Universe": "../x"}),
+        ("/v1/state/get", {"key": "k"}, {"X-Fastness-Universe": ""}),
+        ("/v1/state/get?universe=main", {"key": "k"}, {"X-Fastness-Universe": "../x"}),
         ("/v1/queue/stats", {"queue": "q", "namespace": ""}, {}),
         ("/v1/queue/stats", {"queue": "q", "namespace": "a", "universe": "b"}, {}),
         ("/v1/queue/enqueue?unknown=1", {"queue": "q", "payload": 1}, {}),
@@ -628,7 +628,7 @@ def test_integers_over_64_bits_are_refused_outside_values(server: Any) -> None:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, str]]]:
     """A server with tokens of two tenants, and data of every kind in the universe of the second."""
     folder = tmp_path_factory.mktemp("guarded")
-    with holdfast.open(f"dir:{folder / 'data'}", universe="beta") as plane:
+    with fastness.open(f"dir:{folder / 'data'}", universe="beta") as plane:
         plane.queue("jobs").put({"secret": "beta"})
         plane.state("doc").update({"secret": "beta"})
         plane.world("w").create()
@@ -708,7 +708,7 @@ def test_a_token_cannot_read_or_change_another_universe(tenants: tuple[Any, dict
         ("GET", "/v1/queues?universe=beta", None, {}),
         ("GET", "/v1/queues?universe=BETA", None, {}),
         ("GET", "/v1/queues?universe=%62eta", None, {}),
-        ("GET", "/v1/queues", None, {"X-Holdfast-Universe": "beta"}),
+        ("GET", "/v1/queues", None, {"X-Fastness-Universe": "beta"}),
         ("GET", "/v1/queues", None, {}),  # Of main, which alpha may not read either.
         ("GET", "/v1/queues/jobs/peek?universe=beta", None, {}),
         ("POST", "/v1/queue/enqueue", {"queue": "jobs", "payload": 1, "universe": "beta"}, {}),
@@ -720,7 +720,7 @@ def test_a_token_cannot_read_or_change_another_universe(tenants: tuple[Any, dict
         ("POST", "/v1/queues/jobs/purge?universe=beta", None, {}),
         ("POST", "/v1/queues/jobs/purge?universe=alpha", {"universe": "beta"}, {}),
         ("PUT", "/v1/state/doc?universe=beta", 1, {}),
-        ("PUT", "/v1/state/doc", 1, {"X-Holdfast-Universe": "beta"}),
+        ("PUT", "/v1/state/doc", 1, {"X-Fastness-Universe": "beta"}),
         ("DELETE", "/v1/state/doc?universe=beta", None, {}),
         ("POST", "/v1/state/update?universe=alpha", {"key": "doc", "value": 1, "universe": "beta"}, {}),
         ("POST", "/v1/state/update?universe=alpha", {"key": "doc", "value": 1, "lease": lease}, {}),

@@ -67,7 +67,7 @@ def test_workflows_are_measured_on_both_storages(tmp_path: Path) -> None:
     storages = json.loads(found.read_bytes())
     assert list(storages) == ["postgres", "embedded"]
     for contestants in storages.values():
-        assert set(contestants) == {"dbos", "holdfast"}
+        assert set(contestants) == {"dbos", "fastness"}
         for figures in contestants.values():
             assert figures["row_steps_per_second"] > 0
             assert figures["concurrent_steps_per_second"] > 0

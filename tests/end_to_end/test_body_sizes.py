@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import PayloadTooLarge
+import fastness
+from fastness.errors import PayloadTooLarge
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 
@@ -27,7 +27,7 @@ class BoundedServer:
     """A server with two tokens: one for everything, one for bodies of up to MOST bytes."""
 
     def __init__(self, folder: Path) -> None:
-        with holdfast.open(f"dir:{folder / 'data'}") as plane:
+        with fastness.open(f"dir:{folder / 'data'}") as plane:
             self.admin = plane.tokens.create("admin", universes="*", verbs="*").token
             self.small = plane.tokens.create("small", universes="*", verbs="*", body_bytes_max=MOST).token
         self.server: Any = _processes["Server"](folder, tokens=True)
@@ -140,4 +140,4 @@ def test_a_sender_that_reads_late_still_gets_the_error_response(bounded: Bounded
 def test_rejected_bodies_are_counted_in_the_metrics(bounded: BoundedServer) -> None:
     bounded.send("POST /v1/blobs", bytes(MOST + 1), OCTETS, chunked=True)
     text = bounded.server.get("/metrics", token=bounded.admin)[2]
-    assert b'holdfast_rejects_total{reason="payload_too_large"}' in text
+    assert b'fastness_rejects_total{reason="payload_too_large"}' in text

@@ -48,7 +48,7 @@ def broker(sqs: str) -> dict[str, Any]:
 
 
 def address(server: Any) -> str:
-    return "holdfast://" + server.url.partition("//")[2] + "/main"
+    return "fastness://" + server.url.partition("//")[2] + "/main"
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_waiting_caller_gets_its_result_from_a_server_that_was_killed_and_star
 def test_results_are_kept_without_a_server_where_one_process_has_the_worker(
     tmp_path: Path, broker: dict[str, Any]
 ) -> None:
-    backend = f"holdfast+dir://{tmp_path / 'data'}"
+    backend = f"fastness+dir://{tmp_path / 'data'}"
     with _celery["workers"](tmp_path / "celery", result_backend=backend, **broker) as found:
         worker = found.start(pool="threads")
         noted = found.tasks.note.delay("ran")
@@ -124,7 +124,7 @@ def test_results_are_kept_without_a_server_where_one_process_has_the_worker(
 def test_processes_of_a_pool_open_a_plane_on_postgresql_each(
     tmp_path: Path, postgres_url: str, broker: dict[str, Any]
 ) -> None:
-    backend = f"holdfast+{postgres_url}"
+    backend = f"fastness+{postgres_url}"
     with _celery["workers"](tmp_path / "celery", result_backend=backend, **broker) as found:
         found.start()
         body = chord(found.tasks.add.s(number, 1) for number in range(8))(found.tasks.total.s())
@@ -136,7 +136,7 @@ def test_a_token_is_needed_where_the_server_asks_for_one(tmp_path: Path, broker:
     try:
         with server.plane() as plane:
             token = plane.tokens.create("celery", universes="main", verbs="collection:*,blob:*").token
-        backend = f"holdfast://:{token}@" + server.url.partition("//")[2] + "/main"
+        backend = f"fastness://:{token}@" + server.url.partition("//")[2] + "/main"
         with _celery["workers"](tmp_path / "celery", result_backend=backend, **broker) as found:
             found.start()
             assert found.tasks.add.delay(1, 1).get(timeout=SECONDS_MAX) == 2

@@ -31,7 +31,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "celery_orders.py"
 
 
 class Broker:
-    """A server for SQS, and another one for the results if it is not Holdfast's."""
+    """A server for SQS, and another one for the results if it is not Fastness's."""
 
     def __init__(self, folder: Path, *, signed: bool = False) -> None:
         """If `signed`, requests need an access key, and results a token."""
@@ -61,7 +61,7 @@ class Broker:
                 "wait_time_seconds": 1,
                 "polling_interval": 0.1,
             },
-            "result_backend": f"holdfast://{token}{self.server.url.partition('//')[2]}/main",
+            "result_backend": f"fastness://{token}{self.server.url.partition('//')[2]}/main",
         }
 
     def counts(self) -> tuple[int, int]:
@@ -83,12 +83,12 @@ class Broker:
 
 
 def _create_token(folder: Path, key_file: str, *options: str) -> str:
-    """What `holdfast token create` prints."""
-    command = [sys.executable, "-m", "holdfast.cli", "--url", f"dir:{folder / 'data'}", "token", "create", "celery"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    """What `fastness token create` prints."""
+    command = [sys.executable, "-m", "fastness.cli", "--url", f"dir:{folder / 'data'}", "token", "create", "celery"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     done = subprocess.run(
         [*command, *options],
-        env=environment | {"HOLDFAST_SQS_KEY_FILE": key_file},
+        env=environment | {"FASTNESS_SQS_KEY_FILE": key_file},
         capture_output=True,
         text=True,
         timeout=SECONDS_MAX,
@@ -187,8 +187,8 @@ def test_a_task_that_has_expired_does_not_run(workers: Any, broker: Broker) -> N
 
 
 def test_the_example_runs(broker: Broker, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "AWS_"))}
-    environment |= {"HOLDFAST_URL": broker.server.url, "SQS_URL": broker.endpoint}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FASTNESS_", "AWS_"))}
+    environment |= {"FASTNESS_URL": broker.server.url, "SQS_URL": broker.endpoint}
     log = tmp_path / "worker.log"
     with log.open("wb") as file:
         worker = subprocess.Popen(

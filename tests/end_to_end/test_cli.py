@@ -18,24 +18,24 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import DirectoryInUse, MailboxFull
-from holdfast.handles.sync.plane import Plane
-from holdfast.layers.worlds import World, subspace
-from holdfast.wire.mail import MailPolicy
+import fastness
+from fastness.errors import DirectoryInUse, MailboxFull
+from fastness.handles.sync.plane import Plane
+from fastness.layers.worlds import World, subspace
+from fastness.wire.mail import MailPolicy
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
-HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
+FASTNESS = [sys.executable, "-m", "fastness.cli"]
 SECONDS_MAX = 60.0  # Far more than any step needs; every wait has a bound.
 Hf = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     return {
         **kept,
-        "HOLDFAST_URL": f"dir:{tmp_path / 'data'}",
+        "FASTNESS_URL": f"dir:{tmp_path / 'data'}",
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "TMPDIR": str(tmp_path),
@@ -48,7 +48,7 @@ def hf(environment: dict[str, str]) -> Hf:
 
     def run(*words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
         done = subprocess.run(
-            [*HOLDFAST, *words],
+            [*FASTNESS, *words],
             env=environment,
             capture_output=True,
             text=True,
@@ -69,7 +69,7 @@ def start(environment: dict[str, str]) -> Iterator[Callable[..., "subprocess.Pop
 
     def run(*words: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [*HOLDFAST, *words],
+            [*FASTNESS, *words],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -91,7 +91,7 @@ def open_when_free(url: str) -> Plane:
     deadline = time.monotonic() + SECONDS_MAX
     while True:
         try:
-            return holdfast.open(url)
+            return fastness.open(url)
         except DirectoryInUse:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -115,7 +115,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def shell(script: str, environment: dict[str, str], **also: str) -> str:
-    function = f'holdfast() {{ "{sys.executable}" -m holdfast.cli "$@"; }}\n'
+    function = f'fastness() {{ "{sys.executable}" -m fastness.cli "$@"; }}\n'
     done = subprocess.run(
         ["sh", "-euc", function + script],
         env={**environment, **also},
@@ -131,13 +131,13 @@ def shell(script: str, environment: dict[str, str], **also: str) -> str:
 def test_a_shell_consumes_a_queue(environment: dict[str, str]) -> None:
     unsafe = 'it\'s "$(touch pwned)"; `x`'
     script = """
-        printf '%s\\n' one "$UNSAFE" | holdfast queue put jobs - --lines > /dev/null
-        while eval "$(holdfast queue get jobs)"; do
-            echo "$HOLDFAST_QUEUE_ATTEMPTS:$HOLDFAST_QUEUE_FENCING_TOKEN:$(cat "$HOLDFAST_QUEUE_PAYLOAD_PATH")"
-            holdfast queue ack > /dev/null
+        printf '%s\\n' one "$UNSAFE" | fastness queue put jobs - --lines > /dev/null
+        while eval "$(fastness queue get jobs)"; do
+            echo "$FASTNESS_QUEUE_ATTEMPTS:$FASTNESS_QUEUE_FENCING_TOKEN:$(cat "$FASTNESS_QUEUE_PAYLOAD_PATH")"
+            fastness queue ack > /dev/null
         done
-        echo "then ${HOLDFAST_QUEUE_MESSAGE_ID:-nothing}"
-        holdfast queue stats jobs --json
+        echo "then ${FASTNESS_QUEUE_MESSAGE_ID:-nothing}"
+        fastness queue stats jobs --json
     """
     one, two, nothing, stats = shell(script, environment, UNSAFE=unsafe).splitlines()
     assert (one, two, nothing) == ("1:1:one", f"1:1:{unsafe}", "then nothing")
@@ -169,7 +169,7 @@ def test_a_command_waits_for_a_result_of_another_process(
     is_served: bool,
 ) -> None:
     with running_server(tmp_path, tokens=False) if is_served else nullcontext() as server:
-        environment["HOLDFAST_URL"] = server.url if server is not None else environment["HOLDFAST_URL"]
+        environment["FASTNESS_URL"] = server.url if server is not None else environment["FASTNESS_URL"]
         id = hf("queue", "put", "jobs", "1", "--keep-result").stdout.strip()
         waiting = start("message", "result", "jobs", id, "--wait", "forever")
         found = json.loads(hf("queue", "get", "jobs", "--json").stdout)
@@ -180,7 +180,7 @@ def test_a_command_waits_for_a_result_of_another_process(
 
 def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> None:
     log = tmp_path / "log"
-    script = f'echo "start $HOLDFAST_FENCE" >> {log}; sleep 0.3; echo "end $HOLDFAST_FENCE" >> {log}; exit 5'
+    script = f'echo "start $FASTNESS_FENCE" >> {log}; sleep 0.3; echo "end $FASTNESS_FENCE" >> {log}; exit 5'
     runs = [start("lock", "run", "deploy", "--wait", "60", "--ttl", "60", "--", "sh", "-c", script) for _ in range(3)]
     for run in runs:
         output, errors = run.communicate(timeout=2 * SECONDS_MAX)
@@ -192,7 +192,7 @@ def test_a_command_is_stopped_when_another_owner_acquires_its_lock(
     hf: Hf, start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = (
-        f'trap "touch {tmp_path}/terminated; exit 0" TERM; echo "$HOLDFAST_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
+        f'trap "touch {tmp_path}/terminated; exit 0" TERM; echo "$FASTNESS_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
     )
     running = start("lock", "run", "deploy", "--ttl", "9", "--", "sh", "-c", script)
     until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
@@ -211,7 +211,7 @@ def test_a_command_is_killed_before_a_lock_that_cannot_be_renewed_expires(
     script = f"trap '' TERM; while :; do date +%s%3N > {alive}; sleep 0.05; done"
     running = start("lock", "run", "deploy", "--ttl", "15", "--patience", "0.2", "--", "sh", "-c", script)
     until(alive.exists)
-    with open_when_free(environment["HOLDFAST_URL"]) as plane:  # The running command cannot renew its lock meanwhile.
+    with open_when_free(environment["FASTNESS_URL"]) as plane:  # The running command cannot renew its lock meanwhile.
         granted = plane.lease("deploy").describe().lease
         assert granted is not None
         _, errors = running.communicate(timeout=SECONDS_MAX)
@@ -244,8 +244,8 @@ def test_an_interrupt_ends_a_wait_with_exit_code_130(hf: Hf, start: Callable[...
 
 def test_a_closed_pipe_is_not_an_error(environment: dict[str, str]) -> None:
     script = """
-        seq 1 3000 | holdfast queue put jobs - --lines > /dev/null
-        holdfast queue peek jobs -n 3000 2> errors | head -n 1 > /dev/null
+        seq 1 3000 | fastness queue put jobs - --lines > /dev/null
+        fastness queue peek jobs -n 3000 2> errors | head -n 1 > /dev/null
         cat errors
     """
     folder = environment["TMPDIR"]
@@ -256,7 +256,7 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
     hf: Hf, environment: dict[str, str], tmp_path: Path
 ) -> None:
     def suggestion(text: str) -> list[str]:
-        return shlex.split(text.partition("run: holdfast ")[2].partition('"')[0])
+        return shlex.split(text.partition("run: fastness ")[2].partition('"')[0])
 
     with running_server(tmp_path, tokens=True) as server:
         until(lambda: "none exists" in server.log())
@@ -265,24 +265,24 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
     with running_server(tmp_path, tokens=True) as server:
         refused = hf("--url", server.url, "queue", "list", code=8).stderr
         assert "needs a token and none was given" in refused
-        assert "HOLDFAST_TOKEN or --token" in refused
+        assert "FASTNESS_TOKEN or --token" in refused
         hf("--url", server.url, "--token", token, "queue", "list")
         assert json.loads(hf("--url", server.url, "--token", token, "token", "self", "--json").stdout)["verbs"] == ["*"]
-        environment["HOLDFAST_TOKEN"] = token
+        environment["FASTNESS_TOKEN"] = token
         hf("--url", server.url, "queue", "put", "jobs", "x")
-        environment["HOLDFAST_TOKEN"] = "hft_nonsense"
+        environment["FASTNESS_TOKEN"] = "hft_nonsense"
         assert "refused the token" in hf("--url", server.url, "queue", "list", code=8).stderr
 
 
 def test_names_of_a_server_are_completed(environment: dict[str, str], tmp_path: Path) -> None:
     program = """
-from holdfast.cli import completion
+from fastness.cli import completion
 completion._SECONDS_MAX = completion._CONNECT_SECONDS_MAX = 60.0  # Whatever the load of the machine.
-from holdfast.cli.main import main
+from fastness.cli.main import main
 main()"""
 
     def complete(words: str, **variables: str) -> str:
-        protocol = {"_HOLDFAST_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
+        protocol = {"_FASTNESS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "3"}
         done = subprocess.run(
             [sys.executable, "-c", program],
             env={**environment, **protocol, **variables},
@@ -294,14 +294,14 @@ main()"""
         assert done.stderr == ""
         return done.stdout.strip()
 
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)
         token = plane.tokens.create("admin", universes="*", verbs="*").token
     with running_server(tmp_path, tokens=True) as server:
-        found = complete("holdfast queue stats j", HOLDFAST_URL=server.url, HOLDFAST_TOKEN=token)
+        found = complete("fastness queue stats j", FASTNESS_URL=server.url, FASTNESS_TOKEN=token)
         assert found == "plain,jobs"
-        assert complete("holdfast queue stats j", HOLDFAST_URL=server.url) == ""
-        assert complete("holdfast queue stats j") == "plain,jobs"  # Read from the directory that the server has open.
+        assert complete("fastness queue stats j", FASTNESS_URL=server.url) == ""
+        assert complete("fastness queue stats j") == "plain,jobs"  # Read from the directory that the server has open.
 
 
 @pytest.mark.parametrize("state", ["ready", "leased"])
@@ -309,19 +309,19 @@ def test_an_interrupted_benchmark_leaves_no_messages(
     start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, state: str
 ) -> None:
     with running_server(tmp_path, tokens=False) as server, server.plane() as plane:
-        stats = plane.queue("holdfast-bench").stats
+        stats = plane.queue("fastness-bench").stats
         running = start("--url", server.url, "bench", "--messages", "3000", "--callers", "4")
         until(lambda: getattr(stats(), state) > 20)
         running.send_signal(signal.SIGINT)
         _, errors = running.communicate(timeout=SECONDS_MAX)
-        assert (running.returncode, errors.strip()) == (130, "holdfast: interrupted")
+        assert (running.returncode, errors.strip()) == (130, "fastness: interrupted")
         found = stats()
         assert (found.ready, found.delayed, found.leased, found.blocked, found.dead) == (0, 0, 0, 0, 0)
 
 
 WRITER = """
-import sys, holdfast
-with holdfast.open(sys.argv[1]) as plane:
+import sys, fastness
+with fastness.open(sys.argv[1]) as plane:
     number = 0
     while True:
         plane.queue("jobs").put(number)
@@ -334,7 +334,7 @@ with holdfast.open(sys.argv[1]) as plane:
 def test_a_backup_after_a_writer_was_killed_has_all_acknowledged_writes(
     hf: Hf, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, environment["HOLDFAST_URL"]], stdout=subprocess.PIPE)
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, environment["FASTNESS_URL"]], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
     refused = hf("--patience", "0.3", "backup", str(tmp_path / "backup"), code=9)
@@ -348,7 +348,7 @@ def test_a_backup_after_a_writer_was_killed_has_all_acknowledged_writes(
     hf("backup", str(tmp_path / "backup"))
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     hf("doctor", str(tmp_path / "again"), "--deep")
-    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         found = [int(each.payload or b"") for each in plane.queue("jobs").peek(10_000)]
         assert found[: last + 1] == list(range(last + 1))
         assert plane.blobs.has(hashlib.sha256(b"%d" % last * 20_000).hexdigest())
@@ -356,14 +356,14 @@ def test_a_backup_after_a_writer_was_killed_has_all_acknowledged_writes(
 
 def test_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         hash = plane.blobs.put(b"precious" * 10_000)
         plane.world("ada").create()
         plane.world("ada").append(list(range(10)), expected_head=0)
     hf("doctor")
     body = next((data / "objects" / "cas" / "main" / "sha256").glob(hash + "*"))
     body.write_bytes(body.read_bytes().replace(b"precious", b"previous", 1))
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         entries = subspace(World("main", "ada")).key("journal", "e")
         for height in (8, 9):
             plane.pairs.delete(entries + height.to_bytes(8, "big"))
@@ -389,7 +389,7 @@ def test_commands_report_a_disk_that_is_nearly_full(hf: Hf, tmp_path: Path) -> N
         assert warning in hf("--url", server.url, "doctor").stderr
         assert warning in json.loads(hf("--url", server.url, "doctor", "--json").stdout)["warnings"][0]
         refused = hf("--url", server.url, "queue", "put", "jobs", "1", code=9).stderr
-        assert "`holdfast space` shows what is stored" in refused
+        assert "`fastness space` shows what is stored" in refused
 
 
 def test_commands_report_a_failed_key_space(hf: Hf, tmp_path: Path) -> None:
@@ -407,23 +407,23 @@ def test_commands_report_a_failed_key_space(hf: Hf, tmp_path: Path) -> None:
 
 def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[str, str], hf: Hf) -> None:
     """Given by a flag, by a variable, or not at all; a stored policy wins over all of them."""
-    data = environment["HOLDFAST_URL"]
+    data = environment["FASTNESS_URL"]
 
     @contextmanager
     def served(*flags: str, **variables: str) -> Iterator[Plane]:
-        command = [*HOLDFAST, "serve", "--data", data, "--port", "0", *flags]
+        command = [*FASTNESS, "serve", "--data", data, "--port", "0", *flags]
         server = subprocess.Popen(command, env=environment | variables, stdout=subprocess.PIPE, text=True)
         assert server.stdout is not None
         try:
-            environment["HOLDFAST_URL"] = server.stdout.readline().strip().rpartition(" ")[2]
-            with holdfast.connect(environment["HOLDFAST_URL"]) as plane:
+            environment["FASTNESS_URL"] = server.stdout.readline().strip().rpartition(" ")[2]
+            with fastness.connect(environment["FASTNESS_URL"]) as plane:
                 yield plane
         finally:
             server.terminate()
             assert server.wait(SECONDS_MAX) == 0
             server.stdout.close()
 
-    with served("--mail-max", "2", HOLDFAST_MAIL_TTL_SECONDS="3600") as plane:
+    with served("--mail-max", "2", FASTNESS_MAIL_TTL_SECONDS="3600") as plane:
         for _ in range(2):
             plane.mailbox("ada").send("bob", b"mail")
         with pytest.raises(MailboxFull, match="2"):
@@ -433,5 +433,5 @@ def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[
         assert changed == {"pending_max": 5, "ttl_seconds": 3600}
     with served("--mail-ttl", "2d"):
         assert json.loads(hf("--json", "mail", "policy").stdout) == {"pending_max": 1_000, "ttl_seconds": 172_800}
-        with holdfast.connect(environment["HOLDFAST_URL"], universe="team") as team:
+        with fastness.connect(environment["FASTNESS_URL"], universe="team") as team:
             assert team.mail_policy() == MailPolicy(5, 3_600)

@@ -21,18 +21,18 @@ import pytest
 import uvloop
 from websockets.client import ClientProtocol
 
-import holdfast
-from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
-from holdfast.adaptive_batching import SINGLE_CALLER_TICKS_MIN
-from holdfast.client import lease_renewal
-from holdfast.client import session as client_session
-from holdfast.client.blocking_connection import BlockingConnection
-from holdfast.client.blocking_socket import BlockingSocket
-from holdfast.client.connection import Connection
-from holdfast.client.session import Session
-from holdfast.client.transport import RemoteTransport
-from holdfast.client.websocket import Socket
-from holdfast.errors import (
+import fastness
+from fastness import AsyncPlane, AsyncWorker, Plane, Worker
+from fastness.adaptive_batching import SINGLE_CALLER_TICKS_MIN
+from fastness.client import lease_renewal
+from fastness.client import session as client_session
+from fastness.client.blocking_connection import BlockingConnection
+from fastness.client.blocking_socket import BlockingSocket
+from fastness.client.connection import Connection
+from fastness.client.session import Session
+from fastness.client.transport import RemoteTransport
+from fastness.client.websocket import Socket
+from fastness.errors import (
     BlobNotFound,
     CasMismatch,
     Closed,
@@ -45,11 +45,11 @@ from holdfast.errors import (
     Unreachable,
     VersionConflict,
 )
-from holdfast.wire.frames import decode_calls
-from holdfast.wire.inboxes import Control
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessages
-from holdfast.wire.worlds import ListWorlds
+from fastness.wire.frames import decode_calls
+from fastness.wire.inboxes import Control
+from fastness.wire.leases import LeaseProof
+from fastness.wire.queues import AckMessages, NewMessage, Receipts, ReceiveMessages
+from fastness.wire.worlds import ListWorlds
 
 HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
@@ -67,7 +67,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def plane(server: Any) -> Iterator[Plane]:
-    with holdfast.connect(server.url) as plane:
+    with fastness.connect(server.url) as plane:
         yield plane
 
 
@@ -164,7 +164,7 @@ def test_every_feature_works_from_a_thread(plane: Plane, name: str) -> None:
 
 
 async def test_every_feature_works_from_an_event_loop(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         jobs, world, state = plane.queue(name), plane.world(name), plane.state(name)
         await jobs.put("a")
         head = (await world.create()).head
@@ -185,7 +185,7 @@ def test_a_client_runs_on_uvloop(server: Any, name: str) -> None:
     """uvloop reads into the client's own buffer with its own code: answers shorter than the buffer, and longer ones."""
 
     async def main() -> None:
-        async with holdfast.connect_async(server.url) as plane:
+        async with fastness.connect_async(server.url) as plane:
             jobs = plane.queue(name)
             await asyncio.gather(*(jobs.put(number) for number in range(300)))
             payloads = [os.urandom(1_000_000) for _ in range(3)]
@@ -231,7 +231,7 @@ def test_a_worker_with_quick_handlers_makes_one_call_for_many_messages(
 
 
 async def test_async_workers_run_over_the_network(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         await plane.queue(name).put_many(range(20))
         seen: list[int] = []
 
@@ -249,7 +249,7 @@ async def test_async_workers_run_over_the_network(server: Any, name: str) -> Non
 
 
 async def test_concurrent_calls_share_a_frame(server: Any, name: str, frames: list[int]) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         await plane.state(name).update(0)
         frames.clear()
         await asyncio.gather(*(plane.state(f"{name}/{number}").update(number) for number in range(200)))
@@ -257,7 +257,7 @@ async def test_concurrent_calls_share_a_frame(server: Any, name: str, frames: li
 
 
 async def test_a_single_caller_shares_a_frame_once_others_call(server: Any, name: str, frames: list[int]) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         for number in range(2 * SINGLE_CALLER_TICKS_MIN):
             await plane.state(name).update(number)
         frames.clear()
@@ -269,7 +269,7 @@ async def test_a_single_caller_shares_a_frame_once_others_call(server: Any, name
 
 
 async def test_concurrent_puts_are_one_call(server: Any, name: str, frames: list[int]) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         jobs = plane.queue(name)
         await jobs.put("first")
         frames.clear()
@@ -286,7 +286,7 @@ def test_calls_of_threads_share_frames(plane: Plane, name: str, frames: list[int
 
 
 async def test_a_full_frame_is_followed_by_another(server: Any, name: str, frames: list[int]) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         jobs = plane.queue(name)
         await asyncio.gather(*(jobs.put_many([os.urandom(16_000)] * 64) for _ in range(8)))
         assert (sum(frames), len(frames) > 2) == (8, True)
@@ -311,7 +311,7 @@ def test_an_answer_may_be_longer_than_a_frame(plane: Plane, name: str) -> None:
 
 async def test_waiting_calls_do_not_block_other_calls(server: Any, name: str) -> None:
     """There are more waiting calls than a server accepts at a time."""
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         await plane.lease(name).acquire("ada", ttl_seconds=600)
         waiting = [asyncio.create_task(plane.lease(name).acquire(wait_seconds=600)) for _ in range(5_000)]
 
@@ -370,13 +370,13 @@ def test_errors_keep_their_class_and_attributes(plane: Plane, name: str) -> None
 
 def test_an_unknown_token_is_not_retried() -> None:
     with serving(tokens=True) as strict:
-        with holdfast.connect(strict.url, token="nonsense") as plane:
+        with fastness.connect(strict.url, token="nonsense") as plane:
             for _ in range(2):
                 with pytest.raises(NotAllowed):
                     plane.worlds()
             with pytest.raises(NotAllowed):
                 plane.blobs.put(bytes(MEGABYTE))
-        with holdfast.connect(strict.url, token="reader") as plane:
+        with fastness.connect(strict.url, token="reader") as plane:
             assert plane.worlds() == []
             with pytest.raises(NotAllowed):
                 plane.world("ada").create()
@@ -395,26 +395,26 @@ def test_a_missing_token_is_reported_with_how_to_give_one() -> None:
     ]
     with serving(tokens=True) as strict:
         for call in calls:
-            with holdfast.connect(strict.url) as plane, pytest.raises(NotAllowed) as caught:
+            with fastness.connect(strict.url) as plane, pytest.raises(NotAllowed) as caught:
                 call(plane)
             message = str(caught.value)
             assert "needs a token and none was given" in message
-            assert all(way in message for way in ("token=", "HOLDFAST_TOKEN", "--token", "holdfast token create"))
+            assert all(way in message for way in ("token=", "FASTNESS_TOKEN", "--token", "fastness token create"))
             assert "host" not in message
         by_name = strict.url.replace("127.0.0.1", "localhost")
-        with holdfast.connect(by_name, token="nonsense") as plane, pytest.raises(NotAllowed, match="refused the token"):
+        with fastness.connect(by_name, token="nonsense") as plane, pytest.raises(NotAllowed, match="refused the token"):
             plane.worlds()
 
 
 @pytest.mark.parametrize("url", ["http://", "http://:80", "http://a:b", "http://a:99999", "http://a/?b", "ftp://a"])
 def test_an_invalid_url_is_rejected_at_once(url: str) -> None:
     with pytest.raises(InvalidUrl):
-        holdfast.connect(url)
+        fastness.connect(url)
 
 
 @contextmanager
 def foreign_server(answer: bytes | None) -> Iterator[str]:
-    """Runs a server that is not Holdfast: it sends the same bytes to every client, or nothing. Yields its URL."""
+    """Runs a server that is not Fastness: it sends the same bytes to every client, or nothing. Yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as record_reply:
 
         def serve() -> None:
@@ -440,7 +440,7 @@ def foreign_server(answer: bytes | None) -> Iterator[str]:
 
 def assert_unreachable(url: str, message: str) -> None:
     began = time.monotonic()
-    with holdfast.connect(url, patience_seconds=0.4) as plane:
+    with fastness.connect(url, patience_seconds=0.4) as plane:
         for call in (plane.worlds, lambda: plane.blobs.put(bytes(MEGABYTE)), lambda: plane.blobs.get("0" * 64)):
             with pytest.raises(Unreachable, match=message):
                 call()
@@ -450,7 +450,7 @@ def assert_unreachable(url: str, message: str) -> None:
 def test_a_closed_port_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    assert_unreachable(url, "does not answer.*holdfast serve")
+    assert_unreachable(url, "does not answer.*fastness serve")
 
 
 def test_an_unknown_host_is_unreachable() -> None:
@@ -478,13 +478,13 @@ def test_a_server_that_never_answers_is_unreachable() -> None:
 
 async def test_an_async_client_raises_the_same_errors() -> None:
     with foreign_server(b"HTTP/1.1 404 Not Found\r\n\r\n") as url:
-        async with holdfast.connect_async(url, patience_seconds=0.2) as plane:
+        async with fastness.connect_async(url, patience_seconds=0.2) as plane:
             outcomes = await asyncio.gather(*(plane.worlds() for _ in range(5)), return_exceptions=True)
             assert {type(outcome) for outcome in outcomes} == {Unreachable}
 
 
 def test_a_call_survives_an_outage_of_the_server(server: Any, name: str) -> None:
-    with Proxy(server.port) as proxy, holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane:
+    with Proxy(server.port) as proxy, fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane:
         plane.queue(name).put("a")
         proxy.refuses = True
         proxy.cut_all()
@@ -512,11 +512,11 @@ def test_a_connection_older_than_the_patience_is_reopened(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The timeout starts when the connection is lost, not when it was opened."""
-    monkeypatch.setattr("holdfast.client.session._TIMEOUT_CHECK_SECONDS_MAX", 0.005)
+    monkeypatch.setattr("fastness.client.session._TIMEOUT_CHECK_SECONDS_MAX", 0.005)
     with (
         Proxy(server.port) as proxy,
-        holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
-        holdfast.connect(server.url) as watching,
+        fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
+        fastness.connect(server.url) as watching,
         ThreadPoolExecutor(1) as threads,
     ):
         jobs = watching.queue(name)
@@ -540,7 +540,7 @@ def test_another_client_can_settle_a_lease_by_its_id_and_fence(server: Any, plan
     plane.queue(name).put(1)
     message = plane.queue(name).receive(extend_for_seconds=0)
     lease = plane.lease(name).acquire("ada")
-    with holdfast.connect(server.url) as other:
+    with fastness.connect(server.url) as other:
         other.queue(name).held(message.id, lease_id=message.lease.lease_id, fence=message.fence).ack()
         assert other.lease(name).held(lease.id, fence=lease.fence).release() is True
     assert plane.queue(name).stats().leased == 0
@@ -557,7 +557,7 @@ async def wait_for_consumers(plane: AsyncPlane, name: str, consumers: int) -> No
 
 
 async def test_a_cancelled_receive_releases_its_message(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as plane, holdfast.connect_async(server.url) as other:
+    async with fastness.connect_async(server.url) as plane, fastness.connect_async(server.url) as other:
         jobs = plane.queue(name)
         receiving = asyncio.create_task(jobs.receive(wait_seconds=600))
         await wait_for_consumers(plane, name, 1)
@@ -572,7 +572,7 @@ async def test_a_cancelled_receive_releases_its_message(server: Any, name: str) 
 
 
 async def test_a_cancelled_acquire_releases_its_lease(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         held = await plane.lease(name).acquire("ada", ttl_seconds=600)
         acquiring = asyncio.create_task(plane.lease(name).acquire("bob", wait_seconds=600, ttl_seconds=600))
 
@@ -588,8 +588,8 @@ async def test_a_cancelled_acquire_releases_its_lease(server: Any, name: str) ->
 
 
 async def test_a_closed_client_no_longer_waits_as_a_consumer(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as plane:
-        leaving = await holdfast.connect_async(server.url)
+    async with fastness.connect_async(server.url) as plane:
+        leaving = await fastness.connect_async(server.url)
         receiving = asyncio.create_task(leaving.queue(name).receive(wait_seconds=600))
         await wait_for_consumers(plane, name, 1)
         await leaving.close()
@@ -599,7 +599,7 @@ async def test_a_closed_client_no_longer_waits_as_a_consumer(server: Any, name: 
 
 
 def test_an_interrupted_thread_releases_its_message(server: Any, name: str) -> None:
-    with holdfast.connect(server.url) as plane:
+    with fastness.connect(server.url) as plane:
         jobs = plane.queue(name)
         before = signal.signal(signal.SIGALRM, _interrupt)
         try:
@@ -614,7 +614,7 @@ def test_an_interrupted_thread_releases_its_message(server: Any, name: str) -> N
 
 
 def test_a_thread_interrupted_while_it_submits_its_call_releases_its_message(server: Any, name: str) -> None:
-    with holdfast.connect(server.url) as plane, pytest.MonkeyPatch.context() as patch:
+    with fastness.connect(server.url) as plane, pytest.MonkeyPatch.context() as patch:
         jobs = plane.queue(name)
         assert jobs.stats().ready == 0  # The connection is open.
         flush = BlockingConnection._flush
@@ -640,7 +640,7 @@ def _interrupt(*_: Any) -> None:
 
 
 def test_two_clients_share_a_plane(server: Any, plane: Plane, name: str) -> None:
-    with holdfast.connect(server.url) as other, ThreadPoolExecutor(1) as threads:
+    with fastness.connect(server.url) as other, ThreadPoolExecutor(1) as threads:
         waiter = threads.submit(other.queue(name).receive, wait_seconds=60)
         until(lambda: plane.queue(name).stats().waiting_consumers == 1)
         plane.queue(name).put("a")
@@ -652,7 +652,7 @@ def test_two_clients_share_a_plane(server: Any, plane: Plane, name: str) -> None
 
 
 def test_a_closed_client_raises_closed_for_waiting_and_later_calls(server: Any, name: str) -> None:
-    plane = holdfast.connect(server.url)
+    plane = fastness.connect(server.url)
     with ThreadPoolExecutor(16) as threads:
         waiters = [threads.submit(plane.queue(name).receive, wait_seconds=600) for _ in range(16)]
         until(lambda: plane.queue(name).stats().waiting_consumers == 16)
@@ -673,7 +673,7 @@ def test_a_closed_client_raises_closed_for_waiting_and_later_calls(server: Any, 
 
 
 async def test_a_closed_async_client_raises_closed(server: Any) -> None:
-    plane = await holdfast.connect_async(server.url)
+    plane = await fastness.connect_async(server.url)
     await plane.worlds()
     await plane.close()
     await plane.close()
@@ -682,17 +682,17 @@ async def test_a_closed_async_client_raises_closed(server: Any) -> None:
 
 
 def test_an_unused_client_can_be_closed(server: Any) -> None:
-    holdfast.connect(server.url).close()
+    fastness.connect(server.url).close()
     asyncio.run(_open_and_close(server.url))
 
 
 async def _open_and_close(url: str) -> None:
-    async with holdfast.connect_async(url):
+    async with fastness.connect_async(url):
         pass
 
 
 def test_a_client_is_closed_in_a_forked_child(server: Any) -> None:
-    with holdfast.connect(server.url) as plane:
+    with fastness.connect(server.url) as plane:
         plane.worlds()
         child = os.fork()
         if not child:  # None of pytest's code may run here.
@@ -711,7 +711,7 @@ def test_a_client_is_closed_in_a_forked_child(server: Any) -> None:
 
 
 async def test_a_lease_is_renewed_while_its_event_loop_is_blocked(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         jobs = plane.queue(name)
         await jobs.put("a", visibility_seconds=6)  # Long enough for a machine that stalls for two seconds.
         message = await jobs.receive()
@@ -725,7 +725,7 @@ async def test_a_lease_is_renewed_while_its_event_loop_is_blocked(server: Any, n
 
 def test_lease_renewal_survives_closed_connections(server: Any, name: str) -> None:
     """Servers close idle connections; a renewal must not be lost by that."""
-    with Proxy(server.port) as proxy, holdfast.connect(proxy.url) as plane:
+    with Proxy(server.port) as proxy, fastness.connect(proxy.url) as plane:
         jobs = plane.queue(name)
         jobs.put("a", visibility_seconds=6)
         message = jobs.receive()
@@ -740,7 +740,7 @@ def test_lease_renewal_survives_closed_connections(server: Any, name: str) -> No
 
 async def test_a_lease_in_a_with_block_is_renewed_through_a_server(server: Any, name: str) -> None:
     async with (
-        holdfast.connect_async(server.url) as plane,
+        fastness.connect_async(server.url) as plane,
         await plane.lease(name).acquire("ada", ttl_seconds=3) as lease,
     ):
         first = lease.expires_ms
@@ -750,7 +750,7 @@ async def test_a_lease_in_a_with_block_is_renewed_through_a_server(server: Any, 
 
 
 def test_a_lease_is_lost_when_it_expires_and_the_server_does_not_answer(server: Any, name: str) -> None:
-    with Proxy(server.port) as proxy, holdfast.connect(proxy.url) as plane:
+    with Proxy(server.port) as proxy, fastness.connect(proxy.url) as plane:
         with (
             pytest.raises(LeaseExpired, match=f"{name} could not be renewed before it expired"),
             plane.lease(name).acquire("ada", ttl_seconds=3.0) as lease,
@@ -775,7 +775,7 @@ def test_an_unanswered_renewal_of_a_lease_leaves_time_to_try_again(monkeypatch: 
 
 def test_closing_does_not_wait_for_a_renewal_without_an_answer(server: Any, name: str) -> None:
     with Proxy(server.port) as proxy:
-        plane = holdfast.connect(proxy.url)
+        plane = fastness.connect(proxy.url)
         plane.queue(name).put("a", visibility_seconds=3)
         message = plane.queue(name).receive()
         assert message is not None
@@ -790,7 +790,7 @@ def test_a_closed_client_leaks_no_threads_and_no_files(server: Any) -> None:
     gc.collect()
     before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
     for _ in range(5):
-        with holdfast.connect(server.url) as plane:
+        with fastness.connect(server.url) as plane:
             plane.blobs.get(plane.blobs.put(bytes(MEGABYTE)))
             plane.worlds()
     until(lambda: (threading.active_count(), len(os.listdir("/proc/self/fd"))) <= before)
@@ -806,7 +806,7 @@ def test_calls_to_a_draining_server_wait_for_the_next_server(tmp_path: Path, mon
         replies.append(reply.problem and reply.problem.code)
 
     monkeypatch.setattr(Session, "deliver", record_reply)
-    with serving(f"dir:{tmp_path}") as first, Proxy(first.port) as proxy, holdfast.connect(proxy.url) as plane:
+    with serving(f"dir:{tmp_path}") as first, Proxy(first.port) as proxy, fastness.connect(proxy.url) as plane:
         plane.queue("jobs").put("a")
         first.drain()
         with ThreadPoolExecutor(1) as threads:
@@ -843,7 +843,7 @@ async def test_a_connection_is_reopened_after_an_unexpected_error(
 
         monkeypatch.setattr(owner, method, fail)
 
-    async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
+    async with asyncio.timeout(PATIENCE_SECONDS), await fastness.connect_async(server.url) as plane:
         connection = plane._transport._open_connection()
         for number, method in enumerate(("_stream", "_resume", "fail_bad_calls", "fail_timed_out")):
             fail_first_call(method)
@@ -861,7 +861,7 @@ async def test_a_connection_is_reopened_after_an_unexpected_error(
 async def test_a_frame_that_cannot_be_sent_is_sent_on_the_next_connection(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
+    async with asyncio.timeout(PATIENCE_SECONDS), await fastness.connect_async(server.url) as plane:
         await plane.queue(name).put("first")
         broken = plane._transport._open_connection()._socket
 
@@ -878,7 +878,7 @@ async def test_a_frame_that_cannot_be_sent_is_sent_on_the_next_connection(
 async def test_a_failed_flush_does_not_block_later_calls(
     server: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS), await holdfast.connect_async(server.url) as plane:
+    async with asyncio.timeout(PATIENCE_SECONDS), await fastness.connect_async(server.url) as plane:
         queue = plane.queue(name)
         await asyncio.gather(*[queue.put(number) for number in range(3)])
         batcher = plane._transport._open_connection()._session.batcher

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import BlobNotFound, InvalidArgument, InvalidValue, Unreachable
+import fastness
+from fastness import Plane
+from fastness.errors import BlobNotFound, InvalidArgument, InvalidValue, Unreachable
 
 HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def plane(server: Any) -> Iterator[Plane]:
-    with holdfast.connect(server.url) as plane:
+    with fastness.connect(server.url) as plane:
         yield plane
 
 
@@ -92,7 +92,7 @@ async def test_an_event_loop_streams_a_large_blob_in_both_directions(server: Any
             await asyncio.sleep(0)
             yield piece
 
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         with PeakMemory() as memory:
             hash = await plane.blobs.write(chunks())
             sha = hashlib.sha256()
@@ -128,7 +128,7 @@ async def test_a_stream_whose_task_is_cancelled_stores_nothing(server: Any, name
         begun.set()
         await asyncio.sleep(3_600)
 
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         writing = asyncio.create_task(plane.blobs.write(endless()))
         await asyncio.wait_for(begun.wait(), PATIENCE_SECONDS)
         writing.cancel()
@@ -139,7 +139,7 @@ async def test_a_stream_whose_task_is_cancelled_stores_nothing(server: Any, name
 
 def test_a_cut_download_resumes(server: Any, plane: Plane) -> None:
     hash = plane.blobs.write(pieces(8))
-    with Proxy(server.port, seed=1) as proxy, holdfast.connect(proxy.url) as cut:
+    with Proxy(server.port, seed=1) as proxy, fastness.connect(proxy.url) as cut:
         proxy.bytes_max = 4 * MEGABYTE
         assert hashlib.sha256(cut.blobs.get(hash)).hexdigest() == hash
         assert b"".join(cut.blobs.open(hash)) == b"".join(pieces(8))
@@ -166,7 +166,7 @@ def test_a_range_of_a_blob_is_read(server: Any, plane: Plane, start: int, length
     assert b"".join(plane.blobs.open(hash, start=start, length=length)) == whole[start:end]
 
     async def on_a_loop() -> bytes:
-        async with holdfast.connect_async(server.url) as other:
+        async with fastness.connect_async(server.url) as other:
             return b"".join([part async for part in await other.blobs.open(hash, start=start, length=length)])
 
     assert asyncio.run(on_a_loop()) == whole[start:end]
@@ -184,7 +184,7 @@ def test_an_invalid_range_is_rejected(plane: Plane) -> None:
 
 def test_a_cut_range_download_resumes(server: Any, plane: Plane) -> None:
     hash = plane.blobs.write(pieces(12))
-    with Proxy(server.port, seed=1) as proxy, holdfast.connect(proxy.url) as cut:
+    with Proxy(server.port, seed=1) as proxy, fastness.connect(proxy.url) as cut:
         proxy.bytes_max = 4 * MEGABYTE
         found = b"".join(cut.blobs.open(hash, start=MEGABYTE + 5, length=9 * MEGABYTE))
         assert found == b"".join(pieces(12))[MEGABYTE + 5 :][: 9 * MEGABYTE]

@@ -23,15 +23,15 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as serve_sync
 
-import holdfast
-from holdfast import DeleteRows, Plane
-from holdfast.client import blocking_connection, blocking_socket, session
-from holdfast.client.blocking_connection import BlockingConnection
-from holdfast.client.session import Session
-from holdfast.errors import Busy, Closed, CommitUnknown, Unsupported
-from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
-from holdfast.wire.queues import AckMessages, Deliveries, MessageLease, PackedAck, ReceiveMessages, WaitForCancel
-from holdfast.wire.states import FoundState
+import fastness
+from fastness import DeleteRows, Plane
+from fastness.client import blocking_connection, blocking_socket, session
+from fastness.client.blocking_connection import BlockingConnection
+from fastness.client.session import Session
+from fastness.errors import Busy, Closed, CommitUnknown, Unsupported
+from fastness.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
+from fastness.wire.queues import AckMessages, Deliveries, MessageLease, PackedAck, ReceiveMessages, WaitForCancel
+from fastness.wire.states import FoundState
 
 HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE / "serving.py"))["serving"]  # Test files cannot import each other.
@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def plane(server: Any) -> Iterator[Plane]:
-    with holdfast.connect(server.url, patience_seconds=PATIENCE_SECONDS) as plane:
+    with fastness.connect(server.url, patience_seconds=PATIENCE_SECONDS) as plane:
         yield plane
 
 
@@ -191,7 +191,7 @@ def test_an_interrupted_reader_hands_the_reading_over(server: Any, plane: Plane,
     jobs.receive(extend_for_seconds=0).ack()
     connection = connection_of(plane)
     stream = connection._socket
-    with holdfast.connect(server.url) as observer, ThreadPoolExecutor(2) as threads:
+    with fastness.connect(server.url) as observer, ThreadPoolExecutor(2) as threads:
         waiting: list[Any] = []
 
         def start_waiting_behind_the_reader() -> bool:
@@ -285,7 +285,7 @@ def test_an_interrupt_during_the_cleanup_of_another_one_leaves_the_connection_us
             raise KeyboardInterrupt
         return original(*arguments)
 
-    with holdfast.connect(server.url) as observer, ThreadPoolExecutor(1) as threads:
+    with fastness.connect(server.url) as observer, ThreadPoolExecutor(1) as threads:
         waiting: list[Any] = []
 
         def start_waiting_behind_the_reader() -> bool:
@@ -328,7 +328,7 @@ def handled_when(condition: Callable[[], Any], handle: Callable[[], object]) -> 
 
 def test_a_signal_handler_can_call_while_its_thread_waits(server: Any, plane: Plane, name: str) -> None:
     jobs = plane.queue(name)
-    with holdfast.connect(server.url) as observer:
+    with fastness.connect(server.url) as observer:
         is_waiting = lambda: observer.queue(name).stats().waiting_consumers == 1  # noqa: E731
         with handled_when(is_waiting, lambda: jobs.put("from the handler")):
             message = jobs.receive(wait_seconds=PATIENCE_SECONDS, extend_for_seconds=0)
@@ -338,13 +338,13 @@ def test_a_signal_handler_can_call_while_its_thread_waits(server: Any, plane: Pl
 
 
 def test_a_signal_handler_can_close_while_its_thread_waits(server: Any, name: str) -> None:
-    plane = holdfast.connect(server.url)
-    with holdfast.connect(server.url) as observer:
+    plane = fastness.connect(server.url)
+    with fastness.connect(server.url) as observer:
         is_waiting = lambda: observer.queue(name).stats().waiting_consumers == 1  # noqa: E731
         with handled_when(is_waiting, plane.close), pytest.raises(Closed):
             plane.queue(name).receive(wait_seconds=600)
         until(lambda: observer.queue(name).stats().waiting_consumers == 0)
-    until(lambda: not any(thread.name == "holdfast-close" for thread in threading.enumerate()))
+    until(lambda: not any(thread.name == "fastness-close" for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.nightly)])
@@ -369,7 +369,7 @@ def test_a_call_at_any_line_of_another_call_is_answered(plane: Plane, name: str,
 def test_a_client_can_be_closed_at_any_line_of_a_call(server: Any, name: str, step: int) -> None:
     closes = 0
     while True:
-        plane = holdfast.connect(server.url, patience_seconds=PATIENCE_SECONDS)
+        plane = fastness.connect(server.url, patience_seconds=PATIENCE_SECONDS)
         plane.queue(name).stats()
         with traced(at_line(closes * step, plane.close)), suppress(Closed):
             plane.queue(name).stats()
@@ -410,14 +410,14 @@ def test_every_call_of_many_threads_happens_once_while_connections_are_cut(serve
 
     with (
         Proxy(server.port, seed) as proxy,
-        holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
+        fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
         ThreadPoolExecutor(threads_count) as threads,
     ):
         proxy.bytes_max = 30_000
         working = [threads.submit(work, plane, thread) for thread in range(threads_count)]
         acked = [text for each in working for text in each.result(2 * PATIENCE_SECONDS)]
         assert proxy.cuts >= 3
-    with holdfast.connect(server.url) as observer:
+    with fastness.connect(server.url) as observer:
         stats = observer.queue(name).stats()
     expected = {f"{thread}/{number}": 1 for thread in range(threads_count) for number in range(rounds)}
     assert Counter(acked) == expected
@@ -436,7 +436,7 @@ def test_every_put_of_threads_happens_once_while_the_server_is_killed(tmp_path: 
     with ExitStack() as servers, ThreadPoolExecutor(threads_count) as threads:
         server = servers.enter_context(serving(f"dir:{tmp_path}"))
         proxy = servers.enter_context(Proxy(server.port))
-        plane = servers.enter_context(holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS))
+        plane = servers.enter_context(fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS))
         putting = [threads.submit(put_all, plane, thread) for thread in range(threads_count)]
         until(lambda: len(done) > threads_count * puts // 4)
         server.process.kill()
@@ -454,7 +454,7 @@ def test_a_silent_connection_is_replaced(server: Any, name: str, monkeypatch: py
     monkeypatch.setattr(Session, "ping_seconds", 0.05)
     with (
         Proxy(server.port) as proxy,
-        holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
+        fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS) as plane,
         ThreadPoolExecutor(1) as threads,
     ):
         plane.queue(name).put("a")
@@ -480,7 +480,7 @@ def test_pings_are_answered(is_waiting: bool) -> None:
         done.set()
         answer(stream)
 
-    with stream_server(serve) as url, holdfast.connect(url) as plane:
+    with stream_server(serve) as url, fastness.connect(url) as plane:
         plane.state("a").get()
         assert done.wait(PATIENCE_SECONDS)
         if not is_waiting:
@@ -530,7 +530,7 @@ def test_an_idle_client_reconnects_without_a_call() -> None:
         connections.release()
         answer(stream)
 
-    with stream_server(serve) as url, holdfast.connect(url) as plane:
+    with stream_server(serve) as url, fastness.connect(url) as plane:
         plane.state("a").get()
         assert connections.acquire(timeout=PATIENCE_SECONDS)
         assert connections.acquire(timeout=PATIENCE_SECONDS)
@@ -558,7 +558,7 @@ def test_calls_wait_for_a_server_that_does_not_read(monkeypatch: pytest.MonkeyPa
 
     with (
         stream_server(serve, max_queue=1) as url,
-        holdfast.connect(url) as plane,
+        fastness.connect(url) as plane,
         ThreadPoolExecutor(8) as threads,
     ):
         updating = [threads.submit(plane.state("a").update, "x" * (3_000_000 + number)) for number in range(8)]
@@ -589,7 +589,7 @@ def test_an_answer_may_arrive_in_fragments() -> None:
             data = encode([Reply(call.number, FoundState(None))])
             stream.send([data[:3], data[3:5], data[5:]])
 
-    with stream_server(serve) as url, holdfast.connect(url) as plane:
+    with stream_server(serve) as url, fastness.connect(url) as plane:
         assert [plane.state("a").get() for _ in range(2)] == [None, None]
 
 
@@ -603,7 +603,7 @@ def test_an_older_server_gets_no_packed_calls() -> None:
             requests.extend(call.request for call in calls)
             stream.send(encode([Reply(call.number, Deliveries([])) for call in calls]))
 
-    with stream_server(serve) as url, holdfast.connect(url, patience_seconds=PATIENCE_SECONDS) as plane:
+    with stream_server(serve) as url, fastness.connect(url, patience_seconds=PATIENCE_SECONDS) as plane:
         connection = connection_of(plane)
         for _ in range(2):
             with pytest.raises(Unsupported, match="older version"):
@@ -630,7 +630,7 @@ def test_a_server_of_another_protocol_is_reported() -> None:
     with serve_sync(serve, "127.0.0.1", 0) as running, ThreadPoolExecutor(1) as threads:
         threads.submit(running.serve_forever)
         url = f"http://127.0.0.1:{running.socket.getsockname()[1]}"
-        with holdfast.connect(url, patience_seconds=0.2) as plane, pytest.raises(Unsupported, match="upgrade"):
+        with fastness.connect(url, patience_seconds=0.2) as plane, pytest.raises(Unsupported, match="upgrade"):
             plane.worlds()
         running.shutdown()
 
@@ -658,7 +658,7 @@ def test_calls_above_the_limit_wait_for_a_slot(plane: Plane, name: str) -> None:
 
 def test_closing_fails_the_calls_that_wait_for_a_server(server: Any, name: str) -> None:
     with Proxy(server.port) as proxy, ThreadPoolExecutor(4) as threads:
-        plane = holdfast.connect(proxy.url, patience_seconds=PATIENCE_SECONDS)
+        plane = fastness.connect(proxy.url, patience_seconds=PATIENCE_SECONDS)
         plane.queue(name).stats()
         proxy.refuses = True
         proxy.cut_all()
@@ -686,7 +686,7 @@ def test_a_child_that_is_forked_during_calls_can_connect_again(server: Any, plan
                     jobs.put("over the connection of the parent")
                 except Closed:
                     plane.close()
-                    with holdfast.connect(server.url) as own:
+                    with fastness.connect(server.url) as own:
                         own.queue(name).put("from the child")
                     os._exit(0)
             os._exit(1)
@@ -700,9 +700,9 @@ def test_a_process_ends_without_closing_its_client(server: Any, name: str) -> No
     """Also while one of its threads waits for an answer, and reads."""
     script = f"""
 import threading, time
-import holdfast
+import fastness
 
-plane = holdfast.connect({server.url!r})
+plane = fastness.connect({server.url!r})
 jobs = plane.queue({name!r})
 jobs.put("a")
 threading.Thread(target=plane.queue({f"{name}-other"!r}).receive, kwargs={{"wait_seconds": 600}}, daemon=True).start()
@@ -716,7 +716,7 @@ print(jobs.stats().put_total)
 
 
 def test_a_call_is_refused_while_no_thread_can_start(server: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = {"holdfast-client", "holdfast-connect"}
+    failing = {"fastness-client", "fastness-connect"}
     start = threading.Thread.start
 
     def fail_once(thread: threading.Thread) -> None:
@@ -726,7 +726,7 @@ def test_a_call_is_refused_while_no_thread_can_start(server: Any, name: str, mon
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", fail_once)
-    with holdfast.connect(server.url, patience_seconds=PATIENCE_SECONDS) as plane:
+    with fastness.connect(server.url, patience_seconds=PATIENCE_SECONDS) as plane:
         with pytest.raises(Busy, match="No thread is available"):
             plane.queue(name).put("a")
         plane.queue(name).put("b")  # The connection is opened in the second attempt.

@@ -18,9 +18,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-import holdfast
-from holdfast.errors import Unsupported
-from holdfast.limits import (
+import fastness
+from fastness.errors import Unsupported
+from fastness.limits import (
     CONSOLE_JOB_RECORD_BYTES_MAX,
     CONSOLE_LIVE_QUEUES_MAX,
     CONSOLE_REPORT_BYTES_MAX,
@@ -30,18 +30,18 @@ from holdfast.limits import (
     CONSOLE_WATCHERS_MAX,
     CONSOLE_WATCHERS_PER_TOKEN_MAX,
 )
-from holdfast.pipeline.config import JobResult
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.observation.runs import RunRecorder, read_records
-from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
-from holdfast.server.authorization import AllowAll
-from holdfast.server.console import files, live, reports, samples
-from holdfast.server.console.samples import Samples
-from holdfast.server.context import ServerContext
-from holdfast.server.metrics import Metrics
-from holdfast.wire.queues import QueueStats
+from fastness.pipeline.config import JobResult
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.observation.runs import RunRecorder, read_records
+from fastness.pipeline.schemas import LIVE_QUEUE_MINUTES
+from fastness.server.authorization import AllowAll
+from fastness.server.console import files, live, reports, samples
+from fastness.server.console.samples import Samples
+from fastness.server.context import ServerContext
+from fastness.server.metrics import Metrics
+from fastness.wire.queues import QueueStats
 
-_spec = importlib.util.spec_from_file_location("holdfast_processes", Path(__file__).with_name("processes.py"))
+_spec = importlib.util.spec_from_file_location("fastness_processes", Path(__file__).with_name("processes.py"))
 assert _spec is not None
 assert _spec.loader is not None
 _processes = importlib.util.module_from_spec(_spec)
@@ -63,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     """A server that requires tokens, and some tokens."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         tokens = {
             "all": plane.tokens.create("operator", universes="*", verbs="*").token,
             "some": plane.tokens.create("reader", universes="main,other", verbs="queue:*").token,
@@ -302,7 +302,7 @@ def test_samples_arrive_every_second_and_agree_with_the_metrics(server: Any) -> 
         plane.queue("sampled").put(b"x")
         text = server.get("/metrics")[2].decode()
         calls: Counter[str] = Counter()
-        for op, value in re.findall(r'^holdfast_requests_total{code=".*",op="(.*)"} (\S+)$', text, re.MULTILINE):
+        for op, value in re.findall(r'^fastness_requests_total{code=".*",op="(.*)"} (\S+)$', text, re.MULTILINE):
             calls[op] += int(float(value))
         second = listener.sample("queues.put", calls["queues.put"])
         assert second["at_ms"] > first["at_ms"]
@@ -578,7 +578,7 @@ def test_live_aggregates_are_answered_for_the_last_hour(guarded: Any, tmp_path: 
     for file in tmp_path.glob("lake/*/universe=other/*.parquet"):
         file.write_bytes(b"damaged")
     status, _, body = request(server, "/console/live?universe=other", token=tokens["all"])
-    assert (status >= 500, "holdfast pipeline audit" in json.loads(body)["detail"]) == (True, True)
+    assert (status >= 500, "fastness pipeline audit" in json.loads(body)["detail"]) == (True, True)
 
 
 def test_the_last_runs_of_jobs_are_answered_as_the_pipeline_reads_them(guarded: Any, tmp_path: Path) -> None:
@@ -607,7 +607,7 @@ def test_a_server_that_cannot_read_lakes_says_which_extra_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(Unsupported, match=r"pip install 'holdfast\[spark\]'"):
+    with pytest.raises(Unsupported, match=r"pip install 'fastness\[spark\]'"):
         live.read_hour(tmp_path, "main")
 
 

@@ -1,4 +1,4 @@
-"""`holdfast demo`: every claim holds, a failed claim is listed, and no process or file remains."""
+"""`fastness demo`: every claim holds, a failed claim is listed, and no process or file remains."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import fastness
 
-HOLDFAST = ["-m", "holdfast.cli"]
+FASTNESS = ["-m", "fastness.cli"]
 CHAPTERS = [
     "The server",
     "Mail to offline agents",
@@ -37,13 +37,13 @@ class DemoRunner:
         self.folder.mkdir()
         self.temporary.mkdir()
         self._mark = uuid.uuid4().hex  # In the environment of every process of the demo.
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self.environment = {
             **kept,
             "DEMO_TEST": self._mark,
             "TMPDIR": str(self.temporary),
             "COLUMNS": "80",
-            "HOLDFAST_URL": "http://127.0.0.1:1",  # Another plane, which the demo must not use.
+            "FASTNESS_URL": "http://127.0.0.1:1",  # Another plane, which the demo must not use.
         }
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
@@ -93,7 +93,7 @@ def chapters(claims: list[dict[str, Any]]) -> list[str]:
 
 
 def test_every_claim_holds_and_nothing_remains(demo: DemoRunner) -> None:
-    result = json.loads(demo.run(*HOLDFAST, "demo", "--without-spark", "--json"))
+    result = json.loads(demo.run(*FASTNESS, "demo", "--without-spark", "--json"))
     claims = result["claims"]
     assert [claim for claim in claims if not claim["holds"]] == []
     assert result["ok"]
@@ -105,22 +105,22 @@ def test_every_claim_holds_and_nothing_remains(demo: DemoRunner) -> None:
 
 @pytest.mark.nightly  # Takes over a minute on a busy machine.
 def test_the_demo_with_spark_writes_a_report(demo: DemoRunner) -> None:
-    result = json.loads(demo.run(*HOLDFAST, "demo", "--json"))
+    result = json.loads(demo.run(*FASTNESS, "demo", "--json"))
     claims = result["claims"]
     assert [claim for claim in claims if not claim["holds"]] == []
     assert chapters(claims) == [*CHAPTERS, SPARK]
     assert len(claims) == CLAIMS + SPARK_CLAIMS
-    report = demo.folder / "holdfast-demo-report.html"
+    report = demo.folder / "fastness-demo-report.html"
     assert result["report"] == str(report)
     assert "All 6 worlds passed the audit" in report.read_text()
     assert demo.remaining() == [str(report)]
 
 
 BROKEN = """
-from holdfast.cli.main import root
-from holdfast.handles.sync.queues import Queue
-from holdfast.handles.sync.worlds import World
-from holdfast.wire.restores import Restored
+from fastness.cli.main import root
+from fastness.handles.sync.queues import Queue
+from fastness.handles.sync.worlds import World
+from fastness.wire.restores import Restored
 
 receive, restore = Queue.receive_many, World.restore
 dropped = []
@@ -156,15 +156,15 @@ def test_failed_claims_are_listed_and_the_demo_fails(demo: DemoRunner) -> None:
     # The kept data can be opened as a plane.
     assert list(demo.temporary.iterdir()) == []
     assert demo.processes() == []
-    with holdfast.open(f"dir:{demo.folder / 'kept' / 'data'}") as plane:
+    with fastness.open(f"dir:{demo.folder / 'kept' / 'data'}") as plane:
         assert plane.queue("tickets").stats().acked_total == 145
         assert len(plane.worlds()) == 6
 
 
 RAISING = """
-from holdfast.cli.main import root
-from holdfast.errors import MailboxFull
-from holdfast.handles.sync.mailboxes import Mailbox
+from fastness.cli.main import root
+from fastness.errors import MailboxFull
+from fastness.handles.sync.mailboxes import Mailbox
 
 
 def send(self, to, body, **options):
@@ -185,19 +185,19 @@ def test_a_chapter_that_raises_is_a_failed_claim(demo: DemoRunner) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_nothing(demo: DemoRunner, number: signal.Signals) -> None:
-    process = demo.start("-u", *HOLDFAST, "demo", "--without-spark")
+    process = demo.start("-u", *FASTNESS, "demo", "--without-spark")
     assert process.stdout is not None
     while "The agents connect" not in process.stdout.readline():
         assert process.poll() is None
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
-    assert (process.returncode, err.strip()) == (130, "holdfast: interrupted")
+    assert (process.returncode, err.strip()) == (130, "fastness: interrupted")
     assert demo.remaining() == []
 
 
 def test_a_non_empty_folder_is_rejected(demo: DemoRunner) -> None:
     (demo.folder / "mine.txt").write_text("mine")
-    process = demo.start(*HOLDFAST, "demo", "--without-spark", "--keep", ".")
+    process = demo.start(*FASTNESS, "demo", "--without-spark", "--keep", ".")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "")
     assert "is not empty; choose a new folder for --keep" in err
@@ -206,10 +206,10 @@ def test_a_non_empty_folder_is_rejected(demo: DemoRunner) -> None:
 
 @pytest.mark.parametrize("module", ["pyspark", "deltalake"])
 def test_missing_spark_is_reported_before_the_demo_starts(demo: DemoRunner, module: str) -> None:
-    without = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import root; root.main(['demo'])"
+    without = f"import sys; sys.modules[{module!r}] = None; from fastness.cli.main import root; root.main(['demo'])"
     process = demo.start("-c", without)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "")
-    assert "pip install 'holdfast[spark]'" in err
-    assert "holdfast demo --without-spark" in err
+    assert "pip install 'fastness[spark]'" in err
+    assert "fastness demo --without-spark" in err
     assert demo.remaining() == []

@@ -25,7 +25,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from holdfast.server.settings import Settings
+from fastness.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 _servers = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
@@ -92,12 +92,12 @@ def run_blocks(document: str, folder: Path, words: Mapping[str, str]) -> None:
             script.append(f"python -W error - <<'END OF BLOCK'\n{code}END OF BLOCK")
         elif language == "sh":
             script.append(code)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "XDG_CONFIG_HOME": str(folder / "config"),
         "XDG_STATE_HOME": str(folder / "state"),
-        "HOLDFAST_URL": words.get(SERVER, ""),
+        "FASTNESS_URL": words.get(SERVER, ""),
     }
     shell = subprocess.Popen(
         ["bash", "-c", "\n".join(script)],
@@ -148,13 +148,13 @@ SPARK = "pipeline.md"  # It starts Spark for every command.
 @pytest.mark.parametrize("document", [*SERVED, pytest.param(SPARK, marks=pytest.mark.nightly)])
 def test_the_blocks_of_a_document_with_a_server_run(document: str, tmp_path: Path) -> None:
     port = free_port()
-    words = {SERVER: f"http://127.0.0.1:{port}", "holdfast serve ": f"holdfast serve --port {port} "}
+    words = {SERVER: f"http://127.0.0.1:{port}", "fastness serve ": f"fastness serve --port {port} "}
     run_blocks(document, tmp_path, words)
 
 
 def test_every_path_in_the_endpoint_reference_is_served(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", "memory:", "--port", str(port)]
+    command = [sys.executable, "-m", "fastness.cli", "serve", "--data", "memory:", "--port", str(port)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             for _ in range(1_200):
@@ -233,12 +233,12 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.mark.usefixtures("s3")
 def test_the_blocks_of_the_postgresql_guide_run(tmp_path: Path, postgres_url: str) -> None:
-    run_blocks("how-to/move-to-postgresql.md", tmp_path, {"postgresql://holdfast@db/plane": postgres_url})
+    run_blocks("how-to/move-to-postgresql.md", tmp_path, {"postgresql://fastness@db/plane": postgres_url})
 
 
 def test_the_blocks_of_the_transaction_guide_run(tmp_path: Path, postgres_url: str) -> None:
     engine_url = postgres_url.replace("postgresql://", "postgresql+psycopg://")
-    words = {"postgresql://holdfast@db/plane": postgres_url, "postgresql+psycopg://holdfast@db/plane": engine_url}
+    words = {"postgresql://fastness@db/plane": postgres_url, "postgresql+psycopg://fastness@db/plane": engine_url}
     run_blocks("how-to/your-own-transaction.md", tmp_path, words)
 
 
@@ -250,7 +250,7 @@ def test_the_blocks_of_the_celery_guide_run(tmp_path: Path) -> None:
     words = {
         SERVER: f"http://127.0.0.1:{port}",
         "127.0.0.1:9440/main": f"127.0.0.1:{port}/main",
-        "holdfast serve ": f"holdfast serve --port {port} ",
+        "fastness serve ": f"fastness serve --port {port} ",
         "9324": f"{sqs_port}",
     }
     run_blocks(CELERY, tmp_path, words)
@@ -276,8 +276,8 @@ def test_every_page_with_blocks_is_run_or_says_why_not() -> None:
 def test_the_settings_of_the_production_guide_are_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "how-to" / "production.md").read_text()
     [settings] = re.findall(r"^```toml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    (tmp_path / "holdfast.toml").write_text(settings)
-    assert Settings.load(file=tmp_path / "holdfast.toml", environment={}).tokens
+    (tmp_path / "fastness.toml").write_text(settings)
+    assert Settings.load(file=tmp_path / "fastness.toml", environment={}).tokens
 
 
 GUIDES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))

@@ -19,16 +19,16 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast import CommandKeys, FileKeys, Plane, errors, limits
-from holdfast.backends.objects import open_objects
-from holdfast.backends.objects.encrypted import EncryptedObjects
-from holdfast.backends.objects.store import ObjectMeta, ObjectStore
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli.main import root
-from holdfast.encryption_keys import new_master_key
-from holdfast.kv import Database, Pair, Transaction, pack, prefix_range
-from holdfast.kv.value_cipher import (
+import fastness
+from fastness import CommandKeys, FileKeys, Plane, errors, limits
+from fastness.backends.objects import open_objects
+from fastness.backends.objects.encrypted import EncryptedObjects
+from fastness.backends.objects.store import ObjectMeta, ObjectStore
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.cli.main import root
+from fastness.encryption_keys import new_master_key
+from fastness.kv import Database, Pair, Transaction, pack, prefix_range
+from fastness.kv.value_cipher import (
     GENERATION,
     KEYRINGS,
     MANIFEST,
@@ -39,22 +39,22 @@ from holdfast.kv.value_cipher import (
     cipher_of,
     signed_manifest,
 )
-from holdfast.layers import inboxes, nodes, queues, snapshots, timers
-from holdfast.layers.nodes import Node
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.worlds import World
-from holdfast.plane.migrations import opened_source, opened_target, without_password
-from holdfast.plane.open import open_database
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance import retention
-from holdfast.runtime.maintenance.encryption import Encryption
-from holdfast.runtime.maintenance.migrations import Migrator
-from holdfast.runtime.maintenance.sweeper import Sweeper
-from holdfast.runtime.maintenance.timer_loop import TimerLoop
-from holdfast.runtime.publishing import discard
-from holdfast.server.encryption_metrics import EncryptionMetrics
-from holdfast.wire.inboxes import Timer
-from holdfast.wire.queues import NewMessage
+from fastness.layers import inboxes, nodes, queues, snapshots, timers
+from fastness.layers.nodes import Node
+from fastness.layers.queues import QueueKey
+from fastness.layers.worlds import World
+from fastness.plane.migrations import opened_source, opened_target, without_password
+from fastness.plane.open import open_database
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance import retention
+from fastness.runtime.maintenance.encryption import Encryption
+from fastness.runtime.maintenance.migrations import Migrator
+from fastness.runtime.maintenance.sweeper import Sweeper
+from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.publishing import discard
+from fastness.server.encryption_metrics import EncryptionMetrics
+from fastness.wire.inboxes import Timer
+from fastness.wire.queues import NewMessage
 
 SECRET = "SECRET-MARKER-7F3A"
 EVERYTHING = prefix_range(b"")
@@ -75,13 +75,13 @@ class Site:
 
     def open(self, **options: object) -> Plane:
         options.setdefault("encryption", FileKeys(self.keys))
-        return holdfast.open(self.url, objects=f"dir:{self.folder / 'objects'}", gc_every_seconds=None, **options)  # type: ignore[arg-type]
+        return fastness.open(self.url, objects=f"dir:{self.folder / 'objects'}", gc_every_seconds=None, **options)  # type: ignore[arg-type]
 
     def pairs(self) -> dict[bytes, bytes]:
         """The stored pairs, as they are stored."""
         if self.is_postgres:
             with psycopg.connect(self.url) as connection:
-                return dict(connection.execute("SELECT key, value FROM holdfast_kv").fetchall())  # type: ignore[arg-type]
+                return dict(connection.execute("SELECT key, value FROM fastness_kv").fetchall())  # type: ignore[arg-type]
         with RocksDatabase(self.folder / "data" / "kv", cipher=RawValues()) as database:
             return dict(database.read(_all))
 
@@ -90,9 +90,9 @@ class Site:
         if self.is_postgres:
             with psycopg.connect(self.url) as connection:
                 for key, value in pairs.items():
-                    connection.execute("DELETE FROM holdfast_kv WHERE key = %s", [key])
+                    connection.execute("DELETE FROM fastness_kv WHERE key = %s", [key])
                     if value is not None:
-                        connection.execute("INSERT INTO holdfast_kv VALUES (%s, %s)", [key, value])
+                        connection.execute("INSERT INTO fastness_kv VALUES (%s, %s)", [key, value])
             return
         with RocksDatabase(self.folder / "data" / "kv", cipher=RawValues()) as database:
             database.transact(_write, pairs)
@@ -201,9 +201,9 @@ def test_values_from_before_stay_readable_and_are_rewritten(site: Site, monkeypa
     assert SECRET.encode() in plain
 
     # A rewrite that is interrupted after each page goes on where it ended.
-    monkeypatch.setattr("holdfast.runtime.maintenance.encryption.ENCRYPTION_REWRITE_PAGE", 8)
-    monkeypatch.setattr("holdfast.runtime.maintenance.encryption.ENCRYPTION_REWRITE_OBJECTS", 1)
-    from holdfast.wire.encryption import RewriteValues
+    monkeypatch.setattr("fastness.runtime.maintenance.encryption.ENCRYPTION_REWRITE_PAGE", 8)
+    monkeypatch.setattr("fastness.runtime.maintenance.encryption.ENCRYPTION_REWRITE_OBJECTS", 1)
+    from fastness.wire.encryption import RewriteValues
 
     calls = rewritten = 0
     is_complete = False
@@ -223,7 +223,7 @@ def test_values_from_before_stay_readable_and_are_rewritten(site: Site, monkeypa
         check(plane, "old")
     assert site.places_with(SECRET) == set()
 
-    # From now on a plain value is not one of Holdfast's: a forged one is refused.
+    # From now on a plain value is not one of Fastness's: a forged one is refused.
     site.change({key: plain})
     with site.open() as plane, pytest.raises(errors.DecryptionFailed, match="not encrypted"):
         check(plane, "old")
@@ -386,8 +386,8 @@ def _in_thread(work: Callable[[], object]) -> None:
 
 
 def test_a_rewrite_goes_on_while_a_caller_has_a_transaction_open(shared: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.maintenance.encryption.ENCRYPTION_LOCK_SECONDS", 0.1)
-    monkeypatch.setattr("holdfast.runtime.maintenance.encryption.ENCRYPTION_REWRITE_PAGE", 4)
+    monkeypatch.setattr("fastness.runtime.maintenance.encryption.ENCRYPTION_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("fastness.runtime.maintenance.encryption.ENCRYPTION_REWRITE_PAGE", 4)
     with shared.open() as plane, _opened(shared) as database, psycopg.connect(shared.url) as connection:
         encryption = Encryption(database, None, None)
         database.transact(_write, {pack(("u", "main", "states", number)): b"plain" for number in range(20)})
@@ -412,7 +412,7 @@ def test_opening_without_the_master_key_is_refused(site: Site) -> None:
         plane.encryption.enable("main")
         plane.state("a").update({"text": SECRET})
     with pytest.raises(errors.EncryptionKeyMissing, match="--encryption-key-file"):
-        holdfast.open(site.url)
+        fastness.open(site.url)
     master = site.keys.read_text()
     site.keys.write_text(f"{new_master_key('second')}\n")
     with pytest.raises(errors.EncryptionKeyMissing, match="'first'"):
@@ -491,7 +491,7 @@ def test_a_server_without_the_key_is_refused_once_a_universe_is_encrypted(shared
 def test_a_callers_transaction_never_writes_plain_values_after_enable(
     shared: Site, monkeypatch: pytest.MonkeyPatch, isolation: str
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.maintenance.encryption.ENCRYPTION_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("fastness.runtime.maintenance.encryption.ENCRYPTION_LOCK_SECONDS", 0.2)
     with shared.open() as plane, shared.open() as other, psycopg.connect(shared.url) as connection:
         other.queue("jobs").put({"text": "a"})
         connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
@@ -500,7 +500,7 @@ def test_a_callers_transaction_never_writes_plain_values_after_enable(
             plane.encryption.enable("main")
         connection.commit()
         connection.execute(f"SET TRANSACTION ISOLATION LEVEL {isolation}")
-        connection.execute("SELECT count(*) FROM holdfast_kv")  # Takes the snapshot of the transaction.
+        connection.execute("SELECT count(*) FROM fastness_kv")  # Takes the snapshot of the transaction.
         plane.encryption.enable("main")
         other.within(connection).queue("jobs").put({"text": SECRET})
         connection.commit()
@@ -666,10 +666,10 @@ def test_a_plane_without_a_master_key_or_a_disk_is_not_encrypted(directory: Site
         with pytest.raises(errors.EncryptionKeyMissing, match="without a master key"):
             plane.encryption.enable("main")
         assert not plane.encryption.show().available
-    with holdfast.open("memory:") as plane, pytest.raises(errors.Unsupported):
+    with fastness.open("memory:") as plane, pytest.raises(errors.Unsupported):
         plane.encryption.enable("main")
     with directory.open() as plane:
-        with pytest.raises(errors.NotFound, match="holdfast encryption enable main"):
+        with pytest.raises(errors.NotFound, match="fastness encryption enable main"):
             plane.encryption.rotate("main")
         with pytest.raises(errors.NotFound):
             plane.encryption.rewrite("main")
@@ -681,13 +681,13 @@ def test_a_backup_has_no_payload_and_restores_with_the_key(
     """Of a data directory, and of a running server. Both say once that restoring needs the master key."""
     run = CliRunner().invoke
     data, keys = directory.url, str(directory.keys)
-    with holdfast.open(data, encryption=FileKeys(keys)) as plane:
+    with fastness.open(data, encryption=FileKeys(keys)) as plane:
         plane.encryption.enable("main")
         fill(plane, "new")
     backup = tmp_path / "backup"
     assert run(root, ["--url", data, "backup", str(backup)]).exit_code == 9
     shutil.rmtree(backup, ignore_errors=True)
-    monkeypatch.setenv("HOLDFAST_ENCRYPTION_KEY_FILE", keys)
+    monkeypatch.setenv("FASTNESS_ENCRYPTION_KEY_FILE", keys)
     with serving(data) as server:
         made = run(root, ["--url", server.url, "backup", str(tmp_path / "of-server")])
     for done in (made, run(root, ["--url", data, "backup", str(backup)])):
@@ -701,7 +701,7 @@ def test_a_backup_has_no_payload_and_restores_with_the_key(
         ):
             done = run(root, arguments)
             assert done.exit_code == 0, done.output
-        with holdfast.open(f"dir:{restored}") as plane:
+        with fastness.open(f"dir:{restored}") as plane:
             check(plane, "new")
     assert directory.places_with(SECRET) == set()
 
@@ -711,7 +711,7 @@ def test_an_encrypted_plane_is_migrated_and_stays_encrypted(
     way: str, tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The master key may require universes that the target does not have at first."""
-    monkeypatch.delenv("HOLDFAST_ENCRYPTION_KEY_FILE", raising=False)
+    monkeypatch.delenv("FASTNESS_ENCRYPTION_KEY_FILE", raising=False)
     kinds = ("rocksdb", "postgres") if way == "to_postgres" else ("postgres", "rocksdb")
     for name in ("from", "to"):
         (tmp_path / name).mkdir()
@@ -761,7 +761,7 @@ def test_a_plane_that_is_encrypted_between_two_runs_of_a_migration_leaves_nothin
     (tmp_path / "to").mkdir()
     target = Site("postgres", tmp_path / "to", postgres_url)
     objects = f"dir:{target.folder / 'objects'}"
-    with holdfast.open(directory.url) as plane:
+    with fastness.open(directory.url) as plane:
         fill(plane, "old")
     with opened_source(directory.url) as source_side, opened_target(target.url, objects=objects) as target_side:
         interrupted = Migrator(source_side, target_side, without_password(directory.url))
@@ -769,7 +769,7 @@ def test_a_plane_that_is_encrypted_between_two_runs_of_a_migration_leaves_nothin
         interrupted.copy_objects(lambda _steps: None)
         interrupted.copy_keys(lambda _steps: None)
     assert target.places_with(SECRET)
-    with holdfast.open(directory.url, encryption=FileKeys(directory.keys)) as plane:
+    with fastness.open(directory.url, encryption=FileKeys(directory.keys)) as plane:
         plane.encryption.enable("main")
         plane.encryption.rewrite("main")
     command = ["migrate", directory.url, target.url, "--to-objects", objects]
@@ -838,10 +838,10 @@ def _opened(site: Site) -> Database:
 
 
 REWRITE = """
-import sys, time, holdfast
-from holdfast import FileKeys
-from holdfast.layers import encryption
-from holdfast.wire.encryption import RewriteValues
+import sys, time, fastness
+from fastness import FileKeys
+from fastness.layers import encryption
+from fastness.wire.encryption import RewriteValues
 url, objects, keys = sys.argv[1:]
 keep, pages = encryption.keep_progress, []
 def keep_or_wait(*arguments):
@@ -851,7 +851,7 @@ def keep_or_wait(*arguments):
         time.sleep(600)
     keep(*arguments)
 encryption.keep_progress = keep_or_wait
-with holdfast.open(url, objects=objects, gc_every_seconds=None, encryption=FileKeys(keys)) as plane:
+with fastness.open(url, objects=objects, gc_every_seconds=None, encryption=FileKeys(keys)) as plane:
     while not plane._transport.call(RewriteValues("main", 8)).is_complete:
         pass
 """

@@ -129,8 +129,8 @@ def test_an_example_runs_twice(name: str, server: Any) -> None:
 
 
 def run_twice(path: Path, server: Any, expected: list[str]) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
-    environment |= {"HOLDFAST_URL": server.url}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FASTNESS_")}
+    environment |= {"FASTNESS_URL": server.url}
     for _ in range(2):
         done = subprocess.run(
             [sys.executable, "-W", "error", str(path)],

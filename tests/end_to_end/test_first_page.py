@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
     subprocess.run([*command, str(ROOT)], check=True, capture_output=True, timeout=300)
-    [built] = folder.glob("holdfast-*.whl")
+    [built] = folder.glob("fastness-*.whl")
     return built
 
 
@@ -116,14 +116,14 @@ def test_the_first_page_leads_to_a_recovered_job(wheel: Path, tmp_path: Path) ->
     install = f"pip install --quiet --no-deps --no-index {wheel} && echo {packages} > $(python -c "
     install += "'import sysconfig; print(sysconfig.get_paths()[\"purelib\"])')/dependencies.pth"
     text = PAGE.read_text()
-    assert text.count("pip install holdfast\n") == 1
-    text = text.replace("pip install holdfast\n", f"{install}\n").replace(PORT, port)
-    hidden = ("HOLDFAST_", "PYTHON", "VIRTUAL_ENV", "COVERAGE")
+    assert text.count("pip install fastness\n") == 1
+    text = text.replace("pip install fastness\n", f"{install}\n").replace(PORT, port)
+    hidden = ("FASTNESS_", "PYTHON", "VIRTUAL_ENV", "COVERAGE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
     environment |= {
         "PATH": f"{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin",
-        "HOLDFAST_PORT": port,  # Commands of the page use the default port, which may be in use.
-        "HOLDFAST_URL": f"http://127.0.0.1:{port}",
+        "FASTNESS_PORT": port,  # Commands of the page use the default port, which may be in use.
+        "FASTNESS_URL": f"http://127.0.0.1:{port}",
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "XDG_STATE_HOME": str(tmp_path / "state"),
     }
@@ -135,7 +135,7 @@ def test_the_first_page_leads_to_a_recovered_job(wheel: Path, tmp_path: Path) ->
     try:
         for language, title, code in BLOCK.findall(text):
             if title:
-                (work / "holdfast-start" / title).write_text(code)
+                (work / "fastness-start" / title).write_text(code)
             elif language == "sh":
                 output = shell.run(code, deadline)
                 seen += output
@@ -145,8 +145,8 @@ def test_the_first_page_leads_to_a_recovered_job(wheel: Path, tmp_path: Path) ->
                 assert language == "text"
                 missing = [line for line in code.splitlines() if line not in output]
                 assert missing == [], output
-        used = shell.run("python -c 'import holdfast; print(holdfast.__file__)'", deadline)
+        used = shell.run("python -c 'import fastness; print(fastness.__file__)'", deadline)
     finally:
         shell.close()
     assert "/console#" in seen
-    assert str(work / "holdfast-start" / ".venv") in used
+    assert str(work / "fastness-start" / ".venv") in used

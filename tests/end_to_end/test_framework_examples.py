@@ -63,7 +63,7 @@ EXPECTED = {
 
 
 def run(name: str, url: str) -> list[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOLDFAST_")}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FASTNESS_")}
     done = subprocess.run(
         [sys.executable, "-u", str(EXAMPLES / f"{name}.py"), url],
         env=environment,

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import holdfast
-from holdfast.layers import samples
+import fastness
+from fastness.layers import samples
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -22,7 +22,7 @@ def ask(server: Any, query: str, token: str) -> tuple[int, Any]:
 
 
 def test_a_server_stores_samples_and_serves_them_after_a_restart(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         admin = plane.tokens.create("admin", universes="*", verbs="*").token
         reader = plane.tokens.create("reader", universes="main", verbs="queue:stats").token
         plane.queue("jobs").put_many([{"n": number} for number in range(7)])
@@ -90,7 +90,7 @@ def test_a_chart_of_two_servers_has_the_calls_of_both(postgres_url: str, tmp_pat
             for each in range(30 + number):
                 plane.queue("jobs").put({"n": each})
         newest = until_newest(lambda sample: sample["calls"] >= 61 and sample["queues"]["main"]["put"] >= 61)
-        with holdfast.open(postgres_url) as embedded:
+        with fastness.open(postgres_url) as embedded:
             database = embedded._transport.services.database  # type: ignore[attr-defined]
             assert set(database.read(samples.nodes)) == {f"{socket.gethostname()} {server.url}" for server in servers}
         numbers = newest["queues"]["main"]

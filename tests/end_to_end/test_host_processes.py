@@ -1,4 +1,4 @@
-"""`holdfast host` as a process, on a server and on PostgreSQL: kills, pauses, drains and reloads."""
+"""`fastness host` as a process, on a server and on PostgreSQL: kills, pauses, drains and reloads."""
 
 import os
 import runpy
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane, Program
+import fastness
+from fastness import Plane, Program
 
 _shared = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server: Any = _shared["Server"]
@@ -24,10 +24,10 @@ ORDERS = 6
 
 MODULE = """
 import os, pathlib, time
-import holdfast
+import fastness
 
 HERE = pathlib.Path(__file__).parent
-app = holdfast.HostApp()
+app = fastness.HostApp()
 
 def note(name):
     with open(HERE / "notes", "a") as notes:
@@ -70,17 +70,17 @@ def charge(call):
 
 
 class HostProcess:
-    """`holdfast host` in the folder of its module."""
+    """`fastness host` in the folder of its module."""
 
     def __init__(self, folder: Path, url: str, universe: str, *options: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self.log = folder / "host.log"
         words = ["host", "shop:app", "--lease-seconds", LEASE_SECONDS, *options]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "holdfast.cli", *words],
+                [sys.executable, "-W", "error", "-m", "fastness.cli", *words],
                 cwd=folder,
-                env={**environment, "HOLDFAST_URL": url, "HOLDFAST_UNIVERSE": universe},
+                env={**environment, "FASTNESS_URL": url, "FASTNESS_UNIVERSE": universe},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -134,7 +134,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def plane(url: str, folder: Path) -> Iterator[Plane]:
-    opened = holdfast.connect if url.startswith("http") else holdfast.open
+    opened = fastness.connect if url.startswith("http") else fastness.open
     with opened(url, universe=folder.name) as plane:
         yield plane
 

@@ -19,13 +19,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from holdfast.wire.problems import Problem
-from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, Outcomes, PutMessages, Receipts
+from fastness.wire.problems import Problem
+from fastness.wire.queues import AckMessages, MessageLease, NewMessage, Outcomes, PutMessages, Receipts
 
 
 def _load(name: str) -> ModuleType:
     """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"holdfast_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -85,7 +85,7 @@ class TestCall:
             assert answer.headers["link"] == f'</docs/errors/{code}>; rel="help"'
             page = server.get(f"/docs/errors/{code}")
             assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-            assert f"<title>{code} - Holdfast</title>" in page.body.decode()
+            assert f"<title>{code} - Fastness</title>" in page.body.decode()
             assert f'<a href="errors/{code}">' in server.get("/docs/errors").body.decode()
         assert server.get("/docs/errors/no_such_code").json()["code"] == "not_found"
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import MailboxFull, MailboxTaken, SenderBlocked
-from holdfast.wire.mail import MailPolicy
+import fastness
+from fastness.errors import MailboxFull, MailboxTaken, SenderBlocked
+from fastness.wire.mail import MailPolicy
 
-_spec = importlib.util.spec_from_file_location("holdfast_serving", Path(__file__).with_name("serving.py"))
+_spec = importlib.util.spec_from_file_location("fastness_serving", Path(__file__).with_name("serving.py"))
 assert _spec is not None
 assert _spec.loader is not None
 _serving = importlib.util.module_from_spec(_spec)
@@ -81,7 +81,7 @@ def test_blocks_policies_and_agents_are_managed_over_http(server: Any, name: str
 
 
 async def test_a_remote_reader_receives_and_confirms_mail(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as ours, holdfast.connect_async(server.url) as theirs:
+    async with fastness.connect_async(server.url) as ours, fastness.connect_async(server.url) as theirs:
         seen: list[int] = []
 
         async def read() -> None:
@@ -100,7 +100,7 @@ async def test_a_remote_reader_receives_and_confirms_mail(server: Any, name: str
 
 
 async def test_the_last_subscriber_becomes_the_reader(server: Any, name: str) -> None:
-    async with holdfast.connect_async(server.url) as first, holdfast.connect_async(server.url) as second:
+    async with fastness.connect_async(server.url) as first, fastness.connect_async(server.url) as second:
         old = aiter(first.mailbox(name).subscribe())
         waiting = asyncio.ensure_future(anext(old))
         while not (await second.mailbox(name).stats()).joined:
@@ -115,7 +115,7 @@ async def test_the_last_subscriber_becomes_the_reader(server: Any, name: str) ->
 
 
 def test_errors_have_the_same_types_over_the_network(server: Any, name: str) -> None:
-    with holdfast.connect(server.url, universe=name) as plane:
+    with fastness.connect(server.url, universe=name) as plane:
         plane.set_mail_policy(MailPolicy(pending_max=1))
         plane.mailbox("ada").send("bob", 1)
         with pytest.raises(MailboxFull, match="pending_max"):

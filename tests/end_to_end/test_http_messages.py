@@ -18,7 +18,7 @@ import pytest
 
 def _load(name: str) -> ModuleType:
     """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"holdfast_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

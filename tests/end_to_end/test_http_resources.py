@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import NotEmbedded
-from holdfast.server.http.routes import ENDPOINTS
+import fastness
+from fastness.errors import NotEmbedded
+from fastness.server.http.routes import ENDPOINTS
 
 
 def _load(name: str) -> ModuleType:
     """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"holdfast_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,8 +48,8 @@ def name() -> str:
 
 def test_the_version_and_identity_of_the_plane_are_shown(server: Any) -> None:
     status = server.get("/v1/plane").json()
-    assert (status["version"], status["data_format"], status["cause"]) == (holdfast.__version__, 2, "created")
-    with holdfast.connect(server.url) as plane:
+    assert (status["version"], status["data_format"], status["cause"]) == (fastness.__version__, 2, "created")
+    with fastness.connect(server.url) as plane:
         assert (plane.status().plane, plane.status().lineage) == (status["plane"], status["lineage"])
         with pytest.raises(NotEmbedded):
             plane.mark_restored()
@@ -206,7 +206,7 @@ class TestStates:
 
     def test_numbers_that_json_lacks_are_text(self, server: Any, name: str) -> None:
         """Other clients can store them, because CBOR has them. JSON would show them as null."""
-        with holdfast.connect(server.url) as plane:
+        with fastness.connect(server.url) as plane:
             plane.state(name).update({"high": [float("inf"), float("-inf")], "none": float("nan")})
             plane.entities.write("measure", name, {"value": float("nan")})
         assert server.get(f"/v1/state/{name}").json() == {"high": ["Infinity", "-Infinity"], "none": "NaN"}
@@ -233,7 +233,7 @@ class TestStates:
         assert server.get(f"/v1/state/{key.lower()}").status == 404
 
     def test_universes_are_isolated_whether_named_by_header_query_or_body(self, server: Any, name: str) -> None:
-        server.ask("PUT", f"/v1/state/{name}", "there", X_Holdfast_Universe="elsewhere")
+        server.ask("PUT", f"/v1/state/{name}", "there", X_Fastness_Universe="elsewhere")
         assert server.get(f"/v1/state/{name}").status == 404
         assert server.get(f"/v1/state/{name}?universe=elsewhere").json() == "there"
         found = server.post("/v1/state/get", {"key": name, "universe": "elsewhere"}).json()

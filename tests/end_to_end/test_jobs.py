@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, NewMessage, QueuePolicy
-from holdfast.errors import MessageCancelled, MessageFailed
-from holdfast.wire.queues import WaitForCancel
+import fastness
+from fastness import AsyncPlane, NewMessage, QueuePolicy
+from fastness.errors import MessageCancelled, MessageFailed
+from fastness.wire.queues import WaitForCancel
 
 serving = runpy.run_path(str(Path(__file__).with_name("serving.py")))["serving"]  # Test files cannot import each other.
 
@@ -26,7 +26,7 @@ def two_servers(url: str) -> Iterator[tuple[str, str]]:
 @pytest.fixture
 async def nodes(postgres_url: str) -> AsyncIterator[tuple[AsyncPlane, AsyncPlane]]:
     with two_servers(postgres_url) as (one, two):
-        async with holdfast.connect_async(one) as first, holdfast.connect_async(two) as second:
+        async with fastness.connect_async(one) as first, fastness.connect_async(two) as second:
             yield first, second
 
 
@@ -97,7 +97,7 @@ async def test_two_servers_share_the_limit_of_a_key(nodes: tuple[AsyncPlane, Asy
 
 
 def test_the_life_of_a_job_over_the_network() -> None:
-    with serving() as server, holdfast.connect(server.url) as plane:
+    with serving() as server, fastness.connect(server.url) as plane:
         queue = plane.queue("jobs")
         receipt = queue.put({"n": 1}, key="a", unique_key="k", keep_result=True)
         assert queue.put({"n": 2}, unique_key="k").duplicate

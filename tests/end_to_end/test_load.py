@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.wire.frames import PROTOCOL, Call, Hello, encode
-from holdfast.wire.queues import PeekMessages
+import fastness
+from fastness.wire.frames import PROTOCOL, Call, Hello, encode
+from fastness.wire.queues import PeekMessages
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -101,7 +101,7 @@ async def test_every_stream_subscriber_gets_its_messages(
     got: dict[int, list[Any]] = {number: [] for number in range(subscribers)}
 
     async def subscribe(number: int, ready: asyncio.Event) -> None:
-        async with holdfast.connect_async(server.url) as plane:
+        async with fastness.connect_async(server.url) as plane:
             queue = plane.queue(f"mine-{number}")
             ready.set()
             while len(got[number]) < messages:
@@ -115,7 +115,7 @@ async def test_every_stream_subscriber_gets_its_messages(
             running.create_task(subscribe(number, ready))
             if number % 50 == 0:
                 await ready.wait()
-        async with holdfast.connect_async(server.url) as plane:
+        async with fastness.connect_async(server.url) as plane:
             while await waiting(server) < subscribers:
                 await asyncio.sleep(0.05)
             measured.report("all are waiting")
@@ -131,7 +131,7 @@ async def test_every_stream_subscriber_gets_its_messages(
 async def waiting(server: Any) -> float:
     """How many calls wait for messages or locks."""
     text = (await asyncio.to_thread(server.get, "/metrics"))[2].decode()
-    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("holdfast_calls_waiting"))
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("fastness_calls_waiting"))
 
 
 @asynccontextmanager
@@ -181,7 +181,7 @@ async def test_every_http_subscriber_gets_its_messages(
             running.create_task(subscribe(number))
         await all_ready.wait()
         measured.report("all are connected")
-        async with holdfast.connect_async(server.url) as plane:
+        async with fastness.connect_async(server.url) as plane:
             for round_ in range(messages):
                 await asyncio.gather(
                     *(plane.queue(f"mine-{number}").put([number, round_]) for number in range(subscribers))
@@ -269,8 +269,8 @@ async def test_memory_of_idle_streams_is_small(server: Any, files: Callable[[int
             await asyncio.sleep(0.5)
         measured.report("still connected after pings")
         assert not [protocol for protocol in idle if protocol.lost]
-        assert f"holdfast_open_streams {connections}.0".encode() in server.get("/metrics")[2]
-        async with holdfast.connect_async(server.url) as plane:
+        assert f"fastness_open_streams {connections}.0".encode() in server.get("/metrics")[2]
+        async with fastness.connect_async(server.url) as plane:
             await asyncio.gather(*(plane.queue("jobs").put(number) for number in range(1_000)))
             measured.report("1000 messages put by another client")
             assert len(await plane.queue("jobs").receive_many(200)) == 200
@@ -279,7 +279,7 @@ async def test_memory_of_idle_streams_is_small(server: Any, files: Callable[[int
         assert server.peak_bytes < measured.idle + (1_024 * MIB - measured.idle) * connections / 10_000 + 16 * MIB
         for protocol in idle:
             protocol.transport.close()
-        while b"holdfast_open_streams 0.0" not in (await asyncio.to_thread(server.get, "/metrics"))[2]:
+        while b"fastness_open_streams 0.0" not in (await asyncio.to_thread(server.get, "/metrics"))[2]:
             await asyncio.sleep(0.05)
     measured.report("all closed")
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import HoldfastError
-from holdfast.wire.locks import ListLockSessions, LockSessionInfo
+import fastness
+from fastness import Plane
+from fastness.errors import FastnessError
+from fastness.wire.locks import ListLockSessions, LockSessionInfo
 
 SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 LEASE_SECONDS = 2.0  # Shorter than a write waits.
@@ -28,7 +28,7 @@ LEASE_SECONDS = 2.0  # Shorter than a write waits.
 
 
 def main(url: str, folder: str) -> None:
-    plane = holdfast.connect(url) if url.startswith("http") else holdfast.open(url, activity=folder)
+    plane = fastness.connect(url) if url.startswith("http") else fastness.open(url, activity=folder)
     with plane, ExitStack() as held:
 
         def lock(*path: str) -> str:
@@ -50,7 +50,7 @@ def main(url: str, folder: str) -> None:
             name, *arguments = json.loads(line)
             try:
                 answer = commands[name](*arguments)
-            except HoldfastError as error:
+            except FastnessError as error:
                 answer = error.code
             print(json.dumps(answer), flush=True)
 
@@ -122,10 +122,10 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shared]:
             server = start(tmp_path)
             stack.callback(server.kill)
             urls = [server.url] * 2
-            plane = stack.enter_context(holdfast.connect(server.url))
+            plane = stack.enter_context(fastness.connect(server.url))
         else:
             url = request.getfixturevalue("postgres_url")
-            plane = stack.enter_context(holdfast.open(url, activity=str(tmp_path / "own")))
+            plane = stack.enter_context(fastness.open(url, activity=str(tmp_path / "own")))
             urls = [url] * 2
             if request.param.startswith("two servers"):
                 urls = []

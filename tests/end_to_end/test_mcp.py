@@ -19,20 +19,20 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp.shared.subscriptions import ResourcesListChanged, ResourceUpdated, ToolsListChanged
 
-import holdfast
-from holdfast.errors import InvalidArgument
-from holdfast.limits import MCP_BODY_BYTES_MAX
-from holdfast.mcp.exposing import expose
-from holdfast.mcp.tools import TOOLS
-from holdfast.plane import Options, open_plane_async
-from holdfast.server.app import make_app
-from holdfast.server.authorization import AllowAll, Authenticator, NoAuthentication
-from holdfast.server.context import ServerContext
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.mcp import endpoint, mounting
-from holdfast.server.mcp.mounting import Mcp, open_mcp
-from holdfast.server.mcp.options import McpOptions
-from holdfast.wire.requests import Request
+import fastness
+from fastness.errors import InvalidArgument
+from fastness.limits import MCP_BODY_BYTES_MAX
+from fastness.mcp.exposing import expose
+from fastness.mcp.tools import TOOLS
+from fastness.plane import Options, open_plane_async
+from fastness.server.app import make_app
+from fastness.server.authorization import AllowAll, Authenticator, NoAuthentication
+from fastness.server.context import ServerContext
+from fastness.server.http.limits import HttpLimits
+from fastness.server.mcp import endpoint, mounting
+from fastness.server.mcp.mounting import Mcp, open_mcp
+from fastness.server.mcp.options import McpOptions
+from fastness.wire.requests import Request
 
 pytestmark = pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
 
@@ -58,7 +58,7 @@ class Served:
     """A server with the tokens of ada and bob in `main`, of eve in `other`, and of a reader of queues."""
 
     def __init__(self, folder: Path, **flags: Any) -> None:
-        with holdfast.open(f"dir:{folder / 'data'}") as plane:
+        with fastness.open(f"dir:{folder / 'data'}") as plane:
             made = {
                 "ada": plane.tokens.create("ada", universes=["main"], verbs=["*"]),
                 "bob": plane.tokens.create("bob", universes=["main"], verbs=["*"]),
@@ -126,11 +126,11 @@ async def connected(
         async with served.client(name, revision, **options) as client:
             yield client
         return
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     child = StdioServerParameters(
         command=sys.executable,
-        args=["-W", "error", "-m", "holdfast.cli", "--url", served.url, "mcp"],
-        env={**kept, "HOLDFAST_TOKEN": served.tokens[name]},
+        args=["-W", "error", "-m", "fastness.cli", "--url", served.url, "mcp"],
+        env={**kept, "FASTNESS_TOKEN": served.tokens[name]},
     )
     async with Client(child, mode=revision, **options) as client:
         yield client
@@ -197,23 +197,23 @@ async def test_the_sdk_client_uses_every_feature(served: Served, transport: str,
             if page.next_cursor is None:
                 break
             page = await client.list_resources(cursor=page.next_cursor)
-        wanted = {f"holdfast://main/queues/{name}-{number:03}" for number in range(60)}
-        assert wanted | {f"holdfast://main/mail/{name}"} <= set(listed)
+        wanted = {f"fastness://main/queues/{name}-{number:03}" for number in range(60)}
+        assert wanted | {f"fastness://main/mail/{name}"} <= set(listed)
         assert len(listed) == len(set(listed))
         templates = [each.uri_template for each in (await client.list_resource_templates()).resource_templates]
-        assert "holdfast://main/queues/{queue}" in templates
-        [content] = (await client.read_resource(f"holdfast://main/mail/{name}")).contents
+        assert "fastness://main/queues/{queue}" in templates
+        [content] = (await client.read_resource(f"fastness://main/mail/{name}")).contents
         assert f"note of {name}" in content.text
         prompts = [prompt.name for prompt in (await client.list_prompts()).prompts]
         assert prompts == ["hand_over", "triage_dead_letters"]
         prompt = await client.get_prompt("hand_over", {"to": "bob", "queue": name})
         assert "bob" in prompt.messages[0].content.text
-        reference = mcp_types.ResourceTemplateReference(uri="holdfast://main/queues/{queue}")
+        reference = mcp_types.ResourceTemplateReference(uri="fastness://main/queues/{queue}")
         found = await client.complete(reference, {"name": "queue", "value": f"{name}-01"})
         assert found.completion.values == [f"{name}-01{last}" for last in range(10)]
 
         # Notifications, over a server that another client writes to.
-        uri = f"holdfast://main/queues/{name}"
+        uri = f"fastness://main/queues/{name}"
         async with AsyncExitStack() as stack:
             if revision == LEGACY:
                 await client.subscribe_resource(uri)
@@ -243,7 +243,7 @@ def test_a_call_without_a_token_is_told_where_the_metadata_is(served: Served) ->
         assert answer.status_code == 401
         assert answer.json()["code"] == "not_allowed"
         where = f'resource_metadata="{served.url}/.well-known/oauth-protected-resource/mcp"'
-        assert answer.headers["www-authenticate"] == f'Bearer realm="holdfast", {where}'
+        assert answer.headers["www-authenticate"] == f'Bearer realm="fastness", {where}'
     for path in ("", "/mcp"):
         document = httpx2.get(f"{served.url}/.well-known/oauth-protected-resource{path}").json()
         assert document["resource"] == f"{served.url}/mcp"
@@ -302,11 +302,11 @@ async def test_a_token_cannot_read_the_mailbox_of_another(served: Served, revisi
         await ada.call_tool("mail_send", {"to": "bob", "body": "in a thread", "thread": thread})
         read = await bob.call_tool("mail_read", {})
         assert f"for bob only, {revision}" in json.dumps(read.structured_content)
-        assert (await bob.read_resource(f"holdfast://main/mail/{thread}")).contents
+        assert (await bob.read_resource(f"fastness://main/mail/{thread}")).contents
         for other in (ada, eve):
             read = await other.call_tool("mail_read", {})
             assert "for bob only" not in json.dumps(read.structured_content)
-            for uri in (f"holdfast://main/mail/{thread}", "holdfast://main/mail/bob"):
+            for uri in (f"fastness://main/mail/{thread}", "fastness://main/mail/bob"):
                 with pytest.raises(MCPError) as refused:
                     await other.read_resource(uri)
                 assert "in a thread" not in str(refused.value)
@@ -327,17 +327,17 @@ async def test_a_token_cannot_use_a_queue_of_another_universe(served: Served, re
         listed = await eve.call_tool("queue_list", {})
         assert queue not in json.dumps(listed.structured_content)
         with pytest.raises(MCPError):
-            await eve.read_resource(f"holdfast://main/queues/{queue}")
-        assert (await ada.read_resource(f"holdfast://main/queues/{queue}")).contents
+            await eve.read_resource(f"fastness://main/queues/{queue}")
+        assert (await ada.read_resource(f"fastness://main/queues/{queue}")).contents
 
 
 @pytest.mark.parametrize("transport", ["http", "stdio"])
 @pytest.mark.parametrize("revision", REVISIONS)
 async def test_a_token_for_some_queues_reaches_no_other(served: Served, transport: str, revision: str) -> None:
     queue = f"hidden-{transport}-{revision}"
-    with holdfast.connect(served.url, token=served.tokens["ada"]) as plane:
+    with fastness.connect(served.url, token=served.tokens["ada"]) as plane:
         jobs = plane.queue(queue)
-        jobs.set_policy(holdfast.QueuePolicy(max_attempts=1))
+        jobs.set_policy(fastness.QueuePolicy(max_attempts=1))
         ids = [jobs.put("secret", keep_result=True).id for _ in range(3)]
         for message, settle in zip(jobs.receive_many(3, extend_for_seconds=0), ("ack", "nack", ""), strict=True):
             if settle:
@@ -381,7 +381,7 @@ async def test_a_token_for_some_queues_reaches_no_other(served: Served, transpor
             assert task.structured_content["code"] == ("not_found" if transport == "http" else "not_allowed")
 
             assert queue not in str((await client.list_resources()).resources)
-            for uri in (f"holdfast://main/queues/{queue}", f"holdfast://main/queues/{queue}/dead-letters"):
+            for uri in (f"fastness://main/queues/{queue}", f"fastness://main/queues/{queue}/dead-letters"):
                 with pytest.raises(MCPError):
                     await client.read_resource(uri)
                 with pytest.raises(MCPError):
@@ -390,7 +390,7 @@ async def test_a_token_for_some_queues_reaches_no_other(served: Served, transpor
                     else:
                         async with client.listen(resource_subscriptions=[uri]):
                             pass
-            reference = mcp_types.ResourceTemplateReference(uri="holdfast://main/queues/{queue}")
+            reference = mcp_types.ResourceTemplateReference(uri="fastness://main/queues/{queue}")
             completed = await client.complete(reference, {"name": "queue", "value": "hidden"})
             assert completed.completion.values == []
         assert jobs.stats() == before
@@ -414,7 +414,7 @@ async def test_a_subscription_to_a_foreign_resource_is_refused(served: Served, r
     async with served.client("ada", MODERN) as ada, served.client("eve", revision) as eve:
         await ada.call_tool("queue_put", {"queue": "watched", "body": 1})
         await ada.call_tool("mail_send", {"to": "bob", "body": 1, "thread": "private"})
-        for uri in ("holdfast://main/queues/watched", "holdfast://other/mail/private", "file:///etc/passwd"):
+        for uri in ("fastness://main/queues/watched", "fastness://other/mail/private", "file:///etc/passwd"):
             with pytest.raises(MCPError):
                 if revision == LEGACY:
                     await eve.subscribe_resource(uri)
@@ -430,7 +430,7 @@ async def test_a_subscription_to_a_foreign_resource_is_refused(served: Served, r
 async def test_subscribers_are_notified_of_changes(served: Served, revision: str) -> None:
     seen: asyncio.Queue[str] = asyncio.Queue()
     queue = f"orders-{revision}"
-    uri = f"holdfast://main/queues/{queue}"
+    uri = f"fastness://main/queues/{queue}"
 
     async def collect(message: Any) -> None:
         seen.put_nowait(_name_of(message))
@@ -474,12 +474,12 @@ async def test_subscribers_are_notified_of_changes(served: Served, revision: str
 
 
 async def test_subscribers_of_a_report_are_notified_and_other_tokens_have_no_reports(served: Served) -> None:
-    uri = "holdfast://main/reports/daily"
+    uri = "fastness://main/reports/daily"
     seen: asyncio.Queue[str] = asyncio.Queue()
 
     def publish(name: str, value: bytes) -> None:
         with served.process.plane(served.tokens["admin"]) as plane:
-            plane.collection("reports").commit([holdfast.PutRow("reports", (name,), value)])
+            plane.collection("reports").commit([fastness.PutRow("reports", (name,), value)])
 
     await asyncio.to_thread(publish, "daily", b'{"open": 3}')
     async with (
@@ -529,7 +529,7 @@ def _name_of(message: Any) -> str:
     return type(message).__name__
 
 
-def _expose(plane: holdfast.Plane, name: str) -> None:
+def _expose(plane: fastness.Plane, name: str) -> None:
     expose(plane, "reports", {"type": "object"}, name=name, description="Makes a report.")
 
 
@@ -546,7 +546,7 @@ async def test_a_revoked_token_ends_its_sessions_and_streams(start: Callable[...
         reading = asyncio.create_task(_read_stream(served, "ada", session))
         listening = asyncio.create_task(_listen_until_it_ends(served, "ada", ended))
         async with asyncio.timeout(SECONDS_MAX):
-            while await asyncio.to_thread(served.metric, "holdfast_mcp_streams") < 3:  # Bob has one, too.
+            while await asyncio.to_thread(served.metric, "fastness_mcp_streams") < 3:  # Bob has one, too.
                 await asyncio.sleep(0.02)
         with served.process.plane(served.tokens["admin"]) as plane:
             await asyncio.to_thread(plane.tokens.revoke, served.ids["ada"])
@@ -555,7 +555,7 @@ async def test_a_revoked_token_ends_its_sessions_and_streams(start: Callable[...
             await listening
         assert (await asyncio.to_thread(served.post, "ada", HELLO, **session)).status_code == 401
         assert not (await bob.call_tool("queue_list", {})).is_error
-        assert served.metric("holdfast_mcp_sessions") == 1
+        assert served.metric("fastness_mcp_sessions") == 1
 
 
 async def _read_stream(served: Served, name: str, session: dict[str, str]) -> None:
@@ -594,8 +594,8 @@ async def test_open_streams_and_waiting_calls_do_not_delay_a_stop(start: Callabl
         ]
         calls = [asyncio.create_task(receive(revision)) for revision in REVISIONS]
         while (
-            await asyncio.to_thread(served.metric, "holdfast_mcp_streams") < 3
-            or await asyncio.to_thread(served.metric, "holdfast_calls_waiting") < 2
+            await asyncio.to_thread(served.metric, "fastness_mcp_streams") < 3
+            or await asyncio.to_thread(served.metric, "fastness_calls_waiting") < 2
         ):
             await asyncio.sleep(0.02)
         assert await asyncio.to_thread(served.process.stop) == 0
@@ -661,7 +661,7 @@ def test_bad_requests_are_refused(served: Served) -> None:
         "2026 without its fields": served.post("ada", unknown, **modern).status_code,
         "an unknown revision": served.post("ada", unknown, **{"mcp-protocol-version": "1999-01-01"}).status_code,
         "no accept": served.post("ada", HELLO, Accept="text/html").status_code,
-        "an empty universe": served.post("ada", HELLO, **{"x-holdfast-universe": ""}).status_code,
+        "an empty universe": served.post("ada", HELLO, **{"x-fastness-universe": ""}).status_code,
     }
     assert {name: status for name, status in statuses.items() if not 400 <= status < 500} == {}
     large = served.post("ada", b" " * (MCP_BODY_BYTES_MAX + 1))
@@ -675,7 +675,7 @@ async def test_a_client_that_disconnects_ends_its_call(served: Served) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
                 await client.call_tool("queue_receive", {"queue": "quiet", "wait_seconds": 20})
-        name = 'holdfast_requests_total{code="cancelled",op="queues.receive"}'
+        name = 'fastness_requests_total{code="cancelled",op="queues.receive"}'
         async with asyncio.timeout(SECONDS_MAX):
             while await asyncio.to_thread(served.process.get, "/metrics", token=served.tokens["admin"]):
                 text = (await asyncio.to_thread(served.process.get, "/metrics", token=served.tokens["admin"]))[2]
@@ -740,7 +740,7 @@ async def test_an_unexpected_error_shows_a_correlation_id_and_nothing_else(
         async with Client(transport, mode=revision) as client:
             for failing in (
                 client.call_tool("queue_put", {"queue": "boom", "body": 1}),
-                client.read_resource("holdfast://main/queues/boom"),
+                client.read_resource("fastness://main/queues/boom"),
             ):
                 with pytest.raises(MCPError) as refused:
                     await failing
@@ -844,7 +844,7 @@ async def test_an_expired_session_has_ended_before_the_sdk_ends_it(monkeypatch: 
 
 
 async def test_a_server_without_mcp_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_installed, detail in ((True, "serve with --mcp"), (False, "pip install 'holdfast[mcp]'")):
+    for is_installed, detail in ((True, "serve with --mcp"), (False, "pip install 'fastness[mcp]'")):
         monkeypatch.setattr(mounting, "find_spec", {"mcp": object() if is_installed else None}.get)
         async with in_process(McpOptions(enabled=False if is_installed else None)) as (url, mcp):
             assert mcp is None
@@ -852,6 +852,6 @@ async def test_a_server_without_mcp_says_how_to_get_it(monkeypatch: pytest.Monke
                 answer = await carrier.post(f"{url}/mcp", json=HELLO, headers=ACCEPT)
                 assert answer.status_code == 404
                 assert detail in answer.json()["detail"]
-    with pytest.raises(InvalidArgument, match="holdfast\\[mcp\\]"):
+    with pytest.raises(InvalidArgument, match="fastness\\[mcp\\]"):
         async with in_process(McpOptions(enabled=True)):
             pass

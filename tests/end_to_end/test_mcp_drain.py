@@ -10,7 +10,7 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-import holdfast
+import fastness
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 AGENTS: Final = 20
@@ -71,9 +71,9 @@ async def _drain(url: str, tokens: list[str]) -> list[str]:
 
 def test_twenty_clients_drain_a_thousand_messages_and_each_is_acked_once(tmp_path: Path) -> None:
     data = f"dir:{tmp_path / 'data'}"
-    with holdfast.open(data) as plane:
+    with fastness.open(data) as plane:
         jobs = plane.queue("jobs")
-        jobs.set_policy(holdfast.QueuePolicy(history="durable"))
+        jobs.set_policy(fastness.QueuePolicy(history="durable"))
         receipts = [each for start in range(0, MESSAGES, 250) for each in jobs.put_many(range(start, start + 250))]
         verbs = ["queue:receive", "queue:ack", "queue:nack", "queue:reject"]
         names = [f"agent-{number}" for number in range(AGENTS)]
@@ -87,7 +87,7 @@ def test_twenty_clients_drain_a_thousand_messages_and_each_is_acked_once(tmp_pat
     assert "Traceback" not in log, log
     ids = {receipt.id for receipt in receipts}
     assert Counter(acked) == dict.fromkeys(ids, 1)
-    with holdfast.open(data) as plane:
+    with fastness.open(data) as plane:
         stats, events, after = plane.queue("jobs").stats(), Counter[tuple[str, str]](), ""
         while True:
             page = plane.queue("jobs").history(after=after)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.mcp.exposing import expose
-from holdfast.mcp.tasks import task_of
+import fastness
+from fastness.mcp.exposing import expose
+from fastness.mcp.tasks import task_of
 
 HERE = Path(__file__).parent
 _processes = runpy.run_path(str(HERE / "processes.py"))  # Test files cannot import each other.
@@ -46,12 +46,12 @@ class Plane:
     """A server with the tokens of two agents, and a program that works for its tools."""
 
     def __init__(self, folder: Path, script: Path) -> None:
-        with holdfast.open(f"dir:{folder / 'data'}") as plane:
+        with fastness.open(f"dir:{folder / 'data'}") as plane:
             names = ("ada", "bob", "worker")
             self.tokens = {name: plane.tokens.create(name, universes=["main"], verbs=["*"]).token for name in names}
             expose(plane, "resize", WIDTH)
         self.server = Server(folder, tokens=True)
-        self.worker = holdfast.connect(self.server.url, token=self.tokens["worker"], patience_seconds=SECONDS_MAX)
+        self.worker = fastness.connect(self.server.url, token=self.tokens["worker"], patience_seconds=SECONDS_MAX)
         self._script = script
 
     def start(self, agent: str, *words: str) -> "subprocess.Popen[str]":
@@ -63,7 +63,7 @@ class Plane:
         """What the program prints."""
         return answer_of(self.start(agent, *words))
 
-    def receive(self) -> holdfast.Message:
+    def receive(self) -> fastness.Message:
         for _ in range(6):
             message = self.worker.queue("resize").receive(wait_seconds=20)
             if message is not None:

@@ -1,4 +1,4 @@
-"""`holdfast mcp` as a child process of an MCP client."""
+"""`fastness mcp` as a child process of an MCP client."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from typing import Any, Final
 import pytest
 from mcp import Client, StdioServerParameters
 
-import holdfast
+import fastness
 
 Server: Any = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]
 SECONDS_MAX: Final = 60.0  # Bounds every wait; far longer than any step takes.
@@ -34,9 +34,9 @@ _INITIALIZE: Final = {
 
 # A server with a tool that prints, and starts a program that reads and writes.
 _NOISY: Final = """
-import asyncio, os, sys, holdfast
-from holdfast.mcp import Caller, Tool, ToolInput, ToolOutput, make_server
-from holdfast.mcp.stdio import serve_stdio
+import asyncio, os, sys, fastness
+from fastness.mcp import Caller, Tool, ToolInput, ToolOutput, make_server
+from fastness.mcp.stdio import serve_stdio
 
 class Nothing(ToolInput, frozen=True): pass
 class Done(ToolOutput, frozen=True): pass
@@ -48,7 +48,7 @@ async def noise(caller, asked):
 
 async def main():
     tool = Tool(name="noise", title="", description="", input=Nothing, output=Done, call=noise, verbs=())
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         await serve_stdio(make_server(lambda ctx: Caller(plane=plane, agent="ada"), tools=[tool]))
     print("after")
 
@@ -60,19 +60,19 @@ asyncio.run(main())
 def url(tmp_path: Path) -> str:
     """A data directory with one message in the queue `jobs`."""
     found = f"dir:{tmp_path / 'data'}"
-    with holdfast.open(found) as plane:
+    with fastness.open(found) as plane:
         plane.queue("jobs").put({"n": 1})
     return found
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
 
 
 @contextmanager
 def started(*arguments: str, mcp: tuple[str, ...] = ()) -> Iterator["subprocess.Popen[bytes]"]:
-    """`holdfast mcp` with open pipes."""
-    with running("-m", "holdfast.cli", *arguments, "mcp", *mcp) as process:
+    """`fastness mcp` with open pipes."""
+    with running("-m", "fastness.cli", *arguments, "mcp", *mcp) as process:
         yield process
 
 
@@ -104,15 +104,15 @@ def ask(process: "subprocess.Popen[bytes]", message: dict[str, Any]) -> dict[str
 
 
 async def test_over_a_server_the_token_decides_who_the_agent_is_and_what_it_may_do(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         verbs = ["mail:*", "queue:survey", "queue:stats"]
         token = plane.tokens.create("ada", universes=["lab"], verbs=verbs).token
     server = Server(tmp_path, tokens=True)
     try:
         child = StdioServerParameters(
             command=sys.executable,
-            args=["-m", "holdfast.cli", "--url", server.url, "mcp"],
-            env={**environment(), "HOLDFAST_TOKEN": token},
+            args=["-m", "fastness.cli", "--url", server.url, "mcp"],
+            env={**environment(), "FASTNESS_TOKEN": token},
         )
         for revision, mode in _MODES.items():
             async with asyncio.timeout(SECONDS_MAX), Client(child, mode=mode) as client:
@@ -135,7 +135,7 @@ async def check_the_agent(client: Client) -> None:
     (mail,) = (await client.call_tool("mail_read", {})).structured_content["mails"]
     assert mail["sender"] == "ada@lab"
     uris = [resource.uri for resource in (await client.list_resources()).resources]
-    assert uris == [f"holdfast://lab/mail/{mail['thread']}"]
+    assert uris == [f"fastness://lab/mail/{mail['thread']}"]
     refused = await client.call_tool("queue_put", {"queue": "jobs", "body": 1})
     assert refused.structured_content["code"] == "not_allowed"
     await client.call_tool("mail_confirm", {"ids": [mail["id"]]})
@@ -143,7 +143,7 @@ async def check_the_agent(client: Client) -> None:
 
 def test_it_stops_when_the_client_closes_its_end(url: str) -> None:
     with started("--url", url) as process:
-        assert ask(process, _INITIALIZE)["result"]["serverInfo"]["name"] == "holdfast"
+        assert ask(process, _INITIALIZE)["result"]["serverInfo"]["name"] == "fastness"
         out, err = process.communicate(timeout=SECONDS_MAX)
         assert process.returncode == 0, err
         assert out == b""
@@ -166,7 +166,7 @@ def test_a_signal_stops_it_while_the_client_waits(url: str) -> None:
         ask(process, _INITIALIZE)
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS_MAX) == 0
-        with holdfast.open(url) as plane:  # It was closed.
+        with fastness.open(url) as plane:  # It was closed.
             assert plane.queue("jobs").stats().ready == 1
 
 

@@ -1,4 +1,4 @@
-"""Tasks over the transports of MCP: `/mcp` of a server with tokens, and `holdfast mcp` over standard streams."""
+"""Tasks over the transports of MCP: `/mcp` of a server with tokens, and `fastness mcp` over standard streams."""
 
 import asyncio
 import os
@@ -15,9 +15,9 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-import holdfast
-from holdfast.mcp.exposing import expose
-from holdfast.mcp.tasks import InputNeeded, task_of
+import fastness
+from fastness.mcp.exposing import expose
+from fastness.mcp.tasks import InputNeeded, task_of
 
 HERE = Path(__file__).parent
 _processes = runpy.run_path(str(HERE / "processes.py"))  # Test files cannot import each other.
@@ -34,7 +34,7 @@ class Served:
     """A server with tokens: of ada and bob in one universe, of eve in another, and of a worker."""
 
     def __init__(self, folder: Path) -> None:
-        with holdfast.open(f"dir:{folder / 'data'}") as plane:
+        with fastness.open(f"dir:{folder / 'data'}") as plane:
             make = plane.tokens.create
             self.tokens = {
                 "ada": make("ada", universes=["main"], verbs=LEAST).token,
@@ -44,7 +44,7 @@ class Served:
             }
             expose(plane, "resize", WIDTH)
         self.process = Server(folder, tokens=True)
-        self.worker = holdfast.connect(self.process.url, token=self.tokens["worker"], patience_seconds=SECONDS_MAX)
+        self.worker = fastness.connect(self.process.url, token=self.tokens["worker"], patience_seconds=SECONDS_MAX)
 
     @asynccontextmanager
     async def client(self, name: str, revision: str, **options: Any) -> AsyncIterator[Any]:
@@ -54,7 +54,7 @@ class Served:
             async with connected(transport, revision, **options) as client:
                 yield client
 
-    def receive(self) -> holdfast.Message:
+    def receive(self) -> fastness.Message:
         message = self.worker.queue("resize").receive(wait_seconds=20)
         assert message is not None
         return message
@@ -170,8 +170,8 @@ async def test_a_token_that_may_put_is_enough_for_tasks(served: Served, revision
 
 
 async def test_a_task_is_found_again_by_another_process_and_revision(served: Served) -> None:
-    """`holdfast mcp` starts it; the process ends, and another one with the other revision finds it by its id."""
-    arguments = ["-m", "holdfast.cli", "mcp", "--url", served.process.url, "--token", served.tokens["worker"]]
+    """`fastness mcp` starts it; the process ends, and another one with the other revision finds it by its id."""
+    arguments = ["-m", "fastness.cli", "mcp", "--url", served.process.url, "--token", served.tokens["worker"]]
     process = StdioServerParameters(command=sys.executable, args=arguments, env=dict(os.environ))
     async with connected(process, "2025-11-25") as client:
         task_id = await client.start("resize", width=5)

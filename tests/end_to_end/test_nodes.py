@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import pytest
 from click.testing import CliRunner
 
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.cli.main import root
-from holdfast.clock import SystemClock
-from holdfast.layers import nodes, queues
-from holdfast.layers.queues import QueueKey
-from holdfast.limits import NODE_GONE_SECONDS
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage
+from fastness.backends.postgres import PostgresDatabase
+from fastness.cli.main import root
+from fastness.clock import SystemClock
+from fastness.layers import nodes, queues
+from fastness.layers.queues import QueueKey
+from fastness.limits import NODE_GONE_SECONDS
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NewMessage
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -44,7 +44,7 @@ class Cluster:
         return server
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The servers that `holdfast nodes` lists, through PostgreSQL."""
+        """The servers that `fastness nodes` lists, through PostgreSQL."""
         result = CliRunner().invoke(root, ["--url", self.url, "nodes", "--json"])
         assert result.exit_code == 0, result.output
         return [node for node in json.loads(result.stdout)["nodes"] if node["kind"] == "server"]
@@ -108,7 +108,7 @@ def test_servers_see_each_other(cluster: Cluster) -> None:
         assert status == 200
         assert {node["address"] for node in json.loads(body)["nodes"] if node["address"]} == {*found}
     metrics = [server.get("/metrics")[2].decode() for server in cluster.servers]
-    assert sorted("holdfast_maintenance_holder 1.0" in each for each in metrics) == [False, True]
+    assert sorted("fastness_maintenance_holder 1.0" in each for each in metrics) == [False, True]
     text = CliRunner().invoke(root, ["--url", cluster.servers[0].url, "nodes"]).output
     assert all(server.url in text for server in cluster.servers)
 
@@ -163,7 +163,7 @@ def test_a_paused_holder_loses_the_periodic_work_and_does_not_take_it_back(clust
         until(lambda: cluster.holder() is survivor)
     finally:
         holder.process.send_signal(signal.SIGCONT)
-    until(lambda: b"holdfast_maintenance_holder 0.0" in holder.get("/metrics")[2])
+    until(lambda: b"fastness_maintenance_holder 0.0" in holder.get("/metrics")[2])
     with holder.plane() as plane:
         plane.queue("jobs").put({"n": 1}, delay_seconds=1)
     until(lambda: ready(survivor))

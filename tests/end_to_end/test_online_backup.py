@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import holdfast
-from holdfast.cli import exit_codes
-from holdfast.cli.main import root
-from holdfast.errors import NotAllowed
+import fastness
+from fastness.cli import exit_codes
+from fastness.cli.main import root
+from fastness.errors import NotAllowed
 
 _tests = Path(__file__).parents[1]  # Test files cannot import each other.
 Server = runpy.run_path(str(_tests / "end_to_end" / "processes.py"))["Server"]
@@ -40,9 +40,9 @@ def server(tmp_path: Path) -> Iterator[Any]:
 def hf(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
     """Runs CLI commands against the server."""
     for name in list(os.environ):
-        if name.startswith("HOLDFAST_"):
+        if name.startswith("FASTNESS_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HOLDFAST_URL", server.url)
+    monkeypatch.setenv("FASTNESS_URL", server.url)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
     def run(*words: str, code: int = 0) -> Result:
@@ -95,11 +95,11 @@ def test_server_is_backed_up_while_clients_write(server: Any, hf: Hf, tmp_path: 
     finally:
         stop.set()
         writer.join()
-    assert made["version"] == holdfast.__version__
+    assert made["version"] == fastness.__version__
     assert checkpoints(tmp_path) == []
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
-    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         numbers = [int(each.payload or b"") for each in plane.queue("numbers").peek(10_000)]
         assert numbers == list(range(len(numbers)))
         assert before <= len(numbers) <= after + 1
@@ -121,7 +121,7 @@ def test_backup_resumes_after_lost_connections(server: Any, hf: Hf, tmp_path: Pa
         hf("--url", proxy.url, "backup", str(tmp_path / "backup"))
         assert proxy.cuts
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
-    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.blobs.get(hash) == body
 
 
@@ -138,7 +138,7 @@ def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, hf: Hf, tmp
     assert checkpoints(tmp_path) == []
     hf("backup", str(tmp_path / "backup"), code=5)
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
-    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.queues() == ["jobs"]
 
 
@@ -153,7 +153,7 @@ def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, hf: Hf, tmp_
     hf("queue", "put", "later", "x")
     hf("backup", str(tmp_path / "backup"))
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
-    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.queues() == ["jobs", "later"]
 
 
@@ -169,7 +169,7 @@ def test_backup_continues_if_a_world_is_deleted_meanwhile(
     server: Any, hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(server)
-    from holdfast.cli import server_backup
+    from fastness.cli import server_backup
 
     copy_files = server_backup._copy_files
 
@@ -212,7 +212,7 @@ def test_backup_target_is_checked(hf: Hf, tmp_path: Path) -> None:
 
 
 def test_backups_need_a_token_for_every_universe(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         make = plane.tokens.create
         saver = make("saver", universes="*", verbs="backup:*").token
         doctor = make("doctor", universes="*", verbs="doctor:run").token
@@ -275,7 +275,7 @@ def test_backup_and_doctor_refuse_a_server_without_a_directory(tmp_path: Path) -
 def test_interrupted_backup_command_can_be_repeated(server: Any, hf: Hf, tmp_path: Path) -> None:
     with server.plane() as plane:
         plane.blobs.write(os.urandom(1_000_000) for _ in range(60))
-    words = [sys.executable, "-m", "holdfast.cli", "--url", server.url, "backup", str(tmp_path / "backup")]
+    words = [sys.executable, "-m", "fastness.cli", "--url", server.url, "backup", str(tmp_path / "backup")]
     backup = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not (tmp_path / "backup" / "started.json").exists() and backup.poll() is None:
         time.sleep(0.005)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from holdfast.plane.open import Options, open_plane_async
-from holdfast.server import openapi_examples
-from holdfast.server.app import make_app
-from holdfast.server.context import ServerContext
-from holdfast.server.http.routes import ENDPOINTS
-from holdfast.server.openapi import document
+from fastness.plane.open import Options, open_plane_async
+from fastness.server import openapi_examples
+from fastness.server.app import make_app
+from fastness.server.context import ServerContext
+from fastness.server.http.routes import ENDPOINTS
+from fastness.server.openapi import document
 
-_spec = importlib.util.spec_from_file_location("holdfast_serving", Path(__file__).with_name("serving.py"))
+_spec = importlib.util.spec_from_file_location("fastness_serving", Path(__file__).with_name("serving.py"))
 assert _spec is not None
 assert _spec.loader is not None
 _serving = importlib.util.module_from_spec(_spec)
@@ -188,7 +188,7 @@ def test_every_error_code_has_an_example() -> None:
     for code, example in examples.items():
         validator.validate(example["value"])
         assert example["value"]["code"] == code
-        assert example["value"]["type"] == f"urn:holdfast:error:{code}"
+        assert example["value"]["type"] == f"urn:fastness:error:{code}"
     shown = {
         reference.rpartition("/")[2]
         for reference in references(DOCUMENT["components"]["responses"])

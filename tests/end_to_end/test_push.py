@@ -1,4 +1,4 @@
-"""Pushes against a real server: ways in, identity, limits, watches, restarts, and `holdfast push`."""
+"""Pushes against a real server: ways in, identity, limits, watches, restarts, and `fastness push`."""
 
 import asyncio
 import http.client
@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import DataPush, NewDataPush, Pushed
-from holdfast.errors import (
+import fastness
+from fastness import DataPush, NewDataPush, Pushed
+from fastness.errors import (
     BatchTooLarge,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     NotAllowed,
     PayloadTooLarge,
@@ -93,7 +93,7 @@ def by_rpc(server: Any, key: str, *, token: str | None = None, **more: Any) -> t
 def test_a_key_is_one_mail_whichever_way_it_came_in(postgres_url: str, tmp_path: Path) -> None:
     server = Server(tmp_path, data=postgres_url, activity=str(tmp_path / "activity"), **UNLIMITED)
     try:
-        with holdfast.open(postgres_url, activity=f"dir:{tmp_path / 'other'}") as embedded, server.plane() as plane:
+        with fastness.open(postgres_url, activity=f"dir:{tmp_path / 'other'}") as embedded, server.plane() as plane:
             ways: dict[str, Callable[[str], tuple[str, bool]]] = {
                 "embedded": lambda key: pushed(embedded.ingress.push("bob", "t", b"x", **of(key))),
                 "stream": lambda key: pushed(plane.ingress.push("bob", "t", b"x", **of(key))),
@@ -174,7 +174,7 @@ def test_synced_pushes_survive_the_kill_of_the_server(tmp_path: Path) -> None:
         again.kill()
 
 
-def keys_in(plane: holdfast.Plane, agent: str) -> list[str]:
+def keys_in(plane: fastness.Plane, agent: str) -> list[str]:
     mailbox, keys, after = plane.mailbox(agent), [], -1
     while mails := mailbox.read(after=after, limit=256):
         keys += [mail.json()["idempotency_key"] for mail in mails]
@@ -184,7 +184,7 @@ def keys_in(plane: holdfast.Plane, agent: str) -> list[str]:
 
 def test_wrong_input_is_the_same_typed_error_through_a_server(server: Any) -> None:
     with server.plane() as plane:
-        wrong: list[tuple[type[HoldfastError], Callable[[], Any]]] = [
+        wrong: list[tuple[type[FastnessError], Callable[[], Any]]] = [
             (InvalidArgument, lambda: plane.ingress.push("bob", "", b"x")),
             (InvalidArgument, lambda: plane.ingress.push("bob", "chat.message", b"x")),
             (PayloadTooLarge, lambda: plane.ingress.push("bob", "t", bytes(131_073))),
@@ -243,7 +243,7 @@ def test_who_is_rate_limited_gets_to_know_the_limit_the_setting_and_the_wait(lim
 
 
 def test_a_token_pushes_under_its_name_and_watches_with_the_right_to_read_mail(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         create = plane.tokens.create
         ada = create("ada", universes=["main"], verbs=["mail:send"]).token
         reader = create("reader", universes=["main"], verbs=["mail:read"]).token
@@ -293,7 +293,7 @@ def test_a_watch_goes_on_after_a_lost_connection_and_a_restart_of_the_server(tmp
     server = Server(tmp_path, **UNLIMITED)
     with (
         Proxy(server.address[1]) as proxy,
-        holdfast.connect(proxy.url) as watching,
+        fastness.connect(proxy.url) as watching,
         watching.ingress.watch(to="bob") as pushes,
         ThreadPoolExecutor(1) as threads,
     ):
@@ -359,7 +359,7 @@ async def test_a_callback_and_a_watch_on_an_event_loop(server: Any) -> None:
     heard: asyncio.Queue[DataPush] = asyncio.Queue()
     async with (
         asyncio.timeout(SECONDS_MAX),
-        holdfast.connect_async(server.url) as plane,
+        fastness.connect_async(server.url) as plane,
         await plane.ingress.on_data_push(heard.put_nowait),
         plane.ingress.watch() as pushes,
     ):
@@ -418,7 +418,7 @@ class event_stream:  # noqa: N801  # Used like a function.
 
 
 def test_push_on_the_command_line(server: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "holdfast.cli", "--url", server.url, "push"]
+    command = [sys.executable, "-m", "fastness.cli", "--url", server.url, "push"]
 
     def run(*args: str, code: int = 0, given: bytes = b"") -> str:
         done = subprocess.run(
@@ -432,12 +432,12 @@ def test_push_on_the_command_line(server: Any, tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
         return (done.stdout if code == 0 else done.stderr).decode()
 
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     watching = subprocess.Popen(
         [
             sys.executable,
             "-m",
-            "holdfast.cli",
+            "fastness.cli",
             "--url",
             server.url,
             "push",

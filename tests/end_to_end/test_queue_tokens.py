@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-import holdfast
-from holdfast import QueuePolicy
-from holdfast.errors import NotAllowed
+import fastness
+from fastness import QueuePolicy
+from fastness.errors import NotAllowed
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -21,7 +21,7 @@ Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A server with queues of two teams, and the token of one of them."""
     folder = tmp_path_factory.mktemp("shop")
-    with holdfast.open(f"dir:{folder / 'data'}") as plane:
+    with fastness.open(f"dir:{folder / 'data'}") as plane:
         made = plane.tokens.create("orders", universes="*", verbs="*", queues="orders,orders.*")
         admin = plane.tokens.create("admin", universes="*", verbs="*")
         for queue in ("orders", "orders.eu", "payments"):
@@ -112,5 +112,5 @@ def test_mcp_reaches_only_the_queues_of_the_token(shop: dict[str, Any]) -> None:
         found = json.dumps(call(2, "resources/list"))
         assert "orders" in found
         assert "payments" not in found
-        refused = json.dumps(call(3, "resources/read", uri="holdfast://main/queues/payments"))
+        refused = json.dumps(call(3, "resources/read", uri="fastness://main/queues/payments"))
         assert "is not for the queue payments" in refused

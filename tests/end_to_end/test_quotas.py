@@ -13,9 +13,9 @@ from typing import Any
 import httpx2
 import pytest
 
-import holdfast
-from holdfast import Plane, Quota
-from holdfast.errors import NotAllowed, QuotaExceeded
+import fastness
+from fastness import Plane, Quota
+from fastness.errors import NotAllowed, QuotaExceeded
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -26,7 +26,7 @@ Agent, Refused = _relay_client["Agent"], _relay_client["Refused"]
 @pytest.fixture
 def tenants(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A server with tokens: of an operator, and of two tenants that may do everything in their universes."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         tokens = {
             name: plane.tokens.create(name, universes=universe, verbs="*").token
             for name, universe in (("operator", "*"), ("shop", "shop"), ("other", "other"))
@@ -48,7 +48,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 def metrics_of(server: Any, token: str) -> dict[str, float]:
     status, _, text = server.get("/metrics", token=token)
     assert status == 200
-    lines = re.findall(r"^(holdfast_quota\w*(?:\{.*\})?) (\S+)$", text.decode(), re.MULTILINE)
+    lines = re.findall(r"^(fastness_quota\w*(?:\{.*\})?) (\S+)$", text.decode(), re.MULTILINE)
     return {name: float(value) for name, value in lines}
 
 
@@ -88,12 +88,12 @@ def test_rates_connections_tokens_metrics_and_a_restart(tenants: dict[str, Any])
         with pytest.raises(QuotaExceeded):
             plane.queue("jobs").put(b"")
     found = metrics_of(server, operator)
-    assert found["holdfast_quotas"] == 1
-    assert found['holdfast_quota_limit{kind="messages",universe="shop"}'] == 5
-    assert found['holdfast_quota_used{kind="messages",universe="shop"}'] == 5
-    assert 'holdfast_quota_limit{kind="bytes",universe="shop"}' not in found
+    assert found["fastness_quotas"] == 1
+    assert found['fastness_quota_limit{kind="messages",universe="shop"}'] == 5
+    assert found['fastness_quota_used{kind="messages",universe="shop"}'] == 5
+    assert 'fastness_quota_limit{kind="bytes",universe="shop"}' not in found
     for kind, least in (("messages", 1), ("connections", 1), ("rate", 1)):
-        assert found[f'holdfast_quota_refusals_total{{kind="{kind}",universe="shop"}}'] >= least
+        assert found[f'fastness_quota_refusals_total{{kind="{kind}",universe="shop"}}'] >= least
 
     assert server.stop() == 0
     again = Server(tenants["folder"], tokens=True)

@@ -17,10 +17,10 @@ import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.asyncio.client import connect
 
-import holdfast
-from holdfast import Plane
-from holdfast.limits import FRAME_BYTES_MAX, MAIL_BYTES_MAX, RELAY_FRAMES_MAX
-from holdfast.wire.mail import MailPolicy, NewMail, SetMailPolicy
+import fastness
+from fastness import Plane
+from fastness.limits import FRAME_BYTES_MAX, MAIL_BYTES_MAX, RELAY_FRAMES_MAX
+from fastness.wire.mail import MailPolicy, NewMail, SetMailPolicy
 
 HERE = Path(__file__).parent
 Server = runpy.run_path(str(HERE / "processes.py"))["Server"]  # Test files cannot import each other.
@@ -68,7 +68,7 @@ async def join(shared: Any, request: pytest.FixtureRequest) -> AsyncIterator[Cal
 @pytest.fixture
 def plane(shared: Any, join: Any) -> Iterator[Plane]:
     """The same universe, over the stream."""
-    with holdfast.connect(shared.url, universe=join.universe) as plane:
+    with fastness.connect(shared.url, universe=join.universe) as plane:
         yield plane
 
 
@@ -106,7 +106,7 @@ async def test_agent_authenticates_with_its_key(start: Start) -> None:
             pass
     assert (refused.value.error, refused.value.close) == ("not_allowed", 4003)
     assert server.logged('"reason":"relay"', '"asked":"ada@main"')
-    assert b'holdfast_rejects_total{reason="relay"} 1.0' in server.get("/metrics")[2]
+    assert b'fastness_rejects_total{reason="relay"} 1.0' in server.get("/metrics")[2]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_invalid_proof_is_refused(shared: Any, join: Any, wrong: str) -> N
     host, nonce = challenge["host"], agent._nonce()
     changes = {
         "another host": {"signature": base64url(agent.key.sign(to_sign("evil.example:443", nonce)))},
-        "another protocol": {"signature": base64url(agent.key.sign(to_sign(host, nonce, "holdfast-relay-0")))},
+        "another protocol": {"signature": base64url(agent.key.sign(to_sign(host, nonce, "fastness-relay-0")))},
         "another nonce": {"signature": base64url(agent.key.sign(to_sign(host, bytes(32))))},
         "another key": {"public_key": base64url(Ed25519PrivateKey.generate().public_key().public_bytes_raw())},
         "no signature": {"signature": base64url(b"")},
@@ -241,7 +241,7 @@ async def test_unknown_agent_is_refused_if_registration_is_closed(start: Start) 
 
 
 async def test_token_authenticates_agents_of_its_universe(start: Start, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         make = plane.tokens.create
         admin = make("admin", universes="*", verbs="*").token
         mail = make("mail", universes="main", verbs="mail:*").token
@@ -631,7 +631,7 @@ async def test_stopping_server_announces_draining_and_keeps_acknowledged_mail(st
         assert (await bob.until_closed())[0] == 1012
         assert await asyncio.to_thread(server.process.wait, SECONDS_MAX) == 0
     assert "Traceback" not in server.log()
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         stats = plane.mailbox("bob").stats()
         assert (stats.pending, stats.joined) == (0, False)
         assert plane.mailbox("ada").receipts()[-1].state == "confirmed"
@@ -669,7 +669,7 @@ async def test_a_json_rpc_call_with_a_value_that_json_lacks_is_refused(join: Any
 
 
 async def test_json_rpc_of_a_token_without_send_permission_is_answered(start: Start, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         reader = plane.tokens.create(
             "reader", universes="main", verbs="mail:join,mail:leave,mail:read,mail:confirm,mail:receipts"
         ).token
@@ -689,6 +689,6 @@ async def test_json_rpc_of_a_token_without_send_permission_is_answered(start: St
 async def test_metrics_include_the_relay(shared: Any, join: Any) -> None:
     await join("ada")
     text = shared.get("/metrics")[2].decode()
-    assert 'holdfast_requests_total{code="ok",op="mail.join"}' in text
-    sessions = next(line for line in text.splitlines() if line.startswith("holdfast_relay_sessions "))
+    assert 'fastness_requests_total{code="ok",op="mail.join"}' in text
+    sessions = next(line for line in text.splitlines() if line.startswith("fastness_relay_sessions "))
     assert float(sessions.split()[1]) >= 1

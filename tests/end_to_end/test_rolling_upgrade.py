@@ -10,14 +10,14 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.backends.postgres.format_lock import raise_format
-from holdfast.client.transport import RemoteTransport
-from holdfast.errors import PlaneInUse, SchemaMismatch
-from holdfast.handles.sync.plane import Plane
-from holdfast.kv import formats
-from holdfast.limits import NODE_HEARTBEAT_SECONDS
+import fastness
+from fastness.backends.postgres import PostgresDatabase
+from fastness.backends.postgres.format_lock import raise_format
+from fastness.client.transport import RemoteTransport
+from fastness.errors import PlaneInUse, SchemaMismatch
+from fastness.handles.sync.plane import Plane
+from fastness.kv import formats
+from fastness.limits import NODE_HEARTBEAT_SECONDS
 
 CHILD = Path(__file__).with_name("next_format_child.py")
 OLD, NEW = formats.FORMAT, formats.FORMAT + 1
@@ -65,8 +65,8 @@ def put_and_ack(putting: Plane, receiving: Plane, body: object) -> None:
 
 
 def test_servers_of_two_versions_serve_until_the_format_is_raised(postgres_url: str, tmp_path: Path) -> None:
-    this, following = (sys.executable, "-m", "holdfast.cli"), (sys.executable, str(CHILD))
-    with holdfast.open(postgres_url):
+    this, following = (sys.executable, "-m", "fastness.cli"), (sys.executable, str(CHILD))
+    with fastness.open(postgres_url):
         pass  # This version creates the plane.
     with serving(postgres_url, tmp_path / "new", *following) as new:
         with serving(postgres_url, tmp_path / "old", *this) as old:
@@ -86,7 +86,7 @@ def test_servers_of_two_versions_serve_until_the_format_is_raised(postgres_url: 
         put_and_ack(new, new, {"in": "the new format"})
         assert new.status().data_format == NEW
         with pytest.raises(SchemaMismatch, match=f"has format {NEW}, and this version supports {OLD}; upgrade"):
-            holdfast.open(postgres_url)
+            fastness.open(postgres_url)
 
 
 def url_of(plane: Plane) -> str:
@@ -95,7 +95,7 @@ def url_of(plane: Plane) -> str:
 
 
 def test_a_node_writes_the_new_format_only_after_it_was_raised(postgres_url: str) -> None:
-    with holdfast.open(postgres_url):
+    with fastness.open(postgres_url):
         pass  # This version creates the plane.
     command = [sys.executable, str(CHILD), "notes", postgres_url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -127,7 +127,7 @@ def wait_until_closed(url: str) -> None:
 
 
 def test_a_process_without_a_record_blocks_the_new_format(postgres_url: str) -> None:
-    with holdfast.open(postgres_url):
+    with fastness.open(postgres_url):
         pass
     with PostgresDatabase(postgres_url) as unseen:
         assert unseen.read(formats.format_of) == OLD
@@ -141,7 +141,7 @@ def test_a_process_without_a_record_blocks_the_new_format(postgres_url: str) -> 
 
 
 def test_a_process_that_lost_its_connections_cannot_write_after_the_format_was_raised(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as plane:
+    with fastness.open(postgres_url) as plane:
         plane.queue("jobs").put({"n": 1})
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute(
@@ -149,14 +149,14 @@ def test_a_process_that_lost_its_connections_cannot_write_after_the_format_was_r
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         raise_format(postgres_url, NEW)
-        with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+        with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
             plane.queue("jobs").put({"n": 2})
-        with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+        with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
             plane.queue("jobs").stats()
 
 
 def test_a_format_is_raised_in_steps(postgres_url: str) -> None:
-    with holdfast.open(postgres_url):
+    with fastness.open(postgres_url):
         pass
     wait_until_closed(postgres_url)
     with pytest.raises(SchemaMismatch, match=f"raised to {NEW + 1} from {NEW} only"):
@@ -166,11 +166,11 @@ def test_a_format_is_raised_in_steps(postgres_url: str) -> None:
     wait_until_closed(postgres_url)
     with pytest.raises(SchemaMismatch, match="The plane has format 1, and is raised to 2"):
         raise_format(postgres_url, 2)
-    with pytest.raises(SchemaMismatch, match="holdfast migrate"):
-        holdfast.open(postgres_url)
+    with pytest.raises(SchemaMismatch, match="fastness migrate"):
+        fastness.open(postgres_url)
 
 
 def test_an_upgrade_without_a_newer_format_changes_nothing(postgres_url: str, tmp_path: Path) -> None:
     for url in (postgres_url, f"dir:{tmp_path / 'data'}"):
-        with holdfast.open(url) as plane:
+        with fastness.open(url) as plane:
             assert plane.raise_format().data_format == OLD

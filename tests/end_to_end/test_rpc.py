@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import fastness
 
 Server = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]  # Test files cannot import each other.
 UNLIMITED = {"ingress_pushes_per_minute": 0, "ingress_agent": "bob"}
@@ -44,7 +44,7 @@ def call(server: Any, body: Any, *, token: str | None = None) -> Any:
     return json.loads(response)
 
 
-def keys_in(plane: holdfast.Plane, agent: str) -> list[str]:
+def keys_in(plane: fastness.Plane, agent: str) -> list[str]:
     mailbox, keys, after = plane.mailbox(agent), [], -1
     while mails := mailbox.read(after=after, limit=256):
         keys += [mail.json()["idempotency_key"] for mail in mails]
@@ -115,7 +115,7 @@ def test_peer_above_its_rate_gets_a_retry_after(tmp_path: Path) -> None:
 
 
 def test_token_pushes_by_its_name(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         ada = plane.tokens.create("ada", universes=["main"], verbs=["mail:*"]).token
         eve = plane.tokens.create("eve", universes=["main"], verbs=["queue:*"]).token
     server = Server(tmp_path, tokens=True, **UNLIMITED)
@@ -190,6 +190,6 @@ def test_burst_of_20000_parallel_pushes_is_deduplicated(server: Any) -> None:
         assert found == Counter(str(key) for key in range(BURST // 2))
     _, _, body = server.get("/metrics")
     samples = dict(line.rsplit(" ", 1) for line in body.decode().splitlines() if not line.startswith("#"))
-    assert float(samples['holdfast_ingress_pushes_total{outcome="accepted"}']) == BURST // 2
-    assert float(samples["holdfast_ingress_depth"]) == 0
-    assert float(samples["holdfast_ingress_batch_size_sum"]) == BURST // 2
+    assert float(samples['fastness_ingress_pushes_total{outcome="accepted"}']) == BURST // 2
+    assert float(samples["fastness_ingress_depth"]) == 0
+    assert float(samples["fastness_ingress_batch_size_sum"]) == BURST // 2

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import ResultNotReady, RunCancelled, RunFailed, RunNotFound
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import ClaimWorlds, CommitTurn
-from holdfast.wire.runs import UpdateRun
+import fastness
+from fastness.errors import ResultNotReady, RunCancelled, RunFailed, RunNotFound
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import ClaimWorlds, CommitTurn
+from fastness.wire.runs import UpdateRun
 
 SECONDS_MAX = 60.0
 
 
 def _load(name: str) -> ModuleType:
     """A helper module of this folder; pytest's importlib mode does not put it on the path."""
-    spec = importlib.util.spec_from_file_location(f"holdfast_{name}", Path(__file__).with_name(f"{name}.py"))
+    spec = importlib.util.spec_from_file_location(f"fastness_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -43,8 +43,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def plane(server: Any) -> Iterator[holdfast.Plane]:
-    with holdfast.connect(server.url) as plane:
+def plane(server: Any) -> Iterator[fastness.Plane]:
+    with fastness.connect(server.url) as plane:
         yield plane
 
 
@@ -53,10 +53,10 @@ def hf(server: Any, tmp_path: Path) -> Callable[..., Any]:
     """Runs a command to its end; its JSON output, or the problem of one that fails."""
 
     def run(*words: str, code: int = 0) -> Any:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli", "workflows", *words, "--json"],
-            env={**kept, "HOLDFAST_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)},
+            [sys.executable, "-m", "fastness.cli", "workflows", *words, "--json"],
+            env={**kept, "FASTNESS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=SECONDS_MAX,
@@ -68,7 +68,7 @@ def hf(server: Any, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-def end(plane: holdfast.Plane, id: str, workflow: str, entries: list[Any], **outcome: Any) -> None:
+def end(plane: fastness.Plane, id: str, workflow: str, entries: list[Any], **outcome: Any) -> None:
     """Do what a host does that runs the last turn of a run."""
     claims = plane._transport.call(ClaimWorlds([f"workflow:{workflow}"], "host", 100)).worlds
     [claim] = [each for each in claims if each.world == f"run:{id}"]
@@ -84,7 +84,7 @@ def end(plane: holdfast.Plane, id: str, workflow: str, entries: list[Any], **out
     plane._transport.call(CommitAtomic([turn, UpdateRun(id, claim.fence, **outcome)]))
 
 
-def test_a_run_over_http_is_plain_json(server: Any, plane: holdfast.Plane) -> None:
+def test_a_run_over_http_is_plain_json(server: Any, plane: fastness.Plane) -> None:
     body = {"workflow": "http", "args": ["q", 1.5, None], "kwargs": {"depth": {"most": 3}}}
     started = server.ask("PUT", "/v1/runs/h-1", body)
     assert (started.status, started.json()["is_duplicate"]) == (201, False)
@@ -131,7 +131,7 @@ def test_a_bad_start_starts_nothing(server: Any, body: Any, code: str) -> None:
     assert server.get("/v1/runs?workflow=bad").json() == {"runs": [], "next": None}
 
 
-def test_a_caller_waits_for_the_result_of_a_run(plane: holdfast.Plane, server: Any) -> None:
+def test_a_caller_waits_for_the_result_of_a_run(plane: fastness.Plane, server: Any) -> None:
     large = "x" * 100_000
     run = plane.workflows.start("slow", large, id="s-1")
     assert plane.workflows.start("slow", large, id="s-1").is_duplicate
@@ -140,7 +140,7 @@ def test_a_caller_waits_for_the_result_of_a_run(plane: holdfast.Plane, server: A
     found: list[Any] = []
 
     def wait() -> None:
-        with holdfast.connect(server.url) as other:
+        with fastness.connect(server.url) as other:
             found.append(other.workflows.get("s-1").result(wait_seconds=SECONDS_MAX))
 
     waiting = threading.Thread(target=wait)
@@ -151,7 +151,7 @@ def test_a_caller_waits_for_the_result_of_a_run(plane: holdfast.Plane, server: A
     assert found == [{"text": large}]
 
 
-def test_a_run_that_failed_or_was_cancelled_says_so(plane: holdfast.Plane) -> None:
+def test_a_run_that_failed_or_was_cancelled_says_so(plane: fastness.Plane) -> None:
     failed, cancelled = (plane.workflows.start("broken", id=id) for id in ("b-1", "b-2"))
     end(plane, "b-1", "broken", [], state="failed", error="ValueError: no", error_code="step_failed")
     with pytest.raises(RunFailed, match="ValueError: no"):
@@ -165,7 +165,7 @@ def test_a_run_that_failed_or_was_cancelled_says_so(plane: holdfast.Plane) -> No
         plane.workflows.get("b-3").result()
 
 
-def test_a_run_with_the_command_line(hf: Callable[..., Any], plane: holdfast.Plane) -> None:
+def test_a_run_with_the_command_line(hf: Callable[..., Any], plane: fastness.Plane) -> None:
     words = ("start", "order", "4711", "what now?", '{"n": 1}', "--kwarg", "to=ada", "--kwarg", "fast:=true")
     assert hf(*words, "--id", "c-1") == {"id": "c-1", "workflow": "order", "is_duplicate": False}
     assert hf(*words, "--id", "c-1")["is_duplicate"]
@@ -206,7 +206,7 @@ def test_a_run_with_the_command_line(hf: Callable[..., Any], plane: holdfast.Pla
     assert hf("show", "c-1", code=4)["code"] == "run_not_found"
 
 
-def test_a_run_starts_with_the_commit_that_acknowledges_a_message(plane: holdfast.Plane) -> None:
+def test_a_run_starts_with_the_commit_that_acknowledges_a_message(plane: fastness.Plane) -> None:
     queue = plane.queue("orders")
     queue.put({"order": 17})
     with queue.receive() as message:  # type: ignore[union-attr]

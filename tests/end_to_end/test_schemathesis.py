@@ -24,9 +24,9 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.transport import Response
 from schemathesis.specs.openapi import checks
 
-from holdfast import PutRow
-from holdfast.server.http.routes import ENDPOINTS
-from holdfast.server.openapi import document
+from fastness import PutRow
+from fastness.server.http.routes import ENDPOINTS
+from fastness.server.openapi import document
 
 Server = runpy.run_path(str(Path(__file__).with_name("processes.py")))["Server"]  # Test files cannot import each other.
 DOCUMENT = document(ENDPOINTS)
@@ -37,7 +37,7 @@ OPERATIONS = [
 ]
 # The suite repeats the same cases; nightly runs look for new ones.
 SUITE_SEED = 27
-NIGHTLY_SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
+NIGHTLY_SEED = int(os.environ.get("FASTNESS_SEED", random.SystemRandom().randrange(1 << 32)))
 CHECKS = [
     not_a_server_error,
     checks.status_code_conformance,
@@ -57,7 +57,7 @@ SETTLE_PATHS = [f"/v1/queue/{verb}" for verb in ("ack", "nack", "reject", "exten
 NAMES = ("universe", "world", "queue", "key", "kind", "id", "name", "session", "collection")
 LEASES: list[dict[str, str]] = []  # Leases of messages, to settle.
 IDS: list[str] = []  # Of messages that are done, ready and leased, in turn.
-UNIVERSES = ("universe", "namespace", "X-Holdfast-Universe")
+UNIVERSES = ("universe", "namespace", "X-Fastness-Universe")
 
 
 @schemathesis.serializer("application/msgpack")
@@ -187,7 +187,7 @@ def test_responses_conform_to_the_openapi_document(
     def invalid(case: Case) -> None:
         statuses.append(check(case, session).status_code)
 
-    print(f"HOLDFAST_SEED={chosen}")
+    print(f"FASTNESS_SEED={chosen}")
     valid()
     invalid()
     print(statuses)

@@ -25,12 +25,12 @@ import pytest
 import websockets
 from websockets.sync.client import connect as connect_stream
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import (
+import fastness
+from fastness import Plane
+from fastness.errors import (
     Busy,
     CommitUnknown,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     NotAllowed,
     PathUnusable,
@@ -38,13 +38,13 @@ from holdfast.errors import (
     QueueBusy,
     Unreachable,
 )
-from holdfast.limits import FRAME_BYTES_MAX
-from holdfast.server.relay import Relay
-from holdfast.server.serving import serve
-from holdfast.server.settings import Settings
-from holdfast.server.streams import Streams
-from holdfast.wire.frames import PROTOCOL, Hello, encode
-from holdfast.wire.websocket_frames import ShortFrameReader
+from fastness.limits import FRAME_BYTES_MAX
+from fastness.server.relay import Relay
+from fastness.server.serving import serve
+from fastness.server.settings import Settings
+from fastness.server.streams import Streams
+from fastness.wire.frames import PROTOCOL, Hello, encode
+from fastness.wire.websocket_frames import ShortFrameReader
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -67,7 +67,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..., Any]) -> None:
     server = start()
-    assert server.line == f"Holdfast is ready at {server.url}\n"
+    assert server.line == f"Fastness is ready at {server.url}\n"
     assert server.process.stdout.readline() == f"The web console is at {server.url}/console\n"
     assert server.get("/healthz")[::2] == (200, b'{"status":"alive"}')
     assert server.get("/readyz")[::2] == (200, b'{"status":"ready"}')
@@ -80,13 +80,13 @@ def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
     text = body.decode()
     for sample in (
-        'holdfast_queue_messages{queue="jobs",state="ready",universe="main"} 2.0',
-        'holdfast_requests_total{code="ok",op="queues.put"} 3.0',
-        'holdfast_requests_total{code="ok",op="queues.receive"} 1.0',
-        "holdfast_open_streams 1.0",
+        'fastness_queue_messages{queue="jobs",state="ready",universe="main"} 2.0',
+        'fastness_requests_total{code="ok",op="queues.put"} 3.0',
+        'fastness_requests_total{code="ok",op="queues.receive"} 1.0',
+        "fastness_open_streams 1.0",
     ):
         assert sample in text
-    assert "holdfast_sync_seconds_count 0.0" not in text
+    assert "fastness_sync_seconds_count 0.0" not in text
     assert server.stop() == 0
     assert server.process.stdout is not None
     assert server.process.stdout.read() == ""
@@ -145,7 +145,7 @@ def test_stopping_server_answers_calls_in_flight_and_starts_no_new_ones(start: C
         status, headers, _ = server.get("/v1/queue/enqueue", body=b"{}")
         assert (status, "retry-after" in headers) == (503, True)
         assert server.status_of_stream() == 503
-        with pytest.raises(HoldfastError, match="shutting down"):
+        with pytest.raises(FastnessError, match="shutting down"):
             plane.queue("jobs").put(b"2")
         assert finish() in (200, 201)
         assert server.process.wait(SECONDS_MAX) == 0
@@ -175,17 +175,17 @@ def test_waiting_consumers_do_not_delay_shutdown(start: Callable[..., Any]) -> N
         def wait() -> None:
             try:
                 outcomes.append(plane.queue("jobs").receive(wait_seconds=60))
-            except HoldfastError as error:
+            except FastnessError as error:
                 outcomes.append(error)
 
         connect(plane)
         waiting = threading.Thread(target=wait)
         waiting.start()
-        while b"holdfast_calls_waiting 1.0" not in server.get("/metrics")[2]:
+        while b"fastness_calls_waiting 1.0" not in server.get("/metrics")[2]:
             time.sleep(0.02)
         assert server.stop() == 0
         waiting.join(SECONDS_MAX)
-        assert isinstance(outcomes[0], HoldfastError)
+        assert isinstance(outcomes[0], FastnessError)
 
 
 def test_waiting_consumers_are_bounded_over_all_queues_and_measured(start: Callable[..., Any]) -> None:
@@ -196,17 +196,17 @@ def test_waiting_consumers_are_bounded_over_all_queues_and_measured(start: Calla
         ]
         for each in waiting:
             each.start()
-        while b"holdfast_consumers_waiting 2.0" not in server.get("/metrics")[2]:
+        while b"fastness_consumers_waiting 2.0" not in server.get("/metrics")[2]:
             time.sleep(0.02)
         with pytest.raises(QueueBusy, match="queue_max_consumers"):
             plane.queue("c").receive(wait_seconds=60)
         metrics = server.get("/metrics")[2]
-        assert b"holdfast_consumers_waiting_max 2.0" in metrics
-        assert b"holdfast_consumers_refused_total 1.0" in metrics
+        assert b"fastness_consumers_waiting_max 2.0" in metrics
+        assert b"fastness_consumers_refused_total 1.0" in metrics
         for name, each in zip(("a", "b"), waiting, strict=True):
             plane.queue(name).put(b"1")
             each.join(SECONDS_MAX)
-        assert b"holdfast_consumers_waiting 0.0" in server.get("/metrics")[2]
+        assert b"fastness_consumers_waiting 0.0" in server.get("/metrics")[2]
 
 
 def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., Any]) -> None:
@@ -217,7 +217,7 @@ def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., 
         with server.plane(patience_seconds=0.1) as plane:
             queue = plane.queue("jobs")
             connect(plane)
-            with suppress(HoldfastError):
+            with suppress(FastnessError):
                 while True:
                     acknowledged.append(queue.put(b"1").id)
 
@@ -230,7 +230,7 @@ def test_shutdown_under_load_loses_no_acknowledged_message(start: Callable[..., 
     for writer in writers:
         writer.join(SECONDS_MAX)
     found: set[str] = set()
-    with holdfast.open(server.data) as plane:
+    with fastness.open(server.data) as plane:
         assert plane.queue("jobs").stats().put_total >= len(acknowledged)
         while messages := plane.queue("jobs").receive_many(256):
             found |= {message.id for message in messages}
@@ -244,7 +244,7 @@ def test_a_wait_for_a_result_ends_when_its_caller_disconnects(start: Callable[..
 
     def wait_for(waiting: int) -> None:
         deadline = time.monotonic() + SECONDS_MAX
-        while f"holdfast_calls_waiting {waiting}.0\n".encode() not in server.get("/metrics")[2]:
+        while f"fastness_calls_waiting {waiting}.0\n".encode() not in server.get("/metrics")[2]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
@@ -261,7 +261,7 @@ def test_a_wait_for_a_result_ends_when_its_caller_disconnects(start: Callable[..
 @pytest.fixture
 def tokens(tmp_path: Path) -> dict[str, str]:
     """Tokens, created in the data directory before the server starts."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         make = plane.tokens.create
         return {
             "admin": make("admin", universes="*", verbs="*").token,
@@ -289,7 +289,7 @@ def test_calls_without_a_valid_token_are_refused(start: Callable[..., Any], toke
             assert message.payload == b"1"
     assert server.get("/healthz")[0] == server.get("/readyz")[0] == 200
     assert server.get("/metrics")[0] == server.get("/metrics", token=tokens["worker"])[0] == 403
-    assert b'holdfast_rejects_total{reason="token"}' in server.get("/metrics", token=tokens["scraper"])[2]
+    assert b'fastness_rejects_total{reason="token"}' in server.get("/metrics", token=tokens["scraper"])[2]
     assert not [token for token in tokens.values() if token.rpartition("_")[2] in server.log()]
 
 
@@ -333,7 +333,7 @@ def test_the_documented_verbs_of_a_program_are_sufficient_and_no_more(
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "secure-a-server.md").read_text()
     producer, worker, viewer, operator = re.findall(r"^\| .* \| `((?:queue:[a-z._]+,?)+)` \|$", page, re.MULTILINE)
     verbs = {"producer": producer, "worker": worker, "viewer": viewer, "operator": f"{viewer},{operator}"}
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         tokens = {name: plane.tokens.create(name, universes="main", verbs=each).token for name, each in verbs.items()}
     server = start(tokens=True)
 
@@ -424,7 +424,7 @@ def test_waiting_consumer_with_a_revoked_token_gets_no_message(
         def wait() -> None:
             try:
                 outcomes.append(worker.queue("jobs").receive(wait_seconds=60))
-            except HoldfastError as error:
+            except FastnessError as error:
                 outcomes.append(error)
 
         connect(worker)
@@ -583,7 +583,7 @@ def test_every_refused_request_is_counted_once(start: Callable[..., Any], tokens
         text = server.get("/metrics", token=tokens["scraper"])[2].decode()
         return {
             reason: round(float(value))
-            for reason, value in re.findall(r'^holdfast_rejects_total{reason="(.+)"} (.+)$', text, re.MULTILINE)
+            for reason, value in re.findall(r'^fastness_rejects_total{reason="(.+)"} (.+)$', text, re.MULTILINE)
         }
 
     def send(head: str, body: str = "", *headers: str) -> int:
@@ -679,7 +679,7 @@ def test_stream_works_with_and_without_the_fast_path_for_short_frames(
         urls: asyncio.Queue[str] = asyncio.Queue()
         settings = Settings(data="memory:", port=0, drain_seconds=1)
         serving = asyncio.create_task(serve(settings, ready=urls.put_nowait))
-        async with holdfast.connect_async(await urls.get()) as plane:
+        async with fastness.connect_async(await urls.get()) as plane:
             for payload in payloads:
                 await plane.queue("jobs").put(payload)
             messages = await plane.queue("jobs").receive_many(len(payloads), extend_for_seconds=0)

@@ -1,6 +1,6 @@
 """What programs for SQS do, by four clients: boto3, boto3 with the Query protocol, aiobotocore, and the JavaScript SDK.
 
-Each test runs once per client, against `holdfast serve --sqs`. The clients sign their calls, except on the server whose
+Each test runs once per client, against `fastness serve --sqs`. The clients sign their calls, except on the server whose
 clock is moved. SQS_ENDPOINT_URL runs the tests that need no such clock against another server, to compare with it.
 """
 

@@ -15,8 +15,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from holdfast.handles.sync.plane import Plane
-from holdfast.wire.queues import QueuePolicy
+from fastness.handles.sync.plane import Plane
+from fastness.wire.queues import QueuePolicy
 
 _processes = runpy.run_path(str(Path(__file__).parent / "processes.py"))  # Test files cannot import each other.
 MEBIBYTE = 1_048_576
@@ -156,7 +156,7 @@ def test_attributes_that_do_not_fit_travel_in_a_documented_envelope(queue: SqsQu
     assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
     native = plane.queue(queue.name).receive()
     assert native is not None
-    assert native.delivery.content_type == "application/vnd.holdfast.sqs-message+json"
+    assert native.delivery.content_type == "application/vnd.fastness.sqs-message+json"
     envelope = json.loads(native.read())
     assert envelope["body"] == "hello"
     assert envelope["attributes"]["photo"] == {"type": "Binary.gif", "value": base64.b64encode(b"GIF89a").decode()}
@@ -168,7 +168,7 @@ def test_a_binary_payload_is_received_as_base64(sqs: Any, plane: Plane, name: st
     plane.queue(name).put(payload)
     [message] = SqsQueue(sqs, name).receive()
     assert base64.b64decode(message["Body"]) == payload
-    assert message["MessageAttributes"]["holdfast-encoding"]["StringValue"] == "base64"
+    assert message["MessageAttributes"]["fastness-encoding"]["StringValue"] == "base64"
 
 
 @pytest.mark.parametrize("size", [16_384, 16_385, MEBIBYTE])
@@ -192,7 +192,7 @@ def test_a_native_payload_over_one_mebibyte_is_received_as_a_reference(sqs: Any,
     reference = json.loads(message["Body"])
     assert reference["size"] == len(payload)
     assert plane.blobs.get(reference["blob"]) == payload
-    assert message["MessageAttributes"]["holdfast-encoding"]["StringValue"] == "blob"
+    assert message["MessageAttributes"]["fastness-encoding"]["StringValue"] == "blob"
     assert message["MessageAttributes"]["kind"]["StringValue"] == "video"
 
 

@@ -1,4 +1,4 @@
-"""`holdfast serve --sqs`: under /sqs and at a port of its own, with metrics, draining and refusals."""
+"""`fastness serve --sqs`: under /sqs and at a port of its own, with metrics, draining and refusals."""
 
 import asyncio
 import json
@@ -15,9 +15,9 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from holdfast.errors import InvalidArgument
-from holdfast.server.serving import serve
-from holdfast.server.settings import Settings
+from fastness.errors import InvalidArgument
+from fastness.server.serving import serve
+from fastness.server.settings import Settings
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
@@ -65,10 +65,10 @@ def test_requests_are_counted_by_action_and_code(server: Any) -> None:
     with pytest.raises(client.exceptions.QueueDoesNotExist):
         client.get_queue_url(QueueName="none")
     metrics = server.get("/metrics")[2].decode().splitlines()
-    lines = [line for line in metrics if line.startswith("holdfast_sqs_requests_total")]
+    lines = [line for line in metrics if line.startswith("fastness_sqs_requests_total")]
     assert sorted(lines) == [
-        'holdfast_sqs_requests_total{action="CreateQueue",code="ok"} 1.0',
-        'holdfast_sqs_requests_total{action="GetQueueUrl",code="AWS.SimpleQueueService.NonExistentQueue"} 1.0',
+        'fastness_sqs_requests_total{action="CreateQueue",code="ok"} 1.0',
+        'fastness_sqs_requests_total{action="GetQueueUrl",code="AWS.SimpleQueueService.NonExistentQueue"} 1.0',
     ]
 
 

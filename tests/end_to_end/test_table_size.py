@@ -9,9 +9,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import Plane
+from fastness.testing.clock import ManualClock
 
 BATCH = 200
 PAYLOADS = [b"s" * 200] * (BATCH - 2) + [b"l" * 4_000] * 2  # PostgreSQL stores the large ones apart.
@@ -44,8 +44,8 @@ def measure(url: str) -> dict[str, int]:
     """The bytes of the table, of its index, and of its large values."""
     with psycopg.connect(url) as connection:
         row = connection.execute(
-            """SELECT pg_relation_size('holdfast_kv'), pg_indexes_size('holdfast_kv'),
-                pg_table_size('holdfast_kv') - pg_relation_size('holdfast_kv')"""
+            """SELECT pg_relation_size('fastness_kv'), pg_indexes_size('fastness_kv'),
+                pg_table_size('fastness_kv') - pg_relation_size('fastness_kv')"""
         ).fetchone()
     assert row is not None
     return dict(zip(("table", "index", "large"), row, strict=True))
@@ -64,7 +64,7 @@ def test_ten_million_messages_leave_no_bloat(
     # An ack is remembered for five minutes. Ten have passed after a tenth of the messages, so from then on as many acks
     # are forgotten as are added.
     per_minute = batches // 100
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs"), clock=clock) as plane:
+    with fastness.open(postgres_url, activity=str(tmp_path / "logs"), clock=clock) as plane:
         process(plane, clock, range(batches // 10), per_minute)
         tenth = measure(postgres_url)
         process(plane, clock, range(batches // 10, batches), per_minute)

@@ -1,4 +1,4 @@
-"""`holdfast worker` as a process, with a real server: kills, drains, reloads, and tasks in two processes."""
+"""`fastness worker` as a process, with a real server: kills, drains, reloads, and tasks in two processes."""
 
 import os
 import runpy
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Plane
-from holdfast.errors import MessageCancelled
+from fastness import Plane
+from fastness.errors import MessageCancelled
 
 _shared = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server: Any = _shared["Server"]
@@ -22,9 +22,9 @@ SECONDS_MAX = 60.0  # Bounds every wait; far longer than any step takes.
 
 MODULE = """
 import asyncio, os, pathlib, time
-import holdfast
+import fastness
 
-app = holdfast.TaskApp()
+app = fastness.TaskApp()
 HERE = pathlib.Path(__file__).parent
 
 def note(name):
@@ -35,7 +35,7 @@ def note(name):
 def slow(n: int) -> int:
     note("slow")
     while not (HERE / "go").exists():
-        if holdfast.current_job().cancelled:
+        if fastness.current_job().cancelled:
             note("cancelled")
             return -1
         time.sleep(0.01)
@@ -68,16 +68,16 @@ def version() -> int:
 
 
 class WorkerProcess:
-    """`holdfast worker` in the folder of its module."""
+    """`fastness worker` in the folder of its module."""
 
     def __init__(self, folder: Path, url: str, universe: str, *options: str) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self.log = folder / "worker.log"
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "holdfast.cli", "worker", "shop:app", *options],
+                [sys.executable, "-W", "error", "-m", "fastness.cli", "worker", "shop:app", *options],
                 cwd=folder,
-                env={**environment, "HOLDFAST_URL": url, "HOLDFAST_UNIVERSE": universe},
+                env={**environment, "FASTNESS_URL": url, "FASTNESS_UNIVERSE": universe},
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
@@ -181,7 +181,7 @@ def test_a_killed_worker_loses_nothing_and_the_chain_continues_once(
 def test_a_group_of_two_processes_finishes_once_although_one_is_killed(
     folder: Path, server: Any, start: Callable[..., WorkerProcess]
 ) -> None:
-    from holdfast import group
+    from fastness import group
 
     workers = [start("--concurrency", "4"), start("--concurrency", "4")]
     with sender(folder, server) as (shop, plane):
@@ -290,7 +290,7 @@ def test_many_chains_and_groups_survive_random_kills(
     folder: Path, server: Any, start: Callable[..., WorkerProcess]
 ) -> None:
     """Two workers run 40 groups, and one of them is killed and replaced again and again: each group ends once."""
-    from holdfast import group
+    from fastness import group
 
     (folder / "go").touch()
     workers = [start("--concurrency", "2"), start("--concurrency", "2")]

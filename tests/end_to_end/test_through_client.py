@@ -1,6 +1,6 @@
 """Runs unit tests of the embedded plane through a server: a remote plane behaves like an embedded one.
 
-The tests are those of `tests/unit`, unchanged. Here `holdfast.open` opens the plane in a server and returns a client.
+The tests are those of `tests/unit`, unchanged. Here `fastness.open` opens the plane in a server and returns a client.
 One server on a thread serves all planes, each under its own path.
 """
 
@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 import uvicorn
 
-import holdfast
-from holdfast import AsyncPlane, Plane
-from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
-from holdfast.handles.opening import Opening
-from holdfast.kv import Subspace, Transaction
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane import Options, open_plane_async
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.server.app import make_app
-from holdfast.server.context import ServerContext
+import fastness
+from fastness import AsyncPlane, Plane
+from fastness.client.transport import AsyncRemoteTransport, RemoteTransport
+from fastness.handles.opening import Opening
+from fastness.kv import Subspace, Transaction
+from fastness.names import UNIVERSE, checked_name
+from fastness.plane import Options, open_plane_async
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.services import Services
+from fastness.server.app import make_app
+from fastness.server.context import ServerContext
 
 UNIT = Path(__file__).parents[1] / "unit"
 MODULES = (
@@ -245,8 +245,8 @@ def planes_are_remote(
 
         return Opening(opening())
 
-    monkeypatch.setattr(holdfast, "open", open_remote)
-    monkeypatch.setattr(holdfast, "open_async", open_remote_async)
+    monkeypatch.setattr(fastness, "open", open_remote)
+    monkeypatch.setattr(fastness, "open_async", open_remote_async)
     if hasattr(module, "open_plane"):
         monkeypatch.setattr(
             module,
@@ -260,13 +260,13 @@ def planes_are_remote(
 def everything(plane: Any) -> list[tuple[bytes, bytes]]:
     """As for an embedded plane, but without records of calls, which it does not have."""
     pairs = plane._transport.services.database.read(Transaction.scan, b"", b"\xff" * 8, limit=10_000)
-    left_out = [Subspace(name).range() for name in ("holdfast", "once")]
+    left_out = [Subspace(name).range() for name in ("fastness", "once")]
     return [pair for pair in pairs if not any(begin <= pair[0] < end for begin, end in left_out)]
 
 
 def test_embedded_only_features_raise_not_embedded(plane_server: PlaneServer) -> None:
     served = plane_server.open("memory:", Options())
-    with holdfast.connect(served.url) as plane:
+    with fastness.connect(served.url) as plane:
         plane.queue("jobs").put("a")
         message = plane.queue("jobs").receive()
         assert message is not None
@@ -275,7 +275,7 @@ def test_embedded_only_features_raise_not_embedded(plane_server: PlaneServer) ->
             lambda: message.complete(lambda tx: None),
             lambda: plane.pairs.put(b"a", b"b"),
         ):
-            with pytest.raises(holdfast.errors.NotEmbedded):
+            with pytest.raises(fastness.errors.NotEmbedded):
                 refused()
         message.ack()
     served.close()
@@ -302,7 +302,7 @@ def opens(function: Callable[..., Any], fixtures: dict[str, Any]) -> bool:
     """Whether a test, or a fixture that it uses, opens a plane."""
     if {"open_async", "open_plane"} & names_in(function.__code__):
         return True
-    if {"holdfast", "open"} <= names_in(function.__code__):
+    if {"fastness", "open"} <= names_in(function.__code__):
         return True
     needs = inspect.signature(function).parameters
     return any(opens(fixtures[name]._get_wrapped_function(), fixtures) for name in needs if name in fixtures)

@@ -1,4 +1,4 @@
-"""`holdfast top` in a terminal and for programs, beside real servers."""
+"""`fastness top` in a terminal and for programs, beside real servers."""
 
 import fcntl
 import json
@@ -19,14 +19,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast import Quota
-from holdfast.cli.main import root
-from holdfast.wire.queues import NewMessage
+import fastness
+from fastness import Quota
+from fastness.cli.main import root
+from fastness.wire.queues import NewMessage
 
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 Server, SECONDS_MAX = _processes["Server"], _processes["SECONDS_MAX"]
-HOLDFAST = [sys.executable, "-W", "error", "-m", "holdfast.cli"]
+FASTNESS = [sys.executable, "-W", "error", "-m", "fastness.cli"]
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>()][0-9A-B]?)")
 
 
@@ -37,9 +37,9 @@ class Terminal:
         self._terminal, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 140, 0, 0))
         self._output: list[bytes] = []
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self.process = subprocess.Popen(
-            [*HOLDFAST, *words],
+            [*FASTNESS, *words],
             stdin=follower,
             stdout=follower,
             stderr=follower,
@@ -146,12 +146,12 @@ def until_answered(top: Terminal) -> None:
 
 
 def wait_for_lease(url: str) -> None:
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         plane.lease("deploy").acquire(ttl_seconds=1, wait_seconds=SECONDS_MAX).release()
 
 
 def put_until(url: str, stop: threading.Event) -> None:
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         queue = plane.queue("many-jobs")
         while not stop.wait(0.02):
             queue.put(b"")
@@ -160,7 +160,7 @@ def put_until(url: str, stop: threading.Event) -> None:
 @pytest.mark.parametrize("target", ["dir", "server"])
 def test_top_prints_one_view_for_programs(target: str, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
-    with holdfast.open(url, universe="shop") as plane:
+    with fastness.open(url, universe="shop") as plane:
         plane.queue("jobs").put_many([NewMessage(b"")] * 3)
     server = Server(tmp_path) if target == "server" else None
     try:

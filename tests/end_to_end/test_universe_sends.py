@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncHost, DomainEvent, Event, HostApp, Plane, TurnContext
-from holdfast.errors import NotAllowed, SendRefused
-from holdfast.tasks.planes import async_plane_of
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.hosting import SendToWorld, SetSendPolicy
+import fastness
+from fastness import AsyncHost, DomainEvent, Event, HostApp, Plane, TurnContext
+from fastness.errors import NotAllowed, SendRefused
+from fastness.tasks.planes import async_plane_of
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.hosting import SendToWorld, SetSendPolicy
 
 _shared = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 HOST_VERBS = "hosting:claim,hosting:commit,hosting:fail,hosting:renew,hosting:release,hosting:send,world:*,blob:*"
@@ -24,7 +24,7 @@ HOST_VERBS = "hosting:claim,hosting:commit,hosting:fail,hosting:renew,hosting:re
 @pytest.fixture
 def planes(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """A server, and planes by the names of their tokens."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         made = {
             name: plane.tokens.create(name, universes=name.partition("-")[0], verbs=verbs).token
             for name, verbs in {"shop": "*", "bank": "*", "shop-host": HOST_VERBS}.items()

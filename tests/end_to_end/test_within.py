@@ -22,15 +22,15 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-import holdfast
-from holdfast import AsyncPlane, DeleteRow, Plane, PutRow, Quota, TierPolicy, limits
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.errors import (
+import fastness
+from fastness import AsyncPlane, DeleteRow, Plane, PutRow, Quota, TierPolicy, limits
+from fastness.backends.postgres import PostgresDatabase
+from fastness.errors import (
     Busy,
     CasMismatch,
     Closed,
     DatabaseFailed,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     IsolationUnsupported,
     NotEmbedded,
@@ -45,9 +45,9 @@ from holdfast.errors import (
     Unsupported,
     WrongDatabase,
 )
-from holdfast.kv import formats
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
+from fastness.kv import formats
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
 
 WAIT_SECONDS = 20.0
 UserConnection = psycopg.Connection[Any]
@@ -67,13 +67,13 @@ def shop(postgres_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def plane(shop: str) -> Iterator[Plane]:
-    with holdfast.open(shop) as plane:
+    with fastness.open(shop) as plane:
         yield plane
 
 
 @pytest.fixture
 async def async_plane(shop: str) -> AsyncIterator[AsyncPlane]:
-    async with holdfast.open_async(shop) as plane:
+    async with fastness.open_async(shop) as plane:
         yield plane
 
 
@@ -135,7 +135,7 @@ def test_a_rollback_leaves_nothing(plane: Plane, connection: UserConnection, con
     assert plane.queues() == []
 
 
-def test_the_first_statement_may_be_holdfasts(plane: Plane, connection: UserConnection) -> None:
+def test_the_first_statement_may_be_one_of_fastness(plane: Plane, connection: UserConnection) -> None:
     within = plane.within(connection)
     for number, end in enumerate((connection.rollback, connection.commit, connection.rollback, connection.commit)):
         within.queue("emails").put({"order": number})
@@ -233,7 +233,7 @@ def test_an_ack_without_its_lease_is_refused(plane: Plane, connection: UserConne
 def test_a_waiting_consumer_is_woken_by_the_commit(
     plane: Plane, connection: UserConnection, shop: str, nodes: int
 ) -> None:
-    consumer = plane if nodes == 1 else holdfast.open(shop)
+    consumer = plane if nodes == 1 else fastness.open(shop)
     received: list[Any] = []
     started = threading.Event()
 
@@ -267,7 +267,7 @@ def test_delayed_messages_become_ready_without_a_consumer(plane: Plane, connecti
 
 
 def test_another_node_sweeps_delayed_messages(plane: Plane, connection: UserConnection, shop: str) -> None:
-    with holdfast.open(shop) as other:
+    with fastness.open(shop) as other:
         plane.within(connection).queue("emails").put({"order": 1}, delay_seconds=0.2)
         connection.commit()
         plane.close()
@@ -284,7 +284,7 @@ def test_a_waiting_consumer_receives_a_delayed_message_when_it_is_due(plane: Pla
 
 def test_a_large_body_is_stored_before(shop: str, connection: UserConnection, tmp_path: Path) -> None:
     body = b"x" * (limits.PAYLOAD_INLINE_BYTES_MAX + 1)
-    with holdfast.open(shop, objects=f"dir:{tmp_path}") as plane:
+    with fastness.open(shop, objects=f"dir:{tmp_path}") as plane:
         plane.within(connection).queue("emails").put(body)
         connection.rollback()
         assert plane.queues() == []
@@ -335,13 +335,13 @@ def test_two_transactions_that_need_each_others_locks(plane: Plane, connect: Con
     first, second = connect(), connect()
     plane.within(first).state("a").update(1)
     plane.within(second).state("b").update(1)
-    errors: list[HoldfastError] = []
+    errors: list[FastnessError] = []
     end = threading.Barrier(2)
 
     def update(connection: UserConnection, key: str) -> None:
         try:
             plane.within(connection).state(key).update(2)
-        except HoldfastError as error:
+        except FastnessError as error:
             errors.append(error)
             connection.rollback()
         else:
@@ -389,7 +389,7 @@ def test_an_open_transaction_with_plain_puts_blocks_no_other_caller(
 ) -> None:
     queue = plane.queue("emails")
     queue.put({"order": 0})
-    with holdfast.open(shop) as other:
+    with fastness.open(shop) as other:
         plane.within(connection).queue("emails").put({"order": 1}, delay_seconds=0.001)
         message = queue.receive()  # This and the others would fail after a wait: the transaction is still open.
         assert message is not None
@@ -448,7 +448,7 @@ def test_counters_are_right_while_they_are_folded(plane: Plane, connect: Connect
 def test_a_plane_can_be_opened_beside_an_open_transaction(plane: Plane, connection: UserConnection, shop: str) -> None:
     plane.within(connection).queue("emails").put({"order": 1})
     started = time.monotonic()
-    with holdfast.open(shop) as other:
+    with fastness.open(shop) as other:
         other.queue("emails").put({"order": 2})
     assert time.monotonic() - started < limits.LOCK_WAIT_SECONDS_MAX
 
@@ -460,7 +460,7 @@ def test_a_role_needs_the_rights_of_the_table(plane: Plane, connection: UserConn
         plane.within(connection).queue("emails").put({"order": 1})
     connection.execute("RESET ROLE")
     connection.execute(f"GRANT USAGE ON SCHEMA public TO {role}")
-    connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON public.holdfast_kv TO {role}; SET LOCAL ROLE {role}")
+    connection.execute(f"GRANT SELECT, INSERT, UPDATE, DELETE ON public.fastness_kv TO {role}; SET LOCAL ROLE {role}")
     plane.within(connection).queue("emails").put({"order": 1})
     plane.within(connection).state("orders/1").update({"state": "paid"})
     connection.rollback()  # Also the role.
@@ -564,7 +564,7 @@ def test_what_cannot_be_part_of_a_transaction(plane: Plane, connection: UserConn
 
 def test_best_effort_fields_are_refused(shop: str, connection: UserConnection) -> None:
     policy = TierPolicy.from_toml('[fields]\n"order.price" = "critical"\n"order.note" = "best_effort"\n')
-    with holdfast.open(shop, tiers=policy) as plane:
+    with fastness.open(shop, tiers=policy) as plane:
         plane.within(connection).entities.write("order", "1", {"price": 1})
         with pytest.raises(NotTransactional, match="BEST_EFFORT"):
             plane.within(connection).entities.write("order", "1", {"note": "x"})
@@ -587,9 +587,9 @@ def test_what_is_no_connection_is_refused(plane: Plane, shop: str) -> None:
 def test_other_planes_are_refused(connection: UserConnection, shop: str) -> None:
     with PostgresDatabase(shop, isolation="serializable") as database, pytest.raises(Unsupported, match="locks"):
         database.within(connection)
-    with holdfast.open("memory:") as memory, pytest.raises(Unsupported, match="PostgreSQL"):
+    with fastness.open("memory:") as memory, pytest.raises(Unsupported, match="PostgreSQL"):
         memory.within(connection)
-    with holdfast.connect("http://127.0.0.1:1") as remote, pytest.raises(NotEmbedded, match="postgresql://"):
+    with fastness.connect("http://127.0.0.1:1") as remote, pytest.raises(NotEmbedded, match="postgresql://"):
         remote.within(connection)
 
 
@@ -761,7 +761,7 @@ def test_a_newer_format_is_refused_and_not_raised_beside_a_transaction(
     plane: Plane, connection: UserConnection, connect: Connect
 ) -> None:
     held = "SELECT mode FROM pg_locks WHERE pid = %s AND locktype = 'advisory' AND objsubid = 2 AND objid = %s"
-    change = "UPDATE public.holdfast_kv SET value = %s WHERE key = %s"
+    change = "UPDATE public.fastness_kv SET value = %s WHERE key = %s"
     newer = formats.FORMAT + 1
     plane.within(connection).queue("emails").put({"order": 1})
     assert connect().execute(held, [connection.info.backend_pid, newer]).fetchall() == [("ShareLock",)]
@@ -769,7 +769,7 @@ def test_a_newer_format_is_refused_and_not_raised_beside_a_transaction(
     with connect() as other:
         other.execute(change, [formats.encode(newer), formats.KEY])
     try:
-        with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+        with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
             plane.within(connection).queue("emails").put({"order": 2})
         connection.execute("INSERT INTO orders VALUES (2)")
         connection.commit()
@@ -809,7 +809,7 @@ def test_a_quota_limits_what_a_transaction_of_the_user_puts(
     connection.commit()
     assert (bodies(plane), orders(connect)) == ([0, 1, 2], [1, 2])
 
-    monkeypatch.setattr("holdfast.runtime.quotas.QUOTA_CALLER_SECONDS", 0.0)
+    monkeypatch.setattr("fastness.runtime.quotas.QUOTA_CALLER_SECONDS", 0.0)
     plane.queue("emails").purge()
     plane.quotas.clear("main")
     plane.quotas.set("main", Quota(messages=1))

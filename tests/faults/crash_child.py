@@ -9,9 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Subspace, Transaction
-from holdfast.tiers import Tier
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Subspace, Transaction
+from fastness.tiers import Tier
 
 SUBSPACE = Subspace("crash")
 

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from holdfast import limits
-from holdfast.backends.postgres import groups, listener, locked_view, sessions
-from holdfast.errors import QueueMessageLeaseMismatch
-from holdfast.layers import leases, lock_records
-from holdfast.layers.queues import enqueue, settling
-from holdfast.lock_rules import Mode
+from fastness import limits
+from fastness.backends.postgres import groups, listener, locked_view, sessions
+from fastness.errors import QueueMessageLeaseMismatch
+from fastness.layers import leases, lock_records
+from fastness.layers.queues import enqueue, settling
+from fastness.lock_rules import Mode
 
 
 def isolate_nothing() -> None:
@@ -102,7 +102,7 @@ FLAWS: dict[str, Callable[[], None]] = {
 
 
 if __name__ == "__main__":
-    from holdfast.cli.main import main
+    from fastness.cli.main import main
 
     FLAWS[sys.argv.pop(1)]()
     main()

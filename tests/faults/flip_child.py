@@ -21,22 +21,22 @@ from typing import Any
 import msgspec
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.backends.objects import open_objects
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli import exit_codes
-from holdfast.cli.main import root
-from holdfast.errors import HoldfastError
-from holdfast.kv import Pair, fence_floor, pages
-from holdfast.layers import lineages
-from holdfast.layers.worlds import World
-from holdfast.plane.formats import check_marker
-from holdfast.runtime.activity.format import LoggedRecord
-from holdfast.runtime.activity.log import ActivityLog
-from holdfast.runtime.maintenance import health_checks
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.wire.health_checks import Finding
+import fastness
+from fastness.backends.objects import open_objects
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.cli import exit_codes
+from fastness.cli.main import root
+from fastness.errors import FastnessError
+from fastness.kv import Pair, fence_floor, pages
+from fastness.layers import lineages
+from fastness.layers.worlds import World
+from fastness.plane.formats import check_marker
+from fastness.runtime.activity.format import LoggedRecord
+from fastness.runtime.activity.log import ActivityLog
+from fastness.runtime.maintenance import health_checks
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.wire.health_checks import Finding
 
 Examine = Callable[[Path], str]
 TYPED = set(exit_codes.MEANINGS) - {0, 1, 2}
@@ -57,7 +57,7 @@ def key_space(directory: Path) -> Examine:
     def examine(path: Path) -> str:
         try:
             pairs = all_pairs(path)
-        except HoldfastError as error:
+        except FastnessError as error:
             return f"detected {error.code}"
         return "harmless" if pairs == expected else f"silent: {len(pairs)} of {len(expected)} pairs"
 
@@ -74,7 +74,7 @@ def read_and_check(
         has_finding = any(isinstance(found, Finding) for found in checks())
         try:
             is_same = read() == expected
-        except HoldfastError as error:
+        except FastnessError as error:
             return f"detected {error.code}" if has_finding else f"silent in doctor: {error!r}"
         if not is_same:
             return f"silent: another value was read (doctor has a finding: {has_finding})"
@@ -159,10 +159,10 @@ def open_log(directory: Path) -> Examine:
 def marker(directory: Path) -> Examine:
     def examine(path: Path) -> str:
         codes = []
-        for check in (lambda: check_marker(path), lambda: holdfast.open(f"dir:{path}").close()):
+        for check in (lambda: check_marker(path), lambda: fastness.open(f"dir:{path}").close()):
             try:
                 check()
-            except HoldfastError as error:
+            except FastnessError as error:
                 codes.append(error.code)
         return f"detected {codes}" if len(codes) == 2 else f"silent: {codes}"
 
@@ -222,10 +222,10 @@ def doctor(directory: Path) -> Examine:
         if salvaged.exists():
             codes.append(run(salvaged, "doctor", "--deep"))
         try:
-            with holdfast.open(f"dir:{path}") as plane:
+            with fastness.open(f"dir:{path}") as plane:
                 plane.activity.read(limit=10)
                 plane.world("ada").read()
-        except HoldfastError as error:
+        except FastnessError as error:
             return f"detected {error.code} {codes}"
         return f"{'detected' if codes[1] else 'harmless'} {codes}"
 

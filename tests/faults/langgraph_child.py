@@ -19,12 +19,12 @@ from typing import Annotated, Any, TypedDict
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
-import holdfast
-import holdfast.backends.rocksdb
-import holdfast.client.transport
-import holdfast.plane  # Imported once, for all forks.
-from holdfast import limits
-from holdfast.langgraph import HoldfastSaver
+import fastness
+import fastness.backends.rocksdb
+import fastness.client.transport
+import fastness.plane  # Imported once, for all forks.
+from fastness import limits
+from fastness.langgraph import FastnessSaver
 
 TURNS = 4
 ATTEMPT_SECONDS_MAX = 120
@@ -66,7 +66,7 @@ def make_graph(saver: Any) -> Any:
     return builder.compile(checkpointer=saver)
 
 
-class KilledSaver(HoldfastSaver):
+class KilledSaver(FastnessSaver):
     """Kills its process at one of its writes: before it, after it, or at a moment in between."""
 
     def __init__(self, plane: Any, seed: int | None) -> None:
@@ -109,7 +109,7 @@ def outcome(graph: Any, thread: str) -> dict[str, Any]:
 
 def attempt(url: str, thread: str, seed: int | None) -> dict[str, Any]:
     """Run a graph to its end; with a seed, if the process lives so long."""
-    with holdfast.connect(url) if url.startswith("http") else holdfast.open(url) as plane:
+    with fastness.connect(url) if url.startswith("http") else fastness.open(url) as plane:
         graph = make_graph(KilledSaver(plane, seed))
         config: Any = {"configurable": {"thread_id": thread}}
         state = graph.get_state(config)

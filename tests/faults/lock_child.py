@@ -1,6 +1,6 @@
 """Processes that acquire ordered locks at random, and write what they saw. Reads a `Task` as one line of JSON.
 
-The program imports Holdfast once and forks the processes: 100 programs would take 20 s to start. They connect, and all
+The program imports Fastness once and forks the processes: 100 programs would take 20 s to start. They connect, and all
 begin at once. Each appends to a file of its own, before and after every call, so that the file is complete up to the
 moment at which the process is killed:
 
@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import holdfast
-from holdfast.client.transport import RemoteTransport  # Imported before the fork; `holdfast` does it when it is used.
-from holdfast.errors import Fenced, HoldfastError, LockOrderViolation, RetryAdvice
-from holdfast.handles.sync.plane import Plane
+import fastness
+from fastness.client.transport import RemoteTransport  # Imported before the fork; `fastness` does it when it is used.
+from fastness.errors import Fenced, FastnessError, LockOrderViolation, RetryAdvice
+from fastness.handles.sync.plane import Plane
 
 KINDS = ("edge", "note", "task")
 LEVELS = {"database": 0, "entity_type": 1, "record_id": 2}
@@ -88,7 +88,7 @@ class Record:
         answer: Any
         try:
             answer = function()
-        except HoldfastError as error:
+        except FastnessError as error:
             outcome = "unknown" if error.retry is RetryAdvice.IDEMPOTENT else "failed"
             self._write("ended", number, outcome, error.code, time.monotonic_ns(), str(error))
             return outcome, error
@@ -209,7 +209,7 @@ def run(task: Task, number: int, ready: int, start: int) -> None:
     if url.startswith("http"):
         plane = Plane(RemoteTransport(url))
     else:
-        plane = holdfast.open(url, activity=str(folder / f"activity-{number}"), gc_every_seconds=None)
+        plane = fastness.open(url, activity=str(folder / f"activity-{number}"), gc_every_seconds=None)
     with plane:
         plane.state("warm-up").get()
         os.write(ready, b".")

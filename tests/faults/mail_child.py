@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-import holdfast
-from holdfast.errors import HoldfastError, RetryAdvice
-from holdfast.testing.histories import History, Operation
-from holdfast.wire.mail import JoinMailbox, LeaveMailbox, ReadMail
+import fastness
+from fastness.errors import FastnessError, RetryAdvice
+from fastness.testing.histories import History, Operation
+from fastness.wire.mail import JoinMailbox, LeaveMailbox, ReadMail
 
 SENDERS = ("ada", "carl", "dora")
 READERS = ("bob", "eve")
@@ -39,7 +39,7 @@ def record(client: str, kind: str, key: str, argument: Any, call: Callable[[], A
     write_line(client, "call", kind, key, argument)
     try:
         result = call()
-    except HoldfastError as error:
+    except FastnessError as error:
         write_line(client, "unknown" if error.retry is RetryAdvice.IDEMPOTENT else "failed", error.code)
         return None
     write_line(client, "result", result)
@@ -87,7 +87,7 @@ def read(plane: Any, name: str, agent: str, stopping: threading.Event) -> None:
 
 def main() -> None:
     url, name, mails = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    plane, stopping = holdfast.open(url), threading.Event()
+    plane, stopping = fastness.open(url), threading.Event()
     sending = [threading.Thread(target=send, args=(plane, name, agent, mails), daemon=True) for agent in SENDERS]
     reading = [threading.Thread(target=read, args=(plane, name, agent, stopping), daemon=True) for agent in READERS]
     for thread in (*sending, *reading):

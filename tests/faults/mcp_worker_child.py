@@ -7,14 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-import holdfast
-from holdfast.mcp.tasks import task_of
+import fastness
+from fastness.mcp.tasks import task_of
 
 SECONDS_MAX = 60.0
 
 
 def main(url: str, token: str, folder: Path) -> None:
-    def resize(message: holdfast.Message) -> None:
+    def resize(message: fastness.Message) -> None:
         with task_of(message) as task:
             task.progress(1, 2, "started")
             deadline = time.monotonic() + SECONDS_MAX
@@ -23,8 +23,8 @@ def main(url: str, token: str, folder: Path) -> None:
             task.progress(2, 2, "finished")
             message.ack(result={"width": message.json()["width"], "attempts": message.attempts})
 
-    with holdfast.connect(url, token=token, patience_seconds=SECONDS_MAX) as plane:
-        holdfast.Worker(
+    with fastness.connect(url, token=token, patience_seconds=SECONDS_MAX) as plane:
+        fastness.Worker(
             plane, {"resize": resize}, concurrency=2, prefetch=0, on_start=lambda: print("ready", flush=True)
         ).run()
 

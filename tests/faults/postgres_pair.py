@@ -203,7 +203,7 @@ class PostgresPair:
 def postgres_pair() -> Iterator[PostgresPair]:
     """A running pair in a temporary folder."""
     # As root the servers run as another user, which must be able to access the folder; pytest's folders are private.
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-pair-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-pair-"))
     folder.chmod(0o755)
     pair = PostgresPair(folder)
     try:

@@ -22,12 +22,12 @@ from pydantic_ai import Agent
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-import holdfast
-import holdfast.backends.rocksdb  # Imported once, and not by every child.
-import holdfast.plane
-from holdfast.clock import SystemClock
-from holdfast.errors import RunNotFound, WorldNotFound
-from holdfast.pydantic_ai import HoldfastDurability, agent_workflow
+import fastness
+import fastness.backends.rocksdb  # Imported once, and not by every child.
+import fastness.plane
+from fastness.clock import SystemClock
+from fastness.errors import RunNotFound, WorldNotFound
+from fastness.pydantic_ai import FastnessDurability, agent_workflow
 
 ROUNDS = 5  # Of a request with two calls of tools; one more request ends the run.
 OPERATIONS = ROUNDS * 3 + 1
@@ -38,7 +38,7 @@ DELAY_SECONDS_MAX = 0.012  # Between the beginning of the last one and the kill:
 PATIENCE_SECONDS = 60.0
 WRITTEN_AT = datetime(2026, 1, 1, tzinfo=UTC)  # The same in every response, so that journals can be compared.
 
-app = holdfast.HostApp()
+app = fastness.HostApp()
 
 
 class LaterClock(SystemClock):
@@ -74,7 +74,7 @@ async def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse
     return ModelResponse(parts=calls, timestamp=WRITTEN_AT)
 
 
-agent = Agent(FunctionModel(answer), name="helper", capabilities=[HoldfastDurability()])
+agent = Agent(FunctionModel(answer), name="helper", capabilities=[FastnessDurability()])
 ask = agent_workflow(agent, name="ask", app=app)
 
 
@@ -92,7 +92,7 @@ def on_thread(run: str, number: int) -> list[int]:
     return [number]
 
 
-def recorded(plane: holdfast.Plane, run: str) -> list[list[str]]:
+def recorded(plane: fastness.Plane, run: str) -> list[list[str]]:
     """The operations in the journal of a run, with their results."""
     try:
         entries = [cbor2.loads(record.value) for record in plane.world(f"agent:{run}.1.0.0").read()]
@@ -103,10 +103,10 @@ def recorded(plane: holdfast.Plane, run: str) -> list[list[str]]:
 
 def work(folder: Path, child: int, *, until: int | None) -> None:
     """Run one agent after the other, from the first one that has not ended."""
-    with holdfast.open(f"dir:{folder / 'data'}", clock=LaterClock(child)) as plane:
+    with fastness.open(f"dir:{folder / 'data'}", clock=LaterClock(child)) as plane:
         first = next(number for number in itertools.count() if not has_ended(plane, f"r-{number}"))
         note("start", f"r-{first}", len(recorded(plane, f"r-{first}")))
-        with holdfast.Host(plane, app, lease_seconds=LEASE_SECONDS):
+        with fastness.Host(plane, app, lease_seconds=LEASE_SECONDS):
             for number in itertools.count(first):
                 run = plane.workflows.start(ask, f"r-{number}", id=f"r-{number}")
                 run.result(wait_seconds=PATIENCE_SECONDS)
@@ -114,7 +114,7 @@ def work(folder: Path, child: int, *, until: int | None) -> None:
                     return
 
 
-def has_ended(plane: holdfast.Plane, run: str) -> bool:
+def has_ended(plane: fastness.Plane, run: str) -> bool:
     try:
         return plane.workflows.describe(run).state == "completed"
     except RunNotFound:

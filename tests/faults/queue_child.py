@@ -17,14 +17,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast import Plane
-from holdfast.errors import HoldfastError, RetryAdvice
-from holdfast.kv import Transaction, pages
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey, message_leases
-from holdfast.plane import Options, open_plane
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.testing.histories import History, Operation
+from fastness import Plane
+from fastness.errors import FastnessError, RetryAdvice
+from fastness.kv import Transaction, pages
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey, message_leases
+from fastness.plane import Options, open_plane
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.testing.histories import History, Operation
 
 QUEUE = "jobs"
 POLL_SECONDS = 300.0  # Waiting consumers are woken by notifications.
@@ -44,7 +44,7 @@ def record(client: str, kind: str, argument: Any, call: Callable[[], Any]) -> An
     write_line(client, "call", kind, argument)
     try:
         result = call()
-    except HoldfastError as error:
+    except FastnessError as error:
         write_line(client, "unknown" if error.retry is RetryAdvice.IDEMPOTENT else "failed", error.code)
         return None
     write_line(client, "result", result)

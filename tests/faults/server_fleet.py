@@ -1,4 +1,4 @@
-"""Several `holdfast serve` processes on one PostgreSQL, with faults.
+"""Several `fastness serve` processes on one PostgreSQL, with faults.
 
     clients ──► proxy ──► server ──► proxy ──► PostgreSQL
 
@@ -20,8 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import psycopg
 
-import holdfast
-from holdfast import Plane
+import fastness
+from fastness import Plane
 
 Proxy: Any = runpy.run_path(str(Path(__file__).parent / "proxy.py"))["Proxy"]  # Test files cannot import each other.
 READY_SECONDS_MAX = 60.0  # How long a server may take to start; far more than it does.
@@ -45,13 +45,13 @@ class Server:
         # Without polls, a consumer that is not notified waits longer than any test.
         polls = ["--queue-poll-interval", "1h", "--queue-resilient-poll-interval", "1h"]
         self._command = [*command, "serve", "--data", data, "--port", "0", "--gc-every", "0", *polls]
-        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self._environment["XDG_STATE_HOME"] = str(folder / f"state-{number}")
         self.planes = {name: self._connect(seconds) for name, seconds in PATIENCES.items()}
         self.start()
 
     def _connect(self, patience_seconds: float) -> Plane:
-        return self._stack.enter_context(holdfast.connect(self.client_proxy.url, patience_seconds=patience_seconds))
+        return self._stack.enter_context(fastness.connect(self.client_proxy.url, patience_seconds=patience_seconds))
 
     def start(self) -> None:
         """Start the process; `is_ready` is set once it serves."""
@@ -97,9 +97,9 @@ class Fleet:
         self._url = url
         self._stopping = threading.Event()
         self.servers: list[Server] = []
-        holdfast.open(url).close()  # Creates the tables.
+        fastness.open(url).close()  # Creates the tables.
         for number in range(size):
-            run = command or [sys.executable, "-m", "holdfast.cli"]
+            run = command or [sys.executable, "-m", "fastness.cli"]
             self.servers.append(Server(folder, number, url, run))
 
     def __enter__(self) -> Self:
@@ -129,7 +129,7 @@ class Fleet:
         """Let PostgreSQL end all sessions of all servers, twice."""
         del server
         query = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-            WHERE datname = current_database() AND application_name = 'holdfast'"""
+            WHERE datname = current_database() AND application_name = 'fastness'"""
         with psycopg.connect(self._url, autocommit=True) as connection:
             connection.execute(query)
             self._wait(seconds)

@@ -20,16 +20,16 @@ from typing import Any
 
 import cbor2
 
-from holdfast import Plane, QueuePolicy
-from holdfast.errors import CasMismatch, HoldfastError, RetryAdvice, VersionConflict
-from holdfast.limits import LOCK_LATE_MS_MAX, MAIL_TTL_SECONDS
-from holdfast.testing.histories import History, Operation, Outcome, Violation, check_register
-from holdfast.testing.histories.journals import check_journal
-from holdfast.testing.histories.leases import check_lease
-from holdfast.testing.histories.mail import MailboxEntry, check_mailbox
-from holdfast.testing.histories.queues import check_queue
-from holdfast.wire.leases import AcquireLease
-from holdfast.wire.mail import ReadMail
+from fastness import Plane, QueuePolicy
+from fastness.errors import CasMismatch, FastnessError, RetryAdvice, VersionConflict
+from fastness.limits import LOCK_LATE_MS_MAX, MAIL_TTL_SECONDS
+from fastness.testing.histories import History, Operation, Outcome, Violation, check_register
+from fastness.testing.histories.journals import check_journal
+from fastness.testing.histories.leases import check_lease
+from fastness.testing.histories.mail import MailboxEntry, check_mailbox
+from fastness.testing.histories.queues import check_queue
+from fastness.wire.leases import AcquireLease
+from fastness.wire.mail import ReadMail
 
 CLIENTS = 8
 WAITERS = 2
@@ -257,13 +257,13 @@ class Client:
         argument: Any,
         call: Callable[[], Any],
         *,
-        refused: type[HoldfastError] | None = None,
+        refused: type[FastnessError] | None = None,
     ) -> Any:
         """Make a call and record it; returns its result, or None. An error `refused` is the answer False."""
         operation = self._history.invoke(self.name, kind, key, argument)
         try:
             result = call()
-        except HoldfastError as error:
+        except FastnessError as error:
             self._run.errors[error.code] += 1
             if refused is not None and isinstance(error, refused):
                 self._history.ok(operation, False)
@@ -341,7 +341,7 @@ class Client:
         for _ in range(attempts):
             try:
                 id = self.plane().queue(queue).put(body, idempotency_key=body).id
-            except HoldfastError as error:
+            except FastnessError as error:
                 self._run.errors[error.code] += 1
                 is_unknown = is_unknown or error.retry is RetryAdvice.IDEMPOTENT
             else:
@@ -484,7 +484,7 @@ class Client:
             return
         try:
             head = handle.head()
-        except HoldfastError as error:
+        except FastnessError as error:
             self._run.errors[error.code] += 1
             return
         values = [self.value() for _ in range(self._chance.choice((1, 1, 3)))]

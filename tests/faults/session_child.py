@@ -22,8 +22,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-import holdfast
-from holdfast import Plane
+import fastness
+from fastness import Plane
 
 TURNS = 4
 POINTS_MAX = 16  # A turn passes about ten.
@@ -51,9 +51,9 @@ def openai_agents() -> Conversation:
     from agents import Agent, RunConfig, Runner, function_tool
     from agents.testing import ScriptedModel, assistant_message, function_call
 
-    from holdfast.openai_agents import HoldfastSession
+    from fastness.openai_agents import FastnessSession
 
-    class Session(HoldfastSession):
+    class Session(FastnessSession):
         async def add_items(self, items: Any) -> None:
             point("w")
             await super().add_items(items)
@@ -100,9 +100,9 @@ def adk() -> Conversation:
     from google.adk.tools.tool_context import ToolContext
     from google.genai import types
 
-    from holdfast.adk import HoldfastSessionService
+    from fastness.adk import FastnessSessionService
 
-    class Service(HoldfastSessionService):
+    class Service(FastnessSessionService):
         async def append_event(self, session: Any, event: Any) -> Any:
             point("w")
             appended = await super().append_event(session, event)
@@ -194,7 +194,7 @@ def import_what_a_conversation_needs(converse: Conversation, folder: str) -> Non
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        with holdfast.open(f"dir:{folder}/rehearsal") as plane:
+        with fastness.open(f"dir:{folder}/rehearsal") as plane:
             asyncio.run(converse(plane, "rehearsal"))  # type: ignore[arg-type]
         with os.fdopen(writing, "w") as output:
             json.dump(sorted(set(sys.modules) - before), output)
@@ -221,7 +221,7 @@ def run(framework: str, folder: str, seed: int, kills: int) -> None:
         names.append(name := f"conversation {len(names)}")
 
         def work(name: str = name) -> None:
-            with holdfast.open(url) as plane:
+            with fastness.open(url) as plane:
                 asyncio.run(converse(plane, name))  # type: ignore[arg-type]
 
         is_killed = True
@@ -232,7 +232,7 @@ def run(framework: str, folder: str, seed: int, kills: int) -> None:
                 killed += 1
                 moments[passed[-1]] = moments.get(passed[-1], 0) + 1
 
-    with holdfast.open(url) as plane, holdfast.open("memory:") as undisturbed:
+    with fastness.open(url) as plane, fastness.open("memory:") as undisturbed:
         for name in names:
             found, expected = (asyncio.run(converse(each, name)) for each in (plane, undisturbed))  # type: ignore[arg-type]
             print(json.dumps([found, expected]))
@@ -240,10 +240,10 @@ def run(framework: str, folder: str, seed: int, kills: int) -> None:
 
 
 def write(url: str) -> None:
-    from holdfast.openai_agents import HoldfastSession
+    from fastness.openai_agents import FastnessSession
 
     async def add(plane: Plane, writer: int) -> None:
-        session = HoldfastSession(plane, "7")
+        session = FastnessSession(plane, "7")
         for call in range(CALLS):
             await session.add_items([{"role": "user", "content": f"{writer} {call} {part}"} for part in range(3)])
 
@@ -253,7 +253,7 @@ def write(url: str) -> None:
         child = os.fork()
         if child == 0:
             os.close(go)
-            with holdfast.open(url) as plane:
+            with fastness.open(url) as plane:
                 os.read(ready, 1)  # Until the other one can begin too.
                 asyncio.run(add(plane, writer))
             os._exit(0)
@@ -262,8 +262,8 @@ def write(url: str) -> None:
     statuses = [os.waitpid(child, 0)[1] for child in children]
     if any(statuses):
         raise SystemExit("a writer failed")
-    with holdfast.open(url) as plane:
-        print(json.dumps(asyncio.run(HoldfastSession(plane, "7").get_items())))
+    with fastness.open(url) as plane:
+        print(json.dumps(asyncio.run(FastnessSession(plane, "7").get_items())))
 
 
 if __name__ == "__main__":

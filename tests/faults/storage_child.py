@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import HoldfastError
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import FastnessError
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 PARTS = 3
 DEADLINE_SECONDS = 60
@@ -67,7 +67,7 @@ def noted(errors: list[str]) -> Iterator[None]:
     """Note an error's code, or that it has none, and continue."""
     try:
         yield
-    except HoldfastError as error:
+    except FastnessError as error:
         errors.append(error.code)
     except BaseException as error:
         errors.append(f"untyped {type(error).__name__}: {error}")

@@ -11,13 +11,13 @@ from collections import defaultdict
 from pathlib import Path
 from unittest.mock import patch
 
-from holdfast.backends.rocksdb import RocksDatabase, watermark
-from holdfast.errors import QueueMessageLeaseMismatch
-from holdfast.kv import Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey, message_leases
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import MessageLease, NewMessage
+from fastness.backends.rocksdb import RocksDatabase, watermark
+from fastness.errors import QueueMessageLeaseMismatch
+from fastness.kv import Transaction
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey, message_leases
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import MessageLease, NewMessage
 
 JOBS = QueueKey("main", "jobs")
 ROUNDS = 12

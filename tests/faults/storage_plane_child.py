@@ -16,8 +16,8 @@ import cbor2
 import msgspec
 from click.testing import CliRunner
 
-import holdfast
-from holdfast.cli.main import root
+import fastness
+from fastness.cli.main import root
 
 LARGE_BYTES = 20_000  # Payloads over 16 KiB are objects.
 RECORDS = 40
@@ -40,7 +40,7 @@ def logged(number: int) -> dict[str, Any]:
 
 
 class Refused(Exception):
-    """A command ended with an error of Holdfast."""
+    """A command ended with an error of Fastness."""
 
 
 def run_command(*words: str) -> None:
@@ -54,7 +54,7 @@ def run_command(*words: str) -> None:
 class Writer:
     """Uses a plane, and marks what was acknowledged."""
 
-    def __init__(self, plane: holdfast.Plane, marks: int) -> None:
+    def __init__(self, plane: fastness.Plane, marks: int) -> None:
         self._plane = plane
         self._marks = marks
 
@@ -100,7 +100,7 @@ class Writer:
 
 def write(folder: Path, marks: int) -> None:
     url = f"dir:{folder / 'data'}"
-    with holdfast.open(url, gc_every_seconds=None) as plane:
+    with fastness.open(url, gc_every_seconds=None) as plane:
         writer = Writer(plane, marks)
         plane.world("ada").create()
         writer.mark("opened")
@@ -109,7 +109,7 @@ def write(folder: Path, marks: int) -> None:
         writer.append(0)
         writer.log(0)
         writer.compact()
-    with holdfast.open(url, gc_every_seconds=None) as plane:
+    with fastness.open(url, gc_every_seconds=None) as plane:
         writer = Writer(plane, marks)
         writer.ack()
         for number in range(4, 7):
@@ -136,10 +136,10 @@ def acknowledged(marks: tuple[bytes, ...]) -> dict[str, list[int]]:
 def check_plane(folder: Path, marks: tuple[bytes, ...]) -> None:
     """Assert that a plane has everything that was acknowledged, and nothing that is damaged."""
     known = acknowledged(marks)
-    if "opened" not in known and not (folder / "holdfast.json").exists():
-        holdfast.open(f"dir:{folder}", gc_every_seconds=None).close()
+    if "opened" not in known and not (folder / "fastness.json").exists():
+        fastness.open(f"dir:{folder}", gc_every_seconds=None).close()
         return
-    with holdfast.open(f"dir:{folder}", gc_every_seconds=None) as plane:
+    with fastness.open(f"dir:{folder}", gc_every_seconds=None) as plane:
         _check_messages(plane, known)
         for number in known.get("blob", []):
             body = blob_body(number)
@@ -178,7 +178,7 @@ def check_backup(folder: Path, marks: tuple[bytes, ...], *, resume: bool) -> str
     return outcome
 
 
-def _check_messages(plane: holdfast.Plane, known: dict[str, list[int]]) -> None:
+def _check_messages(plane: fastness.Plane, known: dict[str, list[int]]) -> None:
     queue = plane.queue("jobs")
     leased = len(queue.leased())  # By the process that lost its power.
     bodies = [msgspec.json.decode(message.read()) for message in queue.receive_many(100)]
@@ -190,7 +190,7 @@ def _check_messages(plane: holdfast.Plane, known: dict[str, list[int]]) -> None:
     assert len(missing) <= leased, f"messages {missing} are missing"
 
 
-def _check_journal(plane: holdfast.Plane, count: int) -> None:
+def _check_journal(plane: fastness.Plane, count: int) -> None:
     world = plane.world("ada")
     checked = world.check()
     assert checked.fault is None, checked.fault
@@ -201,7 +201,7 @@ def _check_journal(plane: holdfast.Plane, count: int) -> None:
     assert len(values) >= count, f"the journal has {len(values)} entries of {count}"
 
 
-def _check_log(plane: holdfast.Plane) -> None:
+def _check_log(plane: fastness.Plane) -> None:
     numbers = []
     for record in plane.activity.read(session="session").records:
         value = msgspec.json.decode(record.record)

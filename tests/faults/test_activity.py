@@ -14,17 +14,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import CommitUnknown, Unreachable
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.log import ActivityLog, LoggedRecord
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, faulty_objects
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import CommitUnknown, Unreachable
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.log import ActivityLog, LoggedRecord
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, faulty_objects
 
 LOGGING = """
 import sys, threading
 from pathlib import Path
-from holdfast.runtime.activity.log import ActivityLog
+from fastness.runtime.activity.log import ActivityLog
 
 log = ActivityLog(Path(sys.argv[1]), None, flush_seconds=0.002, file_bytes_max=int(sys.argv[2]))
 pause = threading.Event()
@@ -161,7 +161,7 @@ def test_two_processes_on_one_folder_never_share_a_file(tmp_path: Path) -> None:
 FILLING = """
 import json, resource, sys
 from pathlib import Path
-from holdfast.runtime.activity.log import ActivityLog
+from fastness.runtime.activity.log import ActivityLog
 
 log = ActivityLog(Path(sys.argv[1]), None, start_flusher=False)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
@@ -317,8 +317,8 @@ def test_a_forked_child_holds_no_log_and_cannot_log(tmp_path: Path) -> None:
 FORKING = """
 import os, sys, threading
 from pathlib import Path
-from holdfast.errors import Closed
-from holdfast.runtime.activity.log import ActivityLog
+from fastness.errors import Closed
+from fastness.runtime.activity.log import ActivityLog
 
 folder = sys.argv[1]
 log = ActivityLog(Path(folder), None, flush_seconds=0.001)
@@ -364,7 +364,7 @@ log.close()
 def test_a_child_process_does_not_keep_the_file_of_its_parent_locked(tmp_path: Path) -> None:
     """Otherwise the file of a dead parent could not be rotated while its child runs."""
     script = (
-        "import os, signal, sys; from pathlib import Path; from holdfast.runtime.activity.log import ActivityLog;"
+        "import os, signal, sys; from pathlib import Path; from fastness.runtime.activity.log import ActivityLog;"
         "log = ActivityLog(Path(sys.argv[1]), None, start_flusher=False); log.log('main', 's', {}); log.flush();"
         "os.fork() and os.kill(os.getpid(), signal.SIGKILL); print(os.getpid(), flush=True); sys.stdin.read()"
     )

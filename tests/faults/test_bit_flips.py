@@ -21,13 +21,13 @@ from typing import NamedTuple
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast import limits
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.backends.rocksdb.log_records import LogWalk, fragments
-from holdfast.cli.main import root
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+import fastness
+from fastness import limits
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb.log_records import LogWalk, fragments
+from fastness.cli.main import root
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 CHILD = Path(__file__).parent / "flip_child.py"
 PAIRS = 260  # The log has two blocks, and a record that extends over both.
@@ -133,7 +133,7 @@ KINDS = [
     Kind("backup: session logs", "backup", "activity/**/*.jsonl", "backup", whole_file, 60),
     Kind("backup: manifest.jsonl", "backup", "manifest.jsonl", "backup", json_spans, 120),
     Kind("backup: backup.json", "backup", "backup.json", "backup", json_spans, 200),
-    Kind("holdfast.json", "data", "holdfast.json", "marker", json_spans, 96),
+    Kind("fastness.json", "data", "fastness.json", "marker", json_spans, 96),
 ]
 BY_NAME = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
@@ -158,7 +158,7 @@ def make_key_space(folder: Path, pairs: int) -> None:
 
 def make_data(folder: Path, pairs: int, *, blob_bytes: int) -> None:
     """A data directory with a blob, cold segments, rotated session logs and open ones, and a backup of it."""
-    with holdfast.open(f"dir:{folder / 'data'}") as plane:
+    with fastness.open(f"dir:{folder / 'data'}") as plane:
         world = plane.world("ada")
         world.create()
         world.append(list(range(90)), expected_head=0)
@@ -232,7 +232,7 @@ class Examiner:
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(dir=self._undamaged.parent)
         copy = shutil.copytree(self._undamaged, Path(self._folder.name) / self._undamaged.name)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         self.path = Path(copy)
         self._child = subprocess.Popen(
             [*self._command, str(copy)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
@@ -365,7 +365,7 @@ ANY_FILES = {
     "open session log": "activity/**/*.jsonl",
     "rotated session log": "objects/activity/**/*.jsonl",
     "entry of a session log": "objects/activity-manifest/**/*.json",
-    "holdfast.json": "holdfast.json",
+    "fastness.json": "fastness.json",
 }
 CONTENTS: dict[str, Callable[[bytes, bytes, random.Random], bytes]] = {
     "garbage": lambda data, _, rng: rng.randbytes(len(data)),

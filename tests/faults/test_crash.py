@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Database, Subspace, Transaction, pages
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Database, Subspace, Transaction, pages
 
 CHILD = Path(__file__).parent / "crash_child.py"
 SUBSPACE = Subspace("crash")
@@ -60,8 +60,8 @@ def test_no_acknowledged_transaction_is_lost_and_none_is_partial(
 
 def test_acknowledged_writes_survive_an_exit_without_close(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from holdfast.backends.rocksdb import RocksDatabase;"
-        "from holdfast.tiers import Tier; database = RocksDatabase(Path(sys.argv[1]));"
+        "import os, sys; from pathlib import Path; from fastness.backends.rocksdb import RocksDatabase;"
+        "from fastness.tiers import Tier; database = RocksDatabase(Path(sys.argv[1]));"
         "database.transact(lambda tx: tx.put(b'important', b'1'), tier=Tier.IMPORTANT); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "kv")], check=False)

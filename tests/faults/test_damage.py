@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from rocksdict import Rdict
 
-import holdfast
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.log_check import Repairs, check_files
-from holdfast.backends.rocksdb.log_records import LogWalk, Record, skip_records
-from holdfast.backends.rocksdb.readers import RocksReader
-from holdfast.backends.rocksdb.salvage import salvage
-from holdfast.backends.rocksdb.watermark import NAME, read_watermark
-from holdfast.errors import Corrupt, DamagedDatabase, PathUnusable
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+import fastness
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb.database import table_options
+from fastness.backends.rocksdb.log_check import Repairs, check_files
+from fastness.backends.rocksdb.log_records import LogWalk, Record, skip_records
+from fastness.backends.rocksdb.readers import RocksReader
+from fastness.backends.rocksdb.salvage import salvage
+from fastness.backends.rocksdb.watermark import NAME, read_watermark
+from fastness.errors import Corrupt, DamagedDatabase, PathUnusable
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 
 def put_numbers(tx: Transaction, numbers: range) -> None:
@@ -246,7 +246,7 @@ def test_the_watermark_follows_syncs_and_survives_a_torn_write(image: Path) -> N
 def test_a_used_data_directory_without_its_key_space_is_refused(
     tmp_path: Path, emptied: bool, with_objects: bool
 ) -> None:
-    with holdfast.open(f"dir:{tmp_path}/data") as plane:
+    with fastness.open(f"dir:{tmp_path}/data") as plane:
         plane.queue("jobs").put("work")
         if with_objects:
             plane.blobs.put(b"large" * 10_000)
@@ -254,7 +254,7 @@ def test_a_used_data_directory_without_its_key_space_is_refused(
     if emptied:
         (tmp_path / "data/kv").mkdir()
     with pytest.raises(DamagedDatabase, match="key space"):
-        holdfast.open(f"dir:{tmp_path}/data")
+        fastness.open(f"dir:{tmp_path}/data")
 
 
 def test_a_directory_without_its_list_of_tables_is_refused(tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_an_error_makes_what_it_read_durable(tmp_path: Path, asynchronous: bool,
 
 
 def test_important_writes_are_synced_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.IMPORTANT_SYNC_SECONDS_MAX", 0.02)
+    monkeypatch.setattr("fastness.limits.IMPORTANT_SYNC_SECONDS_MAX", 0.02)
     with RocksDatabase(tmp_path / "kv") as database:
         for step in range(3):
             database.transact(put_numbers, range(step, step + 1), tier=Tier.IMPORTANT)

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+import fastness
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Backend, CommitUnknown, DatabaseFailed, DiskFull
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 FILLING = """
 import resource, signal, sys
 from pathlib import Path
-from holdfast.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb import RocksDatabase
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 database = RocksDatabase(Path(sys.argv[1]))
@@ -40,7 +40,7 @@ def test_a_file_size_limit_is_reported_and_nothing_acknowledged_is_lost(tmp_path
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     acknowledged = len(child.stdout.splitlines())
     assert acknowledged > 10
-    assert "holdfast.errors.DiskFull" in child.stderr
+    assert "fastness.errors.DiskFull" in child.stderr
     check_nothing_acknowledged_is_lost(tmp_path / "kv", acknowledged)
 
 
@@ -98,13 +98,13 @@ def check_nothing_acknowledged_is_lost(path: Path, acknowledged: int) -> None:
 
 REOPENING = """
 import resource, sys
-import holdfast
-from holdfast.errors import Backend, DatabaseFailed, DiskFull
+import fastness
+from fastness.errors import Backend, DatabaseFailed, DiskFull
 
 def limit(bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes, resource.RLIM_INFINITY))
 
-plane = holdfast.open(f"dir:{sys.argv[1]}")
+plane = fastness.open(f"dir:{sys.argv[1]}")
 queue = plane.queue("jobs")
 for number in range(4):
     queue.put({"n": number, "text": "x" * 10_000})
@@ -172,12 +172,12 @@ def test_a_server_reopens_its_key_space_when_there_is_space_again(tmp_path: Path
         set_file_limit(server, 16_384)  # Less than the log has, and more than the server logs.
         assert put_http(server, 4)[0] == 503
         assert server.get("/readyz")[0] == 503
-        until(lambda: b"holdfast_database_failed 1.0" in server.get("/metrics")[2])
+        until(lambda: b"fastness_database_failed 1.0" in server.get("/metrics")[2])
         assert server.logged('"level":"error"', "the key space has failed", "full")
         set_file_limit(server, resource.RLIM_INFINITY)
         until(lambda: server.get("/readyz")[0] == 200)
         assert put_http(server, 5)[0] < 300
-        assert b"holdfast_database_failed 0.0" in server.get("/metrics")[2]
+        assert b"fastness_database_failed 0.0" in server.get("/metrics")[2]
         assert server.log().count("the key space has failed") == 1
         with server.plane() as plane:
             found = {message.json()["n"] for message in plane.queue("jobs").receive_many(100)}
@@ -204,7 +204,7 @@ def test_a_server_exits_with_its_own_code_if_told_so(tmp_path: Path) -> None:
 def test_a_nearly_full_disk_can_be_drained(small_disk: Path) -> None:
     with (small_disk / "ballast").open("wb") as ballast:
         os.posix_fallocate(ballast.fileno(), 0, 144 << 20)
-    with holdfast.open(f"dir:{small_disk / 'data'}") as plane:
+    with fastness.open(f"dir:{small_disk / 'data'}") as plane:
         queue = plane.queue("jobs")
         put = 0
         with pytest.raises(DiskFull, match="nearly full"):
@@ -250,7 +250,7 @@ def test_a_server_in_its_reserve_can_be_drained_and_accepts_data_again(small_dis
     server = Server(tmp_path, data=f"dir:{small_disk / 'data'}")
     ballast = small_disk / "ballast"
     try:
-        reserve = metric(server, "holdfast_disk_reserve_bytes")
+        reserve = metric(server, "fastness_disk_reserve_bytes")
         assert reserve == 32 << 20, "a quarter of the disk"
         fill(ballast, leave_bytes=(32 << 20) + 1_000_000)
         accepted = 0
@@ -258,11 +258,11 @@ def test_a_server_in_its_reserve_can_be_drained_and_accepts_data_again(small_dis
             accepted += 1
         assert accepted > 0
         assert (answer[0], json.loads(answer[1])["code"]) == (503, "disk_full")
-        assert metric(server, "holdfast_disk_low") == 1
-        assert 0 < metric(server, "holdfast_disk_free_bytes") < reserve
+        assert metric(server, "fastness_disk_low") == 1
+        assert 0 < metric(server, "fastness_disk_free_bytes") < reserve
         assert server.logged('"level":"error"', "is nearly full", "new data is refused")
         assert server.get("/readyz")[0] == 200, "it can serve everything but new data"
-        assert metric(server, "holdfast_database_failed") == 0
+        assert metric(server, "fastness_database_failed") == 0
 
         with server.plane() as plane:
             assert plane.queue("jobs").stats().ready == accepted
@@ -274,10 +274,10 @@ def test_a_server_in_its_reserve_can_be_drained_and_accepts_data_again(small_dis
             assert plane.queue("jobs").purge() == accepted - 1
 
         ballast.unlink()
-        until(lambda: metric(server, "holdfast_disk_low") == 0)
+        until(lambda: metric(server, "fastness_disk_low") == 0)
         assert server.logged("has space again")
         assert put_http(server, 1)[0] < 300
-        assert metric(server, "holdfast_database_failures_total") == 0
+        assert metric(server, "fastness_database_failures_total") == 0
     finally:
         code = server.stop()
         server.kill()
@@ -310,10 +310,10 @@ def test_a_server_on_a_full_disk_keeps_what_it_has_acknowledged(
             server = Server(tmp_path, **flags)
         else:
             assert server.get("/readyz")[0] == 503
-            until(lambda: metric(server, "holdfast_database_failed") == 1)
+            until(lambda: metric(server, "fastness_database_failed") == 1)
             ballast.unlink()
             until(lambda: server.get("/readyz")[0] == 200)
-            assert metric(server, "holdfast_database_failures_total") == 1
+            assert metric(server, "fastness_database_failures_total") == 1
         assert put_http(server, number + 1)[0] < 300
         # The put that got an error may have been stored.
         assert acknowledged | {number + 1} <= stored_numbers(server) <= acknowledged | {number, number + 1}

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.backends.postgres.connections import connection_parameters
-from holdfast.errors import CommitUnknown, HoldfastError, InvalidArgument, Unreachable
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+import fastness
+from fastness.backends.postgres import PostgresDatabase
+from fastness.backends.postgres.connections import connection_parameters
+from fastness.errors import CommitUnknown, FastnessError, InvalidArgument, Unreachable
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 # Test files cannot import each other.
 PAIR: Any = runpy.run_path(str(Path(__file__).parent / "postgres_pair.py"))
@@ -67,7 +67,7 @@ class Writer:
         self.name = name
         self.acknowledged: list[int] = []
         self.unknown: list[int] = []  # Neither acknowledged nor refused.
-        self.errors: list[HoldfastError] = []
+        self.errors: list[FastnessError] = []
         self.acknowledged_at: list[float] = []
         self._url = url
         self._stop = threading.Event()
@@ -75,13 +75,13 @@ class Writer:
         self._thread.start()
 
     def _run(self) -> None:
-        with holdfast.connect(self._url, patience_seconds=60.0) as plane:
+        with fastness.connect(self._url, patience_seconds=60.0) as plane:
             number = 0
             while not self._stop.is_set():
                 try:
                     plane.queue("jobs").put({"writer": self.name, "number": number})
                     plane.state(self.name).update({"number": number})
-                except HoldfastError as error:
+                except FastnessError as error:
                     self.errors.append(error)
                     self.unknown.append(number)
                 else:
@@ -111,7 +111,7 @@ def first_after(moment: float, writers: list[Writer]) -> float:
 
 def check_nothing_lost(url: str, writers: list[Writer]) -> int:
     """Every acknowledged message is stored exactly once; a message that was refused or unknown at most once."""
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         stored: dict[str, list[int]] = {writer.name: [] for writer in writers}
         while messages := plane.queue("jobs").receive_many(256, visibility_seconds=3_600):
             for message in messages:
@@ -168,7 +168,7 @@ def test_a_consumer_that_waits_is_woken_after_a_failover(pair: Any, tmp_path: Pa
     with ExitStack() as running:
         server = SERVER(tmp_path, data=pair.url)
         running.callback(server.kill)
-        plane = running.enter_context(holdfast.connect(server.url))
+        plane = running.enter_context(fastness.connect(server.url))
         pool = running.enter_context(ThreadPoolExecutor(1))
         receiving = pool.submit(plane.queue("jobs").receive, wait_seconds=DEADLINE_SECONDS)
         until(lambda: plane.queue("jobs").stats().waiting_consumers == 1, "the consumer to wait")
@@ -202,18 +202,18 @@ def test_a_commit_that_stops_waiting_for_its_standby_is_unknown(pair: Any) -> No
 
 
 def test_a_commit_without_a_standby_gets_an_answer_in_bounded_time(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr("fastness.limits.ANSWER_SECONDS_MAX", 1.0)
     with PostgresDatabase(pair.url) as database:
         database.transact(put, b"k", b"1")
         pair.standby.pause()
         with pytest.raises(CommitUnknown, match="synchronous standby"):
             database.transact(put, b"k", b"2")
         # Others that wait meanwhile do not wait for so long.
-        monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 2 * DEADLINE_SECONDS)
-        monkeypatch.setattr("holdfast.limits.UNREPLICATED_SECONDS_MAX", 0.1)
+        monkeypatch.setattr("fastness.limits.ANSWER_SECONDS_MAX", 2 * DEADLINE_SECONDS)
+        monkeypatch.setattr("fastness.limits.UNREPLICATED_SECONDS_MAX", 0.1)
         with pytest.raises(CommitUnknown, match="synchronous standby"):
             database.transact(put, b"k", b"2")
-        monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 1.0)
+        monkeypatch.setattr("fastness.limits.ANSWER_SECONDS_MAX", 1.0)
         # The commit is visible on the primary only, so a durable read must not answer with it.
         with pytest.raises(Unreachable, match="may be lost"):
             database.read(lambda tx: tx.get(b"k"))
@@ -226,7 +226,7 @@ def test_a_keyed_call_is_repeated_until_its_commit_is_known(pair: Any, tmp_path:
     with ExitStack() as running:
         server = SERVER(tmp_path, data=pair.url)
         running.callback(server.kill)
-        plane = running.enter_context(holdfast.connect(server.url))
+        plane = running.enter_context(fastness.connect(server.url))
         plane.queue("jobs").put("first")
         pool = running.enter_context(ThreadPoolExecutor(1))
         pair.standby.pause()
@@ -245,7 +245,7 @@ def test_a_keyed_call_is_repeated_until_its_commit_is_known(pair: Any, tmp_path:
 
 
 def test_a_former_primary_that_still_runs_acknowledges_nothing(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.ANSWER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr("fastness.limits.ANSWER_SECONDS_MAX", 1.0)
     with PostgresDatabase(pair.primary_url) as former:
         former.transact(put, b"k", b"1")
         pair.standby.promote()
@@ -285,7 +285,7 @@ def test_watches_fire_after_a_failover(pair: Any) -> None:
 
 
 def test_an_outage_that_lasts_is_an_error_and_its_end_is_noticed(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.FAILOVER_SECONDS_MAX", 1.0)
+    monkeypatch.setattr("fastness.limits.FAILOVER_SECONDS_MAX", 1.0)
     with PostgresDatabase(pair.url) as database:
         assert database.transact(increment) == 1
         pair.primary.kill()
@@ -326,7 +326,7 @@ def is_standby_current(pair: Any) -> bool:
 
 
 def test_reads_that_may_be_stale_come_from_the_standby(pair: Any) -> None:
-    with holdfast.open(pair.url, read_from="standby") as plane, holdfast.open(pair.url) as current:
+    with fastness.open(pair.url, read_from="standby") as plane, fastness.open(pair.url) as current:
         plane.queue("jobs").put("first")
         plane.state("counter").update({"number": 1})
         until(lambda: is_standby_current(pair), "the standby to replay")
@@ -355,7 +355,7 @@ def test_reads_that_may_be_stale_come_from_the_standby(pair: Any) -> None:
         assert current.storage_status().standby is None
 
 
-def standby_of(plane: holdfast.Plane) -> holdfast.StandbyStatus:
+def standby_of(plane: fastness.Plane) -> fastness.StandbyStatus:
     """Where a stale read came from."""
     plane.queue("jobs").stats()
     found = plane.storage_status().standby
@@ -364,8 +364,8 @@ def standby_of(plane: holdfast.Plane) -> holdfast.StandbyStatus:
 
 
 def test_stale_reads_fall_back_to_the_primary(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.STANDBY_PAUSE_SECONDS", 0.1)
-    with holdfast.open(pair.url, read_from="standby") as plane:
+    monkeypatch.setattr("fastness.limits.STANDBY_PAUSE_SECONDS", 0.1)
+    with fastness.open(pair.url, read_from="standby") as plane:
         plane.queue("jobs").put("first")
         until(lambda: plane.queue("jobs").stats().ready == 1, "the standby to replay")
         until(lambda: standby_of(plane).answers, "the position")
@@ -383,7 +383,7 @@ async def test_a_server_reads_from_the_standby(pair: Any, tmp_path: Path) -> Non
     with ExitStack() as running:
         server = SERVER(tmp_path, data=pair.url, read_from="standby")
         running.callback(server.kill)
-        async with holdfast.connect_async(server.url) as plane:
+        async with fastness.connect_async(server.url) as plane:
             await plane.queue("jobs").put("first")
             until(lambda: is_standby_current(pair), "the standby to replay")
             pair.standby.query("SELECT pg_wal_replay_pause()")
@@ -392,21 +392,21 @@ async def test_a_server_reads_from_the_standby(pair: Any, tmp_path: Path) -> Non
             assert (await plane.queue("jobs").stats()).ready == 1
             assert len(await plane.queue("jobs").peek()) == 1
             assert await plane.queues() == ["jobs"]
-            assert b"holdfast_standby_answers 1.0" in server.get("/metrics")[2]
+            assert b"fastness_standby_answers 1.0" in server.get("/metrics")[2]
             pair.standby.query("SELECT pg_wal_replay_resume()")
 
 
 @pytest.mark.parametrize(("url", "read_from"), [("memory:", "standby"), ("postgresql://localhost/x", "both")])
 def test_a_wrong_source_of_reads_is_refused(url: str, read_from: str) -> None:
     with pytest.raises(InvalidArgument, match="read_from"):
-        holdfast.open(url, read_from=read_from)
+        fastness.open(url, read_from=read_from)
 
 
 # URLs with several hosts.
 
 
 def run_cli(*arguments: str) -> str:
-    command = [sys.executable, "-m", "holdfast.cli", *arguments]
+    command = [sys.executable, "-m", "fastness.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,18 +6,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.errors import Closed
-from holdfast.kv import Database
+from fastness.errors import Closed
+from fastness.kv import Database
 
 FORKING = """
 import os, sys, threading
-import holdfast
-from holdfast.errors import Closed
+import fastness
+from fastness.errors import Closed
 
 def put(tx, number):
     tx.put(b"%06d" % number, b"v" * 100)
 
-plane = holdfast.open(sys.argv[1])
+plane = fastness.open(sys.argv[1])
 for number in range(500):
     plane.transact(put, number)
 stop = threading.Event()
@@ -52,7 +52,7 @@ def test_forked_children_are_refused_and_do_not_damage_the_files(tmp_path: Path)
     command = [sys.executable, "-c", FORKING, f"dir:{tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == str([0] * 10), done.stderr
-    again = "import sys, holdfast; p = holdfast.open(sys.argv[1]); print(len(p.pairs.scan(b'0', b'000500')))"
+    again = "import sys, fastness; p = fastness.open(sys.argv[1]); print(len(p.pairs.scan(b'0', b'000500')))"
     found = subprocess.run([sys.executable, "-c", again, f"dir:{tmp_path}"], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "500"
 

@@ -8,10 +8,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.programs import Event, TurnContext
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.testing import HostTest, crash_everywhere
+from fastness.hosts.apps import HostApp
+from fastness.hosts.programs import Event, TurnContext
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.testing import HostTest, crash_everywhere
 
 app = HostApp()
 

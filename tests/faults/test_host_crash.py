@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast import AsyncHost, EffectCall, Event, HostApp, Plane, TurnContext
-from holdfast.errors import Backend, CommitUnknown, Unreachable
-from holdfast.handles.plane import AsyncPlane
-from holdfast.hosts import host as host_module
-from holdfast.kv import Database
-from holdfast.limits import HOST_LEASE_SECONDS
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import Crash
-from holdfast.wire.json_values import decode_json
-from holdfast.wire.requests import Request
+from fastness import AsyncHost, EffectCall, Event, HostApp, Plane, TurnContext
+from fastness.errors import Backend, CommitUnknown, Unreachable
+from fastness.handles.plane import AsyncPlane
+from fastness.hosts import host as host_module
+from fastness.kv import Database
+from fastness.limits import HOST_LEASE_SECONDS
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import Crash
+from fastness.wire.json_values import decode_json
+from fastness.wire.requests import Request
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 ROUNDS_MAX = 10  # Of what is ready, each after the time of a claim.

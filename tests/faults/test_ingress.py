@@ -13,20 +13,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast import limits
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy, HoldfastError
-from holdfast.kv import Database
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import INGRESS_QUEUE_MAX
-from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.testing.faults import FaultyDatabase, SeededFaults
-from holdfast.wire.ingress import NewPush, Pushed
-from holdfast.wire.mail import MailPolicy
+from fastness import limits
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy, FastnessError
+from fastness.kv import Database
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address
+from fastness.limits import INGRESS_QUEUE_MAX
+from fastness.runtime.blobs import AsyncBlobStore
+from fastness.runtime.ingress.ingress import Ingress
+from fastness.testing.faults import FaultyDatabase, SeededFaults
+from fastness.wire.ingress import NewPush, Pushed
+from fastness.wire.mail import MailPolicy
 
 RECIPIENTS = [Address("main", f"r{number}") for number in range(20)]
 SENDER = Address("main", "ada")
@@ -166,7 +166,7 @@ async def test_a_failing_writer_loses_only_unsynced_pushes(seed: int) -> None:
     inner = MemoryDatabase()
     inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1_000_000))
     ingress = ingress_on(FaultyDatabase(inner, SeededFaults(seed, refused=0.1, lost=0.2)))
-    outcomes: dict[str, Pushed | HoldfastError] = {}
+    outcomes: dict[str, Pushed | FastnessError] = {}
 
     async def push(key: str, *, synced: bool) -> None:
         try:
@@ -208,11 +208,11 @@ async def test_a_failing_writer_loses_only_unsynced_pushes(seed: int) -> None:
 
 CHILD = """
 import asyncio, sys
-import holdfast
+import fastness
 
 async def main() -> None:
-    plane = await holdfast.open_async(sys.argv[1], ingress_pushes_per_minute=0)
-    await plane.set_mail_policy(holdfast.MailPolicy(pending_max=1_000_000))
+    plane = await fastness.open_async(sys.argv[1], ingress_pushes_per_minute=0)
+    await plane.set_mail_policy(fastness.MailPolicy(pending_max=1_000_000))
     for number in range(1_000_000):
         to, key, synced = f"r{number % 20}", str(number), number % 100 == 99
         answer = await plane.ingress.push(to, "t", "hi", idempotency_key=key, synced=synced, sender="ada")

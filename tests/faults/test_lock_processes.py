@@ -1,6 +1,6 @@
 """Processes that lock in random order, over a server and over two nodes on PostgreSQL, some of them killed or stopped.
 
-`lock_child.py` writes what the processes saw, and `holdfast.testing.histories.locks` checks it as one history: no
+`lock_child.py` writes what the processes saw, and `fastness.testing.histories.locks` checks it as one history: no
 deadlock, no two holders in conflicting modes, all are served, and the locks of a killed or stopped process end with its
 lease.
 """
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.testing.histories import NEVER, Operation, Outcome, Violation
-from holdfast.testing.histories.locks import check_locks
+import fastness
+from fastness import Plane
+from fastness.testing.histories import NEVER, Operation, Outcome, Violation
+from fastness.testing.histories.locks import check_locks
 
 HERE = Path(__file__).parent
 CHILD: Any = runpy.run_path(str(HERE / "lock_child.py"))  # Test files cannot import each other.
@@ -60,10 +60,10 @@ every_size = pytest.mark.parametrize(
 
 @contextmanager
 def serving(folder: Path, data: str, *, command: list[str] | None = None) -> Iterator[str]:
-    """The URL of a `holdfast serve` process; `command` runs the CLI."""
+    """The URL of a `fastness serve` process; `command` runs the CLI."""
     folder.mkdir()
-    run = [*(command or [sys.executable, "-m", "holdfast.cli"]), "serve", "--data", data, "--port", "0"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    run = [*(command or [sys.executable, "-m", "fastness.cli"]), "serve", "--data", data, "--port", "0"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     environment["XDG_STATE_HOME"] = str(folder / "state")
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(run, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
@@ -88,7 +88,7 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]:
             yield [stack.enter_context(serving(tmp_path / "server", f"dir:{tmp_path / 'data'}"))]
         else:
             shared = request.getfixturevalue("postgres_url")
-            holdfast.open(shared).close()  # Creates the tables.
+            fastness.open(shared).close()  # Creates the tables.
             yield [stack.enter_context(serving(tmp_path / f"node-{number}", shared)) for number in range(2)]
 
 
@@ -248,7 +248,7 @@ class Run:
     def observe(self) -> Observed:
         size = self._size
         with (
-            holdfast.connect(self._urls[0]) as plane,
+            fastness.connect(self._urls[0]) as plane,
             Lockers(self._urls, self._folder / "lockers", size, self._seed) as lockers,
         ):
             for _ in range(size.kills):

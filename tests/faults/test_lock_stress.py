@@ -15,8 +15,8 @@ from itertools import chain
 
 import pytest
 
-from holdfast.errors import LockOrderViolation, LockTimeout
-from holdfast.runtime.locks.table import LockTable
+from fastness.errors import LockOrderViolation, LockTimeout
+from fastness.runtime.locks.table import LockTable
 
 THREADS = 100
 TASKS = 20

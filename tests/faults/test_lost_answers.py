@@ -17,15 +17,15 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as serve_sync
 
-import holdfast
-from holdfast import Plane
-from holdfast.client import session, streaming
-from holdfast.errors import Busy, CommitUnknown, HoldfastError, InvalidArgument, NotAllowed, Unreachable, Unsupported
-from holdfast.handles.messages import received_elsewhere
-from holdfast.wire.blobs import Stored
-from holdfast.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
-from holdfast.wire.problems import Problem, problem_of
-from holdfast.wire.queues import Deliveries, NewMessage, Outcome, Outcomes, PutMessages, ReceiveMessages
+import fastness
+from fastness import Plane
+from fastness.client import session, streaming
+from fastness.errors import Busy, CommitUnknown, FastnessError, InvalidArgument, NotAllowed, Unreachable, Unsupported
+from fastness.handles.messages import received_elsewhere
+from fastness.wire.blobs import Stored
+from fastness.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
+from fastness.wire.problems import Problem, problem_of
+from fastness.wire.queues import Deliveries, NewMessage, Outcome, Outcomes, PutMessages, ReceiveMessages
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
@@ -73,8 +73,8 @@ def lossy_client(url: str, patience_seconds: float = DEADLINE_SECONDS) -> Iterat
     with (
         serving(url) as server,
         Proxy(server.port) as proxy,
-        holdfast.connect(proxy.url, patience_seconds=patience_seconds) as client,
-        holdfast.connect(server.url) as observer,
+        fastness.connect(proxy.url, patience_seconds=patience_seconds) as client,
+        fastness.connect(server.url) as observer,
         ThreadPoolExecutor(2) as threads,
     ):
         yield LossyClient(proxy, client, observer, threads)
@@ -265,10 +265,10 @@ def failing_server(*, with_code: int | None = None, answer: object = None) -> It
     ],
 )
 async def test_unanswered_writes_are_unknown_and_reads_fail_plainly(
-    failure: dict[str, Any], error_of_reads: type[HoldfastError]
+    failure: dict[str, Any], error_of_reads: type[FastnessError]
 ) -> None:
     with failing_server(**failure) as url:
-        async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+        async with fastness.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
             jobs = plane.queue("jobs")
             outcomes = await asyncio.gather(
                 jobs.put(b"1"), plane.state("a").update(1), jobs.stats(), jobs.receive(), return_exceptions=True
@@ -290,7 +290,7 @@ def test_a_put_whose_client_was_closed_raises_commit_unknown(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("refusal", [Busy("too often"), NotAllowed("no more"), InvalidArgument("no such queue")])
-async def test_a_refused_repetition_leaves_the_outcome_unknown(refusal: HoldfastError) -> None:
+async def test_a_refused_repetition_leaves_the_outcome_unknown(refusal: FastnessError) -> None:
     """A server applies its rate limit before it checks whether a call was carried out."""
     connections: list[int] = []
 
@@ -308,7 +308,7 @@ async def test_a_refused_repetition_leaves_the_outcome_unknown(refusal: Holdfast
         threads.submit(server.serve_forever)
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
         try:
-            async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+            async with fastness.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
                 with pytest.raises(InvalidArgument if isinstance(refusal, InvalidArgument) else CommitUnknown):
                     await plane.queue("jobs").put(b"1")
                 with pytest.raises(type(refusal)):  # A call that is sent for the first time was not carried out.
@@ -367,7 +367,7 @@ async def test_a_payload_can_be_put_at_a_server_that_does_not_know_pins() -> Non
         threads.submit(server.serve_forever)
         try:
             url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-            async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+            async with fastness.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
                 for _ in range(2):  # Before and after the first hello.
                     assert await plane.blobs.put(b"x" * 20_000, pinned=False) == "ab" * 32
         finally:
@@ -395,7 +395,7 @@ async def test_a_server_that_knows_no_packed_messages_is_asked_for_single_ones()
         threads.submit(server.serve_forever)
         try:
             url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-            async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+            async with fastness.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
                 jobs = plane.queue("jobs")
                 messages = await jobs.receive_many(1, extend_for_seconds=0)  # Sent with the first hello.
                 messages = await jobs.receive_many(1, ack=messages, extend_for_seconds=0)
@@ -432,7 +432,7 @@ def test_a_large_payload_can_be_put_at_a_server_that_does_not_know_pins() -> Non
     with ThreadingHTTPServer(("127.0.0.1", 0), OldServer) as server, ThreadPoolExecutor(1) as threads:
         threads.submit(server.serve_forever)
         try:
-            with holdfast.connect(f"http://127.0.0.1:{server.server_port}", patience_seconds=DEADLINE_SECONDS) as plane:
+            with fastness.connect(f"http://127.0.0.1:{server.server_port}", patience_seconds=DEADLINE_SECONDS) as plane:
                 assert plane.blobs.put(bytes(4 << 20), pinned=False) == "ab" * 32
         finally:
             server.shutdown()

@@ -16,15 +16,15 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast import Plane, limits
-from holdfast.errors import AgentExists, MailboxFull
-from holdfast.kv import Database
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.wire.ingress import NewPush
-from holdfast.wire.mail import CONFIRMED, DELIVERED, STORED, Envelope, MailPolicy, MailReceipt
+from fastness import Plane, limits
+from fastness.errors import AgentExists, MailboxFull
+from fastness.kv import Database
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.wire.ingress import NewPush
+from fastness.wire.mail import CONFIRMED, DELIVERED, STORED, Envelope, MailPolicy, MailReceipt
 
 SECONDS_MAX = 60.0
 THREADS = 8

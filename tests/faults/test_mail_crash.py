@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.limits import MAIL_TTL_SECONDS
-from holdfast.testing.histories import History, Operation, Outcome
-from holdfast.testing.histories.mail import MailboxEntry, check_mailbox
+import fastness
+from fastness import Plane
+from fastness.limits import MAIL_TTL_SECONDS
+from fastness.testing.histories import History, Operation, Outcome
+from fastness.testing.histories.mail import MailboxEntry, check_mailbox
 
 CHILD = Path(__file__).parent / "mail_child.py"
 CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
@@ -92,7 +92,7 @@ def test_a_killed_process_loses_no_mail_and_revives_none(tmp_path: Path, request
     for run in range(kills):
         said += kill_after(tmp_path, run, chance.randrange(1, 1_500))
     history = CHILD_MODULE["history_of"](said)
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         left = check(plane, history)
         check_receipts(plane, history)
     errors = CHILD_MODULE["errors_of"](said)

@@ -1,4 +1,4 @@
-"""`holdfast serve` is killed while agents wait for tasks: every task goes on, and is found again by its id."""
+"""`fastness serve` is killed while agents wait for tasks: every task goes on, and is found again by its id."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
-import holdfast
+import fastness
 
 HERE = Path(__file__).parent
 _processes = runpy.run_path(str(HERE.parent / "end_to_end" / "processes.py"))  # Test files cannot import each other.
@@ -32,13 +32,13 @@ class Plane:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with holdfast.open(f"dir:{folder / 'data'}") as plane:
+        with fastness.open(f"dir:{folder / 'data'}") as plane:
             self.tokens = {
                 name: plane.tokens.create(name, universes=["main"], verbs=["*"]).token
                 for name in ("ada", "bob", "worker")
             }
             # No lease ends while the server is down, however long its start takes.
-            plane.queue("resize").set_policy(holdfast.QueuePolicy(visibility_seconds=600))
+            plane.queue("resize").set_policy(fastness.QueuePolicy(visibility_seconds=600))
         self.server = Server(folder, tokens=True)
         self.url: str = self.server.url
 
@@ -52,7 +52,7 @@ class Plane:
 
     def run(self, *words: str) -> None:
         """Run a command against the server."""
-        command = [sys.executable, "-m", "holdfast.cli", "--url", self.url, "--token", self.tokens["worker"], *words]
+        command = [sys.executable, "-m", "fastness.cli", "--url", self.url, "--token", self.tokens["worker"], *words]
         subprocess.run(command, check=True, capture_output=True, timeout=SECONDS_MAX)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""kill -9 during `holdfast migrate`: the next run resumes, and the target equals the source."""
+"""kill -9 during `fastness migrate`: the next run resumes, and the target equals the source."""
 
 import json
 import os
@@ -13,14 +13,14 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-import holdfast
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.backends.rocksdb import RocksReader
-from holdfast.errors import MigrationUnfinished
-from holdfast.kv import Database
-from holdfast.layers.migrations import BEGIN, END
-from holdfast.runtime.maintenance.migrations import _pairs_of
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness.backends.postgres import PostgresDatabase
+from fastness.backends.rocksdb import RocksReader
+from fastness.errors import MigrationUnfinished
+from fastness.kv import Database
+from fastness.layers.migrations import BEGIN, END
+from fastness.runtime.maintenance.migrations import _pairs_of
+from fastness.testing.clock import ManualClock
 
 POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
 KILLS = 3
@@ -28,8 +28,8 @@ KILLS = 3
 # kill from outside.
 CHILD = """
 import contextlib, os, signal, sys
-from holdfast.cli import printing
-from holdfast.runtime.maintenance import migrations
+from fastness.cli import printing
+from fastness.runtime.maintenance import migrations
 migrations.MIGRATION_BATCH_PAIRS, migrations.MIGRATION_RANGE_PAIRS = 16, 24
 left = int(os.environ["STEPS"])
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def progress(what, total=None):
             os.kill(os.getpid(), signal.SIGKILL)
     yield advance
 printing.progress = progress
-from holdfast.cli.main import main
+from fastness.cli.main import main
 main()
 """
 
@@ -67,7 +67,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str
 def migrate(*words: str, kill_after: int = 0) -> tuple[int, str, list[str]]:
     """Run the command and kill it after so many steps; returns its exit code, output and steps."""
     command = [sys.executable, "-c", CHILD, "migrate", *words, "--json"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     environment["STEPS"] = str(kill_after)
     done = subprocess.run(command, capture_output=True, env=environment, text=True, check=False)
     steps = done.stderr.splitlines()
@@ -83,7 +83,7 @@ def test_a_killed_migration_resumes_where_it_stopped(
     environment: str, postgres_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     data, back = tmp_path / "data", tmp_path / "back"
-    with holdfast.open(f"dir:{data}", clock=clock) as plane:
+    with fastness.open(f"dir:{data}", clock=clock) as plane:
         POPULATED["populate"](plane, clock, messages=150)
         seen = POPULATED["everything"](plane)
     seed = random.randrange(1 << 32)
@@ -103,13 +103,13 @@ def test_a_killed_migration_resumes_where_it_stopped(
             print(f"killed behind {taken[-1]}, step {len(taken)} of {len(whole)}")
             assert code == -9
             with pytest.raises(MigrationUnfinished):
-                holdfast.open(target)
+                fastness.open(target)
         code, said, _ = migrate(*words, "--objects", environment)
         assert code == 0
         moved = json.loads(said)
         assert (moved["verified"], moved["again"]) == (True, 0)
         digests.add(moved["digest"])
-        with holdfast.open(target, clock=clock, **options) as plane:
+        with fastness.open(target, clock=clock, **options) as plane:
             assert POPULATED["everything"](plane) == seen
     assert len(digests) == 1
     with RocksReader(data / "kv") as first, RocksReader(back / "kv") as last, PostgresDatabase(postgres_url) as middle:

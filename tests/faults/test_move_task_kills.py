@@ -7,20 +7,20 @@ import time
 from pathlib import Path
 from random import Random
 
-from holdfast.kv import Transaction
-from holdfast.layers import sqs
-from holdfast.layers.queues import QueueKey
-from holdfast.plane import open_plane
-from holdfast.plane.open import Options
-from holdfast.wire.queues import NewMessage, PutMessages
-from holdfast.wire.sqs import CreateSqsQueue, GetSqsQueue, ListMoveTasks, StartMoveTask
+from fastness.kv import Transaction
+from fastness.layers import sqs
+from fastness.layers.queues import QueueKey
+from fastness.plane import open_plane
+from fastness.plane.open import Options
+from fastness.wire.queues import NewMessage, PutMessages
+from fastness.wire.sqs import CreateSqsQueue, GetSqsQueue, ListMoveTasks, StartMoveTask
 
 MESSAGES = 600
 KILLS = 6
 CHILD = """
 import sys, time
-from holdfast.plane import open_plane
-from holdfast.plane.open import Options
+from fastness.plane import open_plane
+from fastness.plane.open import Options
 plane = open_plane(sys.argv[1], Options())
 print("open", flush=True)
 time.sleep(60)

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Transaction
-from holdfast.errors import Fenced, FencingMismatch, LeaseConflict, LeaseExpired
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import Plane, Transaction
+from fastness.errors import Fenced, FencingMismatch, LeaseConflict, LeaseExpired
+from fastness.testing.clock import ManualClock
 
 MARK = b"written under the lease"
 WAIT_SECONDS = 60.0  # A generous deadline for conditions that the tests wait for.
@@ -27,7 +27,7 @@ WAIT_SECONDS = 60.0  # A generous deadline for conditions that the tests wait fo
 @pytest.fixture(params=["memory", "dir"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
     url = "memory:" if request.param == "memory" else f"dir:{tmp_path}"
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         yield plane
 
 
@@ -38,7 +38,7 @@ def mark(tx: Transaction, fence: Callable[[Transaction], int], by: bytes) -> Non
 
 def attempts(plane: Plane, lease: Any) -> dict[str, Callable[[], object]]:
     """All operations that a holder may try under its lease."""
-    fence = holdfast.fenced(lease)
+    fence = fastness.fenced(lease)
     return {
         "update": lambda: plane.state("deploy").update("stale", lease=lease),
         "update another": lambda: plane.state("elsewhere").update("stale", lease=lease),
@@ -62,7 +62,7 @@ def test_a_paused_holder_is_refused_after_another_owner_acquired(plane: Plane, c
     heir = plane.lease("deploy").acquire("heir", ttl_seconds=10)
     assert heir.fence > paused_child.fence
     kept = plane.state("deploy").update("heir", lease=heir)
-    plane.transact(mark, holdfast.fenced(heir), b"heir")
+    plane.transact(mark, fastness.fenced(heir), b"heir")
 
     for name, attempt in attempts(plane, paused_child).items():
         with pytest.raises(LeaseConflict):
@@ -128,7 +128,7 @@ def wait_for_parent() -> None:
 
 def child(url: str, folder: str, where: str) -> None:
     """Hold the lease, be stopped, and then continue writing."""
-    with holdfast.open(url, activity=folder) as plane:
+    with fastness.open(url, activity=folder) as plane:
         lease = plane.lease("deploy").acquire("sleeper", ttl_seconds=5)
         plane.state("deploy").update("before", lease=lease)
         if where == "between calls":
@@ -148,7 +148,7 @@ def child(url: str, folder: str, where: str) -> None:
 
 def pause_inside(tx: Transaction, lease: Any, paused: list[bool] = []) -> None:  # noqa: B006
     """Check the fence, sleep, then write: the check must still be true when the write is committed."""
-    holdfast.fenced(lease)(tx)
+    fastness.fenced(lease)(tx)
     if not paused:
         paused.append(True)
         write_line(fence=lease.fence)
@@ -187,7 +187,7 @@ def test_a_process_stopped_past_its_lease_cannot_write(
     """The lease expires while its holder is stopped, between calls or during a commit."""
     with (
         paused_child(postgres_url, tmp_path / "child", where) as process,
-        holdfast.open(postgres_url, activity=str(tmp_path / "parent")) as plane,
+        fastness.open(postgres_url, activity=str(tmp_path / "parent")) as plane,
     ):
         fence = read_line(process)["fence"]
         process.send_signal(signal.SIGSTOP)

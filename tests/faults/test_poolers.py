@@ -1,4 +1,4 @@
-"""Connection poolers between Holdfast and PostgreSQL, with a real PgBouncer."""
+"""Connection poolers between Fastness and PostgreSQL, with a real PgBouncer."""
 
 import os
 import shutil
@@ -14,10 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.errors import Unsupported
-from holdfast.kv import Transaction
+import fastness
+from fastness.backends.postgres import PostgresDatabase
+from fastness.errors import Unsupported
+from fastness.kv import Transaction
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
@@ -34,7 +34,7 @@ def pooled(postgres_url: str) -> Iterator[Callable[..., str]]:
     with ExitStack() as stack:
 
         def start(mode: str, **settings: object) -> str:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-pool-")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fastness-pool-")))
             folder.chmod(0o777)
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -87,7 +87,7 @@ def test_a_pooler_that_shares_sessions_is_refused(
     with pytest.raises(Unsupported, match="connect to PostgreSQL directly, or set pool_mode = session"):
         PostgresDatabase(url)
     with psycopg.connect(postgres_url) as direct:
-        assert direct.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,), "nothing was created"
+        assert direct.execute("SELECT to_regclass('fastness_kv')").fetchone() == (None,), "nothing was created"
 
 
 @pytest.mark.parametrize("settings", [{}, {"server_round_robin": 1}], ids=["last-used", "round-robin"])
@@ -108,7 +108,7 @@ def test_a_pooler_that_shares_sessions_is_refused_while_others_use_it(
 
 def test_a_pooler_in_session_mode_is_used_like_a_server(pooled: Callable[..., str], tmp_path: Path) -> None:
     url = pooled("session")
-    with holdfast.open(url, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(url, activity=str(tmp_path / "logs")) as plane:
         plane.queue("jobs").put({"n": 1})
         message = plane.queue("jobs").receive(wait_seconds=10)
         assert message is not None

@@ -13,11 +13,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from holdfast.backends.postgres import PostgresDatabase, committer
-from holdfast.backends.postgres.jobs import Job
-from holdfast.backends.postgres.notifications import CHANNEL
-from holdfast.backends.postgres.sessions import Session, value_of
-from holdfast.errors import (
+from fastness.backends.postgres import PostgresDatabase, committer
+from fastness.backends.postgres.jobs import Job
+from fastness.backends.postgres.notifications import CHANNEL
+from fastness.backends.postgres.sessions import Session, value_of
+from fastness.errors import (
     Busy,
     CommitUnknown,
     DatabaseFailed,
@@ -25,8 +25,8 @@ from holdfast.errors import (
     TransactionConflict,
     Unreachable,
 )
-from holdfast.kv import Subspace, Transaction
-from holdfast.tiers import Tier
+from fastness.kv import Subspace, Transaction
+from fastness.tiers import Tier
 
 
 def put(tx: Transaction, key: bytes, value: bytes = b"1") -> None:
@@ -142,7 +142,7 @@ def test_a_commit_of_many_long_keys_still_wakes_the_right_watches(
 
 
 def test_a_missing_server_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.CONNECT_ATTEMPTS_MAX", 2)
+    monkeypatch.setattr("fastness.limits.CONNECT_ATTEMPTS_MAX", 2)
     with pytest.raises(Unreachable, match="start it, or correct the URL"):
         PostgresDatabase("postgresql://user@127.0.0.1:1/nothing")
 
@@ -178,12 +178,12 @@ def test_tables_may_be_created_concurrently(postgres_url: str) -> None:
 
 def test_a_missing_table_is_reported_and_use_recovers(database: PostgresDatabase, postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("ALTER TABLE holdfast_kv RENAME TO hidden")
-        with pytest.raises(DatabaseFailed, match="holdfast_kv"):
+        connection.execute("ALTER TABLE fastness_kv RENAME TO hidden")
+        with pytest.raises(DatabaseFailed, match="fastness_kv"):
             database.transact(increment)
-        with pytest.raises(DatabaseFailed, match="holdfast_kv"):
+        with pytest.raises(DatabaseFailed, match="fastness_kv"):
             database.transact(put, b"k")
-        connection.execute("ALTER TABLE hidden RENAME TO holdfast_kv")
+        connection.execute("ALTER TABLE hidden RENAME TO fastness_kv")
     assert database.transact(increment) == 1
 
 
@@ -212,7 +212,7 @@ def test_a_function_that_catches_a_conflict_is_run_again(postgres_url: str) -> N
 
 
 def test_a_transaction_that_always_conflicts_fails(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.CONFLICT_RETRIES_MAX", 3)
+    monkeypatch.setattr("fastness.limits.CONFLICT_RETRIES_MAX", 3)
     with (
         PostgresDatabase(postgres_url, isolation="serializable") as one,
         PostgresDatabase(postgres_url, isolation="serializable") as other,
@@ -231,7 +231,7 @@ def test_a_paused_transaction_elsewhere_does_not_refuse_callers(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait for its locks until PostgreSQL ends it."""
-    monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 1.0)
+    monkeypatch.setattr("fastness.limits.IDLE_TRANSACTION_SECONDS_MAX", 1.0)
     inside, resume, runs = threading.Event(), threading.Event(), []
 
     def pause(tx: Transaction) -> int:
@@ -267,12 +267,12 @@ def test_a_paused_transaction_elsewhere_does_not_refuse_callers(
 def test_a_row_that_another_process_holds_is_busy_not_failed(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.limits.LOCK_WAIT_SECONDS_MAX", 0.05)
-    monkeypatch.setattr("holdfast.limits.OVERLOAD_SECONDS_MAX", 0.2)
+    monkeypatch.setattr("fastness.limits.LOCK_WAIT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("fastness.limits.OVERLOAD_SECONDS_MAX", 0.2)
     with PostgresDatabase(postgres_url) as database:
         database.transact(put, b"n", b"7")
         with psycopg.connect(postgres_url) as connection:
-            connection.execute("SELECT value FROM holdfast_kv FOR UPDATE")
+            connection.execute("SELECT value FROM fastness_kv FOR UPDATE")
             with pytest.raises(Busy, match="nothing was written"):
                 database.transact(put, b"n", b"8")
             with pytest.raises(Busy, match="try again later"):
@@ -282,18 +282,18 @@ def test_a_row_that_another_process_holds_is_busy_not_failed(
 
 
 def test_a_statement_that_takes_too_long_is_busy_not_failed(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.STATEMENT_SECONDS_MAX", 0.05)
-    monkeypatch.setattr("holdfast.limits.OVERLOAD_SECONDS_MAX", 0.0)
+    monkeypatch.setattr("fastness.limits.STATEMENT_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("fastness.limits.OVERLOAD_SECONDS_MAX", 0.0)
     with PostgresDatabase(postgres_url) as database:
         with psycopg.connect(postgres_url) as connection:
-            connection.execute("LOCK TABLE holdfast_kv IN SHARE MODE")
+            connection.execute("LOCK TABLE fastness_kv IN SHARE MODE")
             with pytest.raises(Busy, match="57014"):
                 database.transact(put, b"n", b"1")
         assert database.transact(increment) == 1
 
 
 def test_a_function_that_pauses_in_every_attempt_is_told_so(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("fastness.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
     with PostgresDatabase(postgres_url) as database:
         attempts = 0
 
@@ -315,7 +315,7 @@ def test_a_commit_of_a_session_that_was_ended_as_idle_is_run_again(
     database: PostgresDatabase, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server ended it before the COMMIT arrived, so nothing is uncertain."""
-    monkeypatch.setattr("holdfast.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("fastness.limits.IDLE_TRANSACTION_SECONDS_MAX", 0.05)
     database.transact(increment)
     end_every_session(postgres_url)
     database.transact(increment)  # On a session with the short timeout.
@@ -335,7 +335,7 @@ def test_a_commit_of_a_session_that_was_ended_as_idle_is_run_again(
 def test_callers_beyond_the_queue_limit_are_refused(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.limits.COMMIT_QUEUE_MAX", 5)
+    monkeypatch.setattr("fastness.limits.COMMIT_QUEUE_MAX", 5)
     entered, leave = threading.Event(), threading.Event()
 
     def slow(tx: Transaction) -> None:
@@ -410,7 +410,7 @@ def test_a_critical_read_makes_what_it_read_durable(database: PostgresDatabase, 
 
 COUNTING = """
 import sys
-from holdfast.backends.postgres import PostgresDatabase
+from fastness.backends.postgres import PostgresDatabase
 
 def increment(tx, key):
     number = int(tx.get(key) or b"0") + 1
@@ -533,7 +533,7 @@ def test_listening_continues_after_an_unexpected_error(
     notify, failed = database._watches.notify, threading.Event()
 
     def fail_once(*args: Any) -> bool:
-        if threading.current_thread().name == "holdfast-listener" and not failed.is_set():
+        if threading.current_thread().name == "fastness-listener" and not failed.is_set():
             failed.set()
             raise ZeroDivisionError
         return notify(*args)

@@ -23,15 +23,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast import limits
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.backends.postgres.sessions import Session
-from holdfast.backends.postgres.statements import Statement
-from holdfast.kv import Transaction
-from holdfast.kv.keys import pack, prefix_range
-from holdfast.layers import locks
-from holdfast.layers.lock_transaction import Waiting
-from holdfast.wire.locks import GrantedLocks, LockSession
+from fastness import limits
+from fastness.backends.postgres import PostgresDatabase
+from fastness.backends.postgres.sessions import Session
+from fastness.backends.postgres.statements import Statement
+from fastness.kv import Transaction
+from fastness.kv.keys import pack, prefix_range
+from fastness.layers import locks
+from fastness.layers.lock_transaction import Waiting
+from fastness.wire.locks import GrantedLocks, LockSession
 
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 AREAS = ("q", "w", "mail", "states", "leases")

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import Unreachable
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import (
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import Unreachable
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import (
     blobs,
     effect_leases,
     effects,
@@ -28,17 +28,17 @@ from holdfast.layers import (
     timers,
     worlds,
 )
-from holdfast.layers.effects import EffectKey
-from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import BLOB_ABANDONED_SECONDS, BLOB_TOUCH_SECONDS
-from holdfast.runtime.maintenance.garbage_collection import collect
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, DomainEvent, Effect, Timer
+from fastness.layers.effects import EffectKey
+from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import BLOB_ABANDONED_SECONDS, BLOB_TOUCH_SECONDS
+from fastness.runtime.maintenance.garbage_collection import collect
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control, DomainEvent, Effect, Timer
 
 ADA = World("main", "ada")
 LARGE = bytes(range(256)) * 200

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import holdfast
+import fastness
 
 CHILD = Path(__file__).parent / "pydantic_ai_child.py"
 KILLS_MIN = 20
@@ -22,8 +22,8 @@ def uninterrupted(child: dict[str, Any]) -> list[list[str]]:
     """What a run records without a kill."""
     with (
         open(os.devnull, "wb", buffering=0) as nowhere,
-        holdfast.open("memory:") as plane,
-        holdfast.Host(plane, child["app"]),
+        fastness.open("memory:") as plane,
+        fastness.Host(plane, child["app"]),
     ):
         child["files"].update(log=nowhere.fileno(), events=nowhere.fileno())
         run = plane.workflows.start(child["ask"], "r-0", id="r-0")
@@ -57,7 +57,7 @@ def test_killed_runs_end_as_one_that_was_not_interrupted(tmp_path: Path, request
     assert starts == kills + 1
 
     runs = sorted(done)
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for run in runs:
             assert plane.workflows.result(run) == f"{run} has ended"
             found = [[part.replace(f'"{run}', '"r-0') for part in entry] for entry in child["recorded"](plane, run)]

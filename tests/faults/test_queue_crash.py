@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import DiskFull
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.sync.dispatcher import Dispatcher
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, FaultyDatabase
-from holdfast.testing.histories import Outcome
-from holdfast.testing.histories.queues import check_queue
-from holdfast.tiers import Tier
-from holdfast.wire.queues import MessageLease, NewMessage
+import fastness
+from fastness import Plane
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import DiskFull
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.dispatcher import Dispatcher
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, FaultyDatabase
+from fastness.testing.histories import Outcome
+from fastness.testing.histories.queues import check_queue
+from fastness.tiers import Tier
+from fastness.wire.queues import MessageLease, NewMessage
 
 CHILD = Path(__file__).parent / "queue_child.py"
 CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
@@ -69,7 +69,7 @@ def test_a_killed_process_loses_no_acknowledged_put_or_ack(tmp_path: Path, reque
     for run in range(kills):
         said += kill_after(tmp_path, run, chance.randrange(1, 4_000))
     history = CHILD_MODULE["history_of"](said)
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         settle(plane)
         left, dead = check_counts(plane)
         check_queue(history, "jobs", left=left, dead=dead)

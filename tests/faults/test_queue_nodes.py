@@ -18,10 +18,10 @@ import msgspec
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.limits import LOCK_LATE_MS_MAX
-from holdfast.testing.histories import History, Outcome
-from holdfast.testing.histories.queues import check_queue
+import fastness
+from fastness.limits import LOCK_LATE_MS_MAX
+from fastness.testing.histories import History, Outcome
+from fastness.testing.histories.queues import check_queue
 
 CHILD = Path(__file__).parent / "queue_child.py"
 CHILD_MODULE: Any = runpy.run_path(str(CHILD))  # Test files cannot import each other.
@@ -144,7 +144,7 @@ def two_nodes(url: str) -> Iterator[tuple[Node, Node]]:
 
 def content(url: str) -> tuple[set[str], set[str], Any]:
     """The ids in the queue and its dead letter queue, and the counters that a third process reads."""
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         stats = plane.queue("jobs").stats()
         found, buried = plane.transact(CHILD_MODULE["content"]), plane.transact(CHILD_MODULE["content"], "jobs.dlq")
         assert stats.ready == len(found["ready"])
@@ -276,8 +276,8 @@ def test_a_killed_postgresql_loses_nothing_acknowledged(postgres_url: str) -> No
 
 
 def kill_postgresql(url: str) -> None:
-    """Send SIGKILL to a process of PostgreSQL that serves Holdfast; the server restarts all of them."""
-    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'holdfast'"
+    """Send SIGKILL to a process of PostgreSQL that serves Fastness; the server restarts all of them."""
+    query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'fastness'"
     with psycopg.connect(url, autocommit=True) as connection:
         [pid] = until(lambda: connection.execute(query).fetchone(), "a session")
         os.kill(pid, signal.SIGKILL)
@@ -294,7 +294,7 @@ def _answers(call: Callable[[], object]) -> bool:
 
 
 def _ids_by_state(url: str) -> dict[str, list[str]]:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         found: dict[str, list[str]] = plane.transact(CHILD_MODULE["content"])
         return found
 
@@ -336,7 +336,7 @@ def test_a_delayed_message_is_delivered_by_another_process_when_due(postgres_url
 
 
 def test_a_nack_in_one_process_wakes_the_other(postgres_url: str) -> None:
-    with two_nodes(postgres_url) as (one, two), holdfast.open(postgres_url) as plane:
+    with two_nodes(postgres_url) as (one, two), fastness.open(postgres_url) as plane:
         id = one.call("put")
         message = plane.queue("jobs").receive()
         assert message.id == id
@@ -347,7 +347,7 @@ def test_a_nack_in_one_process_wakes_the_other(postgres_url: str) -> None:
 
 
 def test_a_group_is_delivered_in_order_across_processes(postgres_url: str) -> None:
-    with two_nodes(postgres_url) as (one, two), holdfast.open(postgres_url) as plane:
+    with two_nodes(postgres_url) as (one, two), fastness.open(postgres_url) as plane:
         nodes, jobs, order = (one, two), plane.queue("jobs"), []
         ids = [nodes[number % 2].call("put", group="g") for number in range(8)]
         while message := jobs.receive():

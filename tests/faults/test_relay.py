@@ -14,7 +14,7 @@ import pytest
 import websockets
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from holdfast.wire.mail import NewMail
+from fastness.wire.mail import NewMail
 
 HERE = Path(__file__).parent
 Server = runpy.run_path(str(HERE.parent / "end_to_end" / "processes.py"))[
@@ -25,13 +25,13 @@ Agent, Refused = _client["Agent"], _client["Refused"]
 Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
 DEADLINE_SECONDS = 60.0  # Far longer than any test takes.
 HOST = "relay.test"  # The same name for every server, so that one can replace another.
-SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
+SEED = int(os.environ.get("FASTNESS_SEED", random.SystemRandom().randrange(1 << 32)))
 
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """The random seed; HOLDFAST_SEED repeats a run."""
-    print(f"HOLDFAST_SEED={SEED}")
+    """The random seed; FASTNESS_SEED repeats a run."""
+    print(f"FASTNESS_SEED={SEED}")
     return SEED
 
 

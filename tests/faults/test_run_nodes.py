@@ -2,16 +2,16 @@
 
 import asyncio
 
-import holdfast
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import ClaimWorlds
-from holdfast.wire.runs import UpdateRun
+import fastness
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import ClaimWorlds
+from fastness.wire.runs import UpdateRun
 
 SECONDS_MAX = 60.0
 
 
 async def test_200_concurrent_starts_of_one_id_give_one_run(postgres_url: str) -> None:
-    async with holdfast.open_async(postgres_url) as one, holdfast.open_async(postgres_url) as two:
+    async with fastness.open_async(postgres_url) as one, fastness.open_async(postgres_url) as two:
         await one.queue("q").put(1)  # Both nodes have the plane open before the first start.
         await two.queue("q").put(2)
         starts = [node.workflows.start("research", "q", id="r-17") for node in (one, two) for _ in range(100)]
@@ -24,7 +24,7 @@ async def test_200_concurrent_starts_of_one_id_give_one_run(postgres_url: str) -
 
 
 async def test_a_node_waits_for_a_run_that_ends_on_another(postgres_url: str) -> None:
-    async with holdfast.open_async(postgres_url) as one, holdfast.open_async(postgres_url) as two:
+    async with fastness.open_async(postgres_url) as one, fastness.open_async(postgres_url) as two:
         run = await one.workflows.start("research", "q", id="r-1")
         waiting = asyncio.create_task(two.workflows.result("r-1", wait_seconds=SECONDS_MAX))
         [claimed] = (await one._transport.call(ClaimWorlds(["workflow:research"], "host"))).worlds

@@ -22,12 +22,12 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-import holdfast
-from holdfast import AsyncWorker, Plane, Worker
-from holdfast.errors import CommitUnknown, HoldfastError
-from holdfast.limits import FRAME_BYTES_MAX
-from holdfast.wire.frames import PROTOCOL, Call, Hello, encode
-from holdfast.wire.queues import NewMessage, PeekMessages, PutMessages, ReceiveMessages
+import fastness
+from fastness import AsyncWorker, Plane, Worker
+from fastness.errors import CommitUnknown, FastnessError
+from fastness.limits import FRAME_BYTES_MAX
+from fastness.wire.frames import PROTOCOL, Call, Hello, encode
+from fastness.wire.queues import NewMessage, PeekMessages, PutMessages, ReceiveMessages
 
 HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
@@ -36,13 +36,13 @@ serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
 Proxy = runpy.run_path(str(HERE / "proxy.py"))["Proxy"]
 WAIT = ReceiveMessages("waiting", "stalled", wait_seconds=600)
 DEADLINE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
-SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
+SEED = int(os.environ.get("FASTNESS_SEED", random.SystemRandom().randrange(1 << 32)))
 
 
 @pytest.fixture(autouse=True)
 def seed() -> int:
-    """The seed of the random numbers; HOLDFAST_SEED repeats a run."""
-    print(f"HOLDFAST_SEED={SEED}")
+    """The seed of the random numbers; FASTNESS_SEED repeats a run."""
+    print(f"FASTNESS_SEED={SEED}")
     return SEED
 
 
@@ -67,8 +67,8 @@ class Load:
         self._puts = puts
         self._stopping = threading.Event()
         self._planes = ExitStack()
-        self._callers = self._planes.enter_context(holdfast.connect(url, patience_seconds=DEADLINE_SECONDS))
-        self._workers = self._planes.enter_context(holdfast.connect(url, patience_seconds=DEADLINE_SECONDS))
+        self._callers = self._planes.enter_context(fastness.connect(url, patience_seconds=DEADLINE_SECONDS))
+        self._workers = self._planes.enter_context(fastness.connect(url, patience_seconds=DEADLINE_SECONDS))
         self._callers.world("ada").create()
         self._head = self._callers.world("ada").head()
         options = {"concurrency": 4, "visibility_seconds": 2.0, "retry_delay_seconds": lambda failures: 0.0}
@@ -144,7 +144,7 @@ def test_a_window_of_messages_is_acknowledged_once_although_the_answer_is_lost(t
     with ExitStack() as running:
         server = running.enter_context(serving(f"dir:{tmp_path}"))
         proxy = running.enter_context(Proxy(server.port))
-        jobs = running.enter_context(holdfast.connect(server.url)).queue("jobs")
+        jobs = running.enter_context(fastness.connect(server.url)).queue("jobs")
         jobs.put_many(range(100))
 
         def handle(message: Any) -> None:
@@ -184,7 +184,7 @@ def test_a_running_handler_notices_that_its_messages_are_cancelled(
             ended.put(all(each.cancelled for each in (messages if batch else [messages])))
 
     options = {"extend_for_seconds": 0, **({"batch": batch} if batch else {})}
-    with serving(f"dir:{tmp_path}") as server, holdfast.connect(server.url) as plane:
+    with serving(f"dir:{tmp_path}") as server, fastness.connect(server.url) as plane:
         jobs = plane.queue("jobs")
         receipts = jobs.put_many(range(batch or 1))
         with _worker_in_thread(server.url, kind, block if kind == "threads" else wait, **options) as worker:
@@ -205,7 +205,7 @@ def _worker_in_thread(
     """A worker of this kind with one slot and by default a prefetch, on a connection of its own."""
     options = options or {"prefetch": 32}
     if kind == "threads":
-        with holdfast.connect(url, patience_seconds=DEADLINE_SECONDS) as plane:
+        with fastness.connect(url, patience_seconds=DEADLINE_SECONDS) as plane:
             worker = Worker(plane, {"jobs": handle}, **options)
             worker.start()
             yield worker
@@ -218,7 +218,7 @@ def _worker_in_thread(
             await waiting
 
     async def run() -> None:
-        async with holdfast.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
+        async with fastness.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
             worker = AsyncWorker(plane, {"jobs": handle_async}, **options)
             started.put((worker, asyncio.get_running_loop()))
             await worker.run()
@@ -264,7 +264,7 @@ def test_silent_connection_is_replaced() -> None:
     with (
         serving("memory:") as server,
         Proxy(server.port) as proxy,
-        holdfast.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as plane,
+        fastness.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as plane,
         ThreadPoolExecutor(1) as threads,
     ):
         plane.queue("jobs").put("a")
@@ -286,8 +286,8 @@ def test_messages_leased_through_a_killed_server_are_redelivered_by_another(post
     with (
         serving(postgres_url) as one,
         serving(postgres_url) as other,
-        holdfast.connect(one.url) as first,
-        holdfast.connect(other.url) as second,
+        fastness.connect(one.url) as first,
+        fastness.connect(other.url) as second,
     ):
         first.queue("jobs").put_many(range(8))
         leased = sorted(message.json() for message in first.queue("jobs").receive_many(4, visibility_seconds=10.0))
@@ -308,7 +308,7 @@ def test_put_that_reaches_two_servers_happens_once(postgres_url: str, seed: int)
         serving(postgres_url) as one,
         serving(postgres_url) as other,
         Proxy(one.port, seed) as proxy,
-        holdfast.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as plane,
+        fastness.connect(proxy.url, patience_seconds=DEADLINE_SECONDS) as plane,
         ThreadPoolExecutor(8) as threads,
     ):
         puts = [threads.submit(plane.queue("jobs").put, number) for number in range(400)]
@@ -368,7 +368,7 @@ def stalled_consumer(server: Any, plane: Plane, *, calls: int, waiting: int = 0)
 
 
 def test_client_that_stops_reading_does_not_affect_others() -> None:
-    with serving("memory:") as server, holdfast.connect(server.url, patience_seconds=DEADLINE_SECONDS) as plane:
+    with serving("memory:") as server, fastness.connect(server.url, patience_seconds=DEADLINE_SECONDS) as plane:
         with stalled_consumer(server, plane, calls=2_048):
             for number in range(100):
                 plane.queue("jobs").put(number)
@@ -380,7 +380,7 @@ def test_client_that_stops_reading_does_not_affect_others() -> None:
 def test_client_that_stops_reading_does_not_grow_the_server(backend: str, request: pytest.FixtureRequest) -> None:
     """With reads that finish at once (memory) and with many reads in flight (PostgreSQL)."""
     url = "memory:" if backend == "memory" else request.getfixturevalue("postgres_url")
-    with serving(url) as server, holdfast.connect(server.url) as plane:
+    with serving(url) as server, fastness.connect(server.url) as plane:
         plane.queue("big").stats()
         before = resident_bytes(server)
         with stalled_consumer(server, plane, calls=1_024):
@@ -390,7 +390,7 @@ def test_client_that_stops_reading_does_not_grow_the_server(backend: str, reques
 
 
 def test_client_that_never_reads_again_is_disconnected_and_stops_waiting() -> None:
-    with serving("memory:", unread_seconds=0.5) as server, holdfast.connect(server.url) as plane:
+    with serving("memory:", unread_seconds=0.5) as server, fastness.connect(server.url) as plane:
         with stalled_consumer(server, plane, calls=1_024, waiting=8) as raw:
             poll = select.poll()
             poll.register(raw.socket, select.POLLHUP)
@@ -441,7 +441,7 @@ MAY_BE_VALID = ("one byte changed", "random bytes")
 
 def test_fuzzed_frames_close_only_their_connection(seed: int) -> None:
     rng = random.Random(seed)
-    with serving("memory:") as server, holdfast.connect(server.url) as plane:
+    with serving("memory:") as server, fastness.connect(server.url) as plane:
         url = server.url.replace("http", "ws") + "/v1/stream"
         codes: dict[str, set[int]] = defaultdict(set)
         for kind, data in frames(rng):
@@ -467,7 +467,7 @@ def test_fuzzed_frames_close_only_their_connection(seed: int) -> None:
 
 def test_fuzzed_hellos_close_only_their_connection(seed: int) -> None:
     rng = random.Random(seed)
-    with serving("memory:") as server, holdfast.connect(server.url) as plane:
+    with serving("memory:") as server, fastness.connect(server.url) as plane:
         url = server.url.replace("http", "ws") + "/v1/stream"
         wrong: list[bytes | str] = [rng.randbytes(rng.randrange(1, 100)) for _ in range(30)]
         wrong += [b"", "text", encode(Hello(PROTOCOL + 1, "a")), encode(Hello(PROTOCOL, "")), good_frame()]
@@ -484,15 +484,15 @@ def test_fuzzed_hellos_close_only_their_connection(seed: int) -> None:
 async def test_disconnected_clients_leave_no_waiting_consumers() -> None:
     """Sessions are replaced and connections close during calls; finally no consumer waits."""
     with serving("memory:") as server, Proxy(server.port, SEED) as proxy:
-        async with holdfast.connect_async(server.url) as watching:
+        async with fastness.connect_async(server.url) as watching:
             for _ in range(10):
-                async with holdfast.connect_async(proxy.url) as plane:
+                async with fastness.connect_async(proxy.url) as plane:
                     waiting = [asyncio.create_task(plane.queue("jobs").receive(wait_seconds=600)) for _ in range(10)]
                     await asyncio.sleep(0.02)
                     proxy.cut_all()
                     await asyncio.sleep(0.02)
                 outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-                assert all(isinstance(outcome, HoldfastError) for outcome in outcomes)
+                assert all(isinstance(outcome, FastnessError) for outcome in outcomes)
             async with asyncio.timeout(DEADLINE_SECONDS):
                 while (await watching.queue("jobs").stats()).waiting_consumers:
                     await asyncio.sleep(0.01)

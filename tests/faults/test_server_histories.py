@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.histories import History, Outcome, Violation
+from fastness.testing.histories import History, Outcome, Violation
 
 HERE = Path(__file__).parent
 FLEET: Any = runpy.run_path(str(HERE / "server_fleet.py"))  # Test files cannot import each other.

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import Fenced, LeaseExpired
+import fastness
+from fastness import Plane
+from fastness.errors import Fenced, LeaseExpired
 
 ROW = ["record_id", "task/1"]
 DEADLINE_SECONDS = 60.0
@@ -63,7 +63,7 @@ def waiting(plane: Plane) -> int:
 
 def test_a_caller_that_is_killed_while_it_waits_leaves_no_claim(server: Any) -> None:
     """Its lease is long, so only the end of its connection can have removed it."""
-    with holdfast.connect(server.url) as plane, caller(server.url, lease_seconds=3_600) as killed:
+    with fastness.connect(server.url) as plane, caller(server.url, lease_seconds=3_600) as killed:
         held = plane.locks.acquire(ROW)
         until(lambda: waiting(plane) == 1)
         killed.kill()
@@ -77,7 +77,7 @@ def test_a_caller_that_is_killed_while_it_waits_leaves_no_claim(server: Any) -> 
 
 
 def test_the_lock_of_a_killed_holder_passes_on_when_its_lease_ends(server: Any) -> None:
-    with holdfast.connect(server.url) as plane, caller(server.url, lease_seconds=1) as killed:
+    with fastness.connect(server.url) as plane, caller(server.url, lease_seconds=1) as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == b"held\n"
         killed.kill()
@@ -87,8 +87,8 @@ def test_the_lock_of_a_killed_holder_passes_on_when_its_lease_ends(server: Any) 
 
 def test_a_server_that_stops_longer_than_a_lease_fences_the_holder(server: Any) -> None:
     with (
-        holdfast.connect(server.url, patience_seconds=DEADLINE_SECONDS) as plane,
-        holdfast.connect(server.url, patience_seconds=DEADLINE_SECONDS) as other,
+        fastness.connect(server.url, patience_seconds=DEADLINE_SECONDS) as plane,
+        fastness.connect(server.url, patience_seconds=DEADLINE_SECONDS) as other,
     ):
         held = plane.locks.acquire(ROW, lease_seconds=1)
         other.queues()  # Connects it.
@@ -114,7 +114,7 @@ def test_a_server_that_stops_longer_than_a_lease_fences_the_holder(server: Any) 
 def test_a_caller_that_closes_its_http_connection_leaves_no_claim(server: Any) -> None:
     session = {"id": "the-secret-of-this-session"}
     body = {"session": session, "claim": "1", "paths": [ROW], "lease_seconds": 3_600, "wait_seconds": 20}
-    with holdfast.connect(server.url) as plane, plane.locks.acquire(ROW):
+    with fastness.connect(server.url) as plane, plane.locks.acquire(ROW):
         connection = server.connect()
         headers = {"content-type": "application/json"}
         connection.request("POST", "/v1/ordered-locks/acquire", msgspec.json.encode(body), headers)
@@ -125,7 +125,7 @@ def test_a_caller_that_closes_its_http_connection_leaves_no_claim(server: Any) -
 
 
 async def test_a_cancelled_call_leaves_no_claim_at_the_server(server: Any) -> None:
-    async with holdfast.connect_async(server.url) as plane:
+    async with fastness.connect_async(server.url) as plane:
         held = await plane.locks.acquire(ROW, lease_seconds=60)
         calls = [asyncio.create_task(plane.locks.acquire(ROW, timeout_seconds=600)) for _ in range(5)]
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -143,7 +143,7 @@ async def test_a_cancelled_call_leaves_no_claim_at_the_server(server: Any) -> No
 
 def main(url: str, lease_seconds: str) -> None:
     with (
-        holdfast.connect(url) as plane,
+        fastness.connect(url) as plane,
         plane.locks.acquire(ROW, timeout_seconds=DEADLINE_SECONDS, lease_seconds=float(lease_seconds)),
     ):
         print("held", flush=True)

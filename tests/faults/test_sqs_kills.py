@@ -1,6 +1,6 @@
 """A server is killed as soon as it has answered a call of SQS: what was answered is stored, exactly once.
 
-The server is `holdfast serve --sqs` on RocksDB, and starts again on the same port. The client is boto3.
+The server is `fastness serve --sqs` on RocksDB, and starts again on the same port. The client is boto3.
 """
 
 import os
@@ -29,13 +29,13 @@ KILLS = pytest.mark.parametrize("kills", [4, pytest.param(200, marks=pytest.mark
 # Smaller and larger than what is stored with a message, and than its native attributes may be.
 BODY_SIZES = (1, 200, 20_000, 300_000)
 ATTRIBUTE_SIZES = (0, 10, 12_000)
-SEED = int(os.environ.get("HOLDFAST_SEED", random.SystemRandom().randrange(1 << 32)))
+SEED = int(os.environ.get("FASTNESS_SEED", random.SystemRandom().randrange(1 << 32)))
 
 
 @pytest.fixture(autouse=True)
 def chance() -> random.Random:
-    """Random numbers; HOLDFAST_SEED repeats a run."""
-    print(f"HOLDFAST_SEED={SEED}")
+    """Random numbers; FASTNESS_SEED repeats a run."""
+    print(f"FASTNESS_SEED={SEED}")
     return random.Random(SEED)
 
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.backends.rocksdb import RocksDatabase, RocksReader
-from holdfast.testing.storage import (
+from fastness.backends.rocksdb import RocksDatabase, RocksReader
+from fastness.testing.storage import (
     CompilerMissing,
     Event,
     Image,
@@ -59,7 +59,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Recorder:
 def folder_in_memory() -> Iterator[Path]:
     """A new folder, in memory where that is possible: opening a directory syncs it several times."""
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="holdfast-images-", dir=parent) as folder:
+    with tempfile.TemporaryDirectory(prefix="fastness-images-", dir=parent) as folder:
         yield Path(folder).resolve()
 
 
@@ -237,7 +237,7 @@ def test_the_trace_of_a_plane_has_every_kind_of_file(plane_trace: Trace) -> None
     names = [event.target or event.path for event in plane_trace.events if event.kind is not Kind.WRITE]
     for part in ("/objects/cas/", "/objects/segments/", "/objects/activity-manifest/", "/data/activity/", "/.backup-"):
         assert any(part in name for name in names), f"nothing was recorded in {part}"
-    for name in ("data/holdfast.json", "backup/backup.json", "restored/"):
+    for name in ("data/fastness.json", "backup/backup.json", "restored/"):
         assert any(f"{each}/".endswith(f"/{name.rstrip('/')}/") for each in names), f"{name} was not recorded"
 
 

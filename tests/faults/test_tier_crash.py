@@ -17,9 +17,9 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.runtime.activity import format as log_format
+import fastness
+from fastness import Plane
+from fastness.runtime.activity import format as log_format
 
 THREADS = 3
 RENEWED_EVERY = 400  # Well below the versions that a history keeps.
@@ -38,7 +38,7 @@ class Promise(NamedTuple):
 
 def child(folder: str, run: int) -> None:
     """Write from several threads, each to its own entity and all to a shared one, until killed."""
-    plane = holdfast.open(f"dir:{folder}")
+    plane = fastness.open(f"dir:{folder}")
 
     def work(thread: int) -> None:
         for number in range(1_000_000):
@@ -129,7 +129,7 @@ def test_a_killed_process_loses_no_critical_or_important_write(tmp_path: Path, r
     for run in range(kills):
         promises = kill_after(tmp_path, run, chance.uniform(0, 0.5))
         left = check_logs_left_behind(tmp_path)
-        with holdfast.open(f"dir:{tmp_path}") as plane:
+        with fastness.open(f"dir:{tmp_path}") as plane:
             check_acknowledged_writes(plane, promises)
             for (session, kind), whole in left.items():
                 if session.startswith(f"s{run}-"):

@@ -1,8 +1,8 @@
 """Exactly the messages whose transaction committed are delivered, whatever is killed.
 
-    applications ──► their own transactions ──► PostgreSQL ◄── Holdfast server ◄── a consumer that acknowledges
+    applications ──► their own transactions ──► PostgreSQL ◄── Fastness server ◄── a consumer that acknowledges
 
-Applications, a backend of PostgreSQL, its postmaster and the Holdfast server are killed with SIGKILL while all of them
+Applications, a backend of PostgreSQL, its postmaster and the Fastness server are killed with SIGKILL while all of them
 work. The application's own table says which transactions have committed.
 """
 
@@ -26,8 +26,8 @@ import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
 
-import holdfast
-from holdfast.errors import HoldfastError
+import fastness
+from fastness.errors import FastnessError
 
 CHILD = Path(__file__).parent / "within_child.py"
 QUEUES: tuple[str, ...] = runpy.run_path(str(CHILD))["QUEUES"]  # Test files cannot import each other.
@@ -91,7 +91,7 @@ class Postgres:
 
 @pytest.fixture
 def postgres() -> Iterator[Postgres]:
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-pg-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-pg-"))
     folder.chmod(0o755)  # As root the server runs as another user.
     postgres = Postgres(folder)
     yield postgres
@@ -171,7 +171,7 @@ class Application:
 
 
 class Consumer:
-    """Receives and acknowledges everything, through the Holdfast server."""
+    """Receives and acknowledges everything, through the Fastness server."""
 
     def __init__(self, url: str) -> None:
         self.delivered: set[tuple[int, int]] = set()
@@ -182,10 +182,10 @@ class Consumer:
             thread.start()
 
     def _consume(self, name: str) -> None:
-        with holdfast.connect(self._url) as plane:
+        with fastness.connect(self._url) as plane:
             queue = plane.queue(name)
             while not self._ending.is_set():
-                with suppress(HoldfastError):  # The server or PostgreSQL is being restarted.
+                with suppress(FastnessError):  # The server or PostgreSQL is being restarted.
                     messages = queue.receive_many(64, wait_seconds=0.5, visibility_seconds=5, extend_for_seconds=0)
                     bodies = [message.json() for message in messages]
                     self.delivered |= {(body["id"], body["part"]) for body in bodies}
@@ -254,7 +254,7 @@ def check(postgres: Postgres, folder: Path, *, applications: int, transactions: 
 
 def _wait_until_empty(url: str) -> None:
     deadline = time.monotonic() + DEADLINE_SECONDS
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         while True:
             stats = [plane.queue(name).stats() for name in QUEUES]
             left = [(each.ready, each.delayed, each.leased, each.blocked) for each in stats]

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, QueuePolicy
+import fastness
+from fastness import Plane, QueuePolicy
 
 HERE = Path(__file__).parent
 serving = runpy.run_path(str(HERE.parent / "end_to_end" / "serving.py"))[
@@ -32,7 +32,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def plane(url: str) -> Iterator[Plane]:
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         yield plane
 
 

@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument
-from holdfast.kv import Database
-from holdfast.layers import inboxes, journal_records, journals, snapshots
-from holdfast.layers.worlds import World
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control
+from fastness.errors import CursorAdvanced, HeadAdvanced, InvalidArgument
+from fastness.kv import Database
+from fastness.layers import inboxes, journal_records, journals, snapshots
+from fastness.layers.worlds import World
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control
 
 ADA = World("main", "ada")
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import psycopg
 
-import holdfast
-from holdfast import Plane, Within
-from holdfast.errors import HoldfastError
+import fastness
+from fastness import Plane, Within
+from fastness.errors import FastnessError
 
 QUEUES = ("emails", "invoices")
 _OPEN_SECONDS_MAX = 60.0
@@ -40,7 +40,7 @@ def main(url: str, seed: int, first: int, count: int) -> None:
             choices = random.Random(f"{seed}-{id}")
             if connection.closed:
                 connection = _connect(url)
-            with suppress(_Undone, HoldfastError, psycopg.Error), connection.transaction():
+            with suppress(_Undone, FastnessError, psycopg.Error), connection.transaction():
                 _run(connection, plane.within(connection), choices, id)
         connection.close()
 
@@ -49,8 +49,8 @@ def _open(url: str) -> Plane:
     deadline = time.monotonic() + _OPEN_SECONDS_MAX
     while True:
         try:
-            return holdfast.open(url)
-        except HoldfastError:  # PostgreSQL is being killed.
+            return fastness.open(url)
+        except FastnessError:  # PostgreSQL is being killed.
             if time.monotonic() > deadline:
                 raise
             time.sleep(_RECONNECT_SECONDS)

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-import holdfast
+import fastness
 
 _OPTIONS: dict[str, Any] = {"visibility_seconds": 1.0, "owner": "child"}
 
@@ -51,8 +51,8 @@ async def handle_async(messages: list[Any]) -> None:
 
 
 async def run_tasks(url: str, batch: int) -> None:
-    async with holdfast.connect_async(url) as plane:
-        await holdfast.AsyncWorker(plane, {"jobs": handle_async}, batch=batch, **_OPTIONS).run()
+    async with fastness.connect_async(url) as plane:
+        await fastness.AsyncWorker(plane, {"jobs": handle_async}, batch=batch, **_OPTIONS).run()
 
 
 if __name__ == "__main__":
@@ -60,5 +60,5 @@ if __name__ == "__main__":
     if kind == "tasks":
         asyncio.run(run_tasks(url, batch))
     else:
-        with holdfast.connect(url) as plane:
-            holdfast.Worker(plane, {"jobs": handle}, batch=batch, **_OPTIONS).run()
+        with fastness.connect(url) as plane:
+            fastness.Worker(plane, {"jobs": handle}, batch=batch, **_OPTIONS).run()

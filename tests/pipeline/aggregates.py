@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import TABLES
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import TABLES
 
 NOW = datetime(2026, 11, 15, 12, 5, tzinfo=UTC)
 EVIL = "<script>alert(1)</script>\"'&\x00"

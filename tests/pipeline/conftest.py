@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline import sessions
+from fastness.pipeline import sessions
 
 
 @pytest.fixture(scope="session")

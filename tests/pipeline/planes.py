@@ -5,7 +5,7 @@ Test files cannot import each other; they load this one with
     planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
     built = planes.build(tmp_path / "data", worlds=5, entries=300)
 
-Snapshots hold the state that `holdfast.pipeline.replays:chain` folds the records into, so an audit of an undamaged
+Snapshots hold the state that `fastness.pipeline.replays:chain` folds the records into, so an audit of an undamaged
 plane with that reducer has no findings.
 """
 
@@ -21,25 +21,25 @@ from typing import Any
 
 import msgspec
 
-import holdfast
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import HoldfastError
-from holdfast.kv import Transaction
-from holdfast.layers import blobs, journal_records, journals, segments, snapshots, worlds
-from holdfast.layers.blobs import Blob
-from holdfast.layers.journal_records import Kind
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.worlds import World
-from holdfast.pipeline import replays
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Header
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.mail import NewMail
-from holdfast.wire.queues import AckMessages, MessageLease, NackMessages, QueuePolicy
+import fastness
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import FastnessError
+from fastness.kv import Transaction
+from fastness.layers import blobs, journal_records, journals, segments, snapshots, worlds
+from fastness.layers.blobs import Blob
+from fastness.layers.journal_records import Kind
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.worlds import World
+from fastness.pipeline import replays
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Header
+from fastness.testing.clock import ManualClock
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.mail import NewMail
+from fastness.wire.queues import AckMessages, MessageLease, NackMessages, QueuePolicy
 
-CHAIN = "holdfast.pipeline.replays:chain"
+CHAIN = "fastness.pipeline.replays:chain"
 SEGMENT = 64
 MARGIN = 8
 _DAY_MS = 86_400_000
@@ -106,9 +106,9 @@ def build(
 
 
 @contextlib.contextmanager
-def opened(url: str, **options: Any) -> Iterator[holdfast.Plane]:
+def opened(url: str, **options: Any) -> Iterator[fastness.Plane]:
     """Open the plane for changes by a test, without waiting for syncs."""
-    with holdfast.open(url, **options) as plane:
+    with fastness.open(url, **options) as plane:
         yield plane
 
 
@@ -143,7 +143,7 @@ def digest(rows: dict[str, list[bytes]]) -> str:
 
 
 def grow(
-    plane: holdfast.Plane,
+    plane: fastness.Plane,
     store: ObjectStore,
     name: str,
     *,
@@ -174,7 +174,7 @@ def grow(
         cut(plane, store, name, segment=segment, margin=margin)
 
 
-def cut(plane: holdfast.Plane, store: ObjectStore, name: str, *, segment: int, margin: int) -> int:
+def cut(plane: fastness.Plane, store: ObjectStore, name: str, *, segment: int, margin: int) -> int:
     """Move records below the baseline into segments, like a compaction without pauses; returns their number."""
     world, count = World(_universe(plane), name), 0
     while span := plane.transact(segments.next_range, world, entries=segment, margin=margin):
@@ -191,7 +191,7 @@ def cut(plane: holdfast.Plane, store: ObjectStore, name: str, *, segment: int, m
     return count
 
 
-def fill_queues(plane: holdfast.Plane, clock: ManualClock, messages: int, dice: random.Random) -> None:
+def fill_queues(plane: fastness.Plane, clock: ManualClock, messages: int, dice: random.Random) -> None:
     """Two queues with acknowledged, failed, dead, expired, leased and waiting messages."""
     for name in ("orders", "emails"):
         plane.queue(name).set_policy(QueuePolicy(max_attempts=2, visibility_seconds=30.0))
@@ -200,23 +200,23 @@ def fill_queues(plane: holdfast.Plane, clock: ManualClock, messages: int, dice: 
         queue = plane.queue(next(names))
         count = min(left, BATCH)
         bodies = [{"n": left - n, "note": "x" * dice.randrange(50)} for n in range(count)]
-        queue.put_many(bodies, tier=holdfast.Tier.IMPORTANT)
+        queue.put_many(bodies, tier=fastness.Tier.IMPORTANT)
         left -= count
         clock.advance_ms(dice.randrange(1, 5_000))
-        taken = queue.receive_many(max(count - count // 8, 1), tier=holdfast.Tier.IMPORTANT)
+        taken = queue.receive_many(max(count - count // 8, 1), tier=fastness.Tier.IMPORTANT)
         for n in range(0, len(taken), 16):
             clock.advance_ms(dice.randrange(1_000))
             fates = [dice.randrange(10) for _ in taken[n : n + 16]]
             done = [message.lease for message, fate in zip(taken[n:], fates, strict=False) if fate < 7]
             failed = [message.lease for message, fate in zip(taken[n:], fates, strict=False) if 7 <= fate < 9]
-            _settle(plane, AckMessages(queue.name, done, _universe(plane), tier=holdfast.Tier.IMPORTANT))
+            _settle(plane, AckMessages(queue.name, done, _universe(plane), tier=fastness.Tier.IMPORTANT))
             _fail(plane, queue.name, failed, dice.choice(ERRORS))
         clock.advance_ms(31_000)  # The other leases expire, which counts as a failure too.
         _fail(plane, queue.name, [message.lease for message in queue.receive_many(count // 8 + 1)], dice.choice(ERRORS))
     plane.queue("orders").put(b"z" * 20_000, attributes={"large": "yes"})
 
 
-def fill_mailboxes(plane: holdfast.Plane, clock: ManualClock, mails: int, dice: random.Random) -> None:
+def fill_mailboxes(plane: fastness.Plane, clock: ManualClock, mails: int, dice: random.Random) -> None:
     """Five agents that exchange mail; most of it is confirmed."""
     agents = [f"agent-{n}" for n in range(5)]
     sent = 0
@@ -233,7 +233,7 @@ def fill_mailboxes(plane: holdfast.Plane, clock: ManualClock, mails: int, dice: 
             box.confirm(read[: len(read) * 3 // 4 + 1])
 
 
-def fill_entities(plane: holdfast.Plane, clock: ManualClock, entities: int, dice: random.Random) -> None:
+def fill_entities(plane: fastness.Plane, clock: ManualClock, entities: int, dice: random.Random) -> None:
     """Orders with a few changes each, and some that were deleted."""
     for n in range(entities):
         for version in range(dice.randrange(1, 4)):
@@ -323,24 +323,24 @@ def leave_log(
     return file
 
 
-def _fail(plane: holdfast.Plane, queue: str, leases: list[MessageLease], error: str) -> None:
+def _fail(plane: fastness.Plane, queue: str, leases: list[MessageLease], error: str) -> None:
     _settle(
         plane,
-        NackMessages(queue, leases, 0.0, "failure", error, _universe(plane), tier=holdfast.Tier.IMPORTANT),
+        NackMessages(queue, leases, 0.0, "failure", error, _universe(plane), tier=fastness.Tier.IMPORTANT),
     )
 
 
-def _settle(plane: holdfast.Plane, request: AckMessages | NackMessages) -> None:
+def _settle(plane: fastness.Plane, request: AckMessages | NackMessages) -> None:
     if request.leases:
         plane.queue(request.queue)._transport.call(request)
 
 
-def _append(plane: holdfast.Plane, name: str, entries: int, dice: random.Random) -> None:
+def _append(plane: fastness.Plane, name: str, entries: int, dice: random.Random) -> None:
     world = plane.world(name)
     head = world.head()
     while entries > 0:
         count = min(entries, BATCH)
-        world.append([_entry(head + n, dice) for n in range(count)], expected_head=head, tier=holdfast.Tier.IMPORTANT)
+        world.append([_entry(head + n, dice) for n in range(count)], expected_head=head, tier=fastness.Tier.IMPORTANT)
         head += count
         entries -= count
 
@@ -352,9 +352,9 @@ def _entry(height: int, dice: random.Random) -> dict[str, Any]:
     return entry
 
 
-def _records(plane: holdfast.Plane, name: str) -> list[bytes]:
+def _records(plane: fastness.Plane, name: str) -> list[bytes]:
     found: list[bytes] = []
-    with contextlib.suppress(HoldfastError):  # A damaged world is read up to the damage.
+    with contextlib.suppress(FastnessError):  # A damaged world is read up to the damage.
         while page := plane.world(name).read(len(found), limit=1_000):
             found += [journal_records.join(Kind[record.kind.upper()], record.value) for record in page]
     return found
@@ -374,5 +374,5 @@ def _span(file: Path) -> tuple[int, int]:
     return int(start), int(end)
 
 
-def _universe(plane: holdfast.Plane) -> str:
+def _universe(plane: fastness.Plane) -> str:
     return plane.world("any")._universe

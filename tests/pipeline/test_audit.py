@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import blobs, journal_records, journals, snapshots
-from holdfast.layers.blobs import Blob
-from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
-from holdfast.layers.worlds import World
-from holdfast.pipeline import jobs, replays
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import audit, ingest
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import JOURNAL, UNREACHABLE, WORLD_STATE
-from holdfast.wire.canonical import canonical
+import fastness
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import blobs, journal_records, journals, snapshots
+from fastness.layers.blobs import Blob
+from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from fastness.layers.worlds import World
+from fastness.pipeline import jobs, replays
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import audit, ingest
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import JOURNAL, UNREACHABLE, WORLD_STATE
+from fastness.wire.canonical import canonical
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
@@ -62,7 +62,7 @@ def test_audit_finds_one_wrong_baseline_among_a_thousand_worlds(spark: SparkSess
     names = [f"world-{n:04}" for n in range(1_000)]
     with planes.opened(f"dir:{tmp_path / 'data'}") as plane:
         for n in range(0, len(names), 100):
-            plane.transact(create_worlds, names[n : n + 100], "world-0637", tier=holdfast.Tier.IMPORTANT)
+            plane.transact(create_worlds, names[n : n + 100], "world-0637", tier=fastness.Tier.IMPORTANT)
     config = config_of(tmp_path)
     result = audit.run(spark, config)
     assert not result.ok
@@ -169,7 +169,7 @@ def test_audit_rejects_an_unknown_reducer_before_it_starts(spark: SparkSession, 
 
 
 def test_audit_of_a_plane_without_worlds_has_no_findings(spark: SparkSession, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}"):
+    with fastness.open(f"dir:{tmp_path / 'data'}"):
         pass
     result = audit.run(spark, config_of(tmp_path, None))
     assert result.ok

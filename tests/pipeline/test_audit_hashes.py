@@ -14,15 +14,15 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from holdfast.errors import Corrupt, HoldfastError
-from holdfast.kv import fence_floor, prefix_range
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import audit, ingest
-from holdfast.pipeline.lake import Lake, Move, watermark_files
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
-from holdfast.pipeline.views import open_view
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.maintenance.scan import scan_range
+from fastness.errors import Corrupt, FastnessError
+from fastness.kv import fence_floor, prefix_range
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import audit, ingest
+from fastness.pipeline.lake import Lake, Move, watermark_files
+from fastness.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
+from fastness.pipeline.views import open_view
+from fastness.runtime.activity import rotation
+from fastness.runtime.maintenance.scan import scan_range
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 LARGE = 40_000
@@ -205,7 +205,7 @@ def test_log_whose_rotation_was_interrupted_is_not_damaged(root: Path) -> None:
 
 def test_damaged_file_of_the_lake_is_a_typed_error_for_readers(root: Path) -> None:
     flip_lake_file(root)
-    with pytest.raises(Corrupt, match=r"activity/universe=main/.*is damaged.*holdfast pipeline audit"):
+    with pytest.raises(Corrupt, match=r"activity/universe=main/.*is damaged.*fastness pipeline audit"):
         Lake(str(root / "lake")).table(ACTIVITY).rows()
 
 
@@ -258,14 +258,14 @@ def audit_or_error(root: Path) -> str:
     """The findings, or the error."""
     try:
         return details(audit.run(None, config_of(root)))
-    except HoldfastError as error:
+    except FastnessError as error:
         return f"{error.code}: {error}"
 
 
 def is_readable_as_before(root: Path, before: list[Any]) -> bool:
     try:
         return content(root) == before
-    except HoldfastError:
+    except FastnessError:
         return False
 
 

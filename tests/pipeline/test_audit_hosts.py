@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.hosts.host import AsyncHost
-from holdfast.hosts.workflows.records import fold
-from holdfast.pipeline import replays
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.jobs import audit
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import WORLD_STATE
-from holdfast.wire.canonical import canonical
+import fastness
+from fastness.hosts.host import AsyncHost
+from fastness.hosts.workflows.records import fold
+from fastness.pipeline import replays
+from fastness.pipeline.config import Config
+from fastness.pipeline.jobs import audit
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import WORLD_STATE
+from fastness.wire.canonical import canonical
 
 AGENTS = """
-from holdfast.hosts.apps import HostApp
+from fastness.hosts.apps import HostApp
 
 app = HostApp()
 
@@ -53,7 +53,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     app = importlib.import_module("agents_of_mine").app
 
     async def build() -> None:
-        async with holdfast.open_async(f"dir:{tmp_path / 'data'}") as plane:
+        async with fastness.open_async(f"dir:{tmp_path / 'data'}") as plane:
             await plane.world("plain").create()
             await plane.world("plain").append(["by hand"], expected_head=0)
             await plane.world("orders").create(program="counter")
@@ -80,7 +80,7 @@ def test_the_app_of_a_host_replays_its_worlds_on_executors(spark: SparkSession, 
     result = audit.run(spark, config)
     assert result.findings == []
     rows = states(config)
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         counter = importlib.import_module("agents_of_mine").counter
         for name, reducer in (("orders", counter.reducer), ("run:d-1", fold)):
             assert rows[name]["state"] == canonical(plane.world(name).replay(reducer).state)

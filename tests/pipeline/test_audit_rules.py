@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast.errors import Unreachable
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, snapshots, worlds
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.worlds import World
-from holdfast.pipeline import replays
-from holdfast.pipeline.audit_rules import AuditInput, AuditResult, audit_world, record_checksum
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.jobs import audit
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.views import open_view
-from holdfast.wire.inboxes import DomainEvent, Effect
+import fastness
+from fastness.errors import Unreachable
+from fastness.kv import Subspace, Transaction
+from fastness.layers import blobs, snapshots, worlds
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.layers.worlds import World
+from fastness.pipeline import replays
+from fastness.pipeline.audit_rules import AuditInput, AuditResult, audit_world, record_checksum
+from fastness.pipeline.config import Config
+from fastness.pipeline.jobs import audit
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.views import open_view
+from fastness.wire.inboxes import DomainEvent, Effect
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 CHAIN = planes.CHAIN
@@ -51,7 +51,7 @@ def found(verdict: AuditResult) -> list[tuple[int, str]]:
 
 
 def write(data: Path, work: Callable[[Transaction], Any]) -> Any:
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         return plane.transact(work)
 
 
@@ -73,7 +73,7 @@ def change_index(data: Path, world: str, **changes: Any) -> int:
 def test_undamaged_world_has_no_findings(data: Path, world: str, reducer: str | None) -> None:
     verdict = audit_of(data, world, reducer)
     assert (verdict.verdict, verdict.findings) == ("ok", [])
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         assert verdict.height == verdict.records == plane.world(world).head()
         replayed = plane.world(world).replay(replays.chain)
     assert verdict.digest == replays.digest(replayed.state)
@@ -216,7 +216,7 @@ def test_snapshot_missing_from_the_index_is_found(data: Path) -> None:
 
 def test_snapshot_whose_promotion_waited_for_its_effects_has_no_findings(data: Path) -> None:
     """The journal's record of the snapshot has no horizon, and the one of its promotion has it."""
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         world = plane.world("waiting")
         world.create()
         world.inbox.put(DomainEvent(schema="s", effects=(Effect("mail", b"1"),)))
@@ -229,7 +229,7 @@ def test_snapshot_whose_promotion_waited_for_its_effects_has_no_findings(data: P
 
 
 def test_fork_without_its_parents_snapshot_records_has_no_findings(data: Path) -> None:
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         height = plane.world("world-0001").snapshots.baseline().height
         for at in (height - 1, height, height + 1):
             plane.world("world-0001").fork(f"fork-{at}", height=at)

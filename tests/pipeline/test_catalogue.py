@@ -17,14 +17,14 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from holdfast.cli.main import root
-from holdfast.errors import InvalidArgument, PathUnusable, SchemaMismatch, TransactionConflict, Unsupported
-from holdfast.pipeline import jobs
-from holdfast.pipeline.catalogue import duckdb_file, spark_schema
-from holdfast.pipeline.catalogue.views import VIEWS
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.lake import Lake, Move, compaction
-from holdfast.pipeline.schemas import TABLES, Table
+from fastness.cli.main import root
+from fastness.errors import InvalidArgument, PathUnusable, SchemaMismatch, TransactionConflict, Unsupported
+from fastness.pipeline import jobs
+from fastness.pipeline.catalogue import duckdb_file, spark_schema
+from fastness.pipeline.catalogue.views import VIEWS
+from fastness.pipeline.config import Config
+from fastness.pipeline.lake import Lake, Move, compaction
+from fastness.pipeline.schemas import TABLES, Table
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
@@ -225,7 +225,7 @@ def test_columns_of_a_newer_version_are_null_in_older_rows_in_every_engine(
     assert compaction.compact(None, lake.table(newer), files_min=2)[1] <= 3  # Old and new files become one.
     same_rows()
     assert lake.table(newer).watermark("history/main/ada") == 7
-    expected_error = f"has version {newer.version}, this Holdfast supports {older.version}; upgrade Holdfast"
+    expected_error = f"has version {newer.version}, this Fastness supports {older.version}; upgrade Fastness"
     with pytest.raises(SchemaMismatch, match=expected_error):
         lake.table(older)
 

@@ -1,4 +1,4 @@
-"""`holdfast pipeline`: its output for people and programs, and its exit codes."""
+"""`fastness pipeline`: its output for people and programs, and its exit codes."""
 
 import json
 import os
@@ -19,18 +19,18 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.cli import exit_codes
-from holdfast.cli.main import root
-from holdfast.cli.pipeline_runs import _cause
-from holdfast.pipeline import jobs
+import fastness
+from fastness.cli import exit_codes
+from fastness.cli.main import root
+from fastness.cli.pipeline_runs import _cause
+from fastness.pipeline import jobs
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 END_TO_END = Path(__file__).parents[1] / "end_to_end"
 processes = SimpleNamespace(**run_path(str(END_TO_END / "processes.py")))
 certificates = run_path(str(END_TO_END / "test_serving.py"))["certificates"]
 Hf = Callable[..., Result]
-HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
+FASTNESS = [sys.executable, "-m", "fastness.cli"]
 WAIT_SECONDS = 120
 
 
@@ -41,9 +41,9 @@ def built(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
-    """Runs `holdfast pipeline` in this process, on the active Spark session if there is one."""
+    """Runs `fastness pipeline` in this process, on the active Spark session if there is one."""
     for name in list(os.environ):
-        if name.startswith("HOLDFAST_"):
+        if name.startswith("FASTNESS_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
@@ -56,8 +56,8 @@ def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run `holdfast pipeline` in its own process."""
-    command = [*HOLDFAST, "pipeline", *words]
+    """Run `fastness pipeline` in its own process."""
+    command = [*FASTNESS, "pipeline", *words]
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
@@ -109,13 +109,13 @@ def test_universe_option_restricts_the_job(hf: Hf, spark: SparkSession, built: A
 @pytest.mark.nightly
 def test_load_writes_rows_of_a_file_once(hf: Hf, spark: SparkSession, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
-    holdfast.open(url).close()
+    fastness.open(url).close()
     rows = tmp_path / "jobs.jsonl"
     rows.write_text("".join(json.dumps({"id": n, "say": "hello"}) + "\n" for n in range(25)))
     words = ("load", str(rows), "--data", url, "--queue", "jobs", "--name", "first", "--key", "id", "--json")
     assert json.loads(hf(*words).stdout)["rows"] == {"queues": 25}
     hf(*words)
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         assert plane.queue("jobs").stats().ready == 25
 
 
@@ -137,7 +137,7 @@ def test_jobs_use_certificates_for_a_tls_server(
         assert json.loads(hf(*words, *known, "--key", "client-key.pem").stdout)["rows"]["journal"] == built.entries
         hf(*words, "--ca", "ca-cert.pem", code=9)
         assert "--ca" in hf(*words, "--ca", "nowhere.pem", code=9).stderr
-        monkeypatch.setenv("HOLDFAST_KEY", "client-key.pem")  # `load` uses --key for something else.
+        monkeypatch.setenv("FASTNESS_KEY", "client-key.pem")  # `load` uses --key for something else.
         loaded = hf("load", str(rows), "--data", server.url, "--queue", "new", "--name", "x", *known, "--key", "id")
         assert "queues 2" in loaded.stdout
     finally:
@@ -197,12 +197,12 @@ def test_unwritable_lake_has_its_exit_code(hf: Hf, spark: SparkSession, built: A
 
 @pytest.mark.parametrize("module", ["pyspark", "pyarrow", "deltalake"])
 def test_missing_extra_error_says_what_to_install(module: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.modules[{module!r}] = None; from holdfast.cli.main import main; main()"
-    holdfast.open(f"dir:{tmp_path / 'data'}").close()
+    code = f"import sys; sys.modules[{module!r}] = None; from fastness.cli.main import main; main()"
+    fastness.open(f"dir:{tmp_path / 'data'}").close()
     words = ["pipeline", "ingest", "--data", f"dir:{tmp_path / 'data'}", "--lake", str(tmp_path / "lake")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 9
-    assert "pip install 'holdfast[spark]'" in done.stderr
+    assert "pip install 'fastness[spark]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -210,22 +210,22 @@ def test_missing_extra_error_says_what_to_install(module: str, tmp_path: Path) -
 def test_help_does_not_import_spark(words: list[str]) -> None:
     code = f"""
 import sys
-from holdfast.cli.main import root
+from fastness.cli.main import root
 try: root.main({words!r})
 except SystemExit: print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert loaded & {"pyspark", "pyarrow", "deltalake", "pandas", "py4j"} == set()
-    assert "holdfast.cli.main" in loaded
+    assert "fastness.cli.main" in loaded
 
 
 def test_missing_java_error_is_one_line_and_where_to_get_help(built: Any, tmp_path: Path) -> None:
     done = run("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), JAVA_HOME="/nowhere")
     assert done.returncode == 9
     error, help = done.stderr.splitlines()
-    assert error.startswith("holdfast: Spark did not start: ")
-    assert help == "help: holdfast explain unreachable"
+    assert error.startswith("fastness: Spark did not start: ")
+    assert help == "help: fastness explain unreachable"
 
 
 # Reducers that block until the test continues; workers find this file through PYTHONPATH.
@@ -248,7 +248,7 @@ def test_interrupted_job_exits_with_130_and_one_line(built: Any, tmp_path: Path)
     listener = threading.Thread(target=read_terminal, args=(terminal, output))
     listener.start()
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "TERM": "xterm"}
-    command = [*HOLDFAST, "pipeline", *words]
+    command = [*FASTNESS, "pipeline", *words]
     with subprocess.Popen(command, env=environment, stderr=follower, start_new_session=True) as process:
         os.close(follower)
         try:
@@ -265,7 +265,7 @@ def test_interrupted_job_exits_with_130_and_one_line(built: Any, tmp_path: Path)
     text = b"".join(output).decode(errors="replace")
     assert "audit" in text
     assert "Traceback" not in text
-    assert text.rstrip().endswith("holdfast: interrupted")
+    assert text.rstrip().endswith("fastness: interrupted")
 
 
 def read_terminal(terminal: int, output: list[bytes]) -> None:
@@ -278,9 +278,9 @@ def read_terminal(terminal: int, output: list[bytes]) -> None:
 
 def test_cause_of_a_spark_failure_is_extracted() -> None:
     worker = (
-        "Job aborted:\nTraceback (most recent call last):\n  File x\nholdfast.errors.X: the cause\n\n\tat org.apache"
+        "Job aborted:\nTraceback (most recent call last):\n  File x\nfastness.errors.X: the cause\n\n\tat org.apache"
     )
-    assert _cause(worker) == "holdfast.errors.X: the cause"
+    assert _cause(worker) == "fastness.errors.X: the cause"
     assert (
         _cause("[TABLE] There is no table\nof that name\nJVM stacktrace:\nat org")
         == "[TABLE] There is no table of that name"

@@ -18,10 +18,10 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline import java_runtime, jobs
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import JOURNAL, TABLES
+from fastness.pipeline import java_runtime, jobs
+from fastness.pipeline.config import Config
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import JOURNAL, TABLES
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -46,8 +46,8 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def pipeline(folder: Path, *words: str) -> list[dict[str, Any]]:
-    """Run `holdfast pipeline` in its own process; returns the job results."""
-    command = [sys.executable, "-W", "error", "-m", "holdfast.cli", "pipeline", *words, "--json"]
+    """Run `fastness pipeline` in its own process; returns the job results."""
+    command = [sys.executable, "-W", "error", "-m", "fastness.cli", "pipeline", *words, "--json"]
     done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
@@ -138,7 +138,7 @@ remote, url, entries = sys.argv[1], sys.argv[2], int(sys.argv[3])
 spark = SparkSession.builder.remote(remote).getOrCreate()
 for pushdown in ("false", "true"):
     spark.conf.set("spark.sql.python.filterPushdown.enabled", pushdown)
-    journal = spark.read.format("holdfast").options(url=url).load()
+    journal = spark.read.format("fastness").options(url=url).load()
     low = journal.where("height < 5")
     for _ in range(2):
         assert journal.count() == entries
@@ -149,7 +149,7 @@ for pushdown in ("false", "true"):
         assert pairs.where("a.height < 5").count() == 3 * 4
     cached = journal.where("height < 9").cache()
     assert (cached.count(), cached.where("height < 2").count(), journal.count()) == (27, 6, entries)
-    assert spark.read.format("holdfast").options(url=url, worlds="world-0001", fromHeight="50").load().where(
+    assert spark.read.format("fastness").options(url=url, worlds="world-0001", fromHeight="50").load().where(
         "height < 53"
     ).count() == 3
 spark.stop()

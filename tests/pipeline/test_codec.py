@@ -10,15 +10,15 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import ChecksumMismatch, MalformedSegment, MissingObject, Unreachable
-from holdfast.layers import journal_records, segments
-from holdfast.layers.journal_records import Kind
-from holdfast.pipeline.codec import Damaged, journal_rows, payload_of, read_chunk
-from holdfast.pipeline.journal_chunks import JournalChunk, Stores
-from holdfast.pipeline.schemas import JOURNAL, decoded
-from holdfast.wire.canonical import canonical
+from fastness import limits
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import ChecksumMismatch, MalformedSegment, MissingObject, Unreachable
+from fastness.layers import journal_records, segments
+from fastness.layers.journal_records import Kind
+from fastness.pipeline.codec import Damaged, journal_rows, payload_of, read_chunk
+from fastness.pipeline.journal_chunks import JournalChunk, Stores
+from fastness.pipeline.schemas import JOURNAL, decoded
+from fastness.wire.canonical import canonical
 
 ENTRIES = [journal_records.entry(canonical({"n": n, "who": f"agent-{n % 7}"})) for n in range(100)]
 

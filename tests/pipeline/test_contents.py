@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.errors import TransactionConflict
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import contents
-from holdfast.pipeline.lake import Lake, LakeTable
-from holdfast.pipeline.schemas import (
+import fastness
+from fastness.errors import TransactionConflict
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import contents
+from fastness.pipeline.lake import Lake, LakeTable
+from fastness.pipeline.schemas import (
     CONTENTS,
     LEASES,
     QUEUED_MESSAGES,
@@ -33,8 +33,8 @@ def config(tmp_path: Path) -> Config:
     return Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
 
 
-def change(config: Config, work: Callable[[holdfast.Plane], object], universe: str = "main") -> None:
-    with holdfast.open(config.data, universe=universe) as plane:
+def change(config: Config, work: Callable[[fastness.Plane], object], universe: str = "main") -> None:
+    with fastness.open(config.data, universe=universe) as plane:
         work(plane)
 
 
@@ -47,7 +47,7 @@ def rows(config: Config, table: Table) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["universe"], *(row[name] for name in table.order)))
 
 
-def fill(plane: holdfast.Plane) -> None:
+def fill(plane: fastness.Plane) -> None:
     jobs = plane.queue("jobs")
     jobs.put({"n": 1}, priority=7, group="g", attributes={"a": "b"}, correlation_id="c-1")
     jobs.put({"n": 2}, group="g")
@@ -79,7 +79,7 @@ def test_tables_equal_what_the_handles_return(config: Config) -> None:
     done = run(config, payloads=True)
     assert done.ok
     assert done.rows == {table.name: len(rows(config, table)) for table in CONTENTS}
-    with holdfast.open(config.data) as plane:
+    with fastness.open(config.data) as plane:
         jobs, dead = plane.queue("jobs"), plane.queue("broken").dead_letters()
         found = {row["id"]: row for row in rows(config, QUEUED_MESSAGES) if row["universe"] == "main"}
         for each in [*jobs.peek(10), *dead]:

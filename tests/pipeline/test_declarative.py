@@ -21,11 +21,11 @@ def test_declarative_pipeline_example_runs(tmp_path):
     built = planes.build(tmp_path / "data", worlds=3, entries=100)
     shutil.copytree(EXAMPLE, tmp_path / "example")
     spec = tmp_path / "example" / "spark-pipeline.yml"
-    spec.write_text(spec.read_text().replace("file:///tmp/holdfast-declarative", (tmp_path / "storage").as_uri()))
+    spec.write_text(spec.read_text().replace("file:///tmp/fastness-declarative", (tmp_path / "storage").as_uri()))
     python = Path(sys.executable)
     environment = {
         **os.environ,
-        "HOLDFAST_URL": built.url,
+        "FASTNESS_URL": built.url,
         "SPARK_HOME": pyspark.__path__[0],
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_TESTING": "1",  # Its Spark Connect uses a free port, not 15002.

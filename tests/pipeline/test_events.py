@@ -7,9 +7,9 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline import events
-from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage
+from fastness.limits import ROWS_BATCH
+from fastness.pipeline import events
+from fastness.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage
 
 PUT = {"event": "put", "queue": "jobs", "id": "x", "correlation_id": "c", "at_ms": 5}
 STORED = {"event": "stored", "to": "bob@main", "sender": "ada@main", "id": "x", "at_ms": 5}

@@ -24,21 +24,21 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.cli import backup_format
-from holdfast.cli.main import root as cli
-from holdfast.errors import AnotherHistory
-from holdfast.handles.sync.messages import Message
-from holdfast.pipeline import events, lifecycles, replays
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake import ingest_run, plans
-from holdfast.pipeline.jobs import accept, audit, ingest, rollup
-from holdfast.pipeline.lake import Lake, LakeTable
-from holdfast.pipeline.schemas import MAIL, MESSAGES, TABLES
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.queues import QueuePolicy
+import fastness
+from fastness.cli import backup_format
+from fastness.cli.main import root as cli
+from fastness.errors import AnotherHistory
+from fastness.handles.sync.messages import Message
+from fastness.pipeline import events, lifecycles, replays
+from fastness.pipeline.config import Config
+from fastness.pipeline.intake import ingest_run, plans
+from fastness.pipeline.jobs import accept, audit, ingest, rollup
+from fastness.pipeline.lake import Lake, LakeTable
+from fastness.pipeline.schemas import MAIL, MESSAGES, TABLES
+from fastness.testing.clock import ManualClock
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 WORLDS = ("ada", "bob", "cleo")
@@ -104,7 +104,7 @@ class History:
                 self._restore()
 
     @contextmanager
-    def opened(self) -> Iterator[list[holdfast.Plane]]:
+    def opened(self) -> Iterator[list[fastness.Plane]]:
         """The plane, opened by each node."""
         with ExitStack() as stack:
             yield [
@@ -152,7 +152,7 @@ class History:
             except Killed:
                 return
 
-    def _append(self, plane: holdfast.Plane) -> None:
+    def _append(self, plane: fastness.Plane) -> None:
         name = self.dice.choice([name for name in (*WORLDS, *sorted(self.worlds)) if name not in self.deleted])
         world = plane.world(name)
         if name not in self.worlds:
@@ -161,7 +161,7 @@ class History:
         entries = [{"n": self.dice.random(), "of": name} for _ in range(self.dice.randrange(1, 30))]
         world.append(entries, expected_head=world.head())
 
-    def _fork(self, plane: holdfast.Plane) -> None:
+    def _fork(self, plane: fastness.Plane) -> None:
         if self.worlds:
             name = self.dice.choice(sorted(self.worlds))
             self.forks += 1
@@ -169,7 +169,7 @@ class History:
             plane.world(name).fork(target, height=self.dice.randint(0, plane.world(name).head()))
             self.worlds.add(target)
 
-    def _delete(self, plane: holdfast.Plane) -> None:
+    def _delete(self, plane: fastness.Plane) -> None:
         if len(self.worlds) > 1:
             name = self.dice.choice(sorted(self.worlds))
             self.deleted[name] = planes._records(plane, name)
@@ -177,12 +177,12 @@ class History:
             plane.world(name).delete()
             self.worlds.remove(name)
 
-    def _drain(self, plane: holdfast.Plane) -> None:
+    def _drain(self, plane: fastness.Plane) -> None:
         for name in sorted(self.worlds):
             plane.world(name).inbox.put(DomainEvent(schema="made", payload=b"%d" % self.dice.randrange(100)))
             plane.world(name).drain()
 
-    def _compact(self, plane: holdfast.Plane) -> None:
+    def _compact(self, plane: fastness.Plane) -> None:
         for name in sorted(self.worlds):
             world, records = plane.world(name), planes._records(plane, name)
             height = world.head()
@@ -192,11 +192,11 @@ class History:
                 world.snapshots.commit(state, height=height)
                 world.compact(entries=self.dice.randrange(4, 20), margin=0)
 
-    def _put(self, plane: holdfast.Plane) -> None:
+    def _put(self, plane: fastness.Plane) -> None:
         queue = self.dice.choice(QUEUES)
         size = self.dice.choice((10, 2_000, 20_000))  # Inline, stored separately, and a blob.
         for _ in range(self.dice.randrange(1, 4)):
-            receipt = plane.queue(queue).put(b"x" * size, tier=holdfast.Tier.IMPORTANT)
+            receipt = plane.queue(queue).put(b"x" * size, tier=fastness.Tier.IMPORTANT)
             self.messages[receipt.id] = MessageModel(
                 queue=queue,
                 put_ms=self.clock.now_ms(),
@@ -208,7 +208,7 @@ class History:
                 ended_ms=None,
             )
 
-    def _receive(self, plane: holdfast.Plane) -> None:
+    def _receive(self, plane: fastness.Plane) -> None:
         for message in plane.queue(self.dice.choice(QUEUES)).receive_many(self.dice.randrange(1, 5)):
             model = self.messages[message.id]
             model.attempts += 1
@@ -216,7 +216,7 @@ class History:
             model.first_leased_ms = model.first_leased_ms or self.clock.now_ms()
             self.held.append(message)
 
-    def _settle(self, plane: holdfast.Plane) -> None:
+    def _settle(self, plane: fastness.Plane) -> None:
         del plane
         self.dice.shuffle(self.held)
         for _ in range(min(len(self.held), self.dice.randrange(1, 4))):
@@ -236,12 +236,12 @@ class History:
                     model.outcome, model.error = "dead", "rejected"
             model.ended_ms = self.clock.now_ms() if model.outcome in ("acked", "dead") else None
 
-    def _send(self, plane: holdfast.Plane) -> None:
+    def _send(self, plane: fastness.Plane) -> None:
         sender, recipient = self.dice.sample(AGENTS, 2)
         sent = plane.mailbox(sender).send(recipient, b"hello")
         self.mails[recipient, sender, sent.id] = [self.clock.now_ms(), None, None]
 
-    def _read(self, plane: holdfast.Plane) -> None:
+    def _read(self, plane: fastness.Plane) -> None:
         agent = self.dice.choice(AGENTS)
         mails = plane.mailbox(agent).read(limit=self.dice.randrange(1, 5))
         for mail in mails:
@@ -252,7 +252,7 @@ class History:
             plane.mailbox(agent).confirm(mails[:1])
             self.mails[agent, mails[0].sender.partition("@")[0], mails[0].id][2] = self.clock.now_ms()
 
-    def _change(self, plane: holdfast.Plane) -> None:
+    def _change(self, plane: fastness.Plane) -> None:
         id = f"o-{self.dice.randrange(4)}"
         self.entities.add(id)
         if self.dice.random() < 0.2:
@@ -260,7 +260,7 @@ class History:
         else:
             plane.entities.write("order", id, {"total": self.dice.randrange(100), "paid": self.dice.random() < 0.5})
 
-    def _log(self, plane: holdfast.Plane) -> None:
+    def _log(self, plane: fastness.Plane) -> None:
         session = f"session-{self.dice.randrange(3)}"
         for _ in range(self.dice.randrange(1, 6)):
             plane.activity.log(session, {"cost": self.dice.random()}, kind="metrics")
@@ -324,7 +324,7 @@ def expected_tables(history: History) -> dict[str, Any]:
     return tables
 
 
-def logged(plane: holdfast.Plane) -> Iterator[tuple[Any, ...]]:
+def logged(plane: fastness.Plane) -> Iterator[tuple[Any, ...]]:
     after = None
     while True:
         page = plane.activity.read(after=after)

@@ -15,16 +15,16 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import SchemaMismatch, Unreachable
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import ingest_run, plans, task_payloads
-from holdfast.pipeline.jobs import ingest, reset
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake, compaction
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, TABLES
-from holdfast.pipeline.views import View, manifests, open_view
+import fastness
+from fastness.backends.objects import ObjectStore
+from fastness.errors import SchemaMismatch, Unreachable
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.intake import ingest_run, plans, task_payloads
+from fastness.pipeline.jobs import ingest, reset
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import Lake, compaction
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, SEGMENTS, TABLES
+from fastness.pipeline.views import View, manifests, open_view
 
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
 serving = runpy.run_path(str(SERVING))["serving"]
@@ -239,7 +239,7 @@ def test_nothing_new_reads_no_world_and_no_manifest(
 def test_logs_that_were_rotated_after_their_ingest_are_read_once_more(
     plane: Path, read_entries: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.pipeline.intake.log_ingest.INGEST_WHOLE_LOGS_MIN", 1)
+    monkeypatch.setattr("fastness.pipeline.intake.log_ingest.INGEST_WHOLE_LOGS_MIN", 1)
     planes.leave_log(plane, lines=5)
     ingest.run(None, config(plane))
     with opened(plane):
@@ -292,9 +292,9 @@ def test_staged_records_are_deleted_after_a_run(plane: Path) -> None:
 def test_lake_of_a_newer_version_is_rejected_unchanged(plane: Path) -> None:
     ingest.run(None, config(plane))
     delta = Lake(config(plane).lake).table(JOURNAL).delta()
-    delta.alter.set_table_properties({"holdfast.schema": "99"}, raise_if_not_exists=False)
+    delta.alter.set_table_properties({"fastness.schema": "99"}, raise_if_not_exists=False)
     planes.extend(plane, ["world-0000"], 10)
-    with pytest.raises(SchemaMismatch, match="upgrade Holdfast"):
+    with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
         ingest.run(None, config(plane))
 
 
@@ -373,7 +373,7 @@ def test_ingest_through_a_server_adds_no_duplicates(
     ingest.run(None, config(plane))
     with serving(f"dir:{plane}") as server:
         online = Config(data=server.url, lake=config(plane).lake)
-        with holdfast.connect(server.url) as remote:
+        with fastness.connect(server.url) as remote:
             world = remote.world("world-0000")
             world.append([{"n": n} for n in range(20)], expected_head=world.head())
         assert ingest.run(None, online).rows["journal"] == 20

@@ -21,16 +21,16 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from holdfast.cli import exit_codes
-from holdfast.cli.main import root
-from holdfast.errors import AnotherHistory, InvalidArgument, PathUnusable, Unreachable
-from holdfast.pipeline import ownership, tasks
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import ingest_run, plans
-from holdfast.pipeline.intake.quarantine import Quarantine, Quarantined, Scope
-from holdfast.pipeline.jobs import accept, ingest
-from holdfast.pipeline.lake import Lake, LakeTable, removal
-from holdfast.pipeline.schemas import (
+from fastness.cli import exit_codes
+from fastness.cli.main import root
+from fastness.errors import AnotherHistory, InvalidArgument, PathUnusable, Unreachable
+from fastness.pipeline import ownership, tasks
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.intake import ingest_run, plans
+from fastness.pipeline.intake.quarantine import Quarantine, Quarantined, Scope
+from fastness.pipeline.jobs import accept, ingest
+from fastness.pipeline.lake import Lake, LakeTable, removal
+from fastness.pipeline.schemas import (
     ACTIVITY,
     ENTITY_CHANGES,
     JOURNAL,
@@ -41,8 +41,8 @@ from holdfast.pipeline.schemas import (
     SUPERSEDED,
     TABLES,
 )
-from holdfast.pipeline.views import open_view
-from holdfast.wire.queues import QueuePolicy
+from fastness.pipeline.views import open_view
+from fastness.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 WORLDS = 4
@@ -281,8 +281,8 @@ def test_concurrent_processes_ingest_every_row_once(
     damage(plane)
     right = expected_content()
     code = (
-        "import sys; from holdfast.pipeline.config import Config; from holdfast.pipeline.jobs import ingest;"
-        "from holdfast.pipeline.intake import ingest_run, plans; from holdfast.pipeline.views import open_view;"
+        "import sys; from fastness.pipeline.config import Config; from fastness.pipeline.jobs import ingest;"
+        "from fastness.pipeline.intake import ingest_run, plans; from fastness.pipeline.views import open_view;"
         "ingest_run.INGEST_TASK_BYTES = 4_000; plans.INGEST_WORLD_ROWS = 60;"
         "config = Config(data=sys.argv[1], lake=sys.argv[2]);"
         "view = open_view(config); print('ready', flush=True); sys.stdin.readline();"
@@ -777,7 +777,7 @@ def test_second_plane_is_refused_unless_its_universes_are_others(plane: Path, tm
 
 
 def test_lost_versions_can_be_accepted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
+    monkeypatch.setattr("fastness.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
     write_counter(plane, *range(8))
     assert not ingest.run(None, config(plane)).ok
     assert accept.run(None, config(plane)).rows["confirmed"] == 0
@@ -846,7 +846,7 @@ def test_deleted_world_is_not_rewound(plane: Path) -> None:
 
 
 def test_dropped_entity_versions_are_quarantined(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
+    monkeypatch.setattr("fastness.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
     with planes.opened(f"dir:{plane}", universe="main", clock=planes.ManualClock(planes.START_MS)) as opened:
         for n in range(8):
             opened.entities.write("job", "j-1", {"n": n})
@@ -857,10 +857,10 @@ def test_dropped_entity_versions_are_quarantined(plane: Path, monkeypatch: pytes
 
 CHILD = """
 import sys
-from holdfast.pipeline import sessions
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake import ingest_run, plans
-from holdfast.pipeline.jobs import ingest
+from fastness.pipeline import sessions
+from fastness.pipeline.config import Config
+from fastness.pipeline.intake import ingest_run, plans
+from fastness.pipeline.jobs import ingest
 ingest_run.INGEST_TASK_BYTES, plans.INGEST_WORLD_ROWS = 6_000, 60
 spark = sessions.start(app="killed")
 spark.range(1).count()

@@ -19,12 +19,12 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
-from holdfast.errors import DamagedDatabase, InvalidUrl, PathUnusable, SchemaMismatch, TransactionConflict, Unreachable
-from holdfast.pipeline import tasks
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.jobs import vacuum
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import (
+from fastness.errors import DamagedDatabase, InvalidUrl, PathUnusable, SchemaMismatch, TransactionConflict, Unreachable
+from fastness.pipeline import tasks
+from fastness.pipeline.config import Config
+from fastness.pipeline.jobs import vacuum
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import (
     Lake,
     LakeTable,
     Move,
@@ -37,7 +37,7 @@ from holdfast.pipeline.lake import (
     staging,
     watermark_files,
 )
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, TABLES, Table
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, TABLES, Table
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ def test_watermarks_that_an_older_version_committed_are_read_and_moved(tmp_path:
     lake = Lake(str(tmp_path))
     lake.table(JOURNAL).append_rows(entries("main", "ada", range(5)))
     delta = DeltaTable(str(tmp_path / "journal"))
-    delta.alter.set_table_properties({"holdfast.schema": str(JOURNAL.version - 1)}, raise_if_not_exists=False)
+    delta.alter.set_table_properties({"fastness.schema": str(JOURNAL.version - 1)}, raise_if_not_exists=False)
     old = {"journal/main/ada": 5, "tip/main/ada": 77, "journal/main/gone": 0, "rewrites": 3}
     for name, value in old.items():
         delta.update_incremental()
@@ -221,7 +221,7 @@ def test_watermarks_that_an_older_version_committed_are_read_and_moved(tmp_path:
     expected = {"journal/main/ada": 9, "tip/main/ada": 77, "rewrites": 3}
     assert table.watermarks() == lake.table(JOURNAL).watermarks() == expected
     assert [file.values for file in watermark_chain(table)] == [{"journal/main/ada": 9, "tip/main/ada": 77}]
-    assert DeltaTable(str(tmp_path / "journal")).metadata().configuration["holdfast.schema"] == str(JOURNAL.version)
+    assert DeltaTable(str(tmp_path / "journal")).metadata().configuration["fastness.schema"] == str(JOURNAL.version)
     purging.purge(table, lambda name: name == "tip/main/ada")
     assert lake.table(JOURNAL).watermarks() == {"journal/main/ada": 9, "rewrites": 4}
     assert searching.search(lake.location, ["tip/main/ada", "journal/main/gone"]).found == {}
@@ -229,9 +229,9 @@ def test_watermarks_that_an_older_version_committed_are_read_and_moved(tmp_path:
 
 _WRITER = """
 import runpy, sys
-from holdfast.errors import TransactionConflict
-from holdfast.pipeline.lake import Lake, Move
-from holdfast.pipeline.schemas import JOURNAL
+from fastness.errors import TransactionConflict
+from fastness.pipeline.lake import Lake, Move
+from fastness.pipeline.schemas import JOURNAL
 
 entries = runpy.run_path(sys.argv[1])["entries"]
 table, own = Lake(sys.argv[2]).table(JOURNAL), sys.argv[3]
@@ -480,7 +480,7 @@ def test_vacuum_job_compacts_cleans_and_deletes_stale_staging(lake: Lake) -> Non
 def test_table_of_a_newer_version_is_rejected(lake: Lake) -> None:
     newer = msgspec.structs.replace(JOURNAL, version=4)
     lake.table(newer).append_rows(entries("main", "ada", range(1)))
-    with pytest.raises(SchemaMismatch, match="has version 4, this Holdfast supports 3; upgrade"):
+    with pytest.raises(SchemaMismatch, match="has version 4, this Fastness supports 3; upgrade"):
         lake.table(JOURNAL)
 
 
@@ -597,8 +597,8 @@ def test_files_with_other_partitions_than_the_table_are_not_committed(tmp_path: 
 
 
 def test_writer_bounds_its_open_files_and_buffered_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.lake.files.LAKE_WRITERS_MAX", 4)
-    monkeypatch.setattr("holdfast.pipeline.lake.files.LAKE_WRITER_BYTES", 1_000)
+    monkeypatch.setattr("fastness.pipeline.lake.files.LAKE_WRITERS_MAX", 4)
+    monkeypatch.setattr("fastness.pipeline.lake.files.LAKE_WRITER_BYTES", 1_000)
     table = Lake(str(tmp_path)).table(ACTIVITY)
     writer, opened, buffered = files.Writer(ACTIVITY, table.location), 0, 0
     for batch in files.sorted_batches(ACTIVITY, lines(30)):

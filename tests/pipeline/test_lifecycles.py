@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.pipeline import lifecycles
-from holdfast.pipeline.lifecycles import Event, Mail, MailGroup, Measured, Message, MessageGroup, PresentMessage
-from holdfast.pipeline.schemas import MAIL, MESSAGES
-from holdfast.testing.clock import START_MS, ManualClock
+import fastness
+from fastness.pipeline import lifecycles
+from fastness.pipeline.lifecycles import Event, Mail, MailGroup, Measured, Message, MessageGroup, PresentMessage
+from fastness.pipeline.schemas import MAIL, MESSAGES
+from fastness.testing.clock import START_MS, ManualClock
 
 
 class MessageModel:
@@ -298,7 +298,7 @@ def test_groups_of_events_become_rows_of_mail() -> None:
 
 def test_session_log_of_a_plane_is_folded_into_the_outcome(tmp_path: Path) -> None:
     clock = ManualClock()
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         jobs = plane.queue("jobs")
         jobs.put("a", max_attempts=3)
         clock.advance_ms(100)

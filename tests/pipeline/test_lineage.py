@@ -17,14 +17,14 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli.main import root
-from holdfast.cli.pipeline_observers import Observation
-from holdfast.errors import InvalidUrl, Unreachable
-from holdfast.pipeline import jobs
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.observation import lineage
-from holdfast.pipeline.observation.lineage import Lineage, Parent, transport
-from holdfast.pipeline.schemas import TABLES
+from fastness.cli.main import root
+from fastness.cli.pipeline_observers import Observation
+from fastness.errors import InvalidUrl, Unreachable
+from fastness.pipeline import jobs
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.observation import lineage
+from fastness.pipeline.observation.lineage import Lineage, Parent, transport
+from fastness.pipeline.schemas import TABLES
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 FACET = {
@@ -131,7 +131,7 @@ def test_a_job_sends_its_start_and_its_end_with_datasets(config: Config, tmp_pat
     fields = journal["facets"]["schema"]["fields"]
     assert {"name": "height", "type": "int64"} in fields
     assert [field["name"] for field in fields] == TABLES["journal"].schema.names
-    assert {each["namespace"] for each in end["inputs"]} == {f"holdfast://{tmp_path / 'data'}"}
+    assert {each["namespace"] for each in end["inputs"]} == {f"fastness://{tmp_path / 'data'}"}
     assert {each["name"] for each in end["inputs"]} == {"journal", "segments", "activity", "entities", "queues"}
     assert report["outputs"] == [{"namespace": "file", "name": f"{config.lake}/reports/latest.html"}]
 
@@ -147,7 +147,7 @@ def test_every_job_has_valid_datasets() -> None:
         check(event)
         assert "secret" not in json.dumps(event)
     datasets = [each for event in sent for each in (*event["inputs"], *event["outputs"])]
-    assert {each["namespace"] for each in datasets} == {"s3://bucket", "holdfast://db:5433/plane"}
+    assert {each["namespace"] for each in datasets} == {"s3://bucket", "fastness://db:5433/plane"}
     lake = {each["name"] for each in datasets if each["namespace"] == "s3://bucket"}
     assert lake == {f"some/lake/{name}" for name in (*TABLES, "reports/latest.html")}
     load = next(event for event in sent if event["job"]["name"] == "pipeline.load" and event["outputs"])
@@ -265,7 +265,7 @@ def test_command_takes_the_transport_from_its_option(
 ) -> None:
     path = tmp_path / "events.jsonl"
     words = ["pipeline", "report", "--lake", config.lake]
-    for environment, option in (({}, ["--lineage", f"file:{path}"]), ({"HOLDFAST_LINEAGE": f"file:{path}"}, [])):
+    for environment, option in (({}, ["--lineage", f"file:{path}"]), ({"FASTNESS_LINEAGE": f"file:{path}"}, [])):
         result = CliRunner().invoke(root, [*words, *option], env=environment)
         assert result.exit_code == 0, result.output
     assert [event["eventType"] for event in events_of(path)] == ["START", "COMPLETE"] * 2

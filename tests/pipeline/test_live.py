@@ -14,17 +14,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from holdfast.errors import AnotherHistory, Corrupt, HoldfastError, Unreachable
-from holdfast.pipeline import live_minutes
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import forget, ingest, live
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.live_minutes import Added, LiveMinutes
-from holdfast.pipeline.schemas import ACTIVITY, LIVE_QUEUE_MINUTES
-from holdfast.pipeline.tombstones import Hidden
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Header
-from holdfast.testing.clock import ManualClock
+from fastness.errors import AnotherHistory, Corrupt, FastnessError, Unreachable
+from fastness.pipeline import live_minutes
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import forget, ingest, live
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.live_minutes import Added, LiveMinutes
+from fastness.pipeline.schemas import ACTIVITY, LIVE_QUEUE_MINUTES
+from fastness.pipeline.tombstones import Hidden
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Header
+from fastness.testing.clock import ManualClock
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 LATE_SECONDS = 600.0
@@ -143,7 +143,7 @@ def test_live_aggregates_equal_the_log_lines_after_every_run(spark, tmp_path, mo
     late = [event("nacked", at_ms, attempt=1)] * 2 + [event("dreamt", at_ms), b'{"event":"put"}']
     leave_events(data, late, logged_ms=planes.START_MS + 62_000)
     before = written(config).get(("orders", datetime.fromtimestamp(at_ms // 60_000 * 60, UTC)), {"nacked": 0})
-    outcomes: list[JobResult | HoldfastError] = []
+    outcomes: list[JobResult | FastnessError] = []
     stop = threading.Event()
     failures = iter([Unreachable("The lake is being restarted")])
 
@@ -152,7 +152,7 @@ def test_live_aggregates_equal_the_log_lines_after_every_run(spark, tmp_path, mo
             raise failure
         return add(self, *arguments)
 
-    def round_ended(outcome: JobResult | HoldfastError) -> None:
+    def round_ended(outcome: JobResult | FastnessError) -> None:
         outcomes.append(outcome)
         if isinstance(outcome, JobResult) and outcome.notes:
             stop.set()

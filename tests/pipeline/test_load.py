@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.errors import InvalidArgument, InvalidName
-from holdfast.pipeline import jobs
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import load
+import fastness
+from fastness.errors import InvalidArgument, InvalidName
+from fastness.pipeline import jobs
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import load
 
 HERE = Path(__file__).parent
 planes = SimpleNamespace(**runpy.run_path(str(HERE / "planes.py")))  # Test files cannot import each other.
@@ -56,7 +56,7 @@ def test_file_is_loaded_once_and_again_after_forget(spark, data, orders):
 
 def test_dataframe_is_loaded_into_mailboxes_through_a_server(spark, data):
     frame = spark.range(30).selectExpr("id", "concat('bob-', id % 3) as recipient", "'ada' as sender", "id as n")
-    with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
+    with serving(f"dir:{data}") as server, fastness.connect(server.url) as plane:
         config = Config(data=server.url, lake="unused")
         result = load.run(spark, config, source=frame, target="mail", load="letters", key="id")
         assert result.rows == {"mail": 30}
@@ -83,7 +83,7 @@ def test_csv_export_of_messages_is_loaded(spark: SparkSession, data, tmp_path):
     with planes.opened(f"dir:{data}") as plane:
         for n in range(6):
             plane.queue("jobs").put({"n": n}, priority=n, correlation_id=f"c-{n}", group=f"g-{n}" if n % 2 else None)
-    source = spark.read.format("holdfast").options(url=f"dir:{data}", table="queues").load()
+    source = spark.read.format("fastness").options(url=f"dir:{data}", table="queues").load()
     columns = ("id", "queue", "priority", "group", "correlation_id", "content_type", "max_attempts")
     source.selectExpr(*(f"`{name}`" for name in columns), "cast(payload as string) as payload").write.csv(
         str(tmp_path / "export.csv"), header=True

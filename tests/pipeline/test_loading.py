@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import limits
-from holdfast.errors import InvalidArgument, InvalidName, MailboxFull, Unreachable
-from holdfast.pipeline import loading
-from holdfast.pipeline.loading import Load, LoadResult, check_columns, run
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.mail import MailPolicy
+import fastness
+from fastness import limits
+from fastness.errors import InvalidArgument, InvalidName, MailboxFull, Unreachable
+from fastness.pipeline import loading
+from fastness.pipeline.loading import Load, LoadResult, check_columns, run
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.mail import MailPolicy
 
 JOBS = Load("monday", "queues", key="id", queue="jobs")
 
@@ -27,8 +27,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def plane(clock: ManualClock) -> Iterator[holdfast.Plane]:
-    with holdfast.open("memory:", clock=clock) as plane:
+def plane(clock: ManualClock) -> Iterator[fastness.Plane]:
+    with fastness.open("memory:", clock=clock) as plane:
         yield plane
 
 
@@ -36,7 +36,7 @@ def rows(count: int, start: int = 0) -> list[dict[str, Any]]:
     return [{"id": n, "payload": b"row %d" % n} for n in range(start, start + count)]
 
 
-def payloads(plane: holdfast.Plane, queue: str = "jobs") -> Counter[bytes]:
+def payloads(plane: fastness.Plane, queue: str = "jobs") -> Counter[bytes]:
     return Counter(message.payload for message in plane.queue(queue).peek(10_000))
 
 

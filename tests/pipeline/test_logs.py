@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import limits
-from holdfast.backends.objects import open_objects
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition, activity_rows
-from holdfast.pipeline.schemas import ACTIVITY, decoded
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Header
+from fastness import limits
+from fastness.backends.objects import open_objects
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.logs import DamagedLines, LogChunk, ReadPosition, activity_rows
+from fastness.pipeline.schemas import ACTIVITY, decoded
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Header
 
 HEADER = log_format.header_line(Header("main", "ada", "metrics", 1_763_181_735_123, "0198"))
 AT_MS = 1_763_181_735_123

@@ -22,19 +22,19 @@ from click.testing import CliRunner, Result
 from moto.server import ThreadedMotoServer
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.cli import exit_codes
-from holdfast.cli.main import root
-from holdfast.cli.pipeline_observers import Observation
-from holdfast.errors import InvalidArgument, PathUnusable, Unreachable
-from holdfast.limits import FOLLOW_STALL_SECONDS, RUN_RECORD_SECONDS
-from holdfast.pipeline import jobs
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.observation import metrics
-from holdfast.pipeline.observation.health import FollowHealth, serve_health
-from holdfast.pipeline.observation.runs import RunRecorder, read_records
-from holdfast.pipeline.observation.status import lake_status
-from holdfast.pipeline.views import View, open_view
+from fastness.cli import exit_codes
+from fastness.cli.main import root
+from fastness.cli.pipeline_observers import Observation
+from fastness.errors import InvalidArgument, PathUnusable, Unreachable
+from fastness.limits import FOLLOW_STALL_SECONDS, RUN_RECORD_SECONDS
+from fastness.pipeline import jobs
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.observation import metrics
+from fastness.pipeline.observation.health import FollowHealth, serve_health
+from fastness.pipeline.observation.runs import RunRecorder, read_records
+from fastness.pipeline.observation.status import lake_status
+from fastness.pipeline.views import View, open_view
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -225,19 +225,19 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 
 
 def test_metrics_file_has_every_job_of_the_lake(built: Any, config: Config, tmp_path: Path) -> None:
-    path = tmp_path / "holdfast.prom"
+    path = tmp_path / "fastness.prom"
     jobs.run("ingest", None, config, observers=[recorder(config)])
     observer = recorder(config)
     jobs.run("report", None, config, observers=[observer, metrics.MetricsFile(str(path), observer)])
     found = samples(path.read_text())
-    assert found["holdfast_pipeline_job_rows", "ingest", "journal"] == built.entries
-    assert found["holdfast_pipeline_job_completed_timestamp_seconds", "ingest"] == NOW.timestamp()
-    assert found["holdfast_pipeline_job_failed", "report"] == 0
+    assert found["fastness_pipeline_job_rows", "ingest", "journal"] == built.entries
+    assert found["fastness_pipeline_job_completed_timestamp_seconds", "ingest"] == NOW.timestamp()
+    assert found["fastness_pipeline_job_failed", "report"] == 0
     status("--lake", config.lake, "--data", built.url, "--metrics", str(path))
     found = samples(path.read_text())
-    assert found["holdfast_pipeline_table_rows", "journal"] == built.entries
-    assert found["holdfast_pipeline_table_lag", "journal", "records"] == 0
-    assert [file.name for file in tmp_path.glob("*.prom*")] == ["holdfast.prom"]
+    assert found["fastness_pipeline_table_rows", "journal"] == built.entries
+    assert found["fastness_pipeline_table_lag", "journal", "records"] == 0
+    assert [file.name for file in tmp_path.glob("*.prom*")] == ["fastness.prom"]
 
 
 def test_metrics_are_documented(config: Config) -> None:
@@ -246,7 +246,7 @@ def test_metrics_are_documented(config: Config) -> None:
         found = lake_status(config, view)
     text = metrics.text(metrics.registry(found.runs, found.tables)).decode()
     names = {family.name for family in text_string_to_metric_families(text)}
-    assert names == set(re.findall(r"`(holdfast_pipeline_\w+)`", (DOCS / "metrics.md").read_text()))
+    assert names == set(re.findall(r"`(fastness_pipeline_\w+)`", (DOCS / "metrics.md").read_text()))
 
 
 def test_metrics_file_in_a_missing_folder_is_refused_before_the_run(config: Config, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_health_port_in_use_is_refused() -> None:
 
 
 def test_round_callback_gets_results_and_errors(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.pipeline.jobs import ingest
+    from fastness.pipeline.jobs import ingest
 
     stop = threading.Event()
     outcomes: list[object] = []
@@ -330,7 +330,7 @@ def test_health_needs_follow(tmp_path: Path) -> None:
 
 
 def test_followed_ingest_is_a_service_that_ends_at_sigterm(built: Any, config: Config, tmp_path: Path) -> None:
-    observation = Observation(config, metrics=str(tmp_path / "holdfast.prom"))
+    observation = Observation(config, metrics=str(tmp_path / "fastness.prom"))
     before = signal.getsignal(signal.SIGTERM)
     with observation.following("0") as options:
         ended, end = options["round_ended"], threading.Event()
@@ -346,8 +346,8 @@ def test_followed_ingest_is_a_service_that_ends_at_sigterm(built: Any, config: C
         result = jobs.run("ingest", None, config, observers=observation.observers, every_seconds=0.01, **options)
     assert signal.getsignal(signal.SIGTERM) == before
     assert result.rows["journal"] == built.entries
-    found = samples((tmp_path / "holdfast.prom").read_text())
-    assert found["holdfast_pipeline_job_rows", "ingest", "journal"] == built.entries
+    found = samples((tmp_path / "fastness.prom").read_text())
+    assert found["fastness_pipeline_job_rows", "ingest", "journal"] == built.entries
     assert read_records(Location(config.lake))["ingest"].state == "ok"
 
 
@@ -356,8 +356,8 @@ def test_followed_ingest_answers_health_checks_in_its_own_process(built: Any, co
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["ingest", "--data", built.url, "--lake", config.lake, "--follow", "--json"]
-    command = [sys.executable, "-m", "holdfast.cli", "pipeline", *words, "--health", f"127.0.0.1:{port}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    command = [sys.executable, "-m", "fastness.cli", "pipeline", *words, "--health", f"127.0.0.1:{port}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -17,25 +17,25 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli.main import root
-from holdfast.pipeline import jobs
-from holdfast.pipeline.config import Config
+from fastness.cli.main import root
+from fastness.pipeline import jobs
+from fastness.pipeline.config import Config
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = [EXAMPLES / "airflow" / "holdfast_dag.py", EXAMPLES / "dagster" / "holdfast_assets.py"]
+FILES = [EXAMPLES / "airflow" / "fastness_dag.py", EXAMPLES / "dagster" / "fastness_assets.py"]
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 _WITHOUT_SPARK = ("report", "publish", "status")
 
 
 def commands(file: Path) -> list[list[str]]:
-    """The command lines of an example: texts that start with `holdfast`, and lists of words that do."""
+    """The command lines of an example: texts that start with `fastness`, and lists of words that do."""
     found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.keyword) and node.arg == "bash_command":
             found.append(shlex.split(ast.literal_eval(node.value)))
         elif isinstance(node, ast.List) and all(isinstance(each, ast.Constant) for each in node.elts):
             words = ast.literal_eval(node)
-            if words[:1] == ["holdfast"]:
+            if words[:1] == ["fastness"]:
                 found.append(words)
     return found
 
@@ -71,7 +71,7 @@ def test_commands_that_need_no_spark_run(tmp_path: Path, monkeypatch: pytest.Mon
     ran = 0
     for _, words in COMMANDS:
         if words[2] in _WITHOUT_SPARK:
-            environment = {"HOLDFAST_URL": built.url, "HOLDFAST_LAKE": "lake"}
+            environment = {"FASTNESS_URL": built.url, "FASTNESS_LAKE": "lake"}
             result = CliRunner().invoke(root, words[1:], env=environment)
             assert result.exit_code == 0, (words, result.output)
             ran += 1
@@ -83,7 +83,7 @@ def test_commands_that_need_no_spark_run(tmp_path: Path, monkeypatch: pytest.Mon
 def test_full_run_of_the_dagster_example_has_the_fields_that_it_reads(tmp_path: Path) -> None:
     built = planes.build(tmp_path / "data", worlds=2, entries=20)
     [words] = [words for name, words in COMMANDS if name == "dagster" and words[2] == "run"]
-    environment = {"HOLDFAST_URL": built.url, "HOLDFAST_LAKE": str(tmp_path / "lake")}
+    environment = {"FASTNESS_URL": built.url, "FASTNESS_LAKE": str(tmp_path / "lake")}
     result = CliRunner().invoke(root, words[1:], env=environment)
     assert result.exit_code == 0, result.output
     results = {each["job"]: each for each in json.loads(result.stdout)}
@@ -100,10 +100,10 @@ def install(tmp_path: Path, package: str) -> Path:
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Variables for a process that runs an example on a small plane, with our `holdfast` in its path."""
+    """Variables for a process that runs an example on a small plane, with our `fastness` in its path."""
     built = planes.build(tmp_path / "data", worlds=2, entries=20)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "HOLDFAST_URL": built.url, "HOLDFAST_LAKE": str(tmp_path / "lake")}
+    return {**os.environ, "PATH": path, "FASTNESS_URL": built.url, "FASTNESS_LAKE": str(tmp_path / "lake")}
 
 
 @pytest.mark.nightly
@@ -111,7 +111,7 @@ def test_dagster_runs_its_example(tmp_path: Path) -> None:
     script = f"""
 from runpy import run_path
 definitions = run_path({str(FILES[1])!r})["definitions"]
-result = definitions.resolve_job_def("holdfast_pipeline").execute_in_process()
+result = definitions.resolve_job_def("fastness_pipeline").execute_in_process()
 print(result.success, [event.asset_key.to_user_string() for event in result.get_asset_materialization_events()])
 """
     python = install(tmp_path, "dagster==1.13.28") / "python"
@@ -127,13 +127,13 @@ print(result.success, [event.asset_key.to_user_string() for event in result.get_
 def test_airflow_runs_its_example(tmp_path: Path) -> None:
     airflow = install(tmp_path, "apache-airflow==3.3.2") / "airflow"
     (tmp_path / "dags").mkdir()
-    (tmp_path / "dags" / "dag.py").write_text(FILES[0].read_text().replace("/srv/holdfast", str(tmp_path)))
+    (tmp_path / "dags" / "dag.py").write_text(FILES[0].read_text().replace("/srv/fastness", str(tmp_path)))
     variables = environment(tmp_path) | {
         "AIRFLOW_HOME": str(tmp_path / "home"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags"),
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
     }
-    for words in (["db", "migrate"], ["dags", "reserialize"], ["dags", "test", "holdfast_pipeline"]):
+    for words in (["db", "migrate"], ["dags", "reserialize"], ["dags", "test", "fastness_pipeline"]):
         subprocess.run([airflow, *words], env=variables, check=True, capture_output=True)
     with closing(sqlite3.connect(tmp_path / "home" / "airflow.db")) as database:
         tasks = dict(database.execute("SELECT task_id, state FROM task_instance"))

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from holdfast.errors import AnotherHistory, Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
-from holdfast.limits import SOURCE_STAGED_SECONDS
-from holdfast.pipeline import loading
-from holdfast.pipeline.source import options, plans, tables
-from holdfast.pipeline.source.offsets import HISTORY
-from holdfast.pipeline.source.options import parse_options
-from holdfast.pipeline.source.readers import StreamReader
-from holdfast.pipeline.source.selections import COLUMNS, OPTIONS
-from holdfast.pipeline.source.writers import BatchWriter, parse_load
-from holdfast.pipeline.views import open_view
+from fastness.errors import AnotherHistory, Corrupt, InvalidArgument, InvalidName, PathUnusable, Unreachable
+from fastness.limits import SOURCE_STAGED_SECONDS
+from fastness.pipeline import loading
+from fastness.pipeline.source import options, plans, tables
+from fastness.pipeline.source.offsets import HISTORY
+from fastness.pipeline.source.options import parse_options
+from fastness.pipeline.source.readers import StreamReader
+from fastness.pipeline.source.selections import COLUMNS, OPTIONS
+from fastness.pipeline.source.writers import BatchWriter, parse_load
+from fastness.pipeline.views import open_view
 
 SERVING = Path(__file__).parents[1] / "end_to_end" / "serving.py"
 serving = runpy.run_path(str(SERVING))["serving"]
@@ -440,7 +440,7 @@ def test_foreign_files_beside_the_staging_folder_are_kept(data):
     ],
 )
 def test_invalid_options_are_rejected(given, said, monkeypatch):
-    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    monkeypatch.delenv("FASTNESS_URL", raising=False)
     with pytest.raises((InvalidArgument, InvalidName), match=said):
         parse_options(given)
 
@@ -483,7 +483,7 @@ def test_documentation_names_every_option_and_column():
 def test_spark_finds_other_sources_without_the_spark_extra(missing):
     program = (
         f"import sys; sys.modules[{missing!r}] = None\n"
-        "import pyspark_holdfast; assert not hasattr(pyspark_holdfast, 'DefaultSource')"
+        "import pyspark_fastness; assert not hasattr(pyspark_fastness, 'DefaultSource')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

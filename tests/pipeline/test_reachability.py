@@ -14,22 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast import Plane
-from holdfast.backends.objects import open_objects
-from holdfast.errors import Unreachable
-from holdfast.layers.blobs import hashes_in
-from holdfast.layers.snapshots import NO_MANIFEST
-from holdfast.pipeline import blob_references
-from holdfast.pipeline.blob_references import HashIndex, Search, SearchResult, Source
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import reachability
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.runtime.maintenance import garbage_collection
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.mail import NewMail
+import fastness
+from fastness import Plane
+from fastness.backends.objects import open_objects
+from fastness.errors import Unreachable
+from fastness.layers.blobs import hashes_in
+from fastness.layers.snapshots import NO_MANIFEST
+from fastness.pipeline import blob_references
+from fastness.pipeline.blob_references import HashIndex, Search, SearchResult, Source
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import reachability
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import UNREACHABLE
+from fastness.runtime.maintenance import garbage_collection
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.mail import NewMail
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 NOW = datetime.now(UTC)
@@ -128,7 +128,7 @@ def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Simp
     """A plane with blobs that are referenced in every way, and with some that are not."""
     path = tmp_path_factory.mktemp("reachability")
     referred: dict[str, list[str]] = {}
-    with holdfast.open(f"dir:{path / 'data'}") as plane:
+    with fastness.open(f"dir:{path / 'data'}") as plane:
         for reference in REFERENCES:
             small = plane.blobs.put(f"small {reference.__name__}".encode())
             large = plane.blobs.put(reference.__name__.encode().ljust(LARGE))
@@ -185,21 +185,21 @@ def test_only_old_blobs_are_reclaimable(spark: SparkSession, found: SimpleNamesp
 
 
 def test_nothing_is_deleted(found: SimpleNamespace) -> None:
-    with holdfast.open(found.config.data) as plane:
+    with fastness.open(found.config.data) as plane:
         for name in ("keys", "objects", "chained"):
             assert plane.blobs.get(found.lost[name])
 
 
 def test_blob_that_was_referenced_again_starts_a_new_period(spark: SparkSession, tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    with holdfast.open(config.data) as plane:
+    with fastness.open(config.data) as plane:
         hash = plane.blobs.put(b"mine")
     reachability.run(spark, config, now=NOW)
-    with holdfast.open(config.data) as plane:
+    with fastness.open(config.data) as plane:
         plane.pairs.put(b"mine", hash.encode())
     reachability.run(spark, config, now=NOW + timedelta(days=1))
     assert rows(config) == {}
-    with holdfast.open(config.data) as plane:
+    with fastness.open(config.data) as plane:
         plane.pairs.delete(b"mine")
     reachability.run(spark, config, now=NOW + timedelta(days=2))
     assert (rows(config)[hash]["since"] - NOW).days in (1, 2)
@@ -209,7 +209,7 @@ def test_blob_that_was_referenced_again_starts_a_new_period(spark: SparkSession,
 def test_nothing_is_reclaimable_if_damage_hides_references(spark: SparkSession, tmp_path: Path) -> None:
     planes.build(tmp_path / "data", worlds=2, entries=200)
     config = config_of(tmp_path)
-    with holdfast.open(config.data) as plane:
+    with fastness.open(config.data) as plane:
         plane.blobs.put(b"not referred to")
     planes.remove_segment(tmp_path / "data", "world-0001")
     result = reachability.run(spark, config, now=NOW + timedelta(days=9), grace_seconds=0)
@@ -221,10 +221,10 @@ def test_nothing_is_reclaimable_if_damage_hides_references(spark: SparkSession, 
 
 def test_universes_have_separate_blobs(spark: SparkSession, tmp_path: Path) -> None:
     config = config_of(tmp_path)
-    with holdfast.open(config.data) as plane:
+    with fastness.open(config.data) as plane:
         hash = plane.blobs.put(b"mine")
         by_message(plane, hash)
-    with holdfast.open(config.data, universe="other") as plane:
+    with fastness.open(config.data, universe="other") as plane:
         plane.blobs.put(b"mine")
     reachability.run(spark, config, now=NOW)
     (row,) = rows(config).values()
@@ -234,9 +234,9 @@ def test_universes_have_separate_blobs(spark: SparkSession, tmp_path: Path) -> N
 def test_a_dry_run_of_a_collection_finds_the_same_blobs(spark: SparkSession, tmp_path: Path) -> None:
     """Two independent searches of one plane agree, except that a session log keeps no blob."""
     config = config_of(tmp_path)
-    with holdfast.open(config.data, universe="other") as plane:
+    with fastness.open(config.data, universe="other") as plane:
         plane.blobs.put(b"small by_state", pinned=False)  # Named in another universe only.
-    with holdfast.open(config.data) as plane:
+    with fastness.open(config.data) as plane:
         logged: set[tuple[str, str]] = set()
         for reference in REFERENCES:
             small = plane.blobs.put(f"small {reference.__name__}".encode(), pinned=False)

@@ -11,10 +11,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession, functions
 
-from holdfast.pipeline import jobs
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
+from fastness.pipeline import jobs
+from fastness.pipeline.config import Config
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import ACTIVITY, JOURNAL, TABLES
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 

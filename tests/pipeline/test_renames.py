@@ -12,15 +12,15 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import formats
-from holdfast.layers import queues
-from holdfast.pipeline import jobs
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import ingest
-from holdfast.pipeline.lake import Lake, LakeTable, sql_views
-from holdfast.pipeline.lake.watermarks import REWRITES
-from holdfast.pipeline.schemas import TABLES
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import formats
+from fastness.layers import queues
+from fastness.pipeline import jobs
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import ingest
+from fastness.pipeline.lake import Lake, LakeTable, sql_views
+from fastness.pipeline.lake.watermarks import REWRITES
+from fastness.pipeline.schemas import TABLES
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 GOLDEN = Path(__file__).parents[1] / "golden" / "lake-version-1.tar.xz"  # A plane and its lake.
@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Config:
             "without queues, format 1 is the same as format 2"
         )
         database.transact(formats.record)
-    settings = tmp_path / "data" / "holdfast.json"
+    settings = tmp_path / "data" / "fastness.json"
     settings.write_text(settings.read_text().replace('"format":1', f'"format":{formats.FORMAT}'))
     return Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake"))
 
@@ -46,7 +46,7 @@ def stored_names(config: Config, name: str) -> set[str]:
 
 
 def old_rows(config: Config) -> dict[str, list[str]]:
-    """The rows of the old tables, read without Holdfast, with their new names."""
+    """The rows of the old tables, read without Fastness, with their new names."""
     found = {}
     for table in RENAMED:
         new = {old: name for name, old in table.renamed.items()}
@@ -121,7 +121,7 @@ def test_rename_that_was_killed_is_completed(config: Config, monkeypatch: pytest
     assert rows(config) == before
     for table in RENAMED:
         delta = DeltaTable(f"{config.lake}/{table.name}")
-        assert delta.metadata().configuration["holdfast.schema"] == str(table.version)
+        assert delta.metadata().configuration["fastness.schema"] == str(table.version)
         assert stored_names(config, table.name) == set(table.schema.names)
 
 

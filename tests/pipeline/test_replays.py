@@ -5,12 +5,12 @@ from functools import partial
 
 import pytest
 
-import holdfast
-from holdfast.errors import InvalidArgument
-from holdfast.layers import journal_records
-from holdfast.pipeline.replays import chain, digest, reducer_of, replay, state_of
-from holdfast.wire.canonical import canonical
-from holdfast.wire.restores import Entry
+import fastness
+from fastness.errors import InvalidArgument
+from fastness.layers import journal_records
+from fastness.pipeline.replays import chain, digest, reducer_of, replay, state_of
+from fastness.wire.canonical import canonical
+from fastness.wire.restores import Entry
 
 RECORDS = [journal_records.entry(canonical({"n": n, "blob": bytes([n])})) for n in range(20)]
 
@@ -48,7 +48,7 @@ def test_chain_differs_for_any_change_of_content_or_order():
 
 
 def test_restore_with_the_chain_equals_the_replay_of_the_bytes():
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         world = plane.world("alpha")
         world.create()
         world.append([{"n": 1}, {"n": b"2"}], expected_head=0)
@@ -62,7 +62,7 @@ def test_restore_with_the_chain_equals_the_replay_of_the_bytes():
 
 def test_reducer_is_found_by_name():
     assert reducer_of(None) is chain
-    assert reducer_of("holdfast.pipeline.replays:chain") is chain
+    assert reducer_of("fastness.pipeline.replays:chain") is chain
 
 
 def test_module_that_cannot_be_imported_is_reported(tmp_path, monkeypatch):
@@ -72,7 +72,7 @@ def test_module_that_cannot_be_imported_is_reported(tmp_path, monkeypatch):
         reducer_of("broken_reducer:fold")
 
 
-@pytest.mark.parametrize("name", ["", "json", "json:nothing", "no.such.module:f", ":f", "holdfast:__version__"])
+@pytest.mark.parametrize("name", ["", "json", "json:nothing", "no.such.module:f", ":f", "fastness:__version__"])
 def test_invalid_reducer_name_is_rejected(name):
     with pytest.raises(InvalidArgument, match="reducer"):
         reducer_of(name)

@@ -17,19 +17,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp import Client
 
-import holdfast
-from holdfast.errors import InvalidArgument
-from holdfast.limits import REPORT_DAYS, REPORT_ROWS
-from holdfast.mcp import Caller, make_server
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.jobs import report
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.reports import charts, formatting
-from holdfast.pipeline.reports.components import Column, grid, table
-from holdfast.pipeline.reports.facts import Facts, collect
-from holdfast.pipeline.reports.page import page
-from holdfast.pipeline.schemas import TABLES
-from holdfast.server.console.report_scripts import scripts
+import fastness
+from fastness.errors import InvalidArgument
+from fastness.limits import REPORT_DAYS, REPORT_ROWS
+from fastness.mcp import Caller, make_server
+from fastness.pipeline.config import Config
+from fastness.pipeline.jobs import report
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.reports import charts, formatting
+from fastness.pipeline.reports.components import Column, grid, table
+from fastness.pipeline.reports.facts import Facts, collect
+from fastness.pipeline.reports.page import page
+from fastness.pipeline.schemas import TABLES
+from fastness.server.console.report_scripts import scripts
 
 aggregates = SimpleNamespace(**run_path(str(Path(__file__).with_name("aggregates.py"))))
 NOW, EVIL, rows_of = aggregates.NOW, aggregates.EVIL, aggregates.rows_of
@@ -217,9 +217,9 @@ async def test_agents_of_the_universe_read_a_published_report(lake: Lake, tmp_pa
     for hours in (0, 1):
         config = Config(data=data, lake=lake.location.url, universes=("main",))
         result = report.run(None, config, now=NOW + timedelta(hours=hours), publish=True)
-    uri = "holdfast://main/reports/pipeline"
+    uri = "fastness://main/reports/pipeline"
     assert result.notes[-1] == uri
-    async with holdfast.open_async(data) as plane:
+    async with fastness.open_async(data) as plane:
         server = make_server(lambda _: Caller(plane=plane, agent="ada"))
         async with Client(server) as client:
             assert [each.uri for each in (await client.list_resources()).resources] == [uri]
@@ -243,7 +243,7 @@ def test_failed_report_leaves_no_partial_file(lake: Lake, tmp_path: Path, monkey
     report.run(None, Config(data="unused", lake=lake.location.url), now=NOW)
     before = (tmp_path / "lake" / "reports" / "latest.html").read_bytes()
     monkeypatch.setattr(
-        "holdfast.pipeline.lake.atomic_files.os.fchmod", lambda *_: (_ for _ in ()).throw(OSError("full"))
+        "fastness.pipeline.lake.atomic_files.os.fchmod", lambda *_: (_ for _ in ()).throw(OSError("full"))
     )
     with pytest.raises(OSError, match="full"):
         report.run(None, Config(data="unused", lake=lake.location.url), now=NOW + timedelta(hours=1))

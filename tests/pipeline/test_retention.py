@@ -15,13 +15,13 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.cli.main import root
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import audit, backfill, contents, forget, ingest, reset, rollup, vacuum
-from holdfast.pipeline.lake import Lake, compaction, retention
-from holdfast.pipeline.lake.changes import ChangeLog
-from holdfast.pipeline.schemas import (
+import fastness
+from fastness.cli.main import root
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import audit, backfill, contents, forget, ingest, reset, rollup, vacuum
+from fastness.pipeline.lake import Lake, compaction, retention
+from fastness.pipeline.lake.changes import ChangeLog
+from fastness.pipeline.schemas import (
     ACTIVITY,
     ENTITY_CHANGES,
     QUEUE_EVENTS,
@@ -29,7 +29,7 @@ from holdfast.pipeline.schemas import (
     STATE_CHANGES,
     TABLES,
 )
-from holdfast.wire.queues import QueuePolicy
+from fastness.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 DAY_MS = 86_400_000
@@ -130,7 +130,7 @@ def test_removed_rows_stay_removed_and_no_job_reports_them(lakes: Lakes, monkeyp
     assert (found["queue_events"], found["state_changes"]) == (1, 1)
     lakes.run(rollup.run)
     assert folded(Lake(lakes.short.lake)) == folded(Lake(lakes.all.lake))
-    monkeypatch.setattr(holdfast, "__version__", "0.0.0-next")  # All events are folded again.
+    monkeypatch.setattr(fastness, "__version__", "0.0.0-next")  # All events are folded again.
     lakes.run(rollup.run)
     assert folded(Lake(lakes.short.lake)) == folded(Lake(lakes.all.lake))
     reset.run(None, lakes.short, queues=["audited"], allow_loss=True)
@@ -153,7 +153,7 @@ def test_killed_run_of_contents_adds_no_version_twice(lakes: Lakes, monkeypatch:
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.pipeline.lake.tables.LakeTable.overwrite", die)
+        patch.setattr("fastness.pipeline.lake.tables.LakeTable.overwrite", die)
         with pytest.raises(Killed):
             contents.run(None, lakes.short)
     contents.run(None, lakes.short)
@@ -215,7 +215,7 @@ def test_whole_days_of_session_logs_are_dropped_without_being_read(
         events.add(4, day)
     table = events.lake.table(ACTIVITY)
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.pipeline.lake.tables.LakeTable.rows_of", None)
+        patch.setattr("fastness.pipeline.lake.tables.LakeTable.rows_of", None)
         removed = retention.remove_older(table, START + timedelta(days=25))
     assert removed == retention.Removed(100, 0)
     assert {file.partitions["day"] for file in table.entries()} == {str(date(2026, 11, day)) for day in range(26, 31)}
@@ -278,7 +278,7 @@ def test_roll_ups_keep_what_they_have_counted(tmp_path: Path, monkeypatch: pytes
         if day >= 2:
             short.remove_before(day - 1)
         if day % 2:
-            monkeypatch.setattr(holdfast, "__version__", f"0.0.0-{day}")
+            monkeypatch.setattr(fastness, "__version__", f"0.0.0-{day}")
         assert short.roll_up() == every.roll_up(), day
     assert short.lake.table(ACTIVITY).count() == 50
 
@@ -291,7 +291,7 @@ def test_executors_keep_what_roll_ups_have_counted(
         events.add(25, day)
     before = events.roll_up()
     events.remove_before(3)
-    monkeypatch.setattr(holdfast, "__version__", "0.0.0-next")
+    monkeypatch.setattr(fastness, "__version__", "0.0.0-next")
     monkeypatch.setattr(rollup, "ROLLUP_BUCKET_EVENTS", 5)
     rebuilt: list[list[str]] = []
     too_large = rollup.Rollup._too_large
@@ -350,7 +350,7 @@ def test_vacuum_command_removes_rows_and_reports_their_number(
     lake = Lake(lakes.short.lake)
     old = {"universe": "main", "kind": "k", "id": "x", "version": 1, "changed_at": START - timedelta(days=900)}
     lake.table(ENTITY_CHANGES).append_rows(pa.Table.from_pylist([old], ENTITY_CHANGES.schema))
-    monkeypatch.setenv("HOLDFAST_LAKE_RETAIN", "entity_changes=800d superseded=7d")
+    monkeypatch.setenv("FASTNESS_LAKE_RETAIN", "entity_changes=800d superseded=7d")
     result = CliRunner().invoke(root, ["pipeline", "vacuum", "--lake", lakes.short.lake])
     assert result.exit_code == 0, result.output
     assert "entity_changes rows removed 1" in result.output

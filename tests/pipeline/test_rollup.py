@@ -21,15 +21,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-import holdfast
-from holdfast.errors import LeaseHeld, TransactionConflict
-from holdfast.pipeline import jobs, measures
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import accept, aggregates, folds, ingest, report, rollup
-from holdfast.pipeline.lake import Lake, LakeTable, Move, compaction, removal, retries
-from holdfast.pipeline.lifecycles import PresentMessage
-from holdfast.pipeline.measures import PlaneMeasurements
-from holdfast.pipeline.schemas import (
+import fastness
+from fastness.errors import LeaseHeld, TransactionConflict
+from fastness.pipeline import jobs, measures
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import accept, aggregates, folds, ingest, report, rollup
+from fastness.pipeline.lake import Lake, LakeTable, Move, compaction, removal, retries
+from fastness.pipeline.lifecycles import PresentMessage
+from fastness.pipeline.measures import PlaneMeasurements
+from fastness.pipeline.schemas import (
     ACTIVITY,
     MAIL,
     MESSAGES,
@@ -39,9 +39,9 @@ from holdfast.pipeline.schemas import (
     TABLES,
     Table,
 )
-from holdfast.pipeline.views import open_view
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import QueuePolicy
+from fastness.pipeline.views import open_view
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
@@ -120,7 +120,7 @@ def test_queue_aggregates_match_the_messages(rolled_up: RolledUp) -> None:
 @contextmanager
 def server(url: str, folder: Path) -> Iterator[str]:
     """The URL of a server process with its own session logs, which is killed at the end."""
-    command = [sys.executable, "-m", "holdfast.cli", "serve", "--data", url, "--port", "0", "--activity", str(folder)]
+    command = [sys.executable, "-m", "fastness.cli", "serve", "--data", url, "--port", "0", "--activity", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         try:
@@ -130,7 +130,7 @@ def server(url: str, folder: Path) -> Iterator[str]:
 
 
 def put_and_ack(url: str, put: int, acked: int) -> None:
-    with holdfast.connect(url) as plane:
+    with fastness.connect(url) as plane:
         queue = plane.queue("jobs")
         for _ in range(put // 50):
             queue.put_many(range(50))
@@ -331,7 +331,7 @@ def test_later_runs_change_nothing_and_keep_sizes_of_other_days(spark: SparkSess
 
 
 def test_empty_lake_has_empty_aggregates(spark: SparkSession, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}"):
+    with fastness.open(f"dir:{tmp_path / 'data'}"):
         pass
     result = rollup.run(spark, Config(data=f"dir:{tmp_path / 'data'}", lake=str(tmp_path / "lake")), now=NOW)
     assert result.ok
@@ -340,7 +340,7 @@ def test_empty_lake_has_empty_aggregates(spark: SparkSession, tmp_path: Path) ->
 
 def test_invalid_records_are_skipped(spark: SparkSession, tmp_path: Path) -> None:
     """Any client may log records of any kind."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.world("ada").create()
         good = {"event": "put", "queue": "jobs", "id": "x", "correlation_id": "x", "at_ms": 5}
         for kind in ("queues", "mail", "leases"):
@@ -663,7 +663,7 @@ def test_rows_of_another_program_version_are_folded_again(tmp_path: Path, monkey
     logs = Logs(tmp_path / "lake", 2)
     logs.add(50)
     with monkeypatch.context() as patched:
-        patched.setattr(holdfast, "__version__", "0.0.1")
+        patched.setattr(fastness, "__version__", "0.0.1")
         logs.roll_up()
         messages = logs.lake.table(MESSAGES)
         messages.overwrite(messages.rows().slice(0, 1).to_batches())  # Its rows differ.

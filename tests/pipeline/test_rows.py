@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import cbor2
 import pytest
 
-from holdfast import limits
-from holdfast.layers.blobs import hashes_in
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.views import View, open_view
-from holdfast.tiers import Tier
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.queues import QueuePolicy
+from fastness import limits
+from fastness.layers.blobs import hashes_in
+from fastness.pipeline.config import Config
+from fastness.pipeline.views import View, open_view
+from fastness.tiers import Tier
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))  # Test files cannot import.
 

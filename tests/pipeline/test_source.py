@@ -1,4 +1,4 @@
-"""The data source `holdfast` on a real Spark."""
+"""The data source `fastness` on a real Spark."""
 
 import json
 import runpy
@@ -15,9 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming import StreamingQuery
 from pyspark.testing import assertDataFrameEqual
 
-import holdfast
-from holdfast.pipeline.source import HoldfastSource
-from holdfast.wire.queues import QueuePolicy
+import fastness
+from fastness.pipeline.source import FastnessSource
+from fastness.wire.queues import QueuePolicy
 
 HERE = Path(__file__).parent
 planes = SimpleNamespace(**runpy.run_path(str(HERE / "planes.py")))  # Test files cannot import each other.
@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table(spark: SparkSession, url: str, name: str = "journal", **options: str) -> DataFrame:
-    return spark.read.format("holdfast").options(url=url, table=name, **options).load()
+    return spark.read.format("fastness").options(url=url, table=name, **options).load()
 
 
 def test_journal_is_read_completely(spark, built):
@@ -110,7 +110,7 @@ def test_other_tables_are_read_with_their_types(spark, built):
 
 
 def test_running_server_is_read(spark, built, cache):
-    with serving(built.url) as server, holdfast.connect(server.url) as plane:
+    with serving(built.url) as server, fastness.connect(server.url) as plane:
         assert table(spark, server.url).count() == built.entries
         plane.world("fresh").create()
         plane.world("fresh").append([{"n": 1}, {"n": 2}], expected_head=0)
@@ -126,9 +126,9 @@ def test_invalid_options_are_reported(spark, built, tmp_path):
     with pytest.raises(PySparkException, match="There is no plane in"):
         table(spark, f"dir:{tmp_path / 'nowhere'}").count()
     with pytest.raises(PySparkException, match="inboxes cannot be read"):
-        spark.read.format("holdfast").schema("world string").options(url=built.url, table="inboxes").load().count()
+        spark.read.format("fastness").schema("world string").options(url=built.url, table="inboxes").load().count()
     with pytest.raises(PySparkException, match="read as a stream"):
-        spark.readStream.format("holdfast").options(url=built.url, table="queues").load().writeStream.format(
+        spark.readStream.format("fastness").options(url=built.url, table="queues").load().writeStream.format(
             "noop"
         ).option("checkpointLocation", str(tmp_path / "checkpoint")).start().processAllAvailable()
 
@@ -156,7 +156,7 @@ def run_query(start: Callable[[], StreamingQuery]) -> None:
 def streamed(spark: SparkSession, data: Path, name: str, columns: list[str], **options: str) -> list[tuple[Any, ...]]:
     """All rows that a query has written so far, after reading all available data; each run resumes the last one."""
     out, checkpoint = data.parent / f"{name}-out", data.parent / f"{name}-checkpoint"
-    stream = spark.readStream.format("holdfast").options(url=f"dir:{data}", table=name, **options).load()
+    stream = spark.readStream.format("fastness").options(url=f"dir:{data}", table=name, **options).load()
     rows = stream.select(*columns)
 
     writer = rows.writeStream.format("json").option("checkpointLocation", str(checkpoint))
@@ -229,7 +229,7 @@ def test_edited_checkpoint_is_reported(spark, growing, damaged, expected_message
 
 
 def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark, growing):
-    class Slow(HoldfastSource):
+    class Slow(FastnessSource):
         """Writes something between Spark's requests for the start and the end of a new stream."""
 
         def streamReader(self, schema: Any) -> Any:
@@ -238,7 +238,7 @@ def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark, growing):
 
             def slow() -> dict[str, int]:
                 offset: dict[str, int] = began()
-                with holdfast.open(url) as plane:
+                with fastness.open(url) as plane:
                     plane.world("world-0000").append([{"n": 0}], expected_head=plane.world("world-0000").head())
                 return offset
 
@@ -255,7 +255,7 @@ def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark, growing):
                 raise RuntimeError("the power fails")
             out.extend(heights)
 
-        stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", startingOffsets="latest").load()
+        stream = spark.readStream.format("fastness").options(url=f"dir:{growing}", startingOffsets="latest").load()
         to = stream.writeStream.option("checkpointLocation", str(growing.parent / "checkpoint")).foreachBatch(write)
         # An available-now query requests its end before its start, so its first batch is empty anyway.
         run_query((to.trigger(processingTime="0 seconds") if fails else to.trigger(availableNow=True)).start)
@@ -269,7 +269,7 @@ def test_latest_stream_loses_nothing_if_its_first_batch_fails(spark, growing):
         run(fails=False)
         run(fails=False)
     finally:
-        spark.dataSource.register(HoldfastSource)
+        spark.dataSource.register(FastnessSource)
     assert out == list(range(height, len(planes.truth(growing)["world-0000"])))
     assert len(out) >= 2
 
@@ -284,7 +284,7 @@ def jobs(spark: SparkSession, count: int) -> DataFrame:
 
 
 def save(frame: DataFrame, url: str, name: str, **options: str) -> None:
-    frame.write.format("holdfast").options(url=url, table=name, **options).mode("append").save()
+    frame.write.format("fastness").options(url=url, table=name, **options).mode("append").save()
 
 
 def test_dataframe_is_written_to_a_directory_once(spark, tmp_path):
@@ -314,7 +314,7 @@ def test_dataframe_is_written_through_a_server_once_despite_failed_tasks(spark, 
 
     frame = jobs(spark, 300).drop("attributes").coalesce(1)
     broken = frame.mapInArrow(once_broken, frame.schema)
-    with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
+    with serving(f"dir:{data}") as server, fastness.connect(server.url) as plane:
         save(broken, server.url, "queues", queue="jobs", load="monday")  # Spark repeats the task.
         assert fails.exists()
         save(broken, server.url, "queues", queue="jobs", load="monday")
@@ -336,10 +336,10 @@ def test_stream_is_written_once(spark, growing):
     target = growing.parent / "target"
     planes.build(target, worlds=1, entries=1)
     for run in range(2):  # The second run has lost its checkpoint, and starts from the beginning.
-        stream = spark.readStream.format("holdfast").options(url=f"dir:{growing}", table="journal").load()
+        stream = spark.readStream.format("fastness").options(url=f"dir:{growing}", table="journal").load()
         rows = stream.select(F.concat_ws("/", "world", "height").alias("key"), "payload")
         copy = (
-            rows.writeStream.format("holdfast")
+            rows.writeStream.format("fastness")
             .options(url=f"dir:{target}", table="queues", queue="copies", load="copy")
             .option("checkpointLocation", str(growing.parent / f"copy-{run}"))
             .trigger(availableNow=True)
@@ -357,6 +357,6 @@ def test_incomplete_write_options_are_reported(spark, built):
     with pytest.raises(PySparkException, match="cannot be written to"):
         save(jobs(spark, 1), built.url, "journal", load="monday")
     with pytest.raises(PySparkException, match="append"):
-        jobs(spark, 1).write.format("holdfast").options(
+        jobs(spark, 1).write.format("fastness").options(
             url=built.url, table="queues", queue="jobs", load="monday"
         ).mode("overwrite").save()

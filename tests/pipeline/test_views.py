@@ -18,12 +18,12 @@ import cbor2
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.encryption_keys import FileKeys, new_master_key
-from holdfast.errors import (
+import fastness
+from fastness import limits
+from fastness.backends.objects import ObjectStore
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.encryption_keys import FileKeys, new_master_key
+from fastness.errors import (
     BlobNotFound,
     Busy,
     DirectoryInUse,
@@ -38,25 +38,25 @@ from holdfast.errors import (
     SchemaMismatch,
     Unreachable,
 )
-from holdfast.handles.sync.backups import Backups
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import journals, migrations, worlds
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.worlds import World, WorldState, subspace
-from holdfast.pipeline import codec, hash_checks
-from holdfast.pipeline.codec import Damaged
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake.plans import Plan
-from holdfast.pipeline.intake.task_payloads import INLINE_STORE, PayloadPacker
-from holdfast.pipeline.jobs import audit
-from holdfast.pipeline.journal_chunks import JournalChunk, Stores
-from holdfast.pipeline.logs import DamagedLines, ReadPosition, activity_rows
-from holdfast.pipeline.source import plans
-from holdfast.pipeline.source.options import parse_options
-from holdfast.pipeline.views import View, manifests, open_view
-from holdfast.pipeline.views import server as server_views
-from holdfast.runtime.activity import rotation
-from holdfast.wire.backups import BackupFile
+from fastness.handles.sync.backups import Backups
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import journals, migrations, worlds
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.worlds import World, WorldState, subspace
+from fastness.pipeline import codec, hash_checks
+from fastness.pipeline.codec import Damaged
+from fastness.pipeline.config import Config
+from fastness.pipeline.intake.plans import Plan
+from fastness.pipeline.intake.task_payloads import INLINE_STORE, PayloadPacker
+from fastness.pipeline.jobs import audit
+from fastness.pipeline.journal_chunks import JournalChunk, Stores
+from fastness.pipeline.logs import DamagedLines, ReadPosition, activity_rows
+from fastness.pipeline.source import plans
+from fastness.pipeline.source.options import parse_options
+from fastness.pipeline.views import View, manifests, open_view
+from fastness.pipeline.views import server as server_views
+from fastness.runtime.activity import rotation
+from fastness.wire.backups import BackupFile
 
 WAIT_SECONDS = 60
 BLOB = os.urandom(200_000)
@@ -133,14 +133,14 @@ def test_chunks_cover_the_heights_from_start_to_head(data, staging, start):
 def test_hot_records_are_staged_in_bounded_chunks(data, staging, monkeypatch):
     planes.build(data, worlds=1, entries=300)
     for module in ("view", "chunk_stager"):
-        monkeypatch.setattr(f"holdfast.pipeline.views.{module}.CHUNK_ENTRIES", 100)
+        monkeypatch.setattr(f"fastness.pipeline.views.{module}.CHUNK_ENTRIES", 100)
     with open_view(config(data)) as view:
         world = view.world("main", "world-0000")
         chunks = view.chunks(world, 0, staging)
         assert [(chunk.start, chunk.end) for chunk in chunks] == [(0, 99), (100, 199), (200, 299), (300, 300)]
         assert all(chunk.hot for chunk in chunks)
-        monkeypatch.setattr("holdfast.pipeline.views.chunk_stager.CHUNK_BYTES", 1_000)
-        monkeypatch.setattr("holdfast.pipeline.views.view.CHUNK_PAGE", 20)
+        monkeypatch.setattr("fastness.pipeline.views.chunk_stager.CHUNK_BYTES", 1_000)
+        monkeypatch.setattr("fastness.pipeline.views.view.CHUNK_PAGE", 20)
         small = view.chunks(world, 0, staging)
         assert len(small) > 4
         assert rows_of(view, small) == rows_of(view, chunks)
@@ -166,7 +166,7 @@ def test_open_view_does_not_lock_the_directory_and_does_not_change(data, staging
 def test_view_deletes_its_folder_and_those_of_dead_processes(data):
     planes.build(data, worlds=1, entries=10)
     child = (
-        "import os, sys; from holdfast.pipeline.views import open_view; from holdfast.pipeline.config import Config\n"
+        "import os, sys; from fastness.pipeline.views import open_view; from fastness.pipeline.config import Config\n"
         "view = open_view(Config(data=sys.argv[1], lake='')); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", child, f"dir:{data}"], check=False)
@@ -225,7 +225,7 @@ def test_invalid_plane_is_rejected_without_side_effects(data, tmp_path):
         open_view(config(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
     planes.build(data, worlds=1, entries=10)
-    (data / "holdfast.json").write_text('{"format": 999}')
+    (data / "fastness.json").write_text('{"format": 999}')
     with pytest.raises(SchemaMismatch, match="upgrade"):
         open_view(config(data))
     for url in ("nonsense", "dir:", "ftp://host", "memory:"):
@@ -452,7 +452,7 @@ def test_server_view_has_every_record_of_a_running_server(data, staging, cache):
     before = planes.truth(data)
     with serving(f"dir:{data}") as server:
         with open_view(Config(data=server.url, lake="unused")) as view:
-            with holdfast.connect(server.url) as plane:
+            with fastness.connect(server.url) as plane:
                 plane.world("world-0000").append([{"late": True}], expected_head=len(before["world-0000"]))
                 plane.world("late").create()
                 plane.activity.log("late", {"late": True})
@@ -530,7 +530,7 @@ def test_segments_of_several_worlds_are_fetched_concurrently(data, staging, cach
 
 
 def test_summaries_of_worlds_say_the_same_as_the_worlds(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.views.view.PAGE_ITEMS", 3)
+    monkeypatch.setattr("fastness.pipeline.views.view.PAGE_ITEMS", 3)
     names = [f"w{n}" for n in range(8)]
 
     def fill(tx: Transaction) -> None:
@@ -740,7 +740,7 @@ def test_view_waits_for_a_free_checkpoint_of_the_server(data, cache, monkeypatch
     planes.build(data, worlds=1, entries=10)
     begin, refused = Backups.begin, []
 
-    with serving(f"dir:{data}") as server, holdfast.connect(server.url) as plane:
+    with serving(f"dir:{data}") as server, fastness.connect(server.url) as plane:
         others = [plane.backups.begin().id for _ in range(limits.CHECKPOINTS_MAX)]
 
         def ending(self):
@@ -768,7 +768,7 @@ def test_postgres_view_has_every_record(postgres_url, tmp_path, staging):
     with open_view(Config(data=postgres_url, lake="unused", objects=objects)) as view:
         found = everything(view, staging)
         assert sum(map(len, found.values())) == built.entries
-        with holdfast.open(postgres_url, objects=objects) as plane:
+        with fastness.open(postgres_url, objects=objects) as plane:
             world = plane.world("world-0001")
             assert [record.height for record in world.read(limit=1_000)] == list(range(301))
             seen = view.world("main", "world-0001")
@@ -809,7 +809,7 @@ def test_directory_view_can_use_another_object_store(data, tmp_path, staging):
 
 
 def test_unfinished_migration_is_rejected(data: Path) -> None:
-    holdfast.open(f"dir:{data}").close()
+    fastness.open(f"dir:{data}").close()
     with RocksDatabase(data / "kv") as database:
         database.transact(migrations.begin, "dir:elsewhere")
     with pytest.raises(MigrationUnfinished, match="dir:elsewhere"):
@@ -822,10 +822,10 @@ def encrypt(data: Path, keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Encrypt everything in the directory. After that the environment names no key file."""
     keys.write_text(f"{new_master_key('first')}\n")
     keys.chmod(0o600)
-    with holdfast.open(f"dir:{data}", encryption=FileKeys(keys)) as plane:
+    with fastness.open(f"dir:{data}", encryption=FileKeys(keys)) as plane:
         plane.encryption.enable("main")
         plane.encryption.rewrite("main")
-    monkeypatch.delenv("HOLDFAST_ENCRYPTION_KEY_FILE", raising=False)
+    monkeypatch.delenv("FASTNESS_ENCRYPTION_KEY_FILE", raising=False)
 
 
 def check_view(view: View, staging: str, truth: dict[str, list[bytes]], blob: str) -> None:
@@ -842,7 +842,7 @@ def check_view(view: View, staging: str, truth: dict[str, list[bytes]], blob: st
 
 def test_views_read_encrypted_universes_with_the_master_key(data, staging, cache, tmp_path, monkeypatch):
     planes.build(data, worlds=3, entries=300, messages=50)
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         blob = plane.blobs.put(BLOB)
         plane.world("world-0001").compact(entries=100, margin=5)
     truth = planes.truth(data)
@@ -866,7 +866,7 @@ def test_views_read_encrypted_universes_with_the_master_key(data, staging, cache
         assert view.objects_url is not None, "executors read plain universes themselves"
     resources = ExitStack()
     with monkeypatch.context() as environment:
-        environment.setenv("HOLDFAST_ENCRYPTION_KEY_FILE", str(keys))
+        environment.setenv("FASTNESS_ENCRYPTION_KEY_FILE", str(keys))
         server = resources.enter_context(serving(f"dir:{data}"))
     with resources:
         with pytest.raises(EncryptionKeyMissing):

@@ -16,14 +16,14 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
-from holdfast.cli.main import root
-from holdfast.errors import InvalidArgument, WouldLoseData
-from holdfast.limits import HISTORY_OVERLAP_MS
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake.quarantine import Quarantine
-from holdfast.pipeline.jobs import accept, audit, backfill, contents, forget, ingest, reset
-from holdfast.pipeline.lake import Lake, LakeTable, purging, removal, searching
-from holdfast.pipeline.schemas import (
+from fastness.cli.main import root
+from fastness.errors import InvalidArgument, WouldLoseData
+from fastness.limits import HISTORY_OVERLAP_MS
+from fastness.pipeline.config import Config
+from fastness.pipeline.intake.quarantine import Quarantine
+from fastness.pipeline.jobs import accept, audit, backfill, contents, forget, ingest, reset
+from fastness.pipeline.lake import Lake, LakeTable, purging, removal, searching
+from fastness.pipeline.schemas import (
     ACTIVITY,
     ENTITY_CHANGES,
     JOURNAL,
@@ -34,8 +34,8 @@ from holdfast.pipeline.schemas import (
     TABLES,
     TOMBSTONES,
 )
-from holdfast.pipeline.tombstones import MATCHES
-from holdfast.wire.queues import QueuePolicy
+from fastness.pipeline.tombstones import MATCHES
+from fastness.wire.queues import QueuePolicy
 
 planes = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("planes.py"))))
 FED = (JOURNAL, SEGMENTS, ENTITY_CHANGES, QUEUE_EVENTS, ACTIVITY)
@@ -133,7 +133,7 @@ def test_reset_refuses_to_lose_rows_unless_that_is_allowed(plane: Path, monkeypa
     log = planes.leave_log(plane, lines=5)
     ingest.run(None, config(plane))
     log.unlink()
-    monkeypatch.setattr("holdfast.layers.entities.ENTITY_HISTORY_VERSIONS", 2)
+    monkeypatch.setattr("fastness.layers.entities.ENTITY_HISTORY_VERSIONS", 2)
     write_counter(plane, 4)
     first, last = planes.remove_segment(plane, "world-0002")
     with planes.opened(f"dir:{plane}", universe="main") as opened:
@@ -211,7 +211,7 @@ def test_two_resets_and_an_ingest_at_once_leave_every_row_once(plane: Path) -> N
 
 
 def test_reset_keeps_accepted_losses_accepted(plane: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
+    monkeypatch.setattr("fastness.layers.entities.ENTITY_HISTORY_VERSIONS", 3)
     write_counter(plane, *range(8))
     ingest.run(None, config(plane))
     assert accept.run(None, config(plane), lost=True, kinds=["counter"]).rows["confirmed"] == 1
@@ -321,10 +321,10 @@ def test_forgotten_person_and_queue_are_removed_from_all_tables(plane: Path, tmp
 
 
 LISTINGS = {
-    "--world": "holdfast world list",
+    "--world": "fastness world list",
     "--kind": "these kinds: order",
-    "--queue": "holdfast queue list",
-    "--session": "holdfast activity files",
+    "--queue": "fastness queue list",
+    "--session": "fastness activity files",
 }
 
 

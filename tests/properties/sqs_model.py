@@ -1,6 +1,6 @@
 """A plain model of SQS, written from its documentation: lists of messages, a clock, and the rules of each call.
 
-It has no keys, leases or records. Where the documentation leaves a choice, the model makes the one that Holdfast
+It has no keys, leases or records. Where the documentation leaves a choice, the model makes the one that Fastness
 promises: a receive returns as many messages as it can, the oldest first, and within a FIFO queue the groups with the
 oldest first message first, each with as many messages as fit.
 """
@@ -35,7 +35,7 @@ class Message:
     receives: int = 0
     first_received_ms: int | None = None
     handle: str | None = None  # Of the last receive.
-    is_dead: bool = False  # A dead letter. Those of Holdfast do not wait for others of their group.
+    is_dead: bool = False  # A dead letter. Those of Fastness do not wait for others of their group.
     is_in_flight: bool = False  # It was received, and neither deleted nor returned. Its timeout may have ended.
 
 

@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.layers.queues.failures import retry_delay_ms
-from holdfast.limits import DELAY_SECONDS_MAX, RETRY_FACTOR_MAX
-from holdfast.wire.queues import QueuePolicy
-from holdfast.wire.stored_messages import StoredMessage
+from fastness.layers.queues.failures import retry_delay_ms
+from fastness.limits import DELAY_SECONDS_MAX, RETRY_FACTOR_MAX
+from fastness.wire.queues import QueuePolicy
+from fastness.wire.stored_messages import StoredMessage
 
 delays = st.floats(0, DELAY_SECONDS_MAX)
 policies = st.builds(

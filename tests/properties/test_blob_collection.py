@@ -16,22 +16,22 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import BlobNotFound, SnapshotExists
-from holdfast.kv import Database, Subspace
-from holdfast.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import BLOB_ABANDONED_SECONDS, BLOB_INLINE_BYTES_MAX, BLOB_TOUCH_SECONDS
-from holdfast.runtime.maintenance.garbage_collection import collect
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, Faults, FaultyDatabase, faulty_objects
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.queues import MessageLease, NewMessage
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import BlobNotFound, SnapshotExists
+from fastness.kv import Database, Subspace
+from fastness.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
+from fastness.layers.queues import QueueKey
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import BLOB_ABANDONED_SECONDS, BLOB_INLINE_BYTES_MAX, BLOB_TOUCH_SECONDS
+from fastness.runtime.maintenance.garbage_collection import collect
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, Faults, FaultyDatabase, faulty_objects
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.queues import MessageLease, NewMessage
 
 U = "main"
 OTHER = "other"  # A universe that has the same blobs, and names none.

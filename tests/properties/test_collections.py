@@ -11,16 +11,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import VersionConflict
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import collections
-from holdfast.layers.collections import StoredRow
-from holdfast.runtime.maintenance import retention
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import Tier
-from holdfast.wire.collections import DeleteRow, DeleteRows, PutRow, Row, RowChange, RowKey
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import VersionConflict
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import collections
+from fastness.layers.collections import StoredRow
+from fastness.runtime.maintenance import retention
+from fastness.testing.clock import ManualClock
+from fastness.tiers import Tier
+from fastness.wire.collections import DeleteRow, DeleteRows, PutRow, Row, RowChange, RowKey
 
 PARTITIONS = ("a", "a\0", "a\0b", "ab", "é")
 NAMES = ("rows", "rows-2")

@@ -5,9 +5,9 @@ from collections import OrderedDict
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.errors import Busy
-from holdfast.runtime.ingress.dedupe import Dedupe, Reservation, Stage
-from holdfast.testing.clock import ManualClock
+from fastness.errors import Busy
+from fastness.runtime.ingress.dedupe import Dedupe, Reservation, Stage
+from fastness.testing.clock import ManualClock
 
 MOST = 4
 TTL_MS = 1_000

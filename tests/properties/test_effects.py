@@ -11,18 +11,18 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import CommitUnknown, EffectNotFound, FencingMismatch, HoldfastError
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import effect_leases, effects, inboxes, snapshots, timer_firing, timers, worlds
-from holdfast.layers.effects import EffectKey
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import EFFECT_ARCHIVED_SECONDS
-from holdfast.runtime.sync.earlier_requests import index_requests
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, FaultyDatabase
-from holdfast.wire.inboxes import DomainEvent, Effect, EffectReceipt, InboxItem, Timer, TimerFired
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import CommitUnknown, EffectNotFound, FencingMismatch, FastnessError
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import effect_leases, effects, inboxes, snapshots, timer_firing, timers, worlds
+from fastness.layers.effects import EffectKey
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import EFFECT_ARCHIVED_SECONDS
+from fastness.runtime.sync.earlier_requests import index_requests
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, FaultyDatabase
+from fastness.wire.inboxes import DomainEvent, Effect, EffectReceipt, InboxItem, Timer, TimerFired
 
 NAMES = ("a", "b")
 KINDS = ("mail", "call")
@@ -230,7 +230,7 @@ class Effects(RuleBasedStateMachine):
     def a_world_changes_its_state(self, name: str, state: WorldState) -> None:
         try:
             self.database.transact(worlds.change_state, self.world(name), state)
-        except HoldfastError:
+        except FastnessError:
             assert self.state(name) is WorldState.ARCHIVED
 
     @rule(name=names, batch=st.integers(1, 3))

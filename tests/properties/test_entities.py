@@ -12,18 +12,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import VersionConflict
-from holdfast.handles.sync.plane import Plane
-from holdfast.kv import Database, Transaction
-from holdfast.layers import entities
-from holdfast.layers.entities import EntityKey
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.tiers import Tier
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import VersionConflict
+from fastness.handles.sync.plane import Plane
+from fastness.kv import Database, Transaction
+from fastness.layers import entities
+from fastness.layers.entities import EntityKey
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.tiers import Tier
 
 Name = tuple[str, str]  # A kind and an id.
 Fields = dict[str, int]

@@ -14,8 +14,8 @@ from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
-from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.websocket_frames import ShortFrameReader, client_frame, server_frame
+from fastness.server.sockets import BoundedSocket
+from fastness.wire.websocket_frames import ShortFrameReader, client_frame, server_frame
 
 REQUEST = (
     b"GET / HTTP/1.1\r\nHost: h\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

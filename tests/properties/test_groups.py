@@ -15,16 +15,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.clock import IdSource
-from holdfast.errors import HoldfastError, MessageLeased, QueueMessageLeaseMismatch
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
-from holdfast.testing.clock import ManualClock
-from holdfast.wire import stored_messages
-from holdfast.wire.queues import MessageLease, NewMessage, PackedAck, QueuePolicy, VisibilityChange, bits_of
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.clock import IdSource
+from fastness.errors import FastnessError, MessageLeased, QueueMessageLeaseMismatch
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
+from fastness.testing.clock import ManualClock
+from fastness.wire import stored_messages
+from fastness.wire.queues import MessageLease, NewMessage, PackedAck, QueuePolicy, VisibilityChange, bits_of
 
 MESSAGES_MAX = 24  # Each has at most two due entries, and one transaction processes 64.
 GROUPS = (None, "a", "a", "a", "b", "b")
@@ -303,7 +303,7 @@ class Groups(RuleBasedStateMachine):
             assert self.database.transact(queues.ack_packed, queue, acks) == []
         else:
             answers = self.database.transact(queues.ack_many, queue, proofs)
-            assert not [each for each in answers if isinstance(each, HoldfastError)]
+            assert not [each for each in answers if isinstance(each, FastnessError)]
         for message in messages:
             message.lease = None
             model.remove(message, self.now_ms)
@@ -359,7 +359,7 @@ class Groups(RuleBasedStateMachine):
         messages = self.chosen(self.jobs, choice)
         proofs = [each.lease for each in messages if each.lease is not None]
         answers = self.database.transact(queues.extend_many, self.jobs, proofs, by_ms=by_ms)
-        assert not [each for each in answers if isinstance(each, HoldfastError)]
+        assert not [each for each in answers if isinstance(each, FastnessError)]
         for message in messages:
             message.expires_ms = max(message.expires_ms, self.now_ms + by_ms)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from holdfast.testing.histories import (
+from fastness.testing.histories import (
     NEVER,
     History,
     Operation,

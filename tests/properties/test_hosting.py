@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.clock import IdSource
-from holdfast.errors import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.clock import IdSource
+from fastness.errors import (
     HeadAdvanced,
-    HoldfastError,
+    FastnessError,
     ItemNotFound,
     LeaseConflict,
     LeaseExpired,
@@ -24,17 +24,17 @@ from holdfast.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import effects, journal_records, journals, timers, turns
-from holdfast.layers.worlds import World
-from holdfast.plane.operations import handler_of
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.hosting import HostingStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import (
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import effects, journal_records, journals, timers, turns
+from fastness.layers.worlds import World
+from fastness.plane.operations import handler_of
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.hosting import HostingStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.testing.clock import ManualClock
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import (
     ClaimedWorld,
     CommitTurn,
     FailTurn,
@@ -44,9 +44,9 @@ from holdfast.wire.hosting import (
     RetryAside,
     SetProgram,
 )
-from holdfast.wire.inboxes import Control, Effect, Timer
-from holdfast.wire.requests import Request
-from holdfast.wire.worlds import ChangeWorld, CreateWorld, DrainInbox, PutItem
+from fastness.wire.inboxes import Control, Effect, Timer
+from fastness.wire.requests import Request
+from fastness.wire.worlds import ChangeWorld, CreateWorld, DrainInbox, PutItem
 
 NAMES = ("a", "b", "c")
 OWNERS = ("h1", "h2")
@@ -204,7 +204,7 @@ class Hosts(RuleBasedStateMachine):
     @rule(name=names, sequence=st.integers(0, 6), drop=st.booleans())
     def an_item_is_retried(self, name: str, sequence: int, drop: bool) -> None:
         request, world = RetryAside(name, sequence, drop, self.universe), self.worlds.get(name)
-        error: type[HoldfastError] | None = WorldNotFound if world is None else None
+        error: type[FastnessError] | None = WorldNotFound if world is None else None
         if world is not None and sequence not in world.aside:
             error = ItemNotFound
         elif world is not None and world.state == "archived" and not drop:
@@ -432,7 +432,7 @@ class Hosts(RuleBasedStateMachine):
         among = held if held and pick % 4 else self.claims
         return among[-1 - min(pick // 4, len(among) - 1)]
 
-    def is_refused(self, error: type[HoldfastError] | None, request: Request[Any]) -> bool:
+    def is_refused(self, error: type[FastnessError] | None, request: Request[Any]) -> bool:
         """Whether a request must fail; then it does."""
         if error is None:
             return False
@@ -441,13 +441,13 @@ class Hosts(RuleBasedStateMachine):
         assert type(refused.value) is error
         return True
 
-    def unreachable(self, name: str, inactive: tuple[str, ...] = ("archived",)) -> type[HoldfastError] | None:
+    def unreachable(self, name: str, inactive: tuple[str, ...] = ("archived",)) -> type[FastnessError] | None:
         world = self.worlds.get(name)
         if world is None:
             return WorldNotFound
         return WorldNotActive if world.state in inactive else None
 
-    def lost(self, owner: str, claimed: ClaimedWorld) -> type[HoldfastError] | None:
+    def lost(self, owner: str, claimed: ClaimedWorld) -> type[FastnessError] | None:
         """The error of a host that does not hold a world any more."""
         world = self.worlds.get(claimed.world)
         if world is None:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.clock import IdSource
-from holdfast.errors import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.clock import IdSource
+from fastness.errors import (
     MessageCancelled,
     MessageFailed,
     MessageFinished,
@@ -26,11 +26,11 @@ from holdfast.errors import (
     MessageNotFound,
     QueueMessageLeaseMismatch,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import Prefetched, QueueKey
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import (
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import Prefetched, QueueKey
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import (
     MessageInfo,
     MessageLease,
     NewMessage,
@@ -39,7 +39,7 @@ from holdfast.wire.queues import (
     QueuePolicy,
     bits_of,
 )
-from holdfast.wire.stored_messages import parse_id
+from fastness.wire.stored_messages import parse_id
 
 RATE_PER_KEY = 62.5  # One message in 16 ms: exact in binary, so that the model and the queue round alike.
 LIVE_MAX = 25  # One transaction processes 64 due entries.

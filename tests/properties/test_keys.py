@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from holdfast.errors import InvalidKey
-from holdfast.kv import Subspace, pack, unpack
+from fastness.errors import InvalidKey
+from fastness.kv import Subspace, pack, unpack
 
 BOUND = 2**64
 RANKS = {type(None): 0, bytes: 1, str: 2, tuple: 3, int: 4, bool: 5, uuid.UUID: 6}

@@ -13,9 +13,9 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.store.base import Item
 from langgraph.store.memory import InMemoryStore
 
-import holdfast
-from holdfast import Plane
-from holdfast.langgraph import HoldfastSaver, HoldfastStore, Retention
+import fastness
+from fastness import Plane
+from fastness.langgraph import FastnessSaver, FastnessStore, Retention
 
 LABELS = st.sampled_from(["a", "a-", "b", "*", "é"])
 NAMESPACES = st.lists(LABELS, min_size=1, max_size=3).map(tuple)
@@ -50,7 +50,7 @@ STORE_STEPS = st.one_of(
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 
@@ -76,7 +76,7 @@ def searched(store: InMemoryStore, prefix: tuple[str, ...], wanted: Any) -> list
 
 @given(st.lists(STORE_STEPS, max_size=25))
 def test_the_store_behaves_like_the_one_in_memory(plane: Plane, steps: list[Any]) -> None:
-    ours, theirs = HoldfastStore(plane, collection=f"store-{next(numbers)}"), InMemoryStore()
+    ours, theirs = FastnessStore(plane, collection=f"store-{next(numbers)}"), InMemoryStore()
     for kind, *arguments in steps:
         if kind in ("put", "delete"):
             for store in (ours, theirs):
@@ -122,7 +122,7 @@ SAVER_STEPS = st.one_of(
 
 @given(st.lists(SAVER_STEPS, max_size=25))
 def test_the_saver_behaves_like_the_one_in_memory(plane: Plane, steps: list[Any]) -> None:
-    savers = HoldfastSaver(plane, collection=f"saver-{next(numbers)}"), InMemorySaver()
+    savers = FastnessSaver(plane, collection=f"saver-{next(numbers)}"), InMemorySaver()
     ids: dict[tuple[str, str], list[str]] = {}
     versions = count(1)
 
@@ -180,13 +180,13 @@ def test_savers_that_take_turns_keep_what_one_alone_keeps(plane: Plane, turns: l
     collections = f"turns-{next(numbers)}", f"alone-{next(numbers)}"
     at: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
 
-    def opened(who: str, collection: str) -> HoldfastSaver:
-        return HoldfastSaver(
+    def opened(who: str, collection: str) -> FastnessSaver:
+        return FastnessSaver(
             plane, collection=collection, keep=None if who == "without" else Retention(checkpoints=keep)
         )
 
     def ids(collection: str) -> list[str]:
-        found = HoldfastSaver(plane, collection=collection).list(at)
+        found = FastnessSaver(plane, collection=collection).list(at)
         return [each.config["configurable"]["checkpoint_id"] for each in found]
 
     savers = {who: opened(who, collections[0]) for who in ("one", "other", "without")}

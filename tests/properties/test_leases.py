@@ -10,27 +10,27 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import (
     CasMismatch,
     CommitUnknown,
     FencingMismatch,
-    HoldfastError,
+    FastnessError,
     LeaseConflict,
     LeaseExpired,
     LeaseHeld,
     LeaseRequired,
     TxnMismatch,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import leases, states
-from holdfast.layers.leases import Grant, LeaseKey
-from holdfast.limits import LOCK_LATE_MS_MAX
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, FaultyDatabase
-from holdfast.tiers import Tier
-from holdfast.wire.leases import LeaseProof
+from fastness.kv import Database, Transaction
+from fastness.layers import leases, states
+from fastness.layers.leases import Grant, LeaseKey
+from fastness.limits import LOCK_LATE_MS_MAX
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, FaultyDatabase
+from fastness.tiers import Tier
+from fastness.wire.leases import LeaseProof
 
 KEYS = ("x", "y/1", "y/2")
 TTLS_MS = (1, 500, 1_000, 60_000)
@@ -300,7 +300,7 @@ class Leases(RuleBasedStateMachine):
             return match
         return self.etags[-1 - min(match // 4, len(self.etags) - 1)] if self.etags else "invented"
 
-    def expected_error(self, proof: LeaseProof) -> type[HoldfastError] | None:
+    def expected_error(self, proof: LeaseProof) -> type[FastnessError] | None:
         """The error that a proof gets; None if it is valid."""
         last = self.held.get(proof.key)
         if last is None or last.proof.lease_id != proof.lease_id:
@@ -364,7 +364,7 @@ def _named(proof: LeaseProof) -> tuple[str, int]:
 def _passes(tx: Transaction, proof: LeaseProof) -> bool:
     try:
         return leases.check(tx, proof).fence == proof.fence
-    except HoldfastError:
+    except FastnessError:
         return False
 
 

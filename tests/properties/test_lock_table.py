@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from holdfast.errors import Busy, LockOrderViolation, LockTimeout
-from holdfast.runtime.locks.table import Held, LockTable
+from fastness.errors import Busy, LockOrderViolation, LockTimeout
+from fastness.runtime.locks.table import Held, LockTable
 
 OWNERS = 6
 WAITERS_MAX = 4

@@ -22,17 +22,17 @@ from hypothesis.stateful import (
     rule,
 )
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.clock import IdSource
-from holdfast.errors import HoldfastError, InvalidArgument, MailboxFull, MailboxTaken, SenderBlocked
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.plane import mail as desk
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail, SendMail
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.clock import IdSource
+from fastness.errors import FastnessError, InvalidArgument, MailboxFull, MailboxTaken, SenderBlocked
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.plane import mail as desk
+from fastness.testing.clock import ManualClock
+from fastness.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail, SendMail
 
 SLOT_MS = 300_000  # Mail that expires in a slot of five minutes is swept at its end.
 RECEIPTS_MAX = 8
@@ -96,7 +96,7 @@ class Model:
     def is_expired(self, mail: ModelMail) -> bool:
         return mail.expires_ms <= self.now_ms
 
-    def refusal(self, sender: str, to: str, id: str | None) -> type[HoldfastError] | None:
+    def refusal(self, sender: str, to: str, id: str | None) -> type[FastnessError] | None:
         """The error that sending a mail gets; None if it is stored."""
         box = self.boxes[to]
         if sender in box.blocked:
@@ -644,7 +644,7 @@ def contents(tx: Transaction, address: Address) -> Contents:
     def stored(prefix: bytes) -> list[tuple[bytes, bytes]]:
         return [(key[len(prefix) :], value) for key, value in tx.scan(prefix, prefix + b"\xff" * 65, limit=1_000)]
 
-    decode = import_module("holdfast.layers.mailboxes.receipts").decode
+    decode = import_module("fastness.layers.mailboxes.receipts").decode
     return Contents(
         [(number(key), envelope(number(key), str(address), value)) for key, value in stored(agent_keys.mail)],
         {key.decode(): number(value) for key, value in stored(agent_keys.id)},
@@ -679,7 +679,7 @@ def remaining_keys(tx: Transaction, universe: str) -> list[bytes]:
 def few_receipts() -> Iterator[None]:
     """A small limit that is reached often."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("holdfast.layers.mailboxes.receipts"), "RECEIPTS_MAX", RECEIPTS_MAX)
+        patch.setattr(import_module("fastness.layers.mailboxes.receipts"), "RECEIPTS_MAX", RECEIPTS_MAX)
         yield
 
 
@@ -693,7 +693,7 @@ def test_mailboxes_with_small_batches_match_the_model(
     run_machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits of one sweep are reached often."""
-    sweeps = import_module("holdfast.layers.mailboxes.expiry")
+    sweeps = import_module("fastness.layers.mailboxes.expiry")
     monkeypatch.setattr(sweeps, "MAIL_SWEEP_BATCH", 2)
     monkeypatch.setattr(sweeps, "MAIL_SWEEP_MAILBOXES", 1)
     run_machine(Mailboxes, steps=40, openers=repeat(MemoryDatabase), universes=count(), lasting=False)

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.limits import MCP_WAIT_SECONDS_MAX
-from holdfast.mcp.exposed_tools import ExposedTool, row_of
-from holdfast.mcp.exposing import expose
-from holdfast.mcp.task_protocols import EXTENSION
-from holdfast.mcp.tools import TOOLS
+import fastness
+from fastness.limits import MCP_WAIT_SECONDS_MAX
+from fastness.mcp.exposed_tools import ExposedTool, row_of
+from fastness.mcp.exposing import expose
+from fastness.mcp.task_protocols import EXTENSION
+from fastness.mcp.tools import TOOLS
 
 _processes = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "processes.py"))
 SECONDS_MAX: Final = _processes["SECONDS_MAX"]
@@ -110,7 +110,7 @@ def check_answer(answer: dict[str, Any], tool: str) -> None:
 @pytest.fixture(scope="module")
 def peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     folder = tmp_path_factory.mktemp("mcp")
-    with holdfast.open(f"dir:{folder / 'data'}") as plane:
+    with fastness.open(f"dir:{folder / 'data'}") as plane:
         _fill(plane)
     server = _processes["Server"](folder)
     try:
@@ -137,10 +137,10 @@ EXPOSED: Final[dict[str, Json]] = {
 }
 
 
-def _fill(plane: holdfast.Plane) -> None:
+def _fill(plane: fastness.Plane) -> None:
     """Something of everything, under the names that `NAMES` has."""
     jobs = plane.queue("jobs")
-    jobs.set_policy(holdfast.QueuePolicy(max_attempts=1, retry_delay_seconds=0.0))
+    jobs.set_policy(fastness.QueuePolicy(max_attempts=1, retry_delay_seconds=0.0))
     for body in ({"n": 1}, "text", b"\xff\x00", b"x" * 100_000, [None] * 3):
         jobs.put(body, keep_result=True)
     for message in jobs.receive_many(2, extend_for_seconds=0):

@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import NotFound
-from holdfast.mcp import Caller
-from holdfast.mcp.resources import Kind, ResourceUri, checked_uri, uri_of
+import fastness
+from fastness.errors import NotFound
+from fastness.mcp import Caller
+from fastness.mcp.resources import Kind, ResourceUri, checked_uri, uri_of
 
 names = st.text(f"{string.ascii_letters}{string.digits}._@:+=-", min_size=1, max_size=40).filter(
     lambda name: name not in (".", "..")
@@ -19,15 +19,15 @@ names = st.text(f"{string.ascii_letters}{string.digits}._@:+=-", min_size=1, max
 kinds: st.SearchStrategy[Kind] = st.sampled_from(("queue", "dead_letters", "world", "report"))
 pieces = st.lists(
     st.sampled_from(
-        ("holdfast://", "main", "/", "queues", "worlds", "mail", "reports", "dead-letters", "a", "%2F", "%", "..")
+        ("fastness://", "main", "/", "queues", "worlds", "mail", "reports", "dead-letters", "a", "%2F", "%", "..")
     )
 )
 
 
 @cache
 def caller_in(universe: str) -> Caller:
-    async def connect() -> holdfast.AsyncPlane:
-        return await holdfast.connect_async("http://127.0.0.1:1", universe=universe)  # It connects with the first call.
+    async def connect() -> fastness.AsyncPlane:
+        return await fastness.connect_async("http://127.0.0.1:1", universe=universe)  # It connects with the first call.
 
     return Caller(plane=asyncio.run(connect()), agent="ada")
 

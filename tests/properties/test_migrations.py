@@ -8,15 +8,15 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.kv import Transaction
-from holdfast.layers import migrations
-from holdfast.layers.migrations import BEGIN, END, State
-from holdfast.layers.queues.counters import QueueCounters
-from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.runtime.maintenance import migrations as moving
-from holdfast.runtime.maintenance.migrations import Migrator, PlaneStores
-from holdfast.wire import stored_messages
+from fastness.backends.memory import MemoryDatabase
+from fastness.kv import Transaction
+from fastness.layers import migrations
+from fastness.layers.migrations import BEGIN, END, State
+from fastness.layers.queues.counters import QueueCounters
+from fastness.layers.queues.keys import QueueKey, keys_of
+from fastness.runtime.maintenance import migrations as moving
+from fastness.runtime.maintenance.migrations import Migrator, PlaneStores
+from fastness.wire import stored_messages
 
 QUEUE_KEYS = [keys_of(QueueKey("main", name)) for name in ("a", "b")]
 RAW = st.binary(min_size=1, max_size=4)

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import QueueMessageLeaseMismatch
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey, message_leases
-from holdfast.limits import RETENTION_PASS_MS_MIN
-from holdfast.testing.clock import ManualClock
-from holdfast.wire import stored_messages
-from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import QueueMessageLeaseMismatch
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey, message_leases
+from fastness.limits import RETENTION_PASS_MS_MIN
+from fastness.testing.clock import ManualClock
+from fastness.wire import stored_messages
+from fastness.wire.queues import MessageLease, NewMessage, QueuePolicy
 
 news = st.builds(
     NewMessage,

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.clock import IdSource
-from holdfast.errors import HoldfastError, MessageNotFound
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import MessageInfo, MessageLease, NewMessage, NewResult, QueuePolicy, SearchMessages
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.clock import IdSource
+from fastness.errors import FastnessError, MessageNotFound
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import MessageInfo, MessageLease, NewMessage, NewResult, QueuePolicy, SearchMessages
 
 STATES = ("ready", "delayed", "waiting", "leased", "dead", "done", "cancelled")
 NAMES = ("jobs", "slow")
@@ -148,7 +148,7 @@ class Searches(RuleBasedStateMachine):
         for id, refusal in zip(ids, refusals, strict=True):
             known = before.get(id)
             is_open = known is not None and known.state not in ("dead", "done")
-            assert isinstance(refusal, HoldfastError) is not is_open
+            assert isinstance(refusal, FastnessError) is not is_open
             assert not is_open or self.known()[id].state == "cancelled"
 
     @rule(seconds=st.sampled_from([1, 3, 6]))
@@ -289,8 +289,8 @@ def leftovers(tx: Transaction, queue: QueueKey) -> list[bytes]:
 
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.message_search.SEARCH_ENTRIES", 7)
-    monkeypatch.setattr("holdfast.layers.queues.message_search.DUE_BATCH_MAX", 3)
+    monkeypatch.setattr("fastness.layers.queues.message_search.SEARCH_ENTRIES", 7)
+    monkeypatch.setattr("fastness.layers.queues.message_search.DUE_BATCH_MAX", 3)
 
 
 @pytest.mark.examples(60)

@@ -23,19 +23,19 @@ from hypothesis.stateful import (
     rule,
 )
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.clock import IdSource
-from holdfast.errors import QueueInUse, QueueMessageLeaseMismatch
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
-from holdfast.layers.queues.counters import load_counters
-from holdfast.plane.sharing import share_queues
-from holdfast.testing.clock import ManualClock
-from holdfast.wire import stored_messages
-from holdfast.wire.deliveries import delivery_at
-from holdfast.wire.queues import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.clock import IdSource
+from fastness.errors import QueueInUse, QueueMessageLeaseMismatch
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
+from fastness.layers.queues.counters import load_counters
+from fastness.plane.sharing import share_queues
+from fastness.testing.clock import ManualClock
+from fastness.wire import stored_messages
+from fastness.wire.deliveries import delivery_at
+from fastness.wire.queues import (
     Failure,
     MessageEvent,
     MessageLease,

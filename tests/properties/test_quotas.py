@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import QuotaExceeded
-from holdfast.kv import Transaction
-from holdfast.layers import usage
-from holdfast.runtime.quotas import UsageCount
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage
-from holdfast.wire.quotas import Quota
+import fastness
+from fastness import Plane
+from fastness.errors import QuotaExceeded
+from fastness.kv import Transaction
+from fastness.layers import usage
+from fastness.runtime.quotas import UsageCount
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NewMessage
+from fastness.wire.quotas import Quota
 
 MESSAGES, BYTES = 12, 60_000
 STEPS = st.lists(
@@ -41,7 +41,7 @@ def test_usage_is_never_below_what_is_stored(scheme: str, examples: int) -> None
     def check(steps: list[tuple[str, int, str]]) -> None:
         with TemporaryDirectory() as folder:
             url = "memory:" if scheme == "memory" else f"dir:{Path(folder) / 'data'}"
-            with holdfast.open(url, universe="shop", clock=ManualClock()) as plane:
+            with fastness.open(url, universe="shop", clock=ManualClock()) as plane:
                 plane.quotas.set("shop", Quota(messages=MESSAGES, bytes=BYTES))
                 run_history(plane, steps)
 
@@ -97,7 +97,7 @@ def fail_after_puts(plane: Plane, size: int) -> None:
 
 
 def put_and_fail(tx: Transaction, size: int) -> None:
-    from holdfast.layers import queues
+    from fastness.layers import queues
 
     queues.put(tx, queues.QueueKey("shop", "q0"), [NewMessage(b"")] * size)
     raise RuntimeError("given up")

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import Fenced, RunEnded, RunExists, RunNotEnded, RunNotFound
-from holdfast.handles.sync.plane import Plane
-from holdfast.kv import Database, Subspace
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import ClaimWorlds
-from holdfast.wire.inboxes import Control, DomainEvent
-from holdfast.wire.runs import CHILD, SIGNAL, START, STATES, StartRun, UpdateRun
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import Fenced, RunEnded, RunExists, RunNotEnded, RunNotFound
+from fastness.handles.sync.plane import Plane
+from fastness.kv import Database, Subspace
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.clock import ManualClock
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import ClaimWorlds
+from fastness.wire.inboxes import Control, DomainEvent
+from fastness.wire.runs import CHILD, SIGNAL, START, STATES, StartRun, UpdateRun
 
 IDS = ["a", "a:1", "b", "c-1"]
 ANY = st.sampled_from(IDS)

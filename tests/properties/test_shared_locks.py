@@ -22,18 +22,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import HoldfastError, LeaseExpired, LockOrderViolation
-from holdfast.kv import Database, Subspace, Transaction, pages
-from holdfast.layers import locks
-from holdfast.layers.lock_records import LEVELS, LockKeys, Session, SessionKey, decode_place, session_key, use_key
-from holdfast.layers.lock_transaction import LockTransaction, Waiting
-from holdfast.lock_rules import COMPATIBLE, Key, Mode
-from holdfast.runtime.locks import registry
-from holdfast.runtime.locks.registry import LockRegistry, NoTask, Owner
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.locks import GrantedLocks, LockProof, LockSession
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import FastnessError, LeaseExpired, LockOrderViolation
+from fastness.kv import Database, Subspace, Transaction, pages
+from fastness.layers import locks
+from fastness.layers.lock_records import LEVELS, LockKeys, Session, SessionKey, decode_place, session_key, use_key
+from fastness.layers.lock_transaction import LockTransaction, Waiting
+from fastness.lock_rules import COMPATIBLE, Key, Mode
+from fastness.runtime.locks import registry
+from fastness.runtime.locks.registry import LockRegistry, NoTask, Owner
+from fastness.testing.clock import ManualClock
+from fastness.wire.locks import GrantedLocks, LockProof, LockSession
 
 CALLERS = 5
 LEASE_MS = 1_000
@@ -136,7 +136,7 @@ class SharedLocks(RuleBasedStateMachine):
             self.follow_outcome(caller, claim, outcome, may_wait=may_wait)
             return
         refusal = self.refusal(claim)
-        assert (str(outcome) if isinstance(outcome, HoldfastError) else None) == refusal
+        assert (str(outcome) if isinstance(outcome, FastnessError) else None) == refusal
         if refusal is not None:
             return
         is_granted = self.registry.advance(claim)
@@ -332,7 +332,7 @@ class SharedLocks(RuleBasedStateMachine):
 
     # The database.
 
-    def acquire(self, caller: Caller, claim: Claim, *, may_wait: bool) -> GrantedLocks | Waiting | HoldfastError:
+    def acquire(self, caller: Caller, claim: Claim, *, may_wait: bool) -> GrantedLocks | Waiting | FastnessError:
         requested, mode = claim.requested
         try:
             outcome: GrantedLocks | Waiting = self.transact(
@@ -406,7 +406,7 @@ class SharedLocks(RuleBasedStateMachine):
             caller.expires_ms = 0
 
     def follow_outcome(
-        self, caller: Caller, claim: Claim, outcome: GrantedLocks | Waiting | HoldfastError, *, may_wait: bool
+        self, caller: Caller, claim: Claim, outcome: GrantedLocks | Waiting | FastnessError, *, may_wait: bool
     ) -> None:
         """Without the registry, only note which claims the caller believes in."""
         caller.claims.pop(claim.name, None)
@@ -450,7 +450,7 @@ def _may_write(tx: Transaction, session: LockSession, row: tuple[str, str]) -> b
 def _passes(tx: Transaction, proof: LockProof) -> bool:
     try:
         return locks.check(tx, proof) == proof.fence
-    except HoldfastError:
+    except FastnessError:
         return False
 
 

@@ -12,23 +12,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.backends.memory import Pairs
-from holdfast.clock import IdSource
-from holdfast.errors import HoldfastError
-from holdfast.kv import Pair, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey, keys_of
-from holdfast.layers.queues.keys import QueueKeys
-from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX
-from holdfast.plane.atomic import commit
-from holdfast.plane.batching import call_batch
-from holdfast.plane.operations import handler_of
-from holdfast.plane.sharing import run_alone
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import TierPolicy
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.frames import Call
-from holdfast.wire.queues import (
+from fastness.backends.memory import Pairs
+from fastness.clock import IdSource
+from fastness.errors import FastnessError
+from fastness.kv import Pair, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey, keys_of
+from fastness.layers.queues.keys import QueueKeys
+from fastness.limits import PAYLOAD_CARRIED_BYTES_MAX
+from fastness.plane.atomic import commit
+from fastness.plane.batching import call_batch
+from fastness.plane.operations import handler_of
+from fastness.plane.sharing import run_alone
+from fastness.testing.clock import ManualClock
+from fastness.tiers import TierPolicy
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.frames import Call
+from fastness.wire.queues import (
     AckMessages,
     ExtendMessages,
     GetQueuePolicy,
@@ -38,8 +38,8 @@ from holdfast.wire.queues import (
     PutMessages,
     QueuePolicy,
 )
-from holdfast.wire.requests import Request
-from holdfast.wire.states import UpdateState
+from fastness.wire.requests import Request
+from fastness.wire.states import UpdateState
 
 JOBS, OTHERS = QueueKey("main", "jobs"), QueueKey("main", "others")
 ALL = (JOBS, OTHERS, QueueKey("main", "jobs.dlq"), QueueKey("main", "others.dlq"))
@@ -129,7 +129,7 @@ class SharedKeySpace:
                 key = "call" if how == "keyed" else None
                 calls = [Call(number, request, key and f"{key}-{number}") for number, request in enumerate(requests)]
                 self.runner.run(call_batch(self.stores, calls))
-        except HoldfastError:
+        except FastnessError:
             pass  # A call that is refused has written nothing.
         return self.last[1].shared
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.properties.sqs_model import Message, Queue, Refused, SqsModel
 
-from holdfast.errors import HoldfastError
-from holdfast.kv import Database
-from holdfast.layers import queues, sqs
-from holdfast.layers.queues import QueueKey
-from holdfast.plane.open import Options, open_plane_async
-from holdfast.server.authorization import AllowAll
-from holdfast.server.context import ServerContext
-from holdfast.server.sqs.actions import SqsActions
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.errors import SqsError, sqs_error
-from holdfast.testing.clock import ManualClock
+from fastness.errors import FastnessError
+from fastness.kv import Database
+from fastness.layers import queues, sqs
+from fastness.layers.queues import QueueKey
+from fastness.plane.open import Options, open_plane_async
+from fastness.server.authorization import AllowAll
+from fastness.server.context import ServerContext
+from fastness.server.sqs.actions import SqsActions
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.errors import SqsError, sqs_error
+from fastness.testing.clock import ManualClock
 
 BASE = "http://127.0.0.1/sqs"
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -65,7 +65,7 @@ class SqsMachine(RuleBasedStateMachine):
             return self.runner.run(self.actions.call(self.caller, action, parameters))
         except SqsError as error:
             raise Refused(error.name.removesuffix("Exception")) from error
-        except HoldfastError as error:
+        except FastnessError as error:
             raise Refused(sqs_error(error).name.removesuffix("Exception")) from error
 
     def both(self, ours: Callable[[], Any], model: Callable[[], Any], *, same: set[str] | None = None) -> Any:

@@ -6,14 +6,14 @@ from zlib import crc32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import Plane, TaskApp, group
-from holdfast.errors import CommitUnknown, HoldfastError, QueueBusy
-from holdfast.handles.sync import task_runs
-from holdfast.handles.sync.messages import Message
-from holdfast.tasks.chains import Chainable
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
+import fastness
+from fastness import Plane, TaskApp, group
+from fastness.errors import CommitUnknown, FastnessError, QueueBusy
+from fastness.handles.sync import task_runs
+from fastness.handles.sync.messages import Message
+from fastness.tasks.chains import Chainable
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
 
 NOTHING = object()
 VISIBILITY_SECONDS = 10
@@ -85,7 +85,7 @@ class Fleet:
             task_runs.run_message(self.plane, message, self.app._registry.find)
             if not message.settled:
                 message.ack()
-        except HoldfastError:
+        except FastnessError:
             if not message.settled and not message.lost:
                 message.nack(intent="defer")
 
@@ -107,7 +107,7 @@ class Fleet:
 @given(node=NODES, data=st.data())
 def test_what_follows_runs_once_with_the_result_of_a_plain_evaluation(node: Any, data: st.DataObject) -> None:
     clock = ManualClock()
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         fleet = Fleet(plane, clock)
         chain = fleet.step(node).then(fleet.last.s())
         chain.send()

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Database, Pair, Transaction
-from holdfast.tiers import Tier
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Database, Pair, Transaction
+from fastness.tiers import Tier
 
 Model = dict[bytes, bytes]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.handles.workers.consumers import Buffer, HeldMessages, Window
+from fastness.handles.workers.consumers import Buffer, HeldMessages, Window
 
 
 class FakeMessage(NamedTuple):

@@ -21,18 +21,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import BaselineRegressed, PromotionRefused, WorldNotFound
-from holdfast.handles.sync.plane import Plane
-from holdfast.handles.sync.worlds import World
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
-from holdfast.wire.inboxes import DomainEvent, Effect
-from holdfast.wire.restores import Entry
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import BaselineRegressed, PromotionRefused, WorldNotFound
+from fastness.handles.sync.plane import Plane
+from fastness.handles.sync.worlds import World
+from fastness.kv import Database, Subspace, Transaction
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from fastness.wire.inboxes import DomainEvent, Effect
+from fastness.wire.restores import Entry
 
 
 def fold(state: Any, entry: Entry) -> Any:

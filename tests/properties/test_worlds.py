@@ -12,16 +12,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import CommitUnknown, HeadAdvanced, Unreachable
-from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journal_records, journals, worlds
-from holdfast.layers.worlds import World
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.tiers import Tier
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, DomainEvent, EffectReceipt, InboundMessage, InboxItem, TimerFired
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import CommitUnknown, HeadAdvanced, Unreachable
+from fastness.kv import Database, Transaction
+from fastness.layers import inboxes, journal_records, journals, worlds
+from fastness.layers.worlds import World
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.tiers import Tier
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control, DomainEvent, EffectReceipt, InboundMessage, InboxItem, TimerFired
 
 BATCH_BYTES_MAX = 262_144
 DEFAULTS = {

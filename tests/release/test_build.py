@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.version import __version__
+from fastness.version import __version__
 
 ROOT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13")
@@ -38,25 +38,25 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    return dist / f"holdfast-{__version__}-py3-none-any.whl"
+    return dist / f"fastness-{__version__}-py3-none-any.whl"
 
 
 @pytest.fixture(scope="module")
 def sdist(dist: Path) -> Path:
-    return dist / f"holdfast-{__version__}.tar.gz"
+    return dist / f"fastness-{__version__}.tar.gz"
 
 
 def test_the_wheel_and_the_sdist_have_what_they_need(wheel: Path, sdist: Path) -> None:
     run("-m", "twine", "check", "--strict", wheel, sdist)
     with zipfile.ZipFile(wheel) as archive:
         packed = set(archive.namelist())
-        metadata = Parser().parsestr(archive.read(f"holdfast-{__version__}.dist-info/METADATA").decode())
+        metadata = Parser().parsestr(archive.read(f"fastness-{__version__}.dist-info/METADATA").decode())
     files = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
     expected = {name for name in files if "__pycache__" not in name and ".egg-info" not in name}
-    data = {name for name in packed if name.startswith(f"holdfast-{__version__}.")}
+    data = {name for name in packed if name.startswith(f"fastness-{__version__}.")}
     assert packed - data == expected
-    assert "holdfast/server/console/static/app.js" in packed
-    assert f"holdfast-{__version__}.data/data/share/man/man1/holdfast.1" in data
+    assert "fastness/server/console/static/app.js" in packed
+    assert f"fastness-{__version__}.data/data/share/man/man1/fastness.1" in data
 
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = set(project["project"]["optional-dependencies"])
@@ -64,7 +64,7 @@ def test_the_wheel_and_the_sdist_have_what_they_need(wheel: Path, sdist: Path) -
     assert extras.isdisjoint(project["dependency-groups"])
     supported = [f"Programming Language :: Python :: {version}" for version in PYTHONS]
     assert set(supported) <= set(metadata.get_all("Classifier", []))
-    assert (metadata["Author"], metadata["License-Expression"]) == ("Holdfast maintainers", "Apache-2.0")
+    assert (metadata["Author"], metadata["License-Expression"]) == ("Fastness maintainers", "Apache-2.0")
     required = [each for each in metadata.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert len(required) == len(project["project"]["dependencies"])
 
@@ -77,7 +77,7 @@ def test_the_wheel_and_the_sdist_have_what_they_need(wheel: Path, sdist: Path) -
 
 def test_the_wheel_installs_and_works_on_the_oldest_python(wheel: Path) -> None:
     seen = json.loads(smoke["install_and_use"](wheel, "3.11", str(ROOT / "requirements.lock")))
-    assert (seen["holdfast"], seen["fence"]) == (__version__, 2)
+    assert (seen["fastness"], seen["fence"]) == (__version__, 2)
 
 
 @pytest.mark.nightly

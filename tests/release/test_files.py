@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backends.postgres.schema import SCHEMA_VERSION
-from holdfast.cli.backup_format import BACKUP_FORMAT
-from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
-from holdfast.version import __version__
-from holdfast.wire.frames import PROTOCOL, REVISION
+from fastness.backends.postgres.schema import SCHEMA_VERSION
+from fastness.cli.backup_format import BACKUP_FORMAT
+from fastness.kv.formats import FORMAT, OLDEST_FORMAT
+from fastness.version import __version__
+from fastness.wire.frames import PROTOCOL, REVISION
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
-UNITS = ("holdfast.service", "holdfast-worker@.service")
+UNITS = ("fastness.service", "fastness-worker@.service")
 
 
 def run(*words: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -48,10 +48,10 @@ def test_the_changelog_has_its_form() -> None:
 
 
 def test_the_manual_has_every_command_and_no_error() -> None:
-    page = ROOT / "deploy" / "man" / "holdfast.1"
+    page = ROOT / "deploy" / "man" / "fastness.1"
     assert run(sys.executable, "tools/make_manual.py", "--check").returncode == 0
     reference = (ROOT / "docs" / "reference" / "commands.md").read_text()
-    commands = re.findall(r"^#+ (holdfast .+)$", reference, re.MULTILINE)
+    commands = re.findall(r"^#+ (fastness .+)$", reference, re.MULTILINE)
     titles = [title.replace(r"\-", "-") for title in re.findall(r'^\.SS "(.+)"$', page.read_text(), re.MULTILINE)]
     assert len(titles) == len(commands) > 100
     assert all(title.startswith(command) for title, command in zip(titles, commands, strict=True))
@@ -90,7 +90,7 @@ def test_the_container_file_is_valid() -> None:
 def test_the_units_are_valid_and_hardened(tmp_path: Path) -> None:
     for name in UNITS:
         unit = (ROOT / "deploy" / "systemd" / name).read_text()
-        (tmp_path / name).write_text(unit.replace("/opt/holdfast/bin/holdfast", "/bin/true"))  # It must exist.
+        (tmp_path / name).write_text(unit.replace("/opt/fastness/bin/fastness", "/bin/true"))  # It must exist.
     checked = run("systemd-analyze", "verify", "--man=no", *(tmp_path / name.replace("@", "@shop") for name in UNITS))
     assert (checked.returncode, checked.stderr) == (0, "")
     for name in UNITS:
@@ -101,9 +101,9 @@ def test_the_units_are_valid_and_hardened(tmp_path: Path) -> None:
 _WITHOUT_EXECUTABLE_DATA = """
 import ctypes, sys
 assert ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN
-import holdfast, nacl.public, psycopg, uvloop
-from holdfast.server.settings import Settings
-from holdfast.server.serving import serve
+import fastness, nacl.public, psycopg, uvloop
+from fastness.server.settings import Settings
+from fastness.server.serving import serve
 import asyncio, os, signal
 
 async def main():
@@ -111,7 +111,7 @@ async def main():
         asyncio.get_running_loop().create_task(use(url))
 
     async def use(url):
-        async with holdfast.connect_async(url) as plane:
+        async with fastness.connect_async(url) as plane:
             await plane.queue("jobs").put({"n": 1})
             async with await plane.queue("jobs").receive(wait_seconds=60) as message:
                 print(message.json())

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import pytest
 
-from holdfast.kv import Transaction
-from holdfast.layers import collections as layer
-from holdfast.testing.collection_scenarios import collections
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.scenarios import play
-from holdfast.testing.simulation import Rates
-from holdfast.wire.collections import PutRow, RowChange
+from fastness.kv import Transaction
+from fastness.layers import collections as layer
+from fastness.testing.collection_scenarios import collections
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.scenarios import play
+from fastness.testing.simulation import Rates
+from fastness.wire.collections import PutRow, RowChange
 
 real_commit = layer.commit
 

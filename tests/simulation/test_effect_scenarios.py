@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.kv import Transaction
-from holdfast.layers import effect_leases, effects, timer_firing, timers, worlds
-from holdfast.layers.effects import EffectKey, StoredEffect
-from holdfast.layers.worlds import World, WorldState
-from holdfast.testing.effect_scenarios import effects as scenario
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.scenarios import play
-from holdfast.testing.simulation import Rates
+from fastness.kv import Transaction
+from fastness.layers import effect_leases, effects, timer_firing, timers, worlds
+from fastness.layers.effects import EffectKey, StoredEffect
+from fastness.layers.worlds import World, WorldState
+from fastness.testing.effect_scenarios import effects as scenario
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.scenarios import play
+from fastness.testing.simulation import Rates
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
 

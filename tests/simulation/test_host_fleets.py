@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.hosts.hosted_world import HostedWorld
-from holdfast.kv import Transaction
-from holdfast.layers import effect_leases, effects, hosting
-from holdfast.layers.hosting import Hosting
-from holdfast.layers.worlds import World
-from holdfast.testing.histories import Violation
-from holdfast.testing.hosts.fleets import FleetRates, main, play_fleet
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.hosting import TurnCommitted
+from fastness.hosts.hosted_world import HostedWorld
+from fastness.kv import Transaction
+from fastness.layers import effect_leases, effects, hosting
+from fastness.layers.hosting import Hosting
+from fastness.layers.worlds import World
+from fastness.testing.histories import Violation
+from fastness.testing.hosts.fleets import FleetRates, main, play_fleet
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.hosting import TurnCommitted
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
 

@@ -5,14 +5,14 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from holdfast.kv import Transaction
-from holdfast.layers import hosting, inboxes, turns
-from holdfast.layers.hosting import Hosting
-from holdfast.layers.worlds import World
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.host_scenarios import hosts
-from holdfast.testing.scenarios import play
-from holdfast.testing.simulation import Rates
+from fastness.kv import Transaction
+from fastness.layers import hosting, inboxes, turns
+from fastness.layers.hosting import Hosting
+from fastness.layers.worlds import World
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.host_scenarios import hosts
+from fastness.testing.scenarios import play
+from fastness.testing.simulation import Rates
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
 

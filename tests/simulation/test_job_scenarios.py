@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.layers.queues import by_id, expiry, key_flow, leasing, outcomes, unique_keys
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.message_leases import HeldLease
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.job_scenarios import jobs
-from holdfast.testing.scenarios import play
-from holdfast.testing.simulation import Rates
-from holdfast.wire.queues import NewResult
-from holdfast.wire.stored_messages import StoredMessage
+from fastness.layers.queues import by_id, expiry, key_flow, leasing, outcomes, unique_keys
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.message_leases import HeldLease
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.job_scenarios import jobs
+from fastness.testing.scenarios import play
+from fastness.testing.simulation import Rates
+from fastness.wire.queues import NewResult
+from fastness.wire.stored_messages import StoredMessage
 
 SEEDS_TO_FIND = 40  # An ordinary run would miss a fault that needs more seeds.
 

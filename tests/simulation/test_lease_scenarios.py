@@ -7,19 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import LeaseConflict, LeaseExpired
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import entities as entity_layer
-from holdfast.layers import leases as lease_layer
-from holdfast.layers import states
-from holdfast.layers.leases import Grant, LeaseKey
-from holdfast.testing import lease_scenarios
-from holdfast.testing.faults import FaultyDatabase
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.scenarios import Scenario, play
-from holdfast.testing.simulation import Rates
-from holdfast.tiers import Tier
-from holdfast.wire.leases import LeaseProof
+from fastness.errors import LeaseConflict, LeaseExpired
+from fastness.kv import Subspace, Transaction
+from fastness.layers import entities as entity_layer
+from fastness.layers import leases as lease_layer
+from fastness.layers import states
+from fastness.layers.leases import Grant, LeaseKey
+from fastness.testing import lease_scenarios
+from fastness.testing.faults import FaultyDatabase
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.scenarios import Scenario, play
+from fastness.testing.simulation import Rates
+from fastness.tiers import Tier
+from fastness.wire.leases import LeaseProof
 
 SCENARIOS = {"leases": lease_scenarios.leases, "entities": lease_scenarios.entities}
 

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.kv import Transaction
-from holdfast.layers import lock_records
-from holdfast.layers import locks as lock_layer
-from holdfast.layers.lock_transaction import LockTransaction
-from holdfast.lock_rules import Mode
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.lock_scenarios import locks
-from holdfast.testing.scenarios import play
-from holdfast.testing.simulation import Rates
-from holdfast.wire.locks import LockProof
+from fastness.kv import Transaction
+from fastness.layers import lock_records
+from fastness.layers import locks as lock_layer
+from fastness.layers.lock_transaction import LockTransaction
+from fastness.lock_rules import Mode
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.lock_scenarios import locks
+from fastness.testing.scenarios import play
+from fastness.testing.simulation import Rates
+from fastness.wire.locks import LockProof
 
 SEEDS_TO_FIND = 60
 

@@ -7,23 +7,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import DamagedDatabase
-from holdfast.kv import Transaction
-from holdfast.layers import mailboxes as layer
-from holdfast.layers.mailboxes import Address, expiry, reading, sending
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.testing import mail_scenarios
-from holdfast.testing.faults import FaultyDatabase
-from holdfast.testing.histories import Operation, Outcome, Violation
-from holdfast.testing.mail_scenarios import mail
-from holdfast.testing.scenarios import play
-from holdfast.testing.simulation import Rates
-from holdfast.tiers import Tier
-from holdfast.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import DamagedDatabase
+from fastness.kv import Transaction
+from fastness.layers import mailboxes as layer
+from fastness.layers.mailboxes import Address, expiry, reading, sending
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.testing import mail_scenarios
+from fastness.testing.faults import FaultyDatabase
+from fastness.testing.histories import Operation, Outcome, Violation
+from fastness.testing.mail_scenarios import mail
+from fastness.testing.scenarios import play
+from fastness.testing.simulation import Rates
+from fastness.tiers import Tier
+from fastness.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail
 
 SEEDS_TO_FIND = 30  # An ordinary run would miss a fault that needs more seeds.
-receipts = import_module("holdfast.layers.mailboxes.receipts")
+receipts = import_module("fastness.layers.mailboxes.receipts")
 
 
 def test_small_batches_find_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.kv import Transaction, fence_floor
-from holdfast.layers import queues as layer
-from holdfast.layers.queues import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.kv import Transaction, fence_floor
+from fastness.layers import queues as layer
+from fastness.layers.queues import (
     QueueKey,
     StoredMessage,
     dead_letters,
@@ -20,18 +20,18 @@ from holdfast.layers.queues import (
     message_leases,
     sidecars,
 )
-from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.testing import queue_scenarios
-from holdfast.testing.faults import FaultyDatabase
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.queue_scenarios import queues
-from holdfast.testing.scenarios import play
-from holdfast.testing.simulation import Rates
-from holdfast.tiers import Tier
-from holdfast.wire import stored_messages
-from holdfast.wire.queues import MessageLease, QueuePolicy
-from holdfast.wire.stored_messages import StoredHead
+from fastness.layers.queues import keys as queue_keys
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.testing import queue_scenarios
+from fastness.testing.faults import FaultyDatabase
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.queue_scenarios import queues
+from fastness.testing.scenarios import play
+from fastness.testing.simulation import Rates
+from fastness.tiers import Tier
+from fastness.wire import stored_messages
+from fastness.wire.queues import MessageLease, QueuePolicy
+from fastness.wire.stored_messages import StoredHead
 
 SEEDS_TO_FIND = 30  # An ordinary run would miss a fault that needs more seeds.
 

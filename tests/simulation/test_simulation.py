@@ -1,4 +1,4 @@
-"""The simulator finds no violations in Holdfast, and finds deliberately broken databases."""
+"""The simulator finds no violations in Fastness, and finds deliberately broken databases."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Transaction
-from holdfast.testing import scenarios
-from holdfast.testing.faults import FaultyDatabase
-from holdfast.testing.histories import Violation, check_all_fences
-from holdfast.testing.scenarios import SCENARIOS, Check, Scenario, play
-from holdfast.testing.simulation import Client, Rates, Simulation
-from holdfast.tiers import Tier
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Transaction
+from fastness.testing import scenarios
+from fastness.testing.faults import FaultyDatabase
+from fastness.testing.histories import Violation, check_all_fences
+from fastness.testing.scenarios import SCENARIOS, Check, Scenario, play
+from fastness.testing.simulation import Client, Rates, Simulation
+from fastness.tiers import Tier
 
 every_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from holdfast.cli.main import root
+from fastness.cli.main import root
 
 Hf = Callable[..., Result]
 
@@ -16,9 +16,9 @@ Hf = Callable[..., Result]
 def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
     """Runs a CLI command on the test's own data directory."""
     for name in list(os.environ):
-        if name.startswith("HOLDFAST_"):
+        if name.startswith("FASTNESS_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HOLDFAST_URL", f"dir:{tmp_path / 'data'}")
+    monkeypatch.setenv("FASTNESS_URL", f"dir:{tmp_path / 'data'}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     runner = CliRunner()

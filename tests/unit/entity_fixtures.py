@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.layers.entities import EntityKey
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import Plane
+from fastness.layers.entities import EntityKey
+from fastness.testing.clock import ManualClock
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         yield plane
 
 

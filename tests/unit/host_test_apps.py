@@ -4,12 +4,12 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-from holdfast.handles.sync.runs import Run
-from holdfast.hosts.adapters import EffectCall
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.programs import Event, TurnContext
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.testing import HostTest
+from fastness.handles.sync.runs import Run
+from fastness.hosts.adapters import EffectCall
+from fastness.hosts.apps import HostApp
+from fastness.hosts.programs import Event, TurnContext
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.testing import HostTest
 
 app = HostApp()
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from holdfast.errors import LockTimeout
-from holdfast.runtime.locks.table import Held, LockTable
+from fastness.errors import LockTimeout
+from fastness.runtime.locks.table import Held, LockTable
 
 DATABASE = ["database"]
 TASKS = ["entity_type", "task"]

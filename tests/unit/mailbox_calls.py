@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.kv import Database, Transaction
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail
+from fastness.kv import Database, Transaction
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.wire.mail import Envelope, MailPolicy, MailReceipt, NewMail
 
 ADA, BOB, EVE = (Address("main", agent) for agent in ("ada", "bob", "eve"))
 DAY_MS = 86_400_000

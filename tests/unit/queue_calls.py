@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from holdfast.kv import Database
-from holdfast.layers import queues
-from holdfast.layers.queues import Leased, QueueKey, StoredMessage
-from holdfast.wire.queues import LeasedMessages, MessageLease, NewMessage, QueuePolicy, QueueStats, Receipt
+from fastness.kv import Database
+from fastness.layers import queues
+from fastness.layers.queues import Leased, QueueKey, StoredMessage
+from fastness.wire.queues import LeasedMessages, MessageLease, NewMessage, QueuePolicy, QueueStats, Receipt
 
 JOBS = QueueKey("main", "jobs")
 DEAD = QueueKey("main", "jobs.dlq")

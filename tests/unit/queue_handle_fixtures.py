@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Transaction
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.queues import Queue
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.queues import QueueStats
+import fastness
+from fastness import Plane, Transaction
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.queues import Queue
+from fastness.testing.clock import ManualClock
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.queues import QueueStats
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -38,14 +38,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         yield plane
 
 
 @pytest.fixture
 def running(url: str) -> Iterator[Plane]:
     """A plane with the system clock."""
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         yield plane
 
 

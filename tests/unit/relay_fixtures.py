@@ -6,23 +6,23 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError
-from holdfast.limits import (
+from fastness.errors import FastnessError
+from fastness.limits import (
     MAIL_BATCH_MAX,
     RELAY_RECEIPTS_SECONDS,
 )
-from holdfast.plane import Options, open_plane_async
-from holdfast.plane.batching import call_batch
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.runtime.relay.hub import RelayHub
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.frames import Call
-from holdfast.wire.mail import (
+from fastness.plane import Options, open_plane_async
+from fastness.plane.batching import call_batch
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.runtime.relay.hub import RelayHub
+from fastness.testing.clock import ManualClock
+from fastness.wire.frames import Call
+from fastness.wire.mail import (
     CountMail,
     NewMail,
     SendMail,
 )
-from holdfast.wire.relay import (
+from fastness.wire.relay import (
     Body,
     Confirm,
     Error,
@@ -32,7 +32,7 @@ from holdfast.wire.relay import (
     Send,
     Sent,
 )
-from holdfast.wire.requests import Request
+from fastness.wire.requests import Request
 
 DEADLINE_SECONDS = 30.0
 
@@ -54,7 +54,7 @@ class Commits:
 
     def __init__(self, transport: AsyncEmbeddedTransport) -> None:
         self.batches: list[list[Request[Any]]] = []
-        self.failing: HoldfastError | None = None
+        self.failing: FastnessError | None = None
         self.held: list[asyncio.Event] = []  # The next batches wait for these events before they are executed.
         self._transport = transport
 

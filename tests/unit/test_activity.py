@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import Busy, Closed, InvalidArgument, InvalidName, InvalidValue, Unreachable
-from holdfast.runtime.activity import writer as log_writer
-from holdfast.runtime.activity.log import ActivityLog, LoggedRecord, Position
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, faulty_objects
+from fastness import limits
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import Busy, Closed, InvalidArgument, InvalidName, InvalidValue, Unreachable
+from fastness.runtime.activity import writer as log_writer
+from fastness.runtime.activity.log import ActivityLog, LoggedRecord, Position
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, faulty_objects
 
 DAY_MS = 86_400_000
 START = "2023-11-14_22-13-20"  # The start of the manual clock.
@@ -502,7 +502,7 @@ def test_records_that_cannot_be_written_are_written_later(
     log: ActivityLog, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.write_text("in the way")
-    with caplog.at_level(logging.INFO, "holdfast.activity"):
+    with caplog.at_level(logging.INFO, "fastness.activity"):
         for session in ("s", "t"):
             for number in range(5):
                 log.log("main", session, {"number": number})

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from holdfast.adaptive_batching import SINGLE_CALLER_TICKS_MIN, AdaptiveBatching
+from fastness.adaptive_batching import SINGLE_CALLER_TICKS_MIN, AdaptiveBatching
 
 
 def record_single_callers(batching: AdaptiveBatching) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier, limits
-from holdfast.errors import Busy
-from holdfast.runtime.activity import events
-from holdfast.runtime.repeat_detector import RepeatDetector
+import fastness
+from fastness import Plane, Tier, limits
+from fastness.errors import Busy
+from fastness.runtime.activity import events
+from fastness.runtime.repeat_detector import RepeatDetector
 
 
 @pytest.fixture(params=["memory", "dir"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
-    with holdfast.open("memory:" if request.param == "memory" else f"dir:{tmp_path}") as plane:
+    with fastness.open("memory:" if request.param == "memory" else f"dir:{tmp_path}") as plane:
         yield plane
 
 
@@ -77,7 +77,7 @@ def test_calls_are_accepted_when_no_thread_can_remove_expired_keys(
     plane: Plane, no_threads: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     detector = RepeatDetector(plane._transport.services.database, lambda: 0, shared=False)
-    with caplog.at_level(logging.WARNING, "holdfast.idempotency"):
+    with caplog.at_level(logging.WARNING, "fastness.idempotency"):
         assert detector.received(again=False)()
         assert detector.received(again=False)()
     assert len(caplog.records) == 1
@@ -92,7 +92,7 @@ def test_a_failing_commit_listener_does_not_fail_the_commit(plane: Plane, caplog
 
     database = plane._transport.services.database
     stops = [database.subscribe(fail), database.subscribe(lambda keys, ranges: key_counts.append(len(keys)))]
-    with database.watch(b"") as watch, caplog.at_level(logging.ERROR, "holdfast.watches"):
+    with database.watch(b"") as watch, caplog.at_level(logging.ERROR, "fastness.watches"):
         plane.queue("jobs").put(b"x")
         assert watch.wait(0), "waiters are woken nonetheless"
     for stop in stops:
@@ -114,7 +114,7 @@ def test_an_entity_is_written_although_its_session_log_ended_meanwhile(
         commit(tx)
 
     monkeypatch.setattr(parts.database, "_commit", end_session_and_commit)
-    with caplog.at_level(logging.WARNING, "holdfast.activity"), plane.entities.transaction(session="s1") as tx:
+    with caplog.at_level(logging.WARNING, "fastness.activity"), plane.entities.transaction(session="s1") as tx:
         tx.write("task", "t1", "state", "done")
         tx.write("task", "t1", "metrics", {"cpu": 0.5})
     assert plane.entities.get("task", "t1").fields == {"state": "done"}

@@ -17,27 +17,27 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.cli.main import root
-from holdfast.errors import Busy, DatabaseFailed, HoldfastError, InvalidArgument, NotAllowed
-from holdfast.kv import Database, Transaction
-from holdfast.layers import audit as layer
-from holdfast.layers import tokens, worlds
-from holdfast.limits import AUDIT_REFUSALS_PER_MINUTE, AUDIT_TEXT_BYTES_MAX
-from holdfast.plane import audit, audited, embedded, open_plane_async
-from holdfast.plane.audit import Caller
-from holdfast.plane.open import Options
-from holdfast.runtime.maintenance.retention import trim_audit
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.server.audit import RefusalRecorder, call_audited
-from holdfast.server.authorization import AllowAll
-from holdfast.server.mcp.transport import AuthorizedTransport
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.audit import AuditEntry, audited_parts, count_of, detail_of, target_of
-from holdfast.wire.catalog import REQUESTS
-from holdfast.wire.queues import (
+import fastness
+from fastness.backends.memory import MemoryDatabase
+from fastness.cli.main import root
+from fastness.errors import Busy, DatabaseFailed, FastnessError, InvalidArgument, NotAllowed
+from fastness.kv import Database, Transaction
+from fastness.layers import audit as layer
+from fastness.layers import tokens, worlds
+from fastness.limits import AUDIT_REFUSALS_PER_MINUTE, AUDIT_TEXT_BYTES_MAX
+from fastness.plane import audit, audited, embedded, open_plane_async
+from fastness.plane.audit import Caller
+from fastness.plane.open import Options
+from fastness.runtime.maintenance.retention import trim_audit
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.server.audit import RefusalRecorder, call_audited
+from fastness.server.authorization import AllowAll
+from fastness.server.mcp.transport import AuthorizedTransport
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.audit import AuditEntry, audited_parts, count_of, detail_of, target_of
+from fastness.wire.catalog import REQUESTS
+from fastness.wire.queues import (
     DeleteQueue,
     NewMessage,
     Outcome,
@@ -49,8 +49,8 @@ from holdfast.wire.queues import (
     RedriveMessages,
     SetQueuePolicy,
 )
-from holdfast.wire.requests import Request
-from holdfast.wire.sqs import CreateSqsQueue, StartMoveTask
+from fastness.wire.requests import Request
+from fastness.wire.sqs import CreateSqsQueue, StartMoveTask
 
 AUDITED = [kind for kind in REQUESTS if kind.operation.audited]
 SECRET = "s3cr3t"
@@ -222,7 +222,7 @@ def test_an_entry_says_what_was_asked_for() -> None:
 
 
 def test_a_new_policy_is_recorded_by_the_fields_that_change() -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         plane.queue("jobs").set_policy(QueuePolicy(max_attempts=8, dead_letter_queue="old"))
         policy = QueuePolicy(max_attempts=3, dead_letter_queue="new", rate_per_second=2.5)
         request = SetQueuePolicy("jobs", policy, plane.universe)
@@ -358,7 +358,7 @@ def test_a_plane_that_closes_waits_for_calls_whose_callers_have_left(
     asyncio.run(run(ends=True))
     monkeypatch.setattr(embedded, "AUDIT_CLOSE_SECONDS", 0.01)
     asyncio.run(run(ends=False))
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         assert [each.outcome for each in plane.audit.read().entries] == ["started", "ok"]
 
 
@@ -419,7 +419,7 @@ def test_a_command_on_a_directory_is_recorded_with_its_user(tmp_path: Path, monk
     assert (created["target"], created["universe"]) == ("t", None)
     assert token.rpartition("_")[2] not in json.dumps(created)
     assert "queue:purge" in run("audit")
-    with holdfast.open(url) as plane:  # A program that opens the plane is not recorded.
+    with fastness.open(url) as plane:  # A program that opens the plane is not recorded.
         plane.queue("jobs").purge()
         assert len(plane.audit.read().entries) == 2
         assert plane.transact(tokens.all_tokens)
@@ -428,10 +428,10 @@ def test_a_command_on_a_directory_is_recorded_with_its_user(tmp_path: Path, monk
 KILLED = """
 import os, signal, sys
 import msgspec
-from holdfast.plane import Options, open_plane
-from holdfast.plane.audited import command_caller
-from holdfast.plane.handlers import HANDLERS
-from holdfast.wire.queues import PurgeQueue
+from fastness.plane import Options, open_plane
+from fastness.plane.audited import command_caller
+from fastness.plane.handlers import HANDLERS
+from fastness.wire.queues import PurgeQueue
 
 def die(tx, request):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -445,7 +445,7 @@ def test_a_killed_process_leaves_a_started_entry(tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
     done = subprocess.run([sys.executable, "-c", KILLED, url], env=os.environ, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         assert [(each.action, each.outcome) for each in plane.audit.read().entries] == [("queue:purge", "started")]
         assert plane.audit.read_plane().entries == []
 
@@ -455,7 +455,7 @@ def test_errors_of_an_action_are_those_of_the_caller(tmp_path: Path) -> None:
         caller = Caller(actor="ann@host", entry="cli")
         transport = await open_plane_async(f"dir:{tmp_path / 'data'}", Options(caller=caller))
         try:
-            with pytest.raises(HoldfastError):
+            with pytest.raises(FastnessError):
                 await transport.call(RedriveMessages("", ["x"]))
             await transport.call(PutMessages("jobs", [NewMessage(b"1")]))
             await transport.call(PurgeQueue("jobs"))

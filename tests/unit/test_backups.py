@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy, InvalidArgument, NotFound, Unreachable, Unsupported
-from holdfast.handles.sync.backups import _lines
-from holdfast.kv import Subspace
-from holdfast.limits import CHECKPOINT_IDLE_SECONDS, CHECKPOINTS_MAX
-from holdfast.runtime.maintenance.checkpoints import LineStream
-from holdfast.runtime.maintenance.scan import names, universes
-from holdfast.wire.backups import Line
+import fastness
+from fastness import Plane
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy, InvalidArgument, NotFound, Unreachable, Unsupported
+from fastness.handles.sync.backups import _lines
+from fastness.kv import Subspace
+from fastness.limits import CHECKPOINT_IDLE_SECONDS, CHECKPOINTS_MAX
+from fastness.runtime.maintenance.checkpoints import LineStream
+from fastness.runtime.maintenance.scan import names, universes
+from fastness.wire.backups import Line
 
 LARGE = b"large" * 10_000
 
@@ -26,7 +26,7 @@ LARGE = b"large" * 10_000
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[Plane]:
     """A plane with data of every kind."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         world = plane.world("ada")
         world.create()
         world.append(list(range(100)), expected_head=0)
@@ -47,7 +47,7 @@ def checkpoints(tmp_path: Path) -> list[Path]:
 
 def test_a_backup_contains_the_key_space_and_every_referenced_object(plane: Plane, tmp_path: Path) -> None:
     checkpoint = plane.backups.begin()
-    assert (checkpoint.data_format, checkpoint.version) == (2, holdfast.__version__)
+    assert (checkpoint.data_format, checkpoint.version) == (2, fastness.__version__)
     files = {file.path: file for file in plane.backups.files(checkpoint.id)}
     digest = hashlib.sha256(LARGE).hexdigest()
     assert [file.sha256 for path, file in files.items() if path.startswith("objects/cas/main/sha256/")] == [digest]
@@ -119,11 +119,11 @@ def test_backups_are_limited_and_idle_ones_expire(plane: Plane, tmp_path: Path) 
 
 
 def test_a_backup_continues_after_the_plane_is_reopened(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.blobs.put(LARGE)
         checkpoint = plane.backups.begin()
         first = list(plane.backups.files(checkpoint.id))
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         assert [file for file in plane.backups.files(checkpoint.id) if "activity" not in file.path] == [
             file for file in first if "activity" not in file.path
         ]
@@ -141,7 +141,7 @@ def test_an_unknown_backup_is_not_found(plane: Plane, id: str) -> None:
             plane.backups.end(id)
 
 
-@pytest.mark.parametrize("path", ["", "kv/CURRENT", "holdfast.json", "keyspace/../../holdfast.json", "objects/../x"])
+@pytest.mark.parametrize("path", ["", "kv/CURRENT", "fastness.json", "keyspace/../../fastness.json", "objects/../x"])
 def test_only_files_of_a_backup_can_be_read(plane: Plane, path: str) -> None:
     checkpoint = plane.backups.begin()
     with pytest.raises((InvalidArgument, NotFound)):
@@ -152,7 +152,7 @@ def test_only_files_of_a_backup_can_be_read(plane: Plane, path: str) -> None:
 
 def test_backups_need_a_directory(postgres_url: str) -> None:
     for url in ("memory:", postgres_url):
-        with holdfast.open(url) as plane:
+        with fastness.open(url) as plane:
             for ask in (plane.backups.begin, plane.backups.examine, lambda: plane.backups.files("0" * 16)):
                 with pytest.raises(Unsupported, match="pg_dump"):
                     ask()
@@ -160,7 +160,7 @@ def test_backups_need_a_directory(postgres_url: str) -> None:
 
 def test_the_async_plane_supports_backups(tmp_path: Path) -> None:
     async def use() -> None:
-        async with holdfast.open_async(f"dir:{tmp_path / 'data'}") as plane:
+        async with fastness.open_async(f"dir:{tmp_path / 'data'}") as plane:
             await plane.blobs.put(LARGE)
             checkpoint = await plane.backups.begin()
             async for file in await plane.backups.files(checkpoint.id):
@@ -221,7 +221,7 @@ def test_a_world_deleted_during_a_check_is_not_damage(plane: Plane) -> None:
 def test_an_interrupted_check_leaves_no_checkpoint(
     plane: Plane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.runtime.maintenance.checkpoints.STREAMED_LINES_MAX", 1)
+    monkeypatch.setattr("fastness.runtime.maintenance.checkpoints.STREAMED_LINES_MAX", 1)
     listing = plane.backups.examine()
     next(listing)
     assert len(checkpoints(tmp_path)) == 1

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import CasMismatch, InvalidArgument, Unreachable
-from holdfast.handles.plane import AsyncPlane
-from holdfast.kv import Transaction
-from holdfast.kv.batch import run_batch, run_isolated
-from holdfast.plane.batching import CallBatcher
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.faults import FaultyDatabase
+import fastness
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import CasMismatch, InvalidArgument, Unreachable
+from fastness.handles.plane import AsyncPlane
+from fastness.kv import Transaction
+from fastness.kv.batch import run_batch, run_isolated
+from fastness.plane.batching import CallBatcher
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.faults import FaultyDatabase
 
 
 class Slow(MemoryDatabase):
@@ -88,7 +88,7 @@ async def test_a_single_call_does_not_wait() -> None:
 
 
 async def test_a_call_sees_the_writes_of_earlier_calls_in_its_batch() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         state = plane.state("s")
         outcomes = await asyncio.gather(
             *(state.update(number, if_absent=True) for number in range(10)), return_exceptions=True
@@ -97,7 +97,7 @@ async def test_a_call_sees_the_writes_of_earlier_calls_in_its_batch() -> None:
 
 
 async def test_the_events_of_a_batch_are_published_once() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await asyncio.gather(*(jobs.put(number) for number in range(20)))
         assert len((await plane.activity.read(kind="queues")).records) == 20
@@ -135,7 +135,7 @@ async def test_a_cancelled_caller_does_not_affect_the_others() -> None:
 
 
 async def test_a_large_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.kv.batch.BATCH_WRITE_BYTES_MAX", 1_000)
+    monkeypatch.setattr("fastness.kv.batch.BATCH_WRITE_BYTES_MAX", 1_000)
     with Slow() as database:
         gathering = CallBatcher(database, lambda events: None)
         numbers = [number for number in range(60) if number % 7 != 3]
@@ -155,7 +155,7 @@ def test_a_function_that_raises_after_a_write_leaves_nothing() -> None:
             raise InvalidArgument("not this one")
         return number
 
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         database = plane._transport.services.database
         works = [(work, number) for number in (1, 2, 3)]
         outcomes, events = database.transact(lambda tx: (run_batch(tx, works), tx.events))
@@ -175,7 +175,7 @@ def test_a_function_that_raises_before_writing_does_not_rerun_the_batch() -> Non
         tx.put(b"%d" % number, b"new")
         return number
 
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         outcomes = plane._transport.services.database.transact(run_batch, [(work, number) for number in (1, 2, 3)])
         assert [type(outcome) for outcome in outcomes] == [int, InvalidArgument, int]
         assert runs == [1, 2, 3]
@@ -194,7 +194,7 @@ def test_an_atomic_list_that_fails_does_not_rerun_the_batch() -> None:
         runs.append(request)
         tx.put(b"other", b"")
 
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         database = plane._transport.services.database
         apart = (lambda tx, request: run_isolated(tx, half, request)), "list"
         outcomes = database.transact(run_batch, [(other, "first"), apart, (other, "last")])

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier, TierPolicy
-from holdfast.errors import NotTransactional
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.field_tiers import LOG_KIND
-from holdfast.runtime.activity.best_effort import BestEffortFields
-from holdfast.runtime.activity.log import ActivityLog
-from holdfast.testing.clock import START_MS, ManualClock
+import fastness
+from fastness import Plane, Tier, TierPolicy
+from fastness.errors import NotTransactional
+from fastness.layers.entities import EntityKey
+from fastness.layers.field_tiers import LOG_KIND
+from fastness.runtime.activity.best_effort import BestEffortFields
+from fastness.runtime.activity.log import ActivityLog
+from fastness.testing.clock import START_MS, ManualClock
 
 _shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
 url = _shared["url"]
@@ -72,7 +72,7 @@ def test_a_change_of_the_policy_decides_which_value_counts(tmp_path: Path, clock
     durable = TierPolicy({"task.ml_score": Tier.IMPORTANT})
 
     def write_and_read(policy: TierPolicy | None, score: int | None) -> tuple[Any, bool]:
-        with holdfast.open(f"dir:{tmp_path}", clock=clock, tiers=policy) as plane:
+        with fastness.open(f"dir:{tmp_path}", clock=clock, tiers=policy) as plane:
             if score is not None:
                 clock.advance_ms(1_000)
                 plane.entities.write("task", "1", {"ml_score": score})
@@ -131,12 +131,12 @@ def test_a_load_reads_the_newest_part_of_the_logs(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of a file whose writer is still at work, up to its last complete line."""
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         for number in range(100):
             plane.entities.write("task", f"{number:02}", {"ml_score": number}, session=f"s{number % 2}")
-    monkeypatch.setattr("holdfast.limits.BEST_EFFORT_LOAD_BYTES_MAX", 1_000)
+    monkeypatch.setattr("fastness.limits.BEST_EFFORT_LOAD_BYTES_MAX", 1_000)
     folder = tmp_path / "activity" / "main"
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         found = plane.entities.scan("task", best_effort=True)
         assert 0 < len(found) < 20
         assert all(int(each.id) >= 80 and each["ml_score"] == int(each.id) for each in found)
@@ -145,8 +145,8 @@ def test_a_load_reads_the_newest_part_of_the_logs(
 
 def test_nodes_that_share_a_folder_see_each_others_values(postgres_url: str, tmp_path: Path) -> None:
     with (
-        holdfast.open(postgres_url, activity=str(tmp_path)) as one,
-        holdfast.open(postgres_url, activity=str(tmp_path)) as other,
+        fastness.open(postgres_url, activity=str(tmp_path)) as one,
+        fastness.open(postgres_url, activity=str(tmp_path)) as other,
     ):
         assert other.entities.get("task", "1", best_effort=True) is None
         for score in (1, 2):  # The second time, the file is followed.
@@ -164,11 +164,11 @@ def test_nodes_that_share_a_folder_see_each_others_values(postgres_url: str, tmp
 def test_nodes_with_an_object_store_see_ended_sessions(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.limits.BEST_EFFORT_LIST_SECONDS", 0)
+    monkeypatch.setattr("fastness.limits.BEST_EFFORT_LIST_SECONDS", 0)
     objects = f"dir:{tmp_path / 'objects'}"
     with (
-        holdfast.open(postgres_url, activity=str(tmp_path / "one"), objects=objects) as one,
-        holdfast.open(postgres_url, activity=str(tmp_path / "other"), objects=objects) as other,
+        fastness.open(postgres_url, activity=str(tmp_path / "one"), objects=objects) as one,
+        fastness.open(postgres_url, activity=str(tmp_path / "other"), objects=objects) as other,
     ):
         for score in (1, 2):
             assert score == 1 or other.entities.get("task", "1", best_effort=True)["ml_score"] == 1
@@ -186,7 +186,7 @@ def test_a_transaction_of_the_callers_own_has_no_best_effort_values(postgres_url
     import psycopg
 
     with (
-        holdfast.open(postgres_url) as plane,
+        fastness.open(postgres_url) as plane,
         psycopg.connect(postgres_url) as connection,
         pytest.raises(NotTransactional, match=r"plane\.entities"),
     ):
@@ -194,7 +194,7 @@ def test_a_transaction_of_the_callers_own_has_no_best_effort_values(postgres_url
 
 
 async def test_tasks_read_best_effort_values(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         await asyncio.gather(*(plane.entities.write("task", f"{n}", {"ml_score": n}) for n in range(8)))
         found = await asyncio.gather(*(plane.entities.get("task", f"{n}", best_effort=True) for n in range(8)))
         assert [each["ml_score"] for each in found] == list(range(8))

@@ -9,10 +9,10 @@ from typing import Any
 import obstore
 import pytest
 
-import holdfast
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import (
+import fastness
+from fastness import limits
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import (
     BlobNotFound,
     Corrupt,
     HashMismatch,
@@ -23,12 +23,12 @@ from holdfast.errors import (
     SizeMismatch,
     Unsupported,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import blobs
-from holdfast.layers.blobs import Blob, Verify
-from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from fastness.kv import Database, Transaction
+from fastness.layers import blobs
+from fastness.layers.blobs import Blob, Verify
+from fastness.runtime.blobs import AsyncBlobStore
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
 
 SIZES = (0, 1, limits.BLOB_INLINE_BYTES_MAX, limits.BLOB_INLINE_BYTES_MAX + 1, 3_000_000)
 LARGE = bytes(range(256)) * 200
@@ -300,7 +300,7 @@ def test_a_crash_at_any_point_of_a_put_converges_on_retry(
 
 
 def test_the_handle_puts_gets_and_streams(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         hash = plane.blobs.put(LARGE)
         assert hash == name_of(LARGE)
         assert plane.blobs.has(hash)
@@ -312,7 +312,7 @@ def test_the_handle_puts_gets_and_streams(tmp_path: Path) -> None:
 
 def test_the_async_handle_does_the_same(tmp_path: Path) -> None:
     async def use() -> None:
-        async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+        async with fastness.open_async(f"dir:{tmp_path}") as plane:
             hash = await plane.blobs.put(LARGE)
             assert await plane.blobs.has(hash)
             assert await plane.blobs.get(hash) == LARGE
@@ -325,12 +325,12 @@ def test_the_async_handle_does_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("universe", ["", "a b", "../x", "ü", "a" * 256, None])
 def test_an_invalid_universe_name_is_refused(universe: str) -> None:
     with pytest.raises(InvalidName, match="Invalid universe name"):
-        holdfast.open("memory:", universe=universe)
+        fastness.open("memory:", universe=universe)
 
 
 @pytest.mark.parametrize("word", ["always", "sampled", "never"])
 def test_a_plane_has_a_verification_setting(word: str, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}", verify_blobs=word) as plane:
+    with fastness.open(f"dir:{tmp_path}", verify_blobs=word) as plane:
         assert plane.blobs.get(plane.blobs.put(LARGE)) == LARGE
     with pytest.raises(InvalidArgument, match="always, sampled or never"):
-        holdfast.open(f"dir:{tmp_path}", verify_blobs=word.upper())
+        fastness.open(f"dir:{tmp_path}", verify_blobs=word.upper())

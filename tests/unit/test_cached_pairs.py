@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backends.rocksdb import RocksDatabase, views
-from holdfast.kv import Transaction
-from holdfast.limits import WRITE_COST_BYTES
+from fastness.backends.rocksdb import RocksDatabase, views
+from fastness.kv import Transaction
+from fastness.limits import WRITE_COST_BYTES
 
 LIMIT = 20_000
 

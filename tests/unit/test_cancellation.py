@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from holdfast.errors import Unreachable
-from holdfast.runtime.cancellation import finish_or_undo_async
+from fastness.errors import Unreachable
+from fastness.runtime.cancellation import finish_or_undo_async
 
 
 @pytest.mark.parametrize("error", [None, Unreachable("away"), ZeroDivisionError("damaged")], ids=repr)

@@ -20,12 +20,12 @@ from celery.exceptions import ImproperlyConfigured
 from celery.exceptions import TimeoutError as ResultTimeout
 from celery.result import AsyncResult, GroupResult
 
-import holdfast
-from holdfast import celery_results
-from holdfast.celery_results import HoldfastBackend
-from holdfast.errors import Busy, CommitUnknown, InvalidArgument, Unreachable, VersionConflict
-from holdfast.limits import CELERY_CHORD_DONE_SECONDS, COLLECTION_ROWS_MAX, SESSION_INLINE_BYTES_MAX
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import celery_results
+from fastness.celery_results import FastnessBackend
+from fastness.errors import Busy, CommitUnknown, InvalidArgument, Unreachable, VersionConflict
+from fastness.limits import CELERY_CHORD_DONE_SECONDS, COLLECTION_ROWS_MAX, SESSION_INLINE_BYTES_MAX
+from fastness.testing.clock import ManualClock
 
 MakeApp = Callable[..., Celery]
 
@@ -35,9 +35,9 @@ def make_app(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeApp]:
     """Apps whose planes are in memory. With a clock, results expire by it; waits need the real one."""
     apps: list[Celery] = []
 
-    def make(url: str = "holdfast+memory://", clock: ManualClock | None = None, **conf: Any) -> Celery:
+    def make(url: str = "fastness+memory://", clock: ManualClock | None = None, **conf: Any) -> Celery:
         if clock is not None:
-            monkeypatch.setattr(holdfast, "open", partial(holdfast.open, clock=clock))
+            monkeypatch.setattr(fastness, "open", partial(fastness.open, clock=clock))
         app = Celery("tests", backend=url, broker="memory://", set_as_current=False)
         app.conf.update(conf)
         apps.append(app)
@@ -55,17 +55,17 @@ def app(make_app: MakeApp) -> Celery:
 
 
 @pytest.fixture
-def backend(app: Celery) -> HoldfastBackend:  # Not the fixture of the same name: these tests need one key space.
-    found: HoldfastBackend = app.backend
+def backend(app: Celery) -> FastnessBackend:  # Not the fixture of the same name: these tests need one key space.
+    found: FastnessBackend = app.backend
     return found
 
 
 def test_celery_finds_the_backend_by_its_name() -> None:
     found = {each.name: each.value for each in entry_points(group="celery.result_backends")}
-    assert found.get("holdfast") == "holdfast.celery_results:HoldfastBackend", "install this version: make setup"
+    assert found.get("fastness") == "fastness.celery_results:FastnessBackend", "install this version: make setup"
 
 
-def test_a_result_has_its_state_value_traceback_and_children(app: Celery, backend: HoldfastBackend) -> None:
+def test_a_result_has_its_state_value_traceback_and_children(app: Celery, backend: FastnessBackend) -> None:
     assert AsyncResult("none", app=app).state == states.PENDING
     backend.mark_as_started("one", pid=7)
     assert AsyncResult("one", app=app).state == states.STARTED
@@ -86,7 +86,7 @@ def test_a_result_has_its_state_value_traceback_and_children(app: Celery, backen
     assert not backend.task_result_exists("none")
 
 
-def test_a_success_is_final_and_other_states_are_not(app: Celery, backend: HoldfastBackend) -> None:
+def test_a_success_is_final_and_other_states_are_not(app: Celery, backend: FastnessBackend) -> None:
     backend.mark_as_failure("one", ValueError("no"))
     backend.mark_as_done("one", 1)
     backend.mark_as_done("one", 2)
@@ -96,7 +96,7 @@ def test_a_success_is_final_and_other_states_are_not(app: Celery, backend: Holdf
     assert AsyncResult("one", app=app).get(timeout=10) == 1
 
 
-def test_of_two_workers_that_end_a_task_at_once_the_first_success_stays(backend: HoldfastBackend) -> None:
+def test_of_two_workers_that_end_a_task_at_once_the_first_success_stays(backend: FastnessBackend) -> None:
     for _ in range(20):
         task = uuid4().hex
         start = threading.Barrier(2)
@@ -132,7 +132,7 @@ def test_results_without_an_expiry_stay(make_app: MakeApp, clock: ManualClock) -
     assert backend.get_state("one") == states.SUCCESS
 
 
-def test_forgotten_results_are_gone(app: Celery, backend: HoldfastBackend) -> None:
+def test_forgotten_results_are_gone(app: Celery, backend: FastnessBackend) -> None:
     backend.mark_as_done("one", 1)
     AsyncResult("one", app=app).forget()
     assert AsyncResult("one", app=app).state == states.PENDING
@@ -172,7 +172,7 @@ def test_the_expiry_of_a_group_is_moved(make_app: MakeApp, clock: ManualClock) -
     assert backend.get(key) == b"value"
 
 
-def test_a_waiting_caller_is_woken_by_the_result(app: Celery, backend: HoldfastBackend) -> None:
+def test_a_waiting_caller_is_woken_by_the_result(app: Celery, backend: FastnessBackend) -> None:
     begins = threading.Timer(0.05, backend.mark_as_started, ["one"])
     ends = threading.Timer(0.1, backend.mark_as_done, ["one", 1])
     begins.start()
@@ -184,7 +184,7 @@ def test_a_waiting_caller_is_woken_by_the_result(app: Celery, backend: HoldfastB
     ends.join()
 
 
-def test_a_wait_ends_after_its_timeout_and_calls_back_meanwhile(app: Celery, backend: HoldfastBackend) -> None:
+def test_a_wait_ends_after_its_timeout_and_calls_back_meanwhile(app: Celery, backend: FastnessBackend) -> None:
     assert backend.plane.collections() == []  # It is open now, which takes longer than the wait.
     called: list[int] = []
     with pytest.raises(ResultTimeout):
@@ -195,7 +195,7 @@ def test_a_wait_ends_after_its_timeout_and_calls_back_meanwhile(app: Celery, bac
     assert list(backend.get_many(["none"], max_iterations=1, timeout=0.01)) == []
 
 
-def test_many_results_are_each_returned_once(backend: HoldfastBackend) -> None:
+def test_many_results_are_each_returned_once(backend: FastnessBackend) -> None:
     tasks = [f"{number}" for number in range(COLLECTION_ROWS_MAX + 200)]
     ready, pending = tasks[::2], tasks[1::2]
     with ThreadPoolExecutor(8) as pool:
@@ -216,7 +216,7 @@ def test_many_results_are_each_returned_once(backend: HoldfastBackend) -> None:
     assert [None if each is None else json.loads(each)["result"] for each in backend.mget(keys)] == [1, None, 0]
 
 
-def test_a_result_that_is_forgotten_while_it_is_waited_for_can_come_again(backend: HoldfastBackend) -> None:
+def test_a_result_that_is_forgotten_while_it_is_waited_for_can_come_again(backend: FastnessBackend) -> None:
     backend.mark_as_started("one")
     found = backend.get_many(["one"], timeout=600, interval=0.01, on_interval=lambda: steps and steps.pop(0)())
     steps: list[Callable[[], Any]] = [
@@ -228,7 +228,7 @@ def test_a_result_that_is_forgotten_while_it_is_waited_for_can_come_again(backen
 
 
 def test_a_large_result_is_a_blob(make_app: MakeApp, tmp_path: Path) -> None:
-    backend = make_app(f"holdfast+dir://{tmp_path}", result_cache_max=-1).backend
+    backend = make_app(f"fastness+dir://{tmp_path}", result_cache_max=-1).backend
     large = "x" * (4 * SESSION_INLINE_BYTES_MAX)
     backend.mark_as_done("one", large)
     assert backend.get_result("one") == large
@@ -237,7 +237,7 @@ def test_a_large_result_is_a_blob(make_app: MakeApp, tmp_path: Path) -> None:
     assert len(row.value) < 200
 
 
-def test_each_part_of_a_chord_counts_once_and_the_body_is_sent_once(app: Celery, backend: HoldfastBackend) -> None:
+def test_each_part_of_a_chord_counts_once_and_the_body_is_sent_once(app: Celery, backend: FastnessBackend) -> None:
     chord = Chord(app, parts=40)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(chord.returned, [part for part in chord.parts for _ in range(2)]))
@@ -249,7 +249,7 @@ def test_each_part_of_a_chord_counts_once_and_the_body_is_sent_once(app: Celery,
 
 
 def test_the_last_part_sends_the_body_when_it_runs_again_after_a_crash(
-    app: Celery, backend: HoldfastBackend, monkeypatch: pytest.MonkeyPatch
+    app: Celery, backend: FastnessBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(celery_results, "CELERY_CHORD_SEND_SECONDS", 0.05)
     chord = Chord(app, parts=3)
@@ -280,7 +280,7 @@ def test_a_chord_that_is_done_leaves_one_row_for_a_day(make_app: MakeApp, clock:
     assert not [row for name in rows.partitions().partitions for row in rows.scan(name).rows]
 
 
-def test_a_part_that_failed_fails_the_body(app: Celery, backend: HoldfastBackend) -> None:
+def test_a_part_that_failed_fails_the_body(app: Celery, backend: FastnessBackend) -> None:
     chord = Chord(app, parts=2)
     chord.returned(chord.parts[0])
     chord.returned(chord.parts[1], error=ValueError("no stock"))
@@ -328,17 +328,17 @@ def _signals() -> Iterator[None]:
 
 
 def test_urls_name_the_plane(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_UNIVERSE"):
+    for name in ("FASTNESS_URL", "FASTNESS_TOKEN", "FASTNESS_UNIVERSE"):
         monkeypatch.delenv(name, raising=False)
 
     def target(url: str | None, **options: Any) -> tuple[str, str, str | None]:
         app = Celery("tests", set_as_current=False)
         app.conf.result_backend_transport_options = options
-        found = HoldfastBackend(app, url=url)._target
+        found = FastnessBackend(app, url=url)._target
         return found.url, found.universe, found.token
 
-    assert target("holdfast://127.0.0.1:9440/shop") == ("http://127.0.0.1:9440", "shop", None)
-    assert target("holdfast://:s%2Fecret@[::1]:9440") == ("http://[::1]:9440", "main", "s/ecret")
+    assert target("fastness://127.0.0.1:9440/shop") == ("http://127.0.0.1:9440", "shop", None)
+    assert target("fastness://:s%2Fecret@[::1]:9440") == ("http://[::1]:9440", "main", "s/ecret")
     assert target("https://plane.example?token=secret&universe=shop") == ("https://plane.example", "shop", "secret")
     assert target("http://plane.example", token="t", universe="u") == ("http://plane.example", "u", "t")
     assert target("dir:///var/lib/data?universe=shop") == ("dir:/var/lib/data", "shop", None)
@@ -348,44 +348,44 @@ def test_urls_name_the_plane(monkeypatch: pytest.MonkeyPatch) -> None:
         "main",
         None,
     )
-    monkeypatch.setenv("HOLDFAST_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("HOLDFAST_TOKEN", "secret")
-    monkeypatch.setenv("HOLDFAST_UNIVERSE", "shop")
+    monkeypatch.setenv("FASTNESS_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("FASTNESS_TOKEN", "secret")
+    monkeypatch.setenv("FASTNESS_UNIVERSE", "shop")
     assert target(None) == ("http://127.0.0.1:1", "shop", "secret")
 
 
 def test_wrong_urls_and_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_URL", raising=False)
+    monkeypatch.delenv("FASTNESS_URL", raising=False)
     for url, words in [
-        (None, "HOLDFAST_URL"),
-        ("holdfast:///main", "no host"),
+        (None, "FASTNESS_URL"),
+        ("fastness:///main", "no host"),
         ("ftp://host", "'ftp'"),
-        ("holdfast://host?tokn=secret", "'tokn'"),
-        ("holdfast://host?patience_seconds=long", "patience_seconds"),
+        ("fastness://host?tokn=secret", "'tokn'"),
+        ("fastness://host?patience_seconds=long", "patience_seconds"),
     ]:
         with pytest.raises(ImproperlyConfigured, match=words):
-            HoldfastBackend(Celery("tests", set_as_current=False), url=url)
+            FastnessBackend(Celery("tests", set_as_current=False), url=url)
 
 
 def test_logs_do_not_show_tokens_and_passwords() -> None:
     for url in [
-        "holdfast://:secret@host:1/main",
-        "holdfast://host:1/main?token=secret&universe=u",
+        "fastness://:secret@host:1/main",
+        "fastness://host:1/main?token=secret&universe=u",
         "postgresql://u:secret@h/d",
     ]:
-        backend = HoldfastBackend(Celery("tests", set_as_current=False), url=url)
+        backend = FastnessBackend(Celery("tests", set_as_current=False), url=url)
         assert "secret" not in backend.as_uri()
         assert backend.as_uri(include_password=True) == url
 
 
-def test_a_copy_of_a_backend_has_its_url_and_expiry(app: Celery, backend: HoldfastBackend) -> None:
+def test_a_copy_of_a_backend_has_its_url_and_expiry(app: Celery, backend: FastnessBackend) -> None:
     _, (kind, arguments, options) = backend.__reduce__((app,))
     copy = kind(*arguments, **options)
     assert (copy.url, copy.expires) == (backend.url, backend.expires)
     assert pickle.dumps(options)
 
 
-def test_celery_repeats_calls_that_may_succeed_later(backend: HoldfastBackend) -> None:
+def test_celery_repeats_calls_that_may_succeed_later(backend: FastnessBackend) -> None:
     for error in (Unreachable("down"), Busy("full"), CommitUnknown("lost")):
         assert backend.exception_safe_to_retry(error)
     assert backend.exception_safe_to_retry(VersionConflict("Row", "1", expected=1, actual=2))
@@ -393,7 +393,7 @@ def test_celery_repeats_calls_that_may_succeed_later(backend: HoldfastBackend) -
         assert not backend.exception_safe_to_retry(other)
 
 
-def _partition_of(backend: HoldfastBackend) -> str:
+def _partition_of(backend: FastnessBackend) -> str:
     (found,) = backend.plane.collection("celery").partitions().partitions
     return found
 

@@ -20,20 +20,20 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-import holdfast
-from holdfast import PutRow, errors
-from holdfast.cli import context_file, exit_codes, exports, lock_run, printing
-from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.cli.main import root
-from holdfast.cli.sizes import SIZE
-from holdfast.encryption_keys import new_master_key
-from holdfast.errors import HoldfastError, LeaseExpired, Unreachable
-from holdfast.layers.queues.counters import load_counters
-from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.layers.worlds import World, subspace
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Header
-from holdfast.wire.locks import AcquireLocks, LockSession
+import fastness
+from fastness import PutRow, errors
+from fastness.cli import context_file, exit_codes, exports, lock_run, printing
+from fastness.cli.durations import SECONDS, WAIT
+from fastness.cli.main import root
+from fastness.cli.sizes import SIZE
+from fastness.encryption_keys import new_master_key
+from fastness.errors import FastnessError, LeaseExpired, Unreachable
+from fastness.layers.queues.counters import load_counters
+from fastness.layers.queues.keys import QueueKey, keys_of
+from fastness.layers.worlds import World, subspace
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Header
+from fastness.wire.locks import AcquireLocks, LockSession
 
 Hf = Callable[..., Result]
 UNKNOWN: Final = "01980000-0000-7000-8000-000000000000"
@@ -49,7 +49,7 @@ def exported(result: Result) -> dict[str, str]:
         ["sh", "-c", f"{result.stdout}\nexec env -0"], check=True, capture_output=True, env={"PATH": os.environ["PATH"]}
     )
     pairs = (entry.split("=", 1) for entry in shell.stdout.decode().split("\0") if "=" in entry)
-    return {name: value for name, value in pairs if name.startswith("HOLDFAST_")}
+    return {name: value for name, value in pairs if name.startswith("FASTNESS_")}
 
 
 # The root command.
@@ -73,7 +73,7 @@ def test_every_command_has_help() -> None:
                 assert below is not None
                 walk(below, click.Context(below, info_name=name, parent=ctx))
 
-    walk(root, click.Context(root, info_name="holdfast"))
+    walk(root, click.Context(root, info_name="fastness"))
 
 
 def all_groups(command: click.Command = root, *words: str) -> Iterator[tuple[str, ...]]:
@@ -115,17 +115,17 @@ def test_aliases_work_and_are_in_the_help(hf: Hf) -> None:
 
 
 def test_the_version_is_the_package_version(hf: Hf) -> None:
-    assert hf("--version").stdout.strip() == f"holdfast {holdfast.__version__}"
+    assert hf("--version").stdout.strip() == f"fastness {fastness.__version__}"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script(hf: Hf, shell: str) -> None:
-    assert "_HOLDFAST_COMPLETE" in hf("completion", shell).stdout
+    assert "_FASTNESS_COMPLETE" in hf("completion", shell).stdout
 
 
 def test_an_unknown_command_is_one_line_and_exit_code_2(hf: Hf) -> None:
     result = hf("queue", "pat", code=2)
-    assert result.stderr.startswith("holdfast: ")
+    assert result.stderr.startswith("fastness: ")
     assert result.stderr.count("\n") == 1
     assert "queue --help" in result.stderr
 
@@ -143,9 +143,9 @@ def test_an_error_with_json_is_a_problem_object_with_its_code(hf: Hf) -> None:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"HoldfastError", "RetryAdvice"}))
+@pytest.mark.parametrize("name", sorted(set(errors.__all__) - {"FastnessError", "RetryAdvice"}))
 def test_every_error_class_has_an_exit_code(name: str) -> None:
-    error = HoldfastError.__new__(vars(errors)[name])
+    error = FastnessError.__new__(vars(errors)[name])
     code = exit_codes.code_of(error)
     assert code in exit_codes.MEANINGS
     assert code != 1
@@ -167,7 +167,7 @@ def test_exit_codes_are_stable() -> None:
         "Corrupt": 10,
         "CommitUnknown": 11,
     }
-    assert {name: exit_codes.code_of(HoldfastError.__new__(vars(errors)[name])) for name in wanted} == wanted
+    assert {name: exit_codes.code_of(FastnessError.__new__(vars(errors)[name])) for name in wanted} == wanted
 
 
 def test_an_unexpected_error_is_reported_as_internal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,11 +209,11 @@ def test_global_options_are_accepted_before_and_after_the_subcommand(hf: Hf, tmp
 
 def test_an_unreachable_server_is_exit_code_9(hf: Hf) -> None:
     result = hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "queue", "list", code=9)
-    assert "holdfast serve" in result.stderr
+    assert "fastness serve" in result.stderr
 
 
 def test_a_directory_in_use_is_exit_code_9(hf: Hf, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}"):
+    with fastness.open(f"dir:{tmp_path / 'data'}"):
         assert "is already open" in hf("--patience", "0.1", "queue", "list", code=9).stderr
     hf("queue", "list")
 
@@ -374,7 +374,7 @@ def test_a_command_that_needs_a_plane_does_not_create_one(
     monkeypatch.chdir(tmp_path)
     error = hf("--url", "dir:typo", *command.split(), *_NEEDS_PLANE[command], code=4).stderr
     assert "There is no plane in" in error
-    assert "create one with `holdfast serve --data" in error
+    assert "create one with `fastness serve --data" in error
     assert list(tmp_path.iterdir()) == []
 
 
@@ -385,7 +385,7 @@ def test_a_command_that_writes_creates_the_plane(
     keys = tmp_path / "keys"
     keys.write_text(new_master_key("first"))
     keys.chmod(0o600)
-    monkeypatch.setenv("HOLDFAST_ENCRYPTION_KEY_FILE", str(keys))
+    monkeypatch.setenv("FASTNESS_ENCRYPTION_KEY_FILE", str(keys))
     url = f"dir:{tmp_path / 'new'}"
     result = CliRunner().invoke(root, ["--url", url, *command.split(), *_CREATES_PLANE[command]], input=b"")
     assert result.exit_code in (0, exit_codes.NOTHING_RECEIVED), result.output
@@ -415,7 +415,7 @@ def test_a_missing_certificate_file_is_reported(hf: Hf) -> None:
 
 
 def test_contexts_are_added_used_and_removed(hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_URL")
+    monkeypatch.delenv("FASTNESS_URL")
     hf("context", "add", "here", "--url", f"dir:{tmp_path / 'data'}", "--universe", "lab")
     hf("context", "add", "prod.eu", "--url", "https://plane.example:9440", "--token", 'hf_"secret"\\\x7f')
     found = parsed(hf("context", "list", "--json"))
@@ -474,9 +474,9 @@ def test_flags_override_contexts_and_variables(hf: Hf) -> None:
         return found["url"], found["token"]
 
     assert resolve({}, {}) == ("http://a", "of-a")
-    assert resolve({}, {"HOLDFAST_CONTEXT": "b"}) == ("http://b", "of-b")
-    assert resolve({}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://e", "of-e")
-    assert resolve({"context": "b"}, {"HOLDFAST_URL": "http://e", "HOLDFAST_TOKEN": "of-e"}) == ("http://b", "of-b")
+    assert resolve({}, {"FASTNESS_CONTEXT": "b"}) == ("http://b", "of-b")
+    assert resolve({}, {"FASTNESS_URL": "http://e", "FASTNESS_TOKEN": "of-e"}) == ("http://e", "of-e")
+    assert resolve({"context": "b"}, {"FASTNESS_URL": "http://e", "FASTNESS_TOKEN": "of-e"}) == ("http://b", "of-b")
     assert resolve({"url": "http://f", "token": "of-f", "context": "b"}, {}) == ("http://f", "of-f")
 
 
@@ -486,7 +486,7 @@ def test_the_token_of_a_context_is_sent_only_to_its_url(hf: Hf) -> None:
     )
     for flags, environ in (
         ({"url": "http://evil"}, {}),
-        ({}, {"HOLDFAST_URL": "http://evil"}),
+        ({}, {"FASTNESS_URL": "http://evil"}),
         ({"url": "http://evil", "context": "a"}, {}),
     ):
         found = context_file.resolve(flags, environ)
@@ -505,14 +505,14 @@ def test_a_shell_receives_extends_and_acks_a_message(hf: Hf, monkeypatch: pytest
     )  # fmt: skip
     assert receipt["durability"] == "critical"
     found = exported(hf("queue", "get", "jobs"))
-    assert found["HOLDFAST_QUEUE_MESSAGE_ID"] == receipt["id"]
-    assert found["HOLDFAST_QUEUE_CORRELATION_ID"] == "c-1"
-    assert (found["HOLDFAST_QUEUE_ATTEMPTS"], found["HOLDFAST_QUEUE_FENCING_TOKEN"]) == ("1", "1")
-    assert Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"]).read_bytes() == b'{"n": 1}'
-    Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"]).unlink()
+    assert found["FASTNESS_QUEUE_MESSAGE_ID"] == receipt["id"]
+    assert found["FASTNESS_QUEUE_CORRELATION_ID"] == "c-1"
+    assert (found["FASTNESS_QUEUE_ATTEMPTS"], found["FASTNESS_QUEUE_FENCING_TOKEN"]) == ("1", "1")
+    assert Path(found["FASTNESS_QUEUE_PAYLOAD_PATH"]).read_bytes() == b'{"n": 1}'
+    Path(found["FASTNESS_QUEUE_PAYLOAD_PATH"]).unlink()
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    assert parsed(hf("queue", "extend", "--by", "2m", "--json"))["expires_at"] > found["HOLDFAST_QUEUE_EXPIRES_AT"]
+    assert parsed(hf("queue", "extend", "--by", "2m", "--json"))["expires_at"] > found["FASTNESS_QUEUE_EXPIRES_AT"]
     assert parsed(hf("queue", "ack", "--json")) == {"queue": "jobs", "id": receipt["id"], "outcome": "acked"}
     hf("queue", "ack")  # Repeating an ack is safe.
     stats = parsed(hf("queue", "stats", "jobs", "--json"))[0]
@@ -546,7 +546,7 @@ def test_rejected_messages_are_dead_letters_and_can_be_redriven(hf: Hf) -> None:
 def test_failed_attempts_are_shown(hf: Hf, tmp_path: Path) -> None:
     hf("queue", "policy", "jobs", "--retry-delay", "0", "--failures-kept", "2")
     hf("queue", "put", "jobs", "work", "--max-attempts", "4")
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for number in range(3):
             with pytest.raises(ValueError, match="boom"), plane.queue("jobs").receive(owner="ada"):
                 raise ValueError(f"boom {number} \x1b[2J")
@@ -582,7 +582,7 @@ def test_a_message_is_shown_in_every_state(hf: Hf, tmp_path: Path) -> None:
     assert "delayed until 20" in hf("message", "update", "jobs", id, "--priority", "9", "--delay", "1h").stdout
     assert parsed(hf("message", "update", "jobs", id, "--delay", "0", "--json"))["state"] == "ready"
     with (
-        holdfast.open(f"dir:{tmp_path / 'data'}") as plane,
+        fastness.open(f"dir:{tmp_path / 'data'}") as plane,
         pytest.raises(ValueError, match="boom"),
         plane.queue("jobs").receive(owner="ada"),
     ):
@@ -726,14 +726,14 @@ def test_the_back_off_of_a_policy_is_changed(hf: Hf) -> None:
 
 def test_get_without_a_message_unsets_the_variables_and_exits_with_3(hf: Hf) -> None:
     result = hf("queue", "get", "empty", code=exit_codes.NOTHING_RECEIVED)
-    shell = f'HOLDFAST_QUEUE_MESSAGE_ID=old\neval {shlex.quote(result.stdout)}\necho "$?:$HOLDFAST_QUEUE_MESSAGE_ID"'
+    shell = f'FASTNESS_QUEUE_MESSAGE_ID=old\neval {shlex.quote(result.stdout)}\necho "$?:$FASTNESS_QUEUE_MESSAGE_ID"'
     assert subprocess.run(["sh", "-c", shell], check=True, capture_output=True, text=True).stdout == "3:\n"
     assert parsed(hf("queue", "get", "empty", "--json", code=exit_codes.NOTHING_RECEIVED)) == {"message": None}
 
 
 def test_a_failed_get_unsets_the_variables(hf: Hf) -> None:
     result = hf("--url", "http://127.0.0.1:1", "--patience", "0.1", "queue", "get", "jobs", code=9)
-    assert result.stdout.startswith("unset HOLDFAST_QUEUE_NAME")
+    assert result.stdout.startswith("unset FASTNESS_QUEUE_NAME")
     assert result.stdout.endswith("(exit 9)\n")
 
 
@@ -741,9 +741,9 @@ def test_exported_values_are_quoted(hf: Hf) -> None:
     unsafe = "$(touch pwned); `x` 'a' \"b\" \\ & |"
     hf("queue", "put", "jobs", "x", "--content-type", unsafe, "--correlation-id", unsafe)
     found = exported(hf("queue", "get", "jobs"))
-    assert found["HOLDFAST_QUEUE_CONTENT_TYPE"] == unsafe
-    assert found["HOLDFAST_QUEUE_CORRELATION_ID"] == unsafe
-    Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"]).unlink()
+    assert found["FASTNESS_QUEUE_CONTENT_TYPE"] == unsafe
+    assert found["FASTNESS_QUEUE_CORRELATION_ID"] == unsafe
+    Path(found["FASTNESS_QUEUE_PAYLOAD_PATH"]).unlink()
     assert not Path("pwned").exists()
 
 
@@ -834,7 +834,7 @@ def test_a_queue_is_deleted(hf: Hf) -> None:
 
 
 def test_numbers_that_json_lacks_are_shown_as_text(hf: Hf, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.state("s").update([float("nan"), float("inf"), {"low": float("-inf")}])
     assert parsed(hf("state", "get", "s", "--json"))["value"] == ["NaN", "Infinity", {"low": "-Infinity"}]
 
@@ -888,10 +888,10 @@ def test_schedules_are_added_listed_and_removed(hf: Hf) -> None:
 def test_a_stateful_get_leases_the_state_too(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
     hf("queue", "put", "jobs", "x")
     found = exported(hf("queue", "get", "jobs", "--stateful"))
-    assert json.loads(Path(found["HOLDFAST_QUEUE_STATE_PATH"]).read_text()) is None
-    for name in ("HOLDFAST_QUEUE_STATE_PATH", "HOLDFAST_QUEUE_PAYLOAD_PATH"):
+    assert json.loads(Path(found["FASTNESS_QUEUE_STATE_PATH"]).read_text()) is None
+    for name in ("FASTNESS_QUEUE_STATE_PATH", "FASTNESS_QUEUE_PAYLOAD_PATH"):
         Path(found[name]).unlink()
-    key, lease = found["HOLDFAST_QUEUE_STATE_KEY"], found["HOLDFAST_QUEUE_STATE_LEASE_ID"]
+    key, lease = found["FASTNESS_QUEUE_STATE_KEY"], found["FASTNESS_QUEUE_STATE_LEASE_ID"]
     hf("state", "set", key, '{"step": 1}', code=6)
     hf("state", "set", key, '{"step": 1}', "--lock", key, "--lease-id", lease, "--fence", "1")
     for name, value in found.items():
@@ -908,7 +908,7 @@ def lease(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
         found = exported(hf("queue", "get", "jobs", *words))
         for name, value in found.items():
             monkeypatch.setenv(name, value)
-        return Path(found["HOLDFAST_QUEUE_PAYLOAD_PATH"])
+        return Path(found["FASTNESS_QUEUE_PAYLOAD_PATH"])
 
     return get
 
@@ -916,7 +916,7 @@ def lease(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
 def test_files_of_a_message_are_private_and_removed_when_it_is_settled(
     hf: Hf, lease: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "state" / "holdfast" / "messages"
+    folder = tmp_path / "state" / "fastness" / "messages"
     hf("queue", "put", "jobs", "work")
     first = lease("--stateful")
     assert first.parent == folder / "jobs"
@@ -964,7 +964,7 @@ def test_an_ack_without_a_message_says_what_to_do(hf: Hf) -> None:
 
 def test_a_lock_is_acquired_renewed_and_released(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
     found = exported(hf("lock", "acquire", "deploy", "--owner", "ada", "--ttl", "1m"))
-    assert (found["HOLDFAST_LOCK_KEY"], found["HOLDFAST_FENCE"]) == ("deploy", "1")
+    assert (found["FASTNESS_LOCK_KEY"], found["FASTNESS_FENCE"]) == ("deploy", "1")
     refused = hf("lock", "acquire", "deploy", "--owner", "bob", code=5)
     assert "ada holds deploy" in refused.stderr
     assert refused.stdout.endswith("(exit 5)\n")
@@ -989,7 +989,7 @@ def test_a_lock_is_acquired_renewed_and_released(hf: Hf, monkeypatch: pytest.Mon
 
 def test_sessions_of_ordered_locks_are_listed_and_ended(hf: Hf, tmp_path: Path) -> None:
     ada = LockSession("the-secret-id-of-ada")
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         call = plane._transport.call  # As a server does: the locks of an embedded plane are within its process.
         call(AcquireLocks(ada, "1", [["record_id", "task/1"], ["database"]], owner="ada", lease_seconds=3_600))
         call(AcquireLocks(ada, "2", [["record_id", "task/2"]], "S", owner="ada", continues=True))
@@ -998,12 +998,12 @@ def test_sessions_of_ordered_locks_are_listed_and_ended(hf: Hf, tmp_path: Path) 
     assert session["holds"] == ["database X", "record_id task/1 X", "record_id task/2 S"]
     assert "record_id task/1 X" in hf("locks", "list").stdout
     assert hf("locks", "end", session["number"]).stdout == f"Session {session['number']} has ended\n"
-    assert "holdfast locks list" in hf("locks", "end", session["number"], code=4).stderr
+    assert "fastness locks list" in hf("locks", "end", session["number"], code=4).stderr
     assert parsed(hf("locks", "list", "--json")) == []
 
 
 def test_a_command_runs_under_a_lock_and_its_exit_code_is_returned(hf: Hf, tmp_path: Path) -> None:
-    script = 'printf "%s" "$HOLDFAST_LOCK_KEY:$HOLDFAST_FENCE:${HOLDFAST_LEASE_ID:+id}" > "$0"; exit 7'
+    script = 'printf "%s" "$FASTNESS_LOCK_KEY:$FASTNESS_FENCE:${FASTNESS_LEASE_ID:+id}" > "$0"; exit 7'
     hf("lock", "run", "deploy", "--", "sh", "-c", script, str(tmp_path / "out"), code=7)
     assert (tmp_path / "out").read_text() == "deploy:1:id"
     assert parsed(hf("lock", "list", "--json")) == []
@@ -1200,7 +1200,7 @@ def test_gc_fails_if_something_could_not_be_searched(hf: Hf, tmp_path: Path) -> 
     [body] = tmp_path.rglob(f"{hash}.*")
     body.unlink()
     failed = hf("gc", code=exit_codes.DAMAGED)
-    assert "could not be searched; run `holdfast doctor`" in failed.stdout
+    assert "could not be searched; run `fastness doctor`" in failed.stdout
     assert len(parsed(hf("gc", "--json", code=exit_codes.DAMAGED))["unsearched"]) == 1
 
 
@@ -1213,7 +1213,7 @@ def test_space_and_gc_print_sizes_with_units_and_the_next_step(hf: Hf) -> None:
     line = next(line for line in shown.stdout.splitlines() if "unreferenced" in line)
     assert "20.0 KiB" in line
     assert "UTC" in line
-    assert "holdfast gc --dry-run" in shown.stderr
+    assert "fastness gc --dry-run" in shown.stderr
     assert "new data is refused while less than 64.0 MiB are free" in shown.stderr
     dry = hf("gc", "--dry-run").stdout
     assert "In the grace period: 1 unreferenced blob (20.0 KiB)" in dry
@@ -1272,7 +1272,7 @@ def test_entities_are_set_scanned_and_deleted(hf: Hf) -> None:
 
 
 def test_collections_are_listed_and_scanned(hf: Hf, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         rows = plane.collection("notes")
         rows.commit(
             [PutRow("ada", ("a", n), b"text" if n else b"\xff", ttl_seconds=600 if n else None) for n in range(4)]
@@ -1311,7 +1311,7 @@ def test_bench_measures_and_leaves_no_messages(hf: Hf) -> None:
     found = parsed(hf("bench", "--messages", "50", "--callers", "4", "--json"))
     assert [each["step"] for each in found] == ["put", "receive", "ack"]
     assert all(each["rate_per_second"] > 0 and each["p50_ms"] <= each["p99_ms"] for each in found)
-    assert "holdfast-bench" not in hf("queue", "list").stdout
+    assert "fastness-bench" not in hf("queue", "list").stdout
     hf("queue", "put", "mine", "x")
     hf("bench", "--queue", "mine", code=5)
     assert "rate per second" in hf("--url", "memory:", "bench", "--messages", "5").stdout
@@ -1323,8 +1323,8 @@ def test_bench_measures_and_leaves_no_messages(hf: Hf) -> None:
 def test_serve_passes_its_flags_to_the_server(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr("os.umask", lambda mask: mask)  # It would apply to later tests of this process.
-    monkeypatch.setattr("holdfast.server.serving.run", lambda settings: seen.append(settings) or 0)
-    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    monkeypatch.setattr("fastness.server.serving.run", lambda settings: seen.append(settings) or 0)
+    monkeypatch.setenv("FASTNESS_DEBUG", "1")
     hf("serve", "--data", "memory:", "--port", "0", "--drain-seconds", "3", "--log-format", "json")
     assert (seen[0].data, seen[0].port, seen[0].drain_seconds, seen[0].tokens) == ("memory:", 0, 3.0, False)
     assert hf("serve", "--tls-cert", "x.pem", "--data", "memory:", code=2).stderr
@@ -1402,7 +1402,7 @@ def test_a_token_is_revoked_by_its_name(hf: Hf) -> None:
     assert parsed(hf("token", "revoke", "admin", "--json")) == {"revoked": True}
     revoked = {each["id"] for each in parsed(hf("token", "list", "--json")) if each["revoked_at"]}
     assert {old, new} < revoked
-    assert "holdfast token list" in hf("token", "revoke", "nobody", code=4).stderr
+    assert "fastness token list" in hf("token", "revoke", "nobody", code=4).stderr
     assert "without a token" in hf("token", "self", code=4).stderr
 
 
@@ -1412,7 +1412,7 @@ def test_a_token_is_revoked_by_its_name(hf: Hf) -> None:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """A data directory with data of every kind."""
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         world = plane.world("ada")
         world.create()
         for start in range(0, 100, 50):
@@ -1462,7 +1462,7 @@ def test_doctor_reports_and_fixes_what_other_users_can_access(hf: Hf, data: Path
     report = parsed(hf("doctor", "--json"))
     assert report["sound"]
     assert {str(data), str(data / "kv"), str(body)} <= set(report["readable_by_others"])
-    assert f"run: holdfast doctor --fix {data}" in hf("doctor", str(data)).stdout
+    assert f"run: fastness doctor --fix {data}" in hf("doctor", str(data)).stdout
     assert "accessible to their owner only" in hf("doctor", str(data), "--fix").stdout
     assert parsed(hf("doctor", "--json"))["readable_by_others"] == []
     left = [path for path in (data, *data.rglob("*")) if not path.is_symlink() and path.stat().st_mode & 0o077]
@@ -1480,15 +1480,15 @@ def test_doctor_does_not_create_a_missing_directory(hf: Hf, tmp_path: Path) -> N
 
 
 def test_a_newer_format_is_rejected(hf: Hf, data: Path) -> None:
-    (data / "holdfast.json").write_text('{"format": 99}')
+    (data / "fastness.json").write_text('{"format": 99}')
     assert "upgrade" in hf("doctor", code=9).stderr
 
 
 @pytest.mark.parametrize("marker", ["[" * 100_000, '{"format":' * 100_000, "\udcff"], ids=["list", "map", "bytes"])
 def test_doctor_reports_a_damaged_marker(hf: Hf, data: Path, marker: str) -> None:
-    (data / "holdfast.json").write_bytes(marker.encode(errors="surrogateescape"))
+    (data / "fastness.json").write_bytes(marker.encode(errors="surrogateescape"))
     [found] = parsed(hf("doctor", "--json", code=exit_codes.DAMAGED))["findings"]
-    assert "holdfast.json cannot be read" in found["what"]
+    assert "fastness.json cannot be read" in found["what"]
 
 
 def test_doctor_salvages_a_damaged_directory(hf: Hf, data: Path, tmp_path: Path) -> None:
@@ -1531,7 +1531,7 @@ def test_doctor_finds_damaged_and_missing_segments(hf: Hf, data: Path) -> None:
 
 def test_doctor_finds_journals_with_gaps_and_truncated_journals(hf: Hf, data: Path) -> None:
     entries = subspace(World("main", "ada")).key("journal", "e")
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         for height in (95, 102):
             plane.pairs.delete(entries + height.to_bytes(8, "big"))
     found = findings(hf)
@@ -1564,7 +1564,7 @@ def test_doctor_finds_damaged_lines_of_session_logs_before_and_after_rotation(hf
     assert parsed(hf("doctor", "--json"))["sound"]
     file.write_bytes(whole.replace(b'"cpu":100', b'"cpu":900'))
     assert any(f"{name}: 1 of its lines are damaged" in finding for finding in findings(hf))
-    holdfast.open(f"dir:{data}").close()
+    fastness.open(f"dir:{data}").close()
     assert not file.exists()
     assert any("ada_metrics" in finding and "1 of its lines are damaged" in finding for finding in findings(hf))
 
@@ -1580,7 +1580,7 @@ def test_doctor_finds_wrong_counters_and_missing_payloads(hf: Hf, data: Path) ->
         tx.delete_range(jobs.body, jobs.body + b"\xff" * 17)
         tx.delete_range(jobs.failures, jobs.failures + b"\xff" * 17)
 
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         plane.transact(damage)
     found = findings(hf)
     assert any("says that 6 messages are leased, but there are 1" in each for each in found)
@@ -1609,7 +1609,7 @@ def test_a_backup_is_restored_byte_for_byte(hf: Hf, data: Path, tmp_path: Path) 
     hf("backup", str(tmp_path / "backup"), code=5)
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     assert parsed(hf("doctor", str(tmp_path / "again"), "--deep", "--json"))["sound"]
-    with holdfast.open(f"dir:{tmp_path / 'again'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.world("ada").head() == 103
         assert [each.height for each in plane.world("ada").read(0, limit=103)] == list(range(103))
         assert plane.queue("jobs").stats().leased == 1
@@ -1701,7 +1701,7 @@ def test_the_target_of_a_backup_is_checked(hf: Hf, data: Path, tmp_path: Path) -
     unreachable = ("--url", "http://127.0.0.1:1", "--patience", "0.1")
     assert "does not answer" in hf(*unreachable, "backup", str(tmp_path / "b"), code=9).stderr
     assert "pg_dump" in hf("--url", "postgresql://x@y/z", "backup", str(tmp_path / "b"), code=9).stderr
-    with holdfast.open(f"dir:{data}"):
+    with fastness.open(f"dir:{data}"):
         hf("--patience", "0.1", "backup", str(tmp_path / "b"), code=9)
 
 
@@ -1782,9 +1782,9 @@ def test_values_without_a_json_type_are_converted() -> None:
 
 def test_the_module_runs_as_a_program() -> None:
     shown = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", "--version"], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "fastness.cli", "--version"], check=True, capture_output=True, text=True
     )
-    assert shown.stdout.startswith("holdfast ")
+    assert shown.stdout.startswith("fastness ")
 
 
 @pytest.mark.parametrize(
@@ -1795,11 +1795,11 @@ def test_the_module_runs_as_a_program() -> None:
         ("shop:app", "1 / 0", "Module shop cannot be imported: ZeroDivisionError"),
         (
             "shop:other",
-            "import holdfast; app = holdfast.TaskApp()",
+            "import fastness; app = fastness.TaskApp()",
             "other of module shop is not a TaskApp; it has app",
         ),
         ("shop:app", "app = 1", "app of module shop is not a TaskApp; leave it out"),
-        ("shop", "import holdfast; app = holdfast.TaskApp()", "belong to an app; write shop:app"),
+        ("shop", "import fastness; app = fastness.TaskApp()", "belong to an app; write shop:app"),
         ("shop", "", "The app has no tasks; import the modules that define them"),
     ],
 )
@@ -1820,12 +1820,12 @@ def test_a_worker_says_why_a_module_has_no_tasks(
         ("no_such_module", "", "There is no module no_such_module; run the command in its folder"),
         (
             "shop:other",
-            "import holdfast; app = holdfast.HostApp()",
+            "import fastness; app = fastness.HostApp()",
             "other of module shop is not a HostApp; it has app",
         ),
         ("shop:app", "app = 1", "app of module shop is not a HostApp; leave it out"),
-        ("shop", "import holdfast; app = holdfast.HostApp()", "belong to an app; write shop:app"),
-        ("shop:app", "import holdfast; app = holdfast.HostApp()", "The app has no programs, workflows or adapters"),
+        ("shop", "import fastness; app = fastness.HostApp()", "belong to an app; write shop:app"),
+        ("shop:app", "import fastness; app = fastness.HostApp()", "The app has no programs, workflows or adapters"),
     ],
 )
 def test_a_host_says_why_a_module_has_nothing_to_run(

@@ -1,4 +1,4 @@
-"""`holdfast mail` and `holdfast agent`, in this process."""
+"""`fastness mail` and `fastness agent`, in this process."""
 
 import json
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_sealed_mail_is_read_only_with_the_recipients_key(hf: Hf, tmp_path: Path
         hf("agent", "register", name, "--key", key)
     hf("mail", "send", "ada", "bob", "meet at nine", "--seal", "--key", ada)
     [sealed] = parsed(hf("mail", "read", "bob", "--json"))
-    assert sealed["content_type"] == "application/vnd.holdfast.sealed"
+    assert sealed["content_type"] == "application/vnd.fastness.sealed"
     assert "payload" not in sealed
     [decrypted] = parsed(hf("mail", "read", "bob", "--key", bob, "--json"))
     assert (decrypted["payload"], decrypted["content_type"]) == ("meet at nine", "text/plain; charset=utf-8")
@@ -160,5 +160,5 @@ def test_mail_for_the_agent_of_a_world_enters_its_inbox(hf: Hf) -> None:
 )
 def test_invalid_mail_is_rejected_and_not_stored(hf: Hf, words: tuple[str, ...]) -> None:
     hf("mail", "send", "ada", "eve", "x")
-    assert hf(*words, code=2).stderr.startswith("holdfast: ")
+    assert hf(*words, code=2).stderr.startswith("fastness: ")
     assert pending(hf, "bob") == 0

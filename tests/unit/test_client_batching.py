@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.batching import BatchableCall, RequestBatcher
-from holdfast.client.pending_calls import TooLong
-from holdfast.errors import InvalidArgument, Unreachable
-from holdfast.tiers import Tier
-from holdfast.wire.queues import (
+from fastness.client.batching import BatchableCall, RequestBatcher
+from fastness.client.pending_calls import TooLong
+from fastness.errors import InvalidArgument, Unreachable
+from fastness.tiers import Tier
+from fastness.wire.queues import (
     AckMessages,
     MessageLease,
     NewMessage,

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import clock as holdfast_clock
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.clock import IdSource, SystemClock
-from holdfast.errors import InvalidArgument, LeaseHeld
-from holdfast.layers import leases
-from holdfast.layers.leases import LeaseKey
-from holdfast.limits import CLOCK_SLEW_PPM_MAX
-from holdfast.testing.clock import START_MS, ManualClock
+from fastness import clock as fastness_clock
+from fastness.backends.memory import MemoryDatabase
+from fastness.clock import IdSource, SystemClock
+from fastness.errors import InvalidArgument, LeaseHeld
+from fastness.layers import leases
+from fastness.layers.leases import LeaseKey
+from fastness.limits import CLOCK_SLEW_PPM_MAX
+from fastness.testing.clock import START_MS, ManualClock
 
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
@@ -88,7 +88,7 @@ def test_the_system_clock_approaches_a_wall_clock_that_was_set(
     assert abs(differences[0]) >= abs(set_by_ms) - 2
     assert abs(differences[-1]) <= 1
     assert all(abs(after) <= abs(before) + 1 for before, after in pairwise(differences))
-    logged = [record.getMessage() for record in caplog.records if record.name == "holdfast.clock"]
+    logged = [record.getMessage() for record in caplog.records if record.name == "fastness.clock"]
     assert len(logged) == (1 if abs(set_by_ms) > 1_000 else 0)
     assert all(f"{set_by_ms / 1_000:+.1f} s" in line and "restart the process" in line for line in logged)
 
@@ -113,7 +113,7 @@ def test_time_passes_while_the_machine_is_suspended() -> None:
     clock = machine.clock()
     machine.pass_ns(3_600 * SECOND)  # CLOCK_BOOTTIME goes on, unlike CLOCK_MONOTONIC.
     assert clock.now_ms() == START_MS + 3_600_000
-    assert holdfast_clock._elapsed_ns.args == (time.CLOCK_BOOTTIME,)
+    assert fastness_clock._elapsed_ns.args == (time.CLOCK_BOOTTIME,)
 
 
 def test_a_manual_clock_changes_only_when_moved(clock: ManualClock) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import (
+import fastness
+from fastness import (
     AsyncPlane,
     DeleteRow,
     DeleteRows,
@@ -22,13 +22,13 @@ from holdfast import (
     RowPage,
     limits,
 )
-from holdfast.errors import (
+from fastness.errors import (
     AnswerTooLarge,
     BatchTooLarge,
     BlobNotFound,
     DiskFull,
     EmptyBatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidKey,
     InvalidName,
@@ -37,9 +37,9 @@ from holdfast.errors import (
     ValueTooLarge,
     VersionConflict,
 )
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import collections
-from holdfast.limits import (
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import collections
+from fastness.limits import (
     COLLECTION_CHANGES_MAX,
     COLLECTION_COMMIT_BYTES_MAX,
     COLLECTION_EXPIRED_BATCH,
@@ -56,8 +56,8 @@ from holdfast.limits import (
     COLLECTION_VALUE_BYTES_MAX,
     NAME_BYTES_MAX,
 )
-from holdfast.runtime.maintenance import retention
-from holdfast.testing.clock import ManualClock
+from fastness.runtime.maintenance import retention
+from fastness.testing.clock import ManualClock
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -73,7 +73,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         yield plane
 
 
@@ -149,7 +149,7 @@ def test_an_atomic_list_changes_rows_with_other_data(plane: Plane) -> None:
     rows, state = plane.collection("notes"), plane.state("head")
     answers = plane.atomic().rows(rows, [PutRow("p", ("a",), b"1")]).update(state, 1, if_absent=True).commit()
     assert answers[0].versions == [1]
-    with pytest.raises(HoldfastError, match="now has ETag"):
+    with pytest.raises(FastnessError, match="now has ETag"):
         plane.atomic().rows(rows, [PutRow("p", ("b",), b"1")]).update(state, 2, if_absent=True).commit()
     assert keys(rows.scan("p")) == [("a",)]
 
@@ -301,7 +301,7 @@ def test_a_row_that_is_rewritten_or_deleted_leaves_no_time_of_expiry(database: D
 
 
 def test_a_sweep_goes_through_many_partitions(clock: ManualClock) -> None:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         database = plane._transport.services.database
         rows = plane.collection("notes")
         count = 2 * COLLECTION_SWEPT_MAX + 1
@@ -338,7 +338,7 @@ def test_a_blob_is_kept_while_a_row_names_it(plane: Plane, clock: ManualClock) -
         plane.blobs.get(hash)
 
 
-INVALID: dict[str, tuple[type[HoldfastError], Callable[[Any], object]]] = {
+INVALID: dict[str, tuple[type[FastnessError], Callable[[Any], object]]] = {
     "no changes": (EmptyBatch, lambda rows: rows.commit([])),
     "too many changes": (
         BatchTooLarge,
@@ -352,28 +352,28 @@ INVALID: dict[str, tuple[type[HoldfastError], Callable[[Any], object]]] = {
         ValueTooLarge,
         lambda rows: rows.commit([PutRow("p", ("a",), bytes(COLLECTION_VALUE_BYTES_MAX + 1))]),
     ),
-    "a value that is text": (HoldfastError, lambda rows: rows.commit([PutRow("p", ("a",), "text")])),
+    "a value that is text": (FastnessError, lambda rows: rows.commit([PutRow("p", ("a",), "text")])),
     "no partition": (InvalidKey, lambda rows: rows.commit([PutRow("", ("a",), b"")])),
-    "a partition that is no text": (HoldfastError, lambda rows: rows.get(7, ("a",))),
+    "a partition that is no text": (FastnessError, lambda rows: rows.get(7, ("a",))),
     "a long partition": (KeyTooLarge, lambda rows: rows.get("p" * (COLLECTION_PARTITION_BYTES_MAX + 1), ("a",))),
     "zero bytes count twice": (
         KeyTooLarge,
         lambda rows: rows.get("\0" * (COLLECTION_PARTITION_BYTES_MAX // 2 + 1), (1,)),
     ),
     "an empty key": (InvalidKey, lambda rows: rows.commit([DeleteRow("p", ())])),
-    "a key that is text": (HoldfastError, lambda rows: rows.get("p", "key")),
+    "a key that is text": (FastnessError, lambda rows: rows.get("p", "key")),
     "a key of too many": (InvalidKey, lambda rows: rows.get("p", (1,) * (COLLECTION_KEY_ELEMENTS_MAX + 1))),
-    "a float": (HoldfastError, lambda rows: rows.get("p", (1.5,))),
-    "a truth value": (HoldfastError, lambda rows: rows.get("p", (True,))),
-    "65 bits": (HoldfastError, lambda rows: rows.get("p", (2**63,))),
-    "65 bits below zero": (HoldfastError, lambda rows: rows.get("p", (-(2**63) - 1,))),
-    "a surrogate": (HoldfastError, lambda rows: rows.get("p", ("\ud800",))),
+    "a float": (FastnessError, lambda rows: rows.get("p", (1.5,))),
+    "a truth value": (FastnessError, lambda rows: rows.get("p", (True,))),
+    "65 bits": (FastnessError, lambda rows: rows.get("p", (2**63,))),
+    "65 bits below zero": (FastnessError, lambda rows: rows.get("p", (-(2**63) - 1,))),
+    "a surrogate": (FastnessError, lambda rows: rows.get("p", ("\ud800",))),
     "a long key": (KeyTooLarge, lambda rows: rows.get("p", ("k" * (COLLECTION_KEY_BYTES_MAX - 1),))),
     "a long key in a long partition": (KeyTooLarge, lambda rows: rows.get("p" * 1_024, ("k" * 500,))),
     "a negative version": (InvalidArgument, lambda rows: rows.commit([DeleteRow("p", (1,), if_version=-1)])),
     "no time to live": (InvalidArgument, lambda rows: rows.commit([PutRow("p", (1,), b"", ttl_seconds=0)])),
     "a time that is no number": (
-        HoldfastError,
+        FastnessError,
         lambda rows: rows.commit([PutRow("p", (1,), b"", ttl_seconds=math.nan)]),
     ),
     "a time that is too long": (
@@ -404,7 +404,7 @@ def test_invalid_calls_are_refused_and_write_nothing(plane: Plane) -> None:
 
 
 def test_the_longest_names_and_keys_fit(clock: ManualClock, url: str) -> None:
-    with holdfast.open(url, clock=clock, universe=LONG_NAME) as plane:
+    with fastness.open(url, clock=clock, universe=LONG_NAME) as plane:
         rows = plane.collection(LONG_NAME)
         partition = "p" * COLLECTION_PARTITION_BYTES_MAX
         key: RowKey = ("k" * (COLLECTION_PATH_BYTES_MAX - COLLECTION_PARTITION_BYTES_MAX - 2),)
@@ -432,7 +432,7 @@ def test_pages_end_when_their_values_are_large(plane: Plane) -> None:
 
 
 async def test_collections_work_asynchronously(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         assert isinstance(plane, AsyncPlane)
         rows = plane.collection("notes")
         assert await rows.commit([PutRow("p", ("a", n), b"%d" % n) for n in range(3)]) == [1, 1, 1]
@@ -486,7 +486,7 @@ class Counted:
 
 def test_a_scan_over_expired_rows_is_bounded(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collections, "COLLECTION_SCANNED_MAX", COLLECTION_SCAN_FIRST)
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         rows = plane.collection("notes")
         rows.commit([PutRow("p", (n,), b"", ttl_seconds=1) for n in range(COLLECTION_SCAN_FIRST)])
         rows.commit([PutRow("p", ("last",), b""), PutRow("p", (999,), b"")])
@@ -510,7 +510,7 @@ def test_values_and_keys_of_other_types_are_refused_by_the_layer(database: Datab
 
 
 def test_only_deletions_are_accepted_when_the_disk_is_nearly_full(clock: ManualClock) -> None:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         rows = plane.collection("notes")
         rows.commit([PutRow("p", ("a",), b"")])
         plane._transport.services.database.low_space = True

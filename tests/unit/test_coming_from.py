@@ -1,4 +1,4 @@
-"""Every name of Holdfast in docs/coming-from/others.md exists: endpoints, commands, names, settings, limits, codes."""
+"""Every name of Fastness in docs/coming-from/others.md exists: endpoints, commands, names, settings, limits, codes."""
 
 import importlib
 import inspect
@@ -11,19 +11,19 @@ import click
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import errors, limits
-from holdfast.cli.main import root
-from holdfast.server.http.routes import ENDPOINTS
-from holdfast.server.openapi import document
-from holdfast.server.settings import Settings
-from holdfast.wire import relay
-from holdfast.wire.ingress import NewPush, Pushed
-from holdfast.wire.rpc import RpcCode
+import fastness
+from fastness import errors, limits
+from fastness.cli.main import root
+from fastness.server.http.routes import ENDPOINTS
+from fastness.server.openapi import document
+from fastness.server.settings import Settings
+from fastness.wire import relay
+from fastness.wire.ingress import NewPush, Pushed
+from fastness.wire.rpc import RpcCode
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "coming-from" / "others.md").read_text()
-SERVER = ROOT / "src" / "holdfast" / "server"
+SERVER = ROOT / "src" / "fastness" / "server"
 API = document(ENDPOINTS)
 ROUTES = {f"{method.upper()} {path}" for path, methods in API["paths"].items() for method in methods}
 # Those outside of the API, which a test of that page checks.
@@ -34,10 +34,10 @@ ROUTES |= {
 
 
 def names() -> Iterator[str]:
-    """The code spans in the column of Holdfast."""
+    """The code spans in the column of Fastness."""
     for line in PAGE.splitlines():
         columns = [each.strip() for each in line.strip("|").split("|")]
-        if line.startswith("| ") and columns[1] not in ("Holdfast", "none"):
+        if line.startswith("| ") and columns[1] not in ("Fastness", "none"):
             yield from re.findall(r"`([^`]+)`", columns[1])
 
 
@@ -73,14 +73,14 @@ PLAIN_NAMES = {
     *frames(),
     *(each.name for each in msgspec.structs.fields(Settings)),
     *(each.encode_name for kind in (NewPush, Pushed) for each in msgspec.structs.fields(kind)),
-    *(each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.HoldfastError)),
+    *(each.code for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.FastnessError)),
 }
 
 
 def command_exists(text: str) -> bool:
-    """Whether `holdfast queue get --wait` is a command with that option."""
+    """Whether `fastness queue get --wait` is a command with that option."""
     command: click.Command | None = root
-    context = click.Context(root, info_name="holdfast")
+    context = click.Context(root, info_name="fastness")
     for word in text.split()[1:]:
         if word.startswith("-"):
             return command is not None and any(word in each.opts for each in command.params)
@@ -107,28 +107,28 @@ def python_exists(text: str, objects: dict[str, Any]) -> bool:
 def exists(name: str, objects: dict[str, Any]) -> bool:
     if re.match(r"[A-Z]+ /", name):
         return name in ROUTES
-    if name.startswith("holdfast "):
+    if name.startswith("fastness "):
         return command_exists(name)
-    if name.startswith("HOLDFAST_"):
-        return name.removeprefix("HOLDFAST_").lower() in PLAIN_NAMES or name == "HOLDFAST_QUEUE_PAYLOAD_PATH"
+    if name.startswith("FASTNESS_"):
+        return name.removeprefix("FASTNESS_").lower() in PLAIN_NAMES or name == "FASTNESS_QUEUE_PAYLOAD_PATH"
     if name in PLAIN_NAMES:
         return True
     if re.fullmatch(r"[A-Z][A-Z_]+", name):
         return hasattr(limits, name)
     if re.fullmatch(r"[A-Z]\w+", name):
-        return hasattr(holdfast, name) or hasattr(errors, name)
+        return hasattr(fastness, name) or hasattr(errors, name)
     return "." in name and python_exists(name, objects)
 
 
 @pytest.fixture(scope="module")
 def objects() -> Iterator[dict[str, Any]]:
     """A handle of each kind, by the name that the page uses."""
-    importlib.import_module("holdfast.testing")
-    with holdfast.open("memory:") as plane:
+    importlib.import_module("fastness.testing")
+    with fastness.open("memory:") as plane:
         queue = plane.queue("jobs")
         queue.put({})
         yield {
-            "holdfast": holdfast,
+            "fastness": fastness,
             "plane": plane,
             "queue": queue,
             "message": queue.receive(),
@@ -148,9 +148,9 @@ def test_every_name_on_the_page_exists(objects: dict[str, Any]) -> None:
     "wrong",
     [
         "POST /v1/enqueue",
-        "holdfast queue fetch",
-        "holdfast queue get --forever",
-        "HOLDFAST_HOURS",
+        "fastness queue fetch",
+        "fastness queue get --forever",
+        "FASTNESS_HOURS",
         "queue_poll_hours",
         "DEDUPE_HOURS",
         "QueueOverflow",

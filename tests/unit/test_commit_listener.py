@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address, keys_of
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.runtime.relay.commit_listener import CommitListener
-from holdfast.runtime.relay.hub import RelayHub
-from holdfast.runtime.relay.session import Session
-from holdfast.wire.mail import (
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address, keys_of
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.runtime.relay.commit_listener import CommitListener
+from fastness.runtime.relay.hub import RelayHub
+from fastness.runtime.relay.session import Session
+from fastness.wire.mail import (
     NewMail,
 )
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import Closed, Unreachable
-from holdfast.layers import worlds
-from holdfast.layers.worlds import World
-from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import Closed, Unreachable
+from fastness.layers import worlds
+from fastness.layers.worlds import World
+from fastness.runtime.maintenance.compaction_loop import CompactionLoop
 
 DEADLINE_SECONDS = 30.0
 

@@ -1,4 +1,4 @@
-"""Shell completion, through the protocol that the scripts of `holdfast completion` use."""
+"""Shell completion, through the protocol that the scripts of `fastness completion` use."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-import holdfast
-from holdfast import Plane
-from holdfast.backends.rocksdb import RocksDatabase, RocksReader
-from holdfast.cli import completion, context_file
-from holdfast.cli.main import root
+import fastness
+from fastness import Plane
+from fastness.backends.rocksdb import RocksDatabase, RocksReader
+from fastness.cli import completion, context_file
+from fastness.cli.main import root
 
 Complete = Callable[..., list[str]]
 SECONDS_MAX = 60.0
@@ -27,17 +27,17 @@ SECONDS_MAX = 60.0
 def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Complete:
     """The completions of the last word of a command line. The command must not print anything else."""
     for name in list(os.environ):
-        if name.startswith("HOLDFAST_"):
+        if name.startswith("FASTNESS_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("HOLDFAST_URL", f"dir:{tmp_path / 'data'}")
+    monkeypatch.setenv("FASTNESS_URL", f"dir:{tmp_path / 'data'}")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(completion, "_SECONDS_MAX", SECONDS_MAX)
     monkeypatch.setattr(completion, "_exit_without_waiting", lambda: pytest.fail("completion took too long"))
 
     def run(*words: str) -> list[str]:
         environment = {
-            "_HOLDFAST_COMPLETE": "bash_complete",
-            "COMP_WORDS": shlex.join(["holdfast", *words]),
+            "_FASTNESS_COMPLETE": "bash_complete",
+            "COMP_WORDS": shlex.join(["fastness", *words]),
             "COMP_CWORD": str(len(words)),
         }
         result = CliRunner().invoke(root, env=environment)
@@ -94,7 +94,7 @@ EXPECTED = {
 def populated(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[None]:
     """A data directory, also while a process has it open."""
     with contextlib.ExitStack() as stack:
-        plane = stack.enter_context(holdfast.open(f"dir:{tmp_path / 'data'}"))
+        plane = stack.enter_context(fastness.open(f"dir:{tmp_path / 'data'}"))
         populate(plane)
         if request.param == "closed":
             stack.close()
@@ -111,15 +111,15 @@ def test_names_of_a_data_directory_are_completed(populated: None, complete: Comp
 def test_names_of_a_postgresql_plane_are_completed(
     postgres_url: str, complete: Complete, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_URL", postgres_url)
+    monkeypatch.setenv("FASTNESS_URL", postgres_url)
     assert complete("queue", "stats", "") == []
-    with holdfast.open(postgres_url) as plane:
+    with fastness.open(postgres_url) as plane:
         populate(plane)
         assert {words: complete(*words) for words in EXPECTED} == EXPECTED
 
 
 def test_a_large_plane_offers_some_names_and_finds_those_that_are_typed(complete: Complete, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for number in range(150):
             plane.queue(f"q{number:03}").put(1)
         plane.queue("q").put(1)
@@ -129,8 +129,8 @@ def test_a_large_plane_offers_some_names_and_finds_those_that_are_typed(complete
 
 
 def test_the_selected_context_is_used(complete: Complete, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_URL")
-    with holdfast.open(f"dir:{tmp_path / 'other'}", universe="lab") as plane:
+    monkeypatch.delenv("FASTNESS_URL")
+    with fastness.open(f"dir:{tmp_path / 'other'}", universe="lab") as plane:
         plane.queue("samples").put(1)
     lab = context_file.Context(url=f"dir:{tmp_path / 'other'}", universe="lab")
     context_file.save(context_file.Contexts(None, {"lab": lab}))
@@ -160,13 +160,13 @@ def test_an_invalid_contexts_file_is_silent(complete: Complete) -> None:
 def test_a_server_that_does_not_answer_is_abandoned(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         done = subprocess.run(
-            [sys.executable, "-m", "holdfast.cli"],
+            [sys.executable, "-m", "fastness.cli"],
             env={
                 **os.environ,
                 "XDG_CONFIG_HOME": str(tmp_path),
-                "HOLDFAST_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
-                "_HOLDFAST_COMPLETE": "bash_complete",
-                "COMP_WORDS": "holdfast queue stats ",
+                "FASTNESS_URL": f"http://127.0.0.1:{silent.getsockname()[1]}",
+                "_FASTNESS_COMPLETE": "bash_complete",
+                "COMP_WORDS": "fastness queue stats ",
                 "COMP_CWORD": "3",
             },
             capture_output=True,
@@ -208,27 +208,27 @@ def test_every_argument_that_names_a_queue_or_an_agent_is_completed() -> None:
 
 
 def test_bash_completes_a_command_line(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)
-    program = tmp_path / "holdfast"
+    program = tmp_path / "fastness"
     program.write_text(
         f"#!{sys.executable}\n"
-        "from holdfast.cli import completion\n"
+        "from fastness.cli import completion\n"
         f"completion._SECONDS_MAX = {SECONDS_MAX}\n"  # The test must not depend on the load of the machine.
-        "from holdfast.cli.main import main\n"
+        "from fastness.cli.main import main\n"
         "main()\n"
     )
     program.chmod(0o755)
     script = """
-        eval "$(holdfast completion bash)"
-        COMP_WORDS=(holdfast queue stats j) COMP_CWORD=3
-        _holdfast_completion holdfast
+        eval "$(fastness completion bash)"
+        COMP_WORDS=(fastness queue stats j) COMP_CWORD=3
+        _fastness_completion fastness
         echo "${COMPREPLY[*]}"
     """
     environment = {
         **os.environ,
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "HOLDFAST_URL": f"dir:{tmp_path / 'data'}",
+        "FASTNESS_URL": f"dir:{tmp_path / 'data'}",
         "XDG_CONFIG_HOME": str(tmp_path),
     }
     done = subprocess.run(

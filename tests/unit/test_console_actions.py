@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.limits import CONSOLE_PUBLISH_BYTES_MAX
-from holdfast.server.console import files
+from fastness.limits import CONSOLE_PUBLISH_BYTES_MAX
+from fastness.server.console import files
 
 STATIC = Path(files.__file__).with_name("static")
 BROWSER = Path(__file__).parents[1] / "browser"

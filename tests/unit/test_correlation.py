@@ -8,24 +8,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import NotAllowed
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.server.app import make_app
-from holdfast.server.authorization import Authorizer
-from holdfast.server.context import ServerContext
-from holdfast.server.health import Health
-from holdfast.server.logs import correlation_id
-from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
-from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, decode_replies, encode
-from holdfast.wire.leases import AcquireLease
-from holdfast.wire.problems import Problem
-from holdfast.wire.queues import ReceiveMessages
-from holdfast.wire.requests import Request
-from holdfast.wire.states import GetState
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import NotAllowed
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.services import Services
+from fastness.server.app import make_app
+from fastness.server.authorization import Authorizer
+from fastness.server.context import ServerContext
+from fastness.server.health import Health
+from fastness.server.logs import correlation_id
+from fastness.server.metrics import MeasuredTransport, Metrics, metrics_route
+from fastness.wire.frames import PROTOCOL, Call, Hello, decode_hello, decode_replies, encode
+from fastness.wire.leases import AcquireLease
+from fastness.wire.problems import Problem
+from fastness.wire.queues import ReceiveMessages
+from fastness.wire.requests import Request
+from fastness.wire.states import GetState
 
-LOG = logging.getLogger("holdfast.test")
+LOG = logging.getLogger("fastness.test")
 
 
 class LoggingTransport:
@@ -61,7 +61,7 @@ class Collector(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[Collector]:
-    collector, root = Collector(), logging.getLogger("holdfast")
+    collector, root = Collector(), logging.getLogger("fastness")
     before = root.level
     root.addHandler(collector)
     root.setLevel(logging.DEBUG)

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 from tests.unit.host_test_apps import app, buy_book, place_order
 
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.hosted_world import HostedWorld
-from holdfast.hosts.programs import Event, TurnContext
-from holdfast.hosts.workflows.retry import Retry
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.kv import Transaction
-from holdfast.layers import effect_leases, effects, hosting
-from holdfast.layers.hosting import Hosting
-from holdfast.layers.worlds import World
-from holdfast.testing import AsyncHostTest, CrashFailure, HostTest, crash_everywhere
-from holdfast.wire import run_records
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.hosting import TurnCommitted
-from holdfast.wire.restores import Restored
+from fastness.hosts.apps import HostApp
+from fastness.hosts.hosted_world import HostedWorld
+from fastness.hosts.programs import Event, TurnContext
+from fastness.hosts.workflows.retry import Retry
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.kv import Transaction
+from fastness.layers import effect_leases, effects, hosting
+from fastness.layers.hosting import Hosting
+from fastness.layers.worlds import World
+from fastness.testing import AsyncHostTest, CrashFailure, HostTest, crash_everywhere
+from fastness.wire import run_records
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.hosting import TurnCommitted
+from fastness.wire.restores import Restored
 
 Break = Callable[[pytest.MonkeyPatch], None]
 

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from holdfast.errors import Busy
-from holdfast.kv import Database
-from holdfast.layers import dedupe as saved_keys
-from holdfast.limits import DEDUPE_MAX, DEDUPE_SECONDS, VALUE_BYTES_MAX
-from holdfast.runtime.ingress.dedupe import Dedupe, Stage, key_of
-from holdfast.testing.clock import ManualClock
+from fastness.errors import Busy
+from fastness.kv import Database
+from fastness.layers import dedupe as saved_keys
+from fastness.limits import DEDUPE_MAX, DEDUPE_SECONDS, VALUE_BYTES_MAX
+from fastness.runtime.ingress.dedupe import Dedupe, Stage, key_of
+from fastness.testing.clock import ManualClock
 
 DAY_MS = 86_400_000
 LOST = Busy("lost")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.demo import has_browser
-from holdfast.demo.output import Output
-from holdfast.demo.processes import Processes
+from fastness.cli.demo import has_browser
+from fastness.demo.output import Output
+from fastness.demo.processes import Processes
 
 
 def print_claim(encoding: str = "utf-8", width: str = "60", *, holds: bool = True) -> tuple[Output, str]:

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from holdfast import HoldfastDeprecationWarning, deprecated
+from fastness import FastnessDeprecationWarning, deprecated
 
 
 class Shop:
@@ -28,7 +28,7 @@ def test_a_deprecated_function_warns_with_its_replacement_once_for_each_caller()
     assert [str(each.message) for each in caught] == [
         "Shop.trade is deprecated since 0.3 and will be removed in 0.5; use Shop.sell"
     ] * 2
-    assert {(each.category, each.filename) for each in caught} == {(HoldfastDeprecationWarning, __file__)}
+    assert {(each.category, each.filename) for each in caught} == {(FastnessDeprecationWarning, __file__)}
     assert caught[0].lineno + 1 == caught[1].lineno
     assert (Shop.trade.__name__, Shop.trade.__doc__) == ("trade", "Sell an item.")
     assert "amount" in inspect.signature(Shop.trade).parameters
@@ -36,7 +36,7 @@ def test_a_deprecated_function_warns_with_its_replacement_once_for_each_caller()
 
 async def test_a_deprecated_coroutine_function_stays_one() -> None:
     assert inspect.iscoroutinefunction(Shop.trade_async)
-    with pytest.warns(HoldfastDeprecationWarning, match="use Shop.sell") as caught:
+    with pytest.warns(FastnessDeprecationWarning, match="use Shop.sell") as caught:
         assert await Shop().trade_async("apples") == "apples"
     assert caught[0].filename == __file__
 

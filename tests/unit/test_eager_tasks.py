@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import eager_tasks
-from holdfast.runtime.eager_tasks import EagerCoroutine
+from fastness.runtime import eager_tasks
+from fastness.runtime.eager_tasks import EagerCoroutine
 
 variable: ContextVar[str] = ContextVar("variable", default="initial")
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, DomainEvent, Effect, EffectClaim, EffectReceipt, Plane
-from holdfast.errors import EffectNotFound, FencingMismatch, InvalidArgument, InvalidName, PayloadTooLarge
-from holdfast.limits import EFFECT_ARCHIVED_SECONDS, EFFECT_CLAIMS_MAX, EFFECT_KIND_BYTES_MAX
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.inboxes import Timer, check_requests
+import fastness
+from fastness import AsyncPlane, DomainEvent, Effect, EffectClaim, EffectReceipt, Plane
+from fastness.errors import EffectNotFound, FencingMismatch, InvalidArgument, InvalidName, PayloadTooLarge
+from fastness.limits import EFFECT_ARCHIVED_SECONDS, EFFECT_CLAIMS_MAX, EFFECT_KIND_BYTES_MAX
+from fastness.testing.clock import ManualClock
+from fastness.wire.inboxes import Timer, check_requests
 
 PATIENCE_SECONDS = 30.0  # A waiter that is not woken fails the test.
 LARGE = bytes(5_000)
@@ -28,7 +28,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         plane.world("ada").create()
         yield plane
 
@@ -248,7 +248,7 @@ def test_a_waiting_claim_is_woken_by_an_effect_and_by_a_back_off(
 
 async def test_a_cancelled_claim_holds_nothing(url: str, clock: ManualClock) -> None:
     """Wherever it is cancelled, what it has claimed is given back, and no attempt is counted."""
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         await plane.world("ada").create()
         await plane.world("ada").inbox.put(asking("mail"))
         await plane.world("ada").drain()
@@ -277,8 +277,8 @@ def test_callers_of_two_nodes_complete_each_effect_once(
 ) -> None:
     """They wait for notifications of each other, and claim the same effects at the same time."""
     with (
-        holdfast.open(postgres_url, activity=str(tmp_path / "one")) as one,
-        holdfast.open(postgres_url, activity=str(tmp_path / "other")) as other,
+        fastness.open(postgres_url, activity=str(tmp_path / "one")) as one,
+        fastness.open(postgres_url, activity=str(tmp_path / "other")) as other,
     ):
         names = [f"world-{number}" for number in range(4)]
         for name in names:

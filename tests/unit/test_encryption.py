@@ -11,18 +11,18 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec.structs import replace
 
-import holdfast
-from holdfast import AgentKey, Plane
-from holdfast.encryption import _BOUND, _PREFIX, SEALED
-from holdfast.errors import InvalidArgument, SealBroken, Unreachable
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.wire.agents import GetAgent
-from holdfast.wire.mail import Envelope, Mails, ReadMail
+import fastness
+from fastness import AgentKey, Plane
+from fastness.encryption import _BOUND, _PREFIX, SEALED
+from fastness.errors import InvalidArgument, SealBroken, Unreachable
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.wire.agents import GetAgent
+from fastness.wire.mail import Envelope, Mails, ReadMail
 
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 

@@ -11,30 +11,30 @@ import cbor2
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier
-from holdfast.errors import (
+import fastness
+from fastness import Plane, Tier
+from fastness.errors import (
     BatchTooLarge,
     EmptyBatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     LockTimeout,
     ValueTooLarge,
     VersionConflict,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import entities
-from holdfast.layers.entities import EntityKey
-from holdfast.limits import (
+from fastness.kv import Database, Transaction
+from fastness.layers import entities
+from fastness.layers.entities import EntityKey
+from fastness.limits import (
     ENTITY_BYTES_MAX,
     ENTITY_FIELDS_MAX,
     ENTITY_HISTORY_VERSIONS,
     ENTITY_WRITES_MAX,
     READ_ENTRIES_MAX,
 )
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.entities import EntityWrite, SeenEntity, WriteEntities
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.wire.entities import EntityWrite, SeenEntity, WriteEntities
 
 _shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
 PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
@@ -276,7 +276,7 @@ def test_universes_have_separate_entities(plane: Plane) -> None:
 # Limits.
 
 
-def refused_and_unwritten(plane: Plane, error: type[HoldfastError], call: Callable[[], object]) -> None:
+def refused_and_unwritten(plane: Plane, error: type[FastnessError], call: Callable[[], object]) -> None:
     before = everything(plane)
     with pytest.raises(error):
         call()
@@ -362,7 +362,7 @@ def test_an_entity_may_be_written_twice_in_one_commit(plane: Plane) -> None:
 
 
 async def test_tasks_write_entities(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         written = await plane.entities.write("task", "1", {"status": 1, "metrics": 2}, session="s")
         assert (written.versions, written.durability) == ([1], Tier.CRITICAL)
         async with plane.entities.transaction(session="s") as transaction:
@@ -437,8 +437,8 @@ def test_two_nodes_on_one_postgres_lose_no_increment(
 ) -> None:
     """Row locks work within one process; between processes, transaction conflicts protect versions."""
     with (
-        holdfast.open(postgres_url, activity=str(tmp_path / "one")) as one,
-        holdfast.open(postgres_url, activity=str(tmp_path / "other")) as other,
+        fastness.open(postgres_url, activity=str(tmp_path / "one")) as one,
+        fastness.open(postgres_url, activity=str(tmp_path / "other")) as other,
     ):
 
         def increment(plane: Plane) -> None:

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier, TierPolicy
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import (
+import fastness
+from fastness import Plane, Tier, TierPolicy
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import (
     InvalidArgument,
     LockTimeout,
     VersionConflict,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import entities, field_tiers
-from holdfast.layers.field_tiers import CriticalFieldRemoved
-from holdfast.limits import (
+from fastness.kv import Database, Transaction
+from fastness.layers import entities, field_tiers
+from fastness.layers.field_tiers import CriticalFieldRemoved
+from fastness.limits import (
     ENTITY_ATTEMPTS,
 )
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.testing.faults import FaultyDatabase
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.testing.faults import FaultyDatabase
 
 _shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
 PATIENCE_SECONDS = _shared["PATIENCE_SECONDS"]
@@ -123,7 +123,7 @@ def test_compare_and_swap_loses_no_increment(plane: Plane, threads: ThreadPoolEx
 
 
 async def test_compare_and_swap_of_tasks_loses_no_increment(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
 
         async def increment() -> None:
             for _ in range(10):
@@ -249,7 +249,7 @@ def test_an_update_needs_at_least_one_attempt(plane: Plane, attempts: int) -> No
 
 def test_a_holder_of_a_kind_lock_writes_its_rows(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread holds the lock on the whole kind. Other threads wait for the row and time out."""
-    monkeypatch.setattr("holdfast.limits.LOCK_WAIT_SECONDS", 0)
+    monkeypatch.setattr("fastness.limits.LOCK_WAIT_SECONDS", 0)
     with ThreadPoolExecutor(1) as other:
         write, status = plane.entities.write, {"status": "theirs"}
         with plane.locks.acquire(["entity_type", "task"]):
@@ -286,7 +286,7 @@ def test_a_writer_waits_for_a_locked_row(plane: Plane, threads: ThreadPoolExecut
 def test_a_transaction_waits_for_the_row_of_each_durable_field_and_no_other(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.limits.LOCK_WAIT_SECONDS", 0)
+    monkeypatch.setattr("fastness.limits.LOCK_WAIT_SECONDS", 0)
     with ThreadPoolExecutor(1) as other:
         for locked, fields in (("1", ("status", "note")), ("1", ("note", "status")), ("2", ("status", "status"))):
             transaction = plane.entities.transaction()

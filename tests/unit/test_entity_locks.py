@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane, TierPolicy
-from holdfast.errors import InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
-from holdfast.layers import field_tiers
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.locks import AcquireLocks, LockSession
+import fastness
+from fastness import Plane, TierPolicy
+from fastness.errors import InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
+from fastness.layers import field_tiers
+from fastness.testing.clock import ManualClock
+from fastness.wire.locks import AcquireLocks, LockSession
 
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than any test needs.
 DATABASE, TASKS, ROW = ["database"], ["entity_type", "task"], ["record_id", "task/1"]
@@ -42,7 +42,7 @@ def plane(
     url = f"dir:{tmp_path / 'data'}" if kind == "dir" else "memory:"
     if kind == "postgres":
         url = request.getfixturevalue("postgres_url")
-    with holdfast.open(url, clock=clock, tiers=POLICY) as plane:
+    with fastness.open(url, clock=clock, tiers=POLICY) as plane:
         if kind == "served":
             plane._transport.services.shared_locks = True  # As a server does.
         yield plane
@@ -136,7 +136,7 @@ def test_a_write_that_times_out_writes_nothing_and_leaves_no_lock(
     plane: Plane, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plane.entities.write("task", "1", {"status": "open"})
-    monkeypatch.setattr("holdfast.limits.LOCK_WAIT_SECONDS", 0)
+    monkeypatch.setattr("fastness.limits.LOCK_WAIT_SECONDS", 0)
     with plane.locks.acquire(TASKS):
         before = held(plane)
         for write in (
@@ -186,7 +186,7 @@ def test_an_atomic_list_does_not_wait_and_writes_nothing(plane: Plane, threads: 
 def test_a_write_in_the_callers_own_transaction_does_not_wait(postgres_url: str, threads: ThreadPoolExecutor) -> None:
     import psycopg
 
-    with holdfast.open(postgres_url) as plane, psycopg.connect(postgres_url) as connection:
+    with fastness.open(postgres_url) as plane, psycopg.connect(postgres_url) as connection:
         within = plane.within(connection)
         taken = result(threads.submit(plane.locks.acquire, TASKS))
         with pytest.raises(LockTimeout, match="a commit of several operations does not wait"):

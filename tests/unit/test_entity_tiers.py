@@ -7,22 +7,22 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier, TierPolicy
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import (
-    HoldfastError,
+import fastness
+from fastness import Plane, Tier, TierPolicy
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import (
+    FastnessError,
     InvalidArgument,
     InvalidName,
     InvalidValue,
     PathUnusable,
 )
-from holdfast.limits import (
+from fastness.limits import (
     ACTIVITY_RECORD_BYTES_MAX,
 )
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.faults import FaultyDatabase
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.faults import FaultyDatabase
 
 _shared = runpy.run_path(str(Path(__file__).with_name("entity_fixtures.py")))  # Test files cannot import each other.
 url = _shared["url"]
@@ -130,10 +130,10 @@ def test_an_invalid_tier_policy_is_refused_with_a_hint(document: str, says: str)
 def test_a_plane_opens_with_a_tier_policy_or_its_file(tmp_path: Path) -> None:
     (tmp_path / "tiers.toml").write_text('[fields]\n"order.total" = "critical"\n')
     for tiers in (tmp_path / "tiers.toml", str(tmp_path / "tiers.toml"), TierPolicy({"order.total": Tier.CRITICAL})):
-        with holdfast.open("memory:", tiers=tiers) as plane:
+        with fastness.open("memory:", tiers=tiers) as plane:
             assert plane.entities.write("order", "1", {"total": 3}).durability is Tier.CRITICAL
     with pytest.raises(PathUnusable, match=r"none\.toml"):
-        holdfast.open("memory:", tiers=str(tmp_path / "none.toml"))
+        fastness.open("memory:", tiers=str(tmp_path / "none.toml"))
 
 
 # Storage by tier.
@@ -237,7 +237,7 @@ def test_a_write_that_cannot_be_logged_is_refused_as_a_whole(
 ) -> None:
     """A BEST_EFFORT field that the session log refuses is detected before the CRITICAL fields are committed."""
     fields = {"status": "open", "debug_trace": value}
-    with pytest.raises(HoldfastError) as refused:
+    with pytest.raises(FastnessError) as refused:
         if how == "write":
             plane.entities.write("task", "1", fields, session=session)
         elif how == "put":

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from holdfast import errors
-from holdfast.errors import HoldfastError, MailboxFull, RetryAdvice
+from fastness import errors
+from fastness.errors import FastnessError, MailboxFull, RetryAdvice
 
 CLASSES = {
     name: thing
@@ -30,7 +30,7 @@ def drawn_parents() -> dict[str, str | None]:
 
 
 def test_the_drawn_tree_is_the_tree() -> None:
-    bases = {name: None if error is HoldfastError else error.__base__.__name__ for name, error in CLASSES.items()}
+    bases = {name: None if error is FastnessError else error.__base__.__name__ for name, error in CLASSES.items()}
     assert drawn_parents() == bases
 
 
@@ -40,24 +40,24 @@ def test_no_two_errors_share_a_code() -> None:
 
 
 @every_class
-def test_an_error_comes_from_the_one_root(error: type[HoldfastError]) -> None:
-    assert issubclass(error, HoldfastError)
+def test_an_error_comes_from_the_one_root(error: type[FastnessError]) -> None:
+    assert issubclass(error, FastnessError)
 
 
 @every_class
-def test_a_code_is_the_name_in_snake_case(error: type[HoldfastError]) -> None:
+def test_a_code_is_the_name_in_snake_case(error: type[FastnessError]) -> None:
     assert "code" in vars(error), "it has its parent's code"
     wanted = re.sub(r"(?<!^)(?=[A-Z])", "_", error.__name__).lower()
-    assert error.code == {HoldfastError: "error", MailboxFull: "queue_full"}.get(error, wanted)
+    assert error.code == {FastnessError: "error", MailboxFull: "queue_full"}.get(error, wanted)
 
 
 @every_class
-def test_an_error_says_in_a_sentence_what_it_means(error: type[HoldfastError]) -> None:
+def test_an_error_says_in_a_sentence_what_it_means(error: type[FastnessError]) -> None:
     assert re.fullmatch(r"[A-Z`][^\n]*\.", vars(error)["__doc__"].split("\n\n")[0])
 
 
 @every_class
-def test_an_error_says_what_a_caller_may_do(error: type[HoldfastError]) -> None:
+def test_an_error_says_what_a_caller_may_do(error: type[FastnessError]) -> None:
     assert isinstance(error.retry, RetryAdvice)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-import holdfast
-from holdfast import limits
-from holdfast.errors import InvalidArgument, LeaseHeld
-from holdfast.handles.sync.plane import Plane
-from holdfast.runtime.activity import events
+import fastness
+from fastness import limits
+from fastness.errors import InvalidArgument, LeaseHeld
+from fastness.handles.sync.plane import Plane
+from fastness.runtime.activity import events
 
 BODIES = [b"x"] * 64
 
@@ -20,7 +20,7 @@ def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Plane]:
     """A plane with the maximum number of open session logs, and a small event queue."""
     monkeypatch.setattr(limits, "ACTIVITY_SESSIONS_MAX", 1)
     monkeypatch.setattr(events, "EVENTS_MAX", len(BODIES) // 2)
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         plane.activity.log("agent-7", {"step": 1})
         yield plane
 
@@ -32,7 +32,7 @@ def events_of(plane: Plane) -> int:
 def test_a_put_succeeds_when_no_session_log_can_be_opened(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     """The put is committed; an error would cause a duplicate."""
     queue = plane.queue("jobs")
-    with caplog.at_level(logging.WARNING, "holdfast.activity"):
+    with caplog.at_level(logging.WARNING, "fastness.activity"):
         for _ in range(3):
             assert len(queue.put_many(BODIES)) == len(BODIES)
         assert events_of(plane) == 0
@@ -49,7 +49,7 @@ def test_events_are_logged_again_once_a_session_log_can_be_opened(
     queue.put_many(BODIES)
     assert events_of(plane) == 0
     plane.activity.end("agent-7")
-    with caplog.at_level(logging.WARNING, "holdfast.activity"):
+    with caplog.at_level(logging.WARNING, "fastness.activity"):
         queue.put_many(BODIES)
         assert events_of(plane) == len(BODIES)
     assert "works again" in caplog.text
@@ -59,7 +59,7 @@ def test_an_atomic_commit_succeeds_when_best_effort_fields_cannot_be_logged(
     plane: Plane, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = plane.queue("jobs")
-    with caplog.at_level(logging.WARNING, "holdfast.activity"):
+    with caplog.at_level(logging.WARNING, "fastness.activity"):
         plane.atomic().put(jobs, b"x").write("task", "t1", {"state": "done", "metrics": {"cpu": 0.5}}).commit()
     assert jobs.stats().ready == 1
     assert plane.entities.get("task", "t1").fields == {"state": "done"}
@@ -67,7 +67,7 @@ def test_an_atomic_commit_succeeds_when_best_effort_fields_cannot_be_logged(
 
 
 def test_a_malformed_event_does_not_affect_others(caplog: pytest.LogCaptureFixture) -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         event_logger = plane._transport.services.events
         event_logger.add([("put", ("main", "jobs"), b"x" * 16), ("put",), (None, ("main", "jobs"), "id", "ada", 0)])
         plane.queue("jobs").put_many(BODIES)
@@ -80,7 +80,7 @@ def test_the_event_thread_continues_after_an_unexpected_error(
 ) -> None:
     monkeypatch.setattr(events, "EVENTS_FLUSH_SECONDS", 0.001)
     failed = threading.Event()
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         event_logger = plane._transport.services.events
         write, wrote = event_logger.write, threading.Event()
 
@@ -102,7 +102,7 @@ def test_the_event_thread_continues_after_an_unexpected_error(
 
 def test_an_owner_that_cannot_be_encoded_is_rejected_and_other_events_are_logged() -> None:
     """A lone surrogate cannot be encoded as JSON; it would make the whole batch of events fail."""
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         plane.lease("deploy").acquire("ada")
         for owner in ("bob", "b\ud800b"):
             with pytest.raises(LeaseHeld if owner == "bob" else InvalidArgument):

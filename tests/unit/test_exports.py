@@ -1,4 +1,4 @@
-"""The exports of `import holdfast`, and which modules it does not load."""
+"""The exports of `import fastness`, and which modules it does not load."""
 
 import inspect
 import re
@@ -8,32 +8,32 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import errors, testing
+import fastness
+from fastness import errors, testing
 
 INDEX = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
 # The table of each section names a class and its asyncio form in the first column.
 DOCUMENTED = {
     name for row in re.findall(r"^\| \[(.*?) \|", INDEX, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
 }
-EXPORTED = sorted(holdfast.__all__)
+EXPORTED = sorted(fastness.__all__)
 
 
 def test_exactly_the_documented_names_are_exported() -> None:
-    assert {*holdfast.__all__, *errors.__all__, *testing.__all__} == DOCUMENTED
+    assert {*fastness.__all__, *errors.__all__, *testing.__all__} == DOCUMENTED
     assert len(EXPORTED) == len(set(EXPORTED))
 
 
 @pytest.mark.parametrize("name", EXPORTED)
 def test_a_public_name_has_a_docstring(name: str) -> None:
-    exported = getattr(holdfast, name)
+    exported = getattr(fastness, name)
     is_alias = not inspect.isclass(exported) and not inspect.isfunction(exported)  # The page documents it.
     assert is_alias or (exported.__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("name", [name for name in EXPORTED if inspect.isclass(getattr(holdfast, name))])
+@pytest.mark.parametrize("name", [name for name in EXPORTED if inspect.isclass(getattr(fastness, name))])
 def test_a_public_method_has_a_docstring(name: str) -> None:
-    methods = {key: part for key, part in vars(getattr(holdfast, name)).items() if not key.startswith("_")}
+    methods = {key: part for key, part in vars(getattr(fastness, name)).items() if not key.startswith("_")}
     undocumented = [
         key
         for key, part in methods.items()
@@ -46,69 +46,69 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["psycopg", "pyspark", "pytest", "hypothesis", "holdfast.testing"])
-def test_importing_holdfast_does_not_load_optional_and_slow_modules(module: str) -> None:
-    assert run(f"import sys, holdfast; print({module!r} in sys.modules)") == "False"
+@pytest.mark.parametrize("module", ["psycopg", "pyspark", "pytest", "hypothesis", "fastness.testing"])
+def test_importing_fastness_does_not_load_optional_and_slow_modules(module: str) -> None:
+    assert run(f"import sys, fastness; print({module!r} in sys.modules)") == "False"
 
 
 # The modules of each way to open a plane, which the other ways must not load.
-CLIENT = ("websockets", "http.client", "holdfast.client")
-KEY_SPACE = ("rocksdict", "obstore", "holdfast.plane", "holdfast.runtime", "holdfast.layers", "holdfast.backends")
-SERVER = ("uvicorn", "starlette", "prometheus_client", "holdfast.server", "click", "rich", "holdfast.cli")
+CLIENT = ("websockets", "http.client", "fastness.client")
+KEY_SPACE = ("rocksdict", "obstore", "fastness.plane", "fastness.runtime", "fastness.layers", "fastness.backends")
+SERVER = ("uvicorn", "starlette", "prometheus_client", "fastness.server", "click", "rich", "fastness.cli")
 
 
 @pytest.mark.parametrize(
     ("code", "not_loaded"),
     [
-        ("", (*CLIENT, *KEY_SPACE, *SERVER, "asyncio", "msgspec", "holdfast.handles")),
-        ("holdfast.open('memory:').close()", (*CLIENT, *SERVER, "holdfast.handles.plane")),
-        ("holdfast.connect('http://127.0.0.1:1').close()", (*KEY_SPACE, *SERVER, "holdfast.handles.plane")),
-        ("holdfast.Worker", (*CLIENT, *KEY_SPACE, *SERVER)),
-        ("holdfast.TaskApp('http://127.0.0.1:1')", (*CLIENT, *KEY_SPACE, *SERVER)),
-        ("import holdfast.cli.main", (*CLIENT, *KEY_SPACE, "holdfast.server", "holdfast.handles")),
+        ("", (*CLIENT, *KEY_SPACE, *SERVER, "asyncio", "msgspec", "fastness.handles")),
+        ("fastness.open('memory:').close()", (*CLIENT, *SERVER, "fastness.handles.plane")),
+        ("fastness.connect('http://127.0.0.1:1').close()", (*KEY_SPACE, *SERVER, "fastness.handles.plane")),
+        ("fastness.Worker", (*CLIENT, *KEY_SPACE, *SERVER)),
+        ("fastness.TaskApp('http://127.0.0.1:1')", (*CLIENT, *KEY_SPACE, *SERVER)),
+        ("import fastness.cli.main", (*CLIENT, *KEY_SPACE, "fastness.server", "fastness.handles")),
         (
-            "import asyncio; asyncio.run(holdfast.connect_async('http://127.0.0.1:1').__aenter__())",
-            (*KEY_SPACE, *SERVER, "holdfast.handles.sync"),
+            "import asyncio; asyncio.run(fastness.connect_async('http://127.0.0.1:1').__aenter__())",
+            (*KEY_SPACE, *SERVER, "fastness.handles.sync"),
         ),
     ],
     ids=["import", "open", "connect", "worker", "tasks", "cli", "connect_async"],
 )
 def test_unneeded_modules_are_not_loaded(code: str, not_loaded: tuple[str, ...]) -> None:
-    loaded = run(f"import sys, holdfast\n{code}\nprint(*sys.modules)").split()
+    loaded = run(f"import sys, fastness\n{code}\nprint(*sys.modules)").split()
     assert [name for name in not_loaded if name in loaded] == []
 
 
 def test_dir_lists_exports_before_they_are_loaded() -> None:
-    assert run("import holdfast; print(sorted(set(holdfast.__all__) - set(dir(holdfast))))") == "[]"
+    assert run("import fastness; print(sorted(set(fastness.__all__) - set(dir(fastness))))") == "[]"
 
 
 def test_an_unknown_name_is_no_attribute() -> None:
-    assert not hasattr(holdfast, "nothing")
+    assert not hasattr(fastness, "nothing")
     with pytest.raises(ImportError, match="nothing"):
-        from holdfast import nothing  # noqa: F401
+        from fastness import nothing  # noqa: F401
 
 
 def test_an_exported_name_is_the_object_of_its_module() -> None:
-    from holdfast.handles.sync.plane import Plane
-    from holdfast.tiers import Tier
+    from fastness.handles.sync.plane import Plane
+    from fastness.tiers import Tier
 
-    assert holdfast.Tier is Tier
-    assert holdfast.Plane is Plane
+    assert fastness.Tier is Tier
+    assert fastness.Plane is Plane
 
 
 def test_a_star_import_imports_exactly_the_exported_names() -> None:
-    assert run("from holdfast import *; print(sorted(n for n in dir() if n[0] != '_'))") == str(EXPORTED)
+    assert run("from fastness import *; print(sorted(n for n in dir() if n[0] != '_'))") == str(EXPORTED)
 
 
 def test_memory_and_directories_open_without_the_postgresql_driver(tmp_path) -> None:
-    code = "import sys; sys.modules['psycopg'] = None; import holdfast; holdfast.open({!r}).close()"
+    code = "import sys; sys.modules['psycopg'] = None; import fastness; fastness.open({!r}).close()"
     for url in ("memory:", f"dir:{tmp_path}"):
         run(code.format(url))
 
 
 def test_postgresql_without_its_driver_names_the_package_to_install() -> None:
-    code = """import sys; sys.modules['psycopg'] = None; import holdfast
-try: holdfast.open('postgresql://x@localhost/x')
-except holdfast.HoldfastError as error: print(error.code, error)"""
+    code = """import sys; sys.modules['psycopg'] = None; import fastness
+try: fastness.open('postgresql://x@localhost/x')
+except fastness.FastnessError as error: print(error.code, error)"""
     assert run(code).startswith("unsupported ")
-    assert "holdfast[postgres]" in run(code)
+    assert "fastness[postgres]" in run(code)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.errors import CommitUnknown, ObjectNotFound, Unreachable
-from holdfast.kv import Transaction
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, SeededFaults, faulty_objects
-from holdfast.tiers import Tier
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.errors import CommitUnknown, ObjectNotFound, Unreachable
+from fastness.kv import Transaction
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, SeededFaults, faulty_objects
+from fastness.tiers import Tier
 
 
 def put(tx: Transaction, key: bytes = b"k", value: bytes = b"1") -> None:

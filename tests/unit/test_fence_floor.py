@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.backends.rocksdb.watermark import NAME
-from holdfast.errors import HoldfastError, InvalidArgument
-from holdfast.kv import Transaction, fence_floor
-from holdfast.kv.batch import run_batch
-from holdfast.layers import lineages, queues
-from holdfast.layers.queues import QueueKey
-from holdfast.wire.queues import NewMessage
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb.watermark import NAME
+from fastness.errors import FastnessError, InvalidArgument
+from fastness.kv import Transaction, fence_floor
+from fastness.kv.batch import run_batch
+from fastness.layers import lineages, queues
+from fastness.layers.queues import QueueKey
+from fastness.wire.queues import NewMessage
 
 JOBS = QueueKey("main", "jobs")
 STEP = fence_floor.STEP
@@ -139,7 +139,7 @@ def test_a_failed_sync_is_no_close(closed: Path) -> None:
         raise OSError("no")
 
     database._log._sync = fail
-    with pytest.raises(HoldfastError):
+    with pytest.raises(FastnessError):
         database.transact(Transaction.put, b"c", b"3")
     database.close()
     assert floor_of(closed) == STEP
@@ -152,7 +152,7 @@ def test_reopening_after_a_failure_raises_the_floor_at_once(closed: Path) -> Non
             raise OSError("no")
 
         database._log._sync = fail
-        with pytest.raises(HoldfastError):
+        with pytest.raises(FastnessError):
             database.transact(Transaction.put, b"c", b"3")
         database.reopen()
         assert database.transact(lambda tx: tx.fence_floor) == STEP

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import Backend, DiskFull, HoldfastError, InvalidArgument, ObjectExists, PathUnusable
-from holdfast.folders import DurableFolders
-from holdfast.limits import OBJECT_STAGED_SECONDS_MAX
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import Backend, DiskFull, FastnessError, InvalidArgument, ObjectExists, PathUnusable
+from fastness.folders import DurableFolders
+from fastness.limits import OBJECT_STAGED_SECONDS_MAX
 
 MEBIBYTE = 1_048_576
 STREAM_BYTES = 256 * MEBIBYTE
@@ -113,7 +113,7 @@ def test_a_folder_whose_parent_could_not_be_synced_is_synced_by_the_next_put(
 
 
 def test_the_durable_folders_that_are_remembered_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.folders.FOLDERS_REMEMBERED_MAX", 3)
+    monkeypatch.setattr("fastness.folders.FOLDERS_REMEMBERED_MAX", 3)
     durable = DurableFolders(tmp_path)
     for number in range(10):
         durable.make(tmp_path / "new" / str(number))
@@ -141,7 +141,7 @@ def test_a_create_syncs_an_existing_object_before_it_raises(
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, DiskFull), (errno.EDQUOT, DiskFull), (errno.EIO, Backend)])
 def test_a_write_that_cannot_be_synced_leaves_the_old_object(
-    folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[HoldfastError]
+    folder: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[FastnessError]
 ) -> None:
     folder.put("a", b"old")
 

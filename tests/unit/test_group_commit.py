@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import limits
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.handles.queues import AsyncQueue
-from holdfast.kv import Transaction
-from holdfast.layers import journal_records, journals, queues, snapshots
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.worlds import World
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import Tier
-from holdfast.wire.canonical import canonical
-from holdfast.wire.queues import MessageLease, NewMessage, QueuePolicy
+import fastness
+from fastness import limits
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.handles.queues import AsyncQueue
+from fastness.kv import Transaction
+from fastness.layers import journal_records, journals, queues, snapshots
+from fastness.layers.queues import QueueKey
+from fastness.layers.worlds import World
+from fastness.testing.clock import ManualClock
+from fastness.tiers import Tier
+from fastness.wire.canonical import canonical
+from fastness.wire.queues import MessageLease, NewMessage, QueuePolicy
 
 DEADLINE_SECONDS = 30.0
 
@@ -68,7 +68,7 @@ def test_single_events_of_many_callers_share_their_syncs(tmp_path: Path) -> None
 
 async def test_a_put_and_the_delivery_it_triggers_share_a_sync(tmp_path: Path) -> None:
     """Even after many ticks with a single caller: the woken consumer commits before both sync."""
-    async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+    async with fastness.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         database = plane._transport.services.database
         syncs = count_syncs(database)
@@ -89,7 +89,7 @@ async def test_a_put_and_the_delivery_it_triggers_share_a_sync(tmp_path: Path) -
 
 
 async def test_deliveries_to_waiting_consumers_share_syncs(tmp_path: Path) -> None:
-    async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+    async with fastness.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         waiting = [asyncio.create_task(jobs.receive(wait_seconds=60)) for _ in range(8)]
         await wait_for_consumers(jobs, 8)
@@ -105,7 +105,7 @@ async def test_deliveries_to_waiting_consumers_share_syncs(tmp_path: Path) -> No
 
 
 def test_a_message_costs_two_syncs_not_three(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         syncs = count_syncs(plane._transport.services.database)
         jobs.put("work")
@@ -120,7 +120,7 @@ def test_a_message_costs_two_syncs_not_three(tmp_path: Path) -> None:
 
 
 async def test_a_message_costs_two_syncs_on_an_event_loop(tmp_path: Path) -> None:
-    async with holdfast.open_async(f"dir:{tmp_path}") as plane:
+    async with fastness.open_async(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         syncs = count_syncs(plane._transport.services.database)
         await jobs.put_many(["a", "b", "c"])
@@ -132,7 +132,7 @@ async def test_a_message_costs_two_syncs_on_an_event_loop(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("options", [{"tier": Tier.CRITICAL}, {"with_state": True}], ids=["critical", "state"])
 def test_a_delivery_waits_for_its_own_sync_if_it_must_be_kept(tmp_path: Path, options: dict[str, Any]) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         jobs.put("work")
         syncs = count_syncs(plane._transport.services.database)
@@ -154,7 +154,7 @@ def test_a_delivery_that_ends_a_lease_waits_for_its_own_sync(tmp_path: Path, clo
 
 
 def test_a_delivery_does_not_wait_for_a_put_that_promised_less(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         syncs = count_syncs(plane._transport.services.database)
         jobs.put("work", tier=Tier.IMPORTANT)

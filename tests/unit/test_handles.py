@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, Plane, Tier, Transaction, handles
-from holdfast.errors import Closed, InvalidArgument, NestedTransaction, UnsupportedTier
+import fastness
+from fastness import AsyncPlane, Plane, Tier, Transaction, handles
+from fastness.errors import Closed, InvalidArgument, NestedTransaction, UnsupportedTier
 
 ASYNC = [
     handle
     for module in pkgutil.iter_modules(handles.__path__)
     if module.name not in ("push_listening", "sync", "workers")  # They are not generated.
-    for name, handle in vars(importlib.import_module(f"holdfast.handles.{module.name}")).items()
-    if name.startswith("Async") and handle.__module__ == f"holdfast.handles.{module.name}"
+    for name, handle in vars(importlib.import_module(f"fastness.handles.{module.name}")).items()
+    if name.startswith("Async") and handle.__module__ == f"fastness.handles.{module.name}"
 ]
 FOR_ASYNCIO = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__", "__next__": "__anext__"}
 
@@ -134,7 +134,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str) -> Iterator[Plane]:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         yield plane
 
 
@@ -155,7 +155,7 @@ def test_pairs_are_written_read_scanned_and_deleted(plane: Plane, tier: Tier) ->
 
 @pytest.mark.parametrize("tier", TIERS)
 async def test_pairs_are_written_read_scanned_and_deleted_asynchronously(url: str, tier: Tier) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         pairs = plane.pairs
         assert await pairs.get(b"a", tier=tier) is None
         assert [await pairs.put(key, b"1", tier=tier) for key in (b"a", b"b", b"c")] == [tier] * 3
@@ -181,7 +181,7 @@ def test_a_plane_transacts_with_arguments_and_a_result(plane: Plane) -> None:
 
 
 async def test_a_plane_transacts_asynchronously(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         await plane.pairs.put(b"a", b"1")
         assert await plane.transact(move, b"a", to=b"b", tier=Tier.IMPORTANT) == b"1"
         assert await plane.pairs.scan(b"a", b"z") == [(b"b", b"1")]
@@ -234,7 +234,7 @@ USES = [
 
 
 def test_leaving_the_context_closes_the_plane(url: str) -> None:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         pass
     plane.close()
     for use in USES:
@@ -243,7 +243,7 @@ def test_leaving_the_context_closes_the_plane(url: str) -> None:
 
 
 async def test_leaving_the_async_context_closes_the_plane(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         pass
     await plane.close()
     for use in USES:
@@ -252,19 +252,19 @@ async def test_leaving_the_async_context_closes_the_plane(url: str) -> None:
 
 
 def test_a_context_that_raises_closes_the_plane(url: str) -> None:
-    with pytest.raises(LookupError), holdfast.open(url) as plane:
+    with pytest.raises(LookupError), fastness.open(url) as plane:
         raise LookupError("on purpose")
     with pytest.raises(Closed):
         plane.pairs.get(b"a")
 
 
 async def test_an_opening_is_awaited_or_entered(url: str) -> None:
-    plane = await holdfast.open_async(url)
+    plane = await fastness.open_async(url)
     assert isinstance(plane, AsyncPlane)
     await plane.close()
-    async with await holdfast.open_async(url) as plane:
+    async with await fastness.open_async(url) as plane:
         await plane.pairs.put(b"a", b"1")
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         assert isinstance(plane, AsyncPlane)
     with pytest.raises(Closed):
         await plane.pairs.get(b"a")
@@ -273,9 +273,9 @@ async def test_an_opening_is_awaited_or_entered(url: str) -> None:
 async def test_an_opening_that_is_used_leaves_no_warning(url: str) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        async with holdfast.open_async(url):
+        async with fastness.open_async(url):
             pass
-        await (await holdfast.open_async(url)).close()
+        await (await fastness.open_async(url)).close()
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
 
@@ -302,7 +302,7 @@ def test_one_item_in_place_of_a_list_is_refused(plane: Plane, call: Any, instead
 
 @pytest.mark.parametrize("one", [b"bytes", "text"])
 async def test_one_item_in_place_of_a_list_is_refused_asynchronously(url: str, one: Any) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         with pytest.raises(InvalidArgument, match=r"call put\(data\)"):
             await plane.blobs.write(one)
         with pytest.raises(InvalidArgument, match=r"wrap it in a list: send_many\("):

@@ -15,18 +15,18 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-import holdfast
-from holdfast.cli import exit_codes
-from holdfast.cli.commands import LeafCommand
-from holdfast.cli.main import root
+import fastness
+from fastness.cli import exit_codes
+from fastness.cli.commands import LeafCommand
+from fastness.cli.main import root
 
 Hf = Callable[..., Result]
 
-SOURCE: Final = Path(holdfast.__file__).parent
-MENTION: Final = re.compile(r"\bholdfast (?=[a-z-])")
+SOURCE: Final = Path(fastness.__file__).parent
+MENTION: Final = re.compile(r"\bfastness (?=[a-z-])")
 # A suggested command is in backticks or $(…), or ends the message after a colon, or is the whole text.
-COMMAND: Final = re.compile(r"(?:`|\$\()holdfast ([^`)]+)(?:`|\))|(?:: |^)holdfast ([^`]+?)[.]?$")
-CALL: Final = re.compile(r"\bholdfast\.(\w+)\(([^)]*)\)")
+COMMAND: Final = re.compile(r"(?:`|\$\()fastness ([^`)]+)(?:`|\))|(?:: |^)fastness ([^`]+?)[.]?$")
+CALL: Final = re.compile(r"\bfastness\.(\w+)\(([^)]*)\)")
 PLACEHOLDER: Final = "1"  # For a part of a message that is known only when it is raised: a name, a path or a number.
 
 
@@ -65,7 +65,7 @@ def all_commands(command: click.Command) -> Iterator[click.Command]:
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """The words of each command that a message suggests, without `holdfast`."""
+    """The words of each command that a message suggests, without `fastness`."""
     return [shlex.split(quoted or last) for quoted, last in COMMAND.findall(text.strip())]
 
 
@@ -73,7 +73,7 @@ def commands_in(text: str) -> list[list[str]]:
 def parse(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], Result]:
     """Parses a command line with all its arguments, without running the command."""
     monkeypatch.setattr(LeafCommand, "invoke", lambda _self, _ctx: None)
-    monkeypatch.setattr("holdfast.cli.mcp.serve", lambda _agent: None)  # A group that does something itself.
+    monkeypatch.setattr("fastness.cli.mcp.serve", lambda _agent: None)  # A group that does something itself.
     return lambda words: CliRunner().invoke(root, words)
 
 
@@ -94,7 +94,7 @@ def test_every_suggested_call_exists() -> None:
     assert len(calls) > 3
     for name, arguments in calls:
         options = set(re.findall(r"(\w+)=", arguments))
-        assert options <= set(inspect.signature(getattr(holdfast, name)).parameters), (name, arguments)
+        assert options <= set(inspect.signature(getattr(fastness, name)).parameters), (name, arguments)
 
 
 def test_every_example_of_the_help_parses(parse: Callable[[list[str]], Result]) -> None:
@@ -103,7 +103,7 @@ def test_every_example_of_the_help_parses(parse: Callable[[list[str]], Result]) 
         for example in getattr(command, "examples", ()):
             for part in re.split(r"\|\|?|&&|;(?! …)| > | {2,}#|\)\"", example):
                 words = shlex.split(part.partition("$(")[2] or part)
-                if words[:1] == ["holdfast"]:
+                if words[:1] == ["fastness"]:
                     result = parse(words[1:])
                     assert result.exit_code == 0, (example, result.stderr)
                     checked += 1
@@ -111,13 +111,13 @@ def test_every_example_of_the_help_parses(parse: Callable[[list[str]], Result]) 
 
 
 def test_a_wrong_suggestion_is_found(parse: Callable[[list[str]], Result]) -> None:
-    (missing_option,) = commands_in("There is no token; create one with `holdfast token create`")
+    (missing_option,) = commands_in("There is no token; create one with `fastness token create`")
     assert parse(missing_option).exit_code == 2
-    (unknown,) = commands_in("Nothing there; list it with: holdfast queue lst 1.")
+    (unknown,) = commands_in("Nothing there; list it with: fastness queue lst 1.")
     assert unknown == ["queue", "lst", "1"]
     assert parse(unknown).exit_code == 2
-    assert MENTION.search("run holdfast doctor to find all damage")
-    assert commands_in("run holdfast doctor to find all damage") == []
+    assert MENTION.search("run fastness doctor to find all damage")
+    assert commands_in("run fastness doctor to find all damage") == []
 
 
 # The important ones, run as they are printed.
@@ -126,7 +126,7 @@ def test_a_wrong_suggestion_is_found(parse: Callable[[list[str]], Result]) -> No
 def suggested(result: Result, **placeholders: str) -> list[list[str]]:
     """The commands that an error suggests, with the values of their placeholders, without the one that explains it."""
     message, _, explained = result.stderr.rstrip("\n").rpartition("\n")
-    assert explained.startswith("help: holdfast explain ")
+    assert explained.startswith("help: fastness explain ")
     return [[placeholders.get(word, word) for word in words] for words in commands_in(message)]
 
 
@@ -158,7 +158,7 @@ def test_a_message_is_leased_as_suggested(hf: Hf, monkeypatch: pytest.MonkeyPatc
         name, _, value = shlex.split(line)[1].partition("=")
         monkeypatch.setenv(name, value)
     hf("queue", "ack")
-    assert os.environ["HOLDFAST_QUEUE_NAME"] == "jobs"
+    assert os.environ["FASTNESS_QUEUE_NAME"] == "jobs"
 
 
 def test_schedules_are_listed_as_suggested(hf: Hf) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import Busy, CommitUnknown, InvalidArgument, Unreachable
-from holdfast.testing.histories import (
+from fastness.errors import Busy, CommitUnknown, InvalidArgument, Unreachable
+from fastness.testing.histories import (
     History,
     Operation,
     Outcome,

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres.parts import part_of, part_of_range
-from holdfast.kv import Database, Transaction
-from holdfast.layers import nodes, samples
-from holdfast.layers.samples import STEPS, SUBSPACE, StoredSample
-from holdfast.layers.worlds import first_elements
-from holdfast.limits import HISTORY_POINTS_MAX, HISTORY_QUEUES_MAX, HISTORY_RECORD_BYTES_MAX, KEY_BYTES_MAX
-from holdfast.server.console.history import History, NodeTotal, merged
-from holdfast.server.serving import history_node
-from holdfast.testing.clock import ManualClock
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.postgres.parts import part_of, part_of_range
+from fastness.kv import Database, Transaction
+from fastness.layers import nodes, samples
+from fastness.layers.samples import STEPS, SUBSPACE, StoredSample
+from fastness.layers.worlds import first_elements
+from fastness.limits import HISTORY_POINTS_MAX, HISTORY_QUEUES_MAX, HISTORY_RECORD_BYTES_MAX, KEY_BYTES_MAX
+from fastness.server.console.history import History, NodeTotal, merged
+from fastness.server.serving import history_node
+from fastness.testing.clock import ManualClock
 
 DAY_MS = 86_400_000
 
@@ -147,7 +147,7 @@ def test_servers_that_all_listen_at_one_address_have_a_ring_for_each_host(
 def test_a_chart_has_the_servers_that_have_stored_a_sample_last(
     database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.console.history.HISTORY_NODES_MAX", 2)
+    monkeypatch.setattr("fastness.server.console.history.HISTORY_NODES_MAX", 2)
     for name in ("a", "c", "b"):
         history = record(database, Numbers(), clock, node=name)
         run(history, clock, 10)
@@ -274,12 +274,12 @@ def test_a_sample_is_bounded_and_keeps_the_largest_queues(clock: ManualClock, na
 
 
 def test_a_sample_with_long_names_keeps_fewer_queues(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.samples.HISTORY_RECORD_BYTES_MAX", 2_000)
+    monkeypatch.setattr("fastness.layers.samples.HISTORY_RECORD_BYTES_MAX", 2_000)
     with MemoryDatabase(clock=clock) as database:
         run(record(database, Numbers(queues=100), clock), clock, 10)
         (found,) = database.read(samples.read, "local", 0, since_ms=0, until_ms=clock.now_ms())
         assert 0 < len(found.queues["main"]) < 100
-    monkeypatch.setattr("holdfast.layers.samples.HISTORY_RECORD_BYTES_MAX", 10)
+    monkeypatch.setattr("fastness.layers.samples.HISTORY_RECORD_BYTES_MAX", 10)
     with MemoryDatabase(clock=clock) as database:
         run(record(database, Numbers(), clock), clock, 10)
         (found,) = database.read(samples.read, "local", 0, since_ms=0, until_ms=clock.now_ms())

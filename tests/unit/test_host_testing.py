@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from tests.unit.host_test_apps import app, buy_book, order, place_order, shipping, start_to_buy, warehouse
 
-from holdfast.errors import InvalidArgument, RunCancelled, RunFailed
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.programs import Event, TurnContext
-from holdfast.hosts.workflows.retry import Retry
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.testing import AsyncHostTest, HostTest, StuckRun, crash_everywhere
-from holdfast.testing.hosts import crashes, host_test, processes
-from holdfast.testing.hosts.virtual_loop import VirtualLoop
+from fastness.errors import InvalidArgument, RunCancelled, RunFailed
+from fastness.hosts.apps import HostApp
+from fastness.hosts.programs import Event, TurnContext
+from fastness.hosts.workflows.retry import Retry
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.testing import AsyncHostTest, HostTest, StuckRun, crash_everywhere
+from fastness.testing.hosts import crashes, host_test, processes
+from fastness.testing.hosts.virtual_loop import VirtualLoop
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -12,9 +12,9 @@ import cbor2
 import pytest
 from click.testing import Result
 
-import holdfast
-from holdfast import DomainEvent, Plane
-from holdfast.errors import (
+import fastness
+from fastness import DomainEvent, Plane
+from fastness.errors import (
     BatchTooLarge,
     Fenced,
     HeadAdvanced,
@@ -27,17 +27,17 @@ from holdfast.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from holdfast.layers import worlds
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import (
+from fastness.layers import worlds
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import (
     ASIDE_ERROR_BYTES_MAX,
     BATCH_ENTRIES_MAX,
     HOST_LEASE_SECONDS,
     HOST_PROGRAMS_MAX,
     HOSTED_WORLDS_MAX,
 )
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.hosting import ClaimedWorld, HostingInfo
+from fastness.testing.clock import ManualClock
+from fastness.wire.hosting import ClaimedWorld, HostingInfo
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -48,7 +48,7 @@ LEASE_MS = HOST_LEASE_SECONDS * 1_000
 
 @pytest.fixture(params=["memory", "dir"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open("memory:" if request.param == "memory" else f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open("memory:" if request.param == "memory" else f"dir:{tmp_path}", clock=clock) as plane:
         yield plane
 
 
@@ -299,8 +299,8 @@ def test_a_refused_turn_writes_nothing(plane: Plane) -> None:
         (InvalidArgument, {"take": 2}),
         (InvalidArgument, {"take": -1}),
         (InvalidArgument, {"take": 0, "aside": [(1, "not taken")]}),
-        (InvalidArgument, {"entries": [1], "effects": [(1, holdfast.Effect(kind="k", intent_hash=b"h"))]}),
-        (InvalidArgument, {"timers": [(0, holdfast.Timer(deliver_at_ns=1, intent_hash=b"h"))]}),
+        (InvalidArgument, {"entries": [1], "effects": [(1, fastness.Effect(kind="k", intent_hash=b"h"))]}),
+        (InvalidArgument, {"timers": [(0, fastness.Timer(deliver_at_ns=1, intent_hash=b"h"))]}),
         (BatchTooLarge, {"take": 1, "entries": [0] * (BATCH_ENTRIES_MAX - 1)}),
         (BatchTooLarge, {"take": 1, "entries": ["x" * 300_000]}),
         (InvalidArgument, {"lease_seconds": 0.0}),
@@ -363,7 +363,7 @@ def test_a_waiting_host_is_woken_by_work_and_by_the_end_of_a_claim(plane: Plane,
 
 
 async def test_a_cancelled_claim_gives_its_worlds_back(clock: ManualClock) -> None:
-    async with await holdfast.open_async("memory:", clock=clock) as plane:
+    async with await fastness.open_async("memory:", clock=clock) as plane:
         await plane.world("ada").create(program="p")
         waiting = asyncio.create_task(plane.hosting.claim(["p"], owner="h1", wait_seconds=20))
         await asyncio.sleep(0)
@@ -378,7 +378,7 @@ async def test_a_cancelled_claim_gives_its_worlds_back(clock: ManualClock) -> No
 def test_commands_show_and_change_how_a_world_is_run(hf: Hf, tmp_path: Path) -> None:
     hf("world", "create", "ada", "--program", "p")
     hf("world", "inbox", "put", "ada", "order", "1")
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         claimed = claim(plane)
         plane.hosting.commit(claimed, owner="h1", expected_head=0, take=0, aside=[(0, "Traceback")])
         plane.hosting.fail(claimed, owner="h1", error="bad", is_stopped=True)
@@ -394,7 +394,7 @@ def test_commands_show_and_change_how_a_world_is_run(hf: Hf, tmp_path: Path) -> 
     hf("world", "program", "ada", "q", "--remove", code=2)
 
 
-def created(plane: Plane, name: str, *, program: str = "p", items: int) -> holdfast.World:
+def created(plane: Plane, name: str, *, program: str = "p", items: int) -> fastness.World:
     """A world with a program and so many items."""
     world = plane.world(name)
     world.create(program=program)

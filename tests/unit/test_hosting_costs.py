@@ -5,18 +5,18 @@ from statistics import median
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.kv import Database, Pair, Transaction
-from holdfast.kv.contract import View
-from holdfast.layers import hosting, inboxes, turns, worlds
-from holdfast.layers.hosting import Candidates
-from holdfast.layers.worlds import World
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.sync.hosting import HostingStore
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import CommitTurn, TurnCommitted
-from holdfast.wire.inboxes import Control
+from fastness.backends.memory import MemoryDatabase
+from fastness.kv import Database, Pair, Transaction
+from fastness.kv.contract import View
+from fastness.layers import hosting, inboxes, turns, worlds
+from fastness.layers.hosting import Candidates
+from fastness.layers.worlds import World
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.hosting import HostingStore
+from fastness.testing.clock import ManualClock
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import CommitTurn, TurnCommitted
+from fastness.wire.inboxes import Control
 
 LEASE_MS = 10_000
 

@@ -9,19 +9,19 @@ from typing import Any, TypeVar
 
 import pytest
 
-import holdfast
-from holdfast import AsyncHost, EffectCall, Event, Host, HostApp, MailPolicy, Plane, Reject, RetryLater, TurnContext
-from holdfast.errors import Backend, CommitUnknown, InvalidArgument, Unreachable
-from holdfast.hosts import host as host_module
-from holdfast.hosts import program_runner
-from holdfast.limits import BATCH_ENTRIES_MAX, HOST_LEASE_SECONDS, TURN_DELAY_SECONDS
-from holdfast.tasks.planes import async_plane_of
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.effects import ExtendEffect
-from holdfast.wire.hosting import CommitTurn
-from holdfast.wire.json_values import decode_json
-from holdfast.wire.requests import Request
+import fastness
+from fastness import AsyncHost, EffectCall, Event, Host, HostApp, MailPolicy, Plane, Reject, RetryLater, TurnContext
+from fastness.errors import Backend, CommitUnknown, InvalidArgument, Unreachable
+from fastness.hosts import host as host_module
+from fastness.hosts import program_runner
+from fastness.limits import BATCH_ENTRIES_MAX, HOST_LEASE_SECONDS, TURN_DELAY_SECONDS
+from fastness.tasks.planes import async_plane_of
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.effects import ExtendEffect
+from fastness.wire.hosting import CommitTurn
+from fastness.wire.json_values import decode_json
+from fastness.wire.requests import Request
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 LARGE = "x" * 5_000  # More than an inbox item has inline.
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 @pytest.fixture(params=["memory", "dir"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open("memory:" if request.param == "memory" else f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open("memory:" if request.param == "memory" else f"dir:{tmp_path}", clock=clock) as plane:
         yield plane
 
 
@@ -363,7 +363,7 @@ def test_a_full_host_serves_all_worlds(plane: Plane, app: HostApp, monkeypatch: 
 
 def test_a_host_that_stops_gives_its_worlds_back(app: HostApp) -> None:
     app.program("count")(count)
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         for name in ("a", "b"):
             plane.world(name).create(program="count")
         with Host(plane, app, lease_seconds=3_600) as host:
@@ -381,7 +381,7 @@ def test_a_host_that_stops_gives_its_worlds_back(app: HostApp) -> None:
 
 def test_idle_worlds_are_given_back_and_held_ones_renewed(app: HostApp) -> None:
     app.program("count")(count)
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         plane.world("a").create(program="count")
         with Host(plane, app, lease_seconds=0.4):
             plane.world("a").send("first")
@@ -396,7 +396,7 @@ def test_snapshots_and_compaction_keep_restores_short(app: HostApp) -> None:
         del event, context
         return (state or 0) + 1
 
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         world = plane.world("ada")
         world.create(program=number)
         with Host(plane, app, snapshot_every=100):
@@ -516,7 +516,7 @@ def test_the_lease_of_a_running_adapter_is_renewed(app: HostApp) -> None:
         assert is_renewed.wait(PATIENCE_SECONDS)
         return 1
 
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         execute = plane._transport.services.database.transact_async  # type: ignore[attr-defined]
 
         def counted(work: Any, *arguments: Any, **options: Any) -> Coroutine[Any, Any, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     HeadAdvanced,
     IdempotencyKeyReused,
     InvalidArgument,
@@ -17,24 +17,24 @@ from holdfast.errors import (
     Unreachable,
     VersionConflict,
 )
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import idempotency, leases, queues
-from holdfast.layers.idempotency import KeyedCall, keyed_call, run_idempotent
-from holdfast.layers.leases import LeaseKey
-from holdfast.layers.queues import Leased, PurgeProgress, QueueKey, RedriveProgress
-from holdfast.limits import CALL_KEY_BYTES_MAX, CALL_KEY_PERIOD_SECONDS, MESSAGES_MAX
-from holdfast.plane.batching import call_batch
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.idempotency import keyed_call_of
-from holdfast.plane.services import Services
-from holdfast.runtime.activity.log import RecentKeys
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import Tier, TierPolicy
-from holdfast.wire.activity import LogRecords, ReadLog
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.entities import EntityWrite, PutEntity, WriteEntities
-from holdfast.wire.frames import Call
-from holdfast.wire.leases import (
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import idempotency, leases, queues
+from fastness.layers.idempotency import KeyedCall, keyed_call, run_idempotent
+from fastness.layers.leases import LeaseKey
+from fastness.layers.queues import Leased, PurgeProgress, QueueKey, RedriveProgress
+from fastness.limits import CALL_KEY_BYTES_MAX, CALL_KEY_PERIOD_SECONDS, MESSAGES_MAX
+from fastness.plane.batching import call_batch
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.idempotency import keyed_call_of
+from fastness.plane.services import Services
+from fastness.runtime.activity.log import RecentKeys
+from fastness.testing.clock import ManualClock
+from fastness.tiers import Tier, TierPolicy
+from fastness.wire.activity import LogRecords, ReadLog
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.entities import EntityWrite, PutEntity, WriteEntities
+from fastness.wire.frames import Call
+from fastness.wire.leases import (
     AcquireLease,
     CheckLease,
     DescribeLease,
@@ -43,9 +43,9 @@ from holdfast.wire.leases import (
     LeaseProof,
     ReleaseLease,
 )
-from holdfast.wire.locks import AcquireLocks, LockSession
-from holdfast.wire.problems import error_of, problem_of
-from holdfast.wire.queues import (
+from fastness.wire.locks import AcquireLocks, LockSession
+from fastness.wire.problems import error_of, problem_of
+from fastness.wire.queues import (
     AckMessages,
     Deliveries,
     ExtendMessages,
@@ -59,9 +59,9 @@ from holdfast.wire.queues import (
     RedriveMessages,
     RejectMessages,
 )
-from holdfast.wire.requests import Request
-from holdfast.wire.states import UpdateState
-from holdfast.wire.worlds import AppendEntries, CreateWorld
+from fastness.wire.requests import Request
+from fastness.wire.states import UpdateState
+from fastness.wire.worlds import AppendEntries, CreateWorld
 
 PATIENCE_SECONDS = 30.0  # A generous deadline.
 PERIOD_MS = CALL_KEY_PERIOD_SECONDS * 1_000

@@ -11,16 +11,16 @@ import cbor2
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, limits
-from holdfast.errors import CursorAdvanced, HeadAdvanced, InvalidArgument, PayloadTooLarge, Validation
-from holdfast.kv import Database, Transaction
-from holdfast.layers import blobs, effects, inboxes, journal_records, journals, timers, worlds
-from holdfast.layers.blobs import Blob
-from holdfast.layers.worlds import World
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.wire.effects import EffectInfo
-from holdfast.wire.inboxes import (
+import fastness
+from fastness import Plane, limits
+from fastness.errors import CursorAdvanced, HeadAdvanced, InvalidArgument, PayloadTooLarge, Validation
+from fastness.kv import Database, Transaction
+from fastness.layers import blobs, effects, inboxes, journal_records, journals, timers, worlds
+from fastness.layers.blobs import Blob
+from fastness.layers.worlds import World
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.wire.effects import EffectInfo
+from fastness.wire.inboxes import (
     Control,
     DomainEvent,
     Effect,
@@ -30,8 +30,8 @@ from holdfast.wire.inboxes import (
     Timer,
     TimerFired,
 )
-from holdfast.wire.timers import TimerInfo
-from holdfast.wire.worlds import PutItem
+from fastness.wire.timers import TimerInfo
+from fastness.wire.worlds import PutItem
 
 ADA = World("main", "ada")
 HASH = hashlib.sha256(b"").hexdigest()
@@ -284,7 +284,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str) -> Iterator[Plane]:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         yield plane
 
 
@@ -319,7 +319,7 @@ def test_a_large_payload_becomes_a_blob(plane: Plane, size: int) -> None:
 
 
 async def test_a_large_payload_becomes_a_blob_on_a_loop(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         ada = plane.world("ada")
         await ada.create()
         await ada.inbox.put(TimerFired(timer_id="t", payload=LARGE))

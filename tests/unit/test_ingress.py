@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.errors import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.errors import (
     Busy,
     Closed,
     CommitUnknown,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     MailboxFull,
     PayloadTooLarge,
@@ -27,16 +27,16 @@ from holdfast.errors import (
     SenderBlocked,
     Unreachable,
 )
-from holdfast.kv import Database
-from holdfast.layers import agents, dedupe, inboxes, mailboxes, worlds
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import INGRESS_QUEUE_MAX, PUSH_PEERS_MAX
-from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import FaultyDatabase
-from holdfast.wire.ingress import PUSH_MEDIA, DataPush, NewPush, Pushed, PushedData
-from holdfast.wire.mail import Envelope, MailPolicy
+from fastness.kv import Database
+from fastness.layers import agents, dedupe, inboxes, mailboxes, worlds
+from fastness.layers.mailboxes import Address
+from fastness.limits import INGRESS_QUEUE_MAX, PUSH_PEERS_MAX
+from fastness.runtime.blobs import AsyncBlobStore
+from fastness.runtime.ingress.ingress import Ingress
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import FaultyDatabase
+from fastness.wire.ingress import PUSH_MEDIA, DataPush, NewPush, Pushed, PushedData
+from fastness.wire.mail import Envelope, MailPolicy
 
 ADA, BOB, EVE = (Address("main", name) for name in ("ada", "bob", "eve"))
 SECONDS_MAX = 60.0
@@ -444,7 +444,7 @@ async def test_an_unexpected_error_of_one_push_does_not_affect_its_batch(
 ) -> None:
     bench.inner.transact(lambda tx: tx.put(mailboxes.keys_of(BOB).box, b"\xc1 damaged"))
     tasks = [bench.begin("1", durability="synced"), bench.begin("2", to=EVE, durability="synced")]
-    with pytest.raises(HoldfastError, match="see its log"):
+    with pytest.raises(FastnessError, match="see its log"):
         await tasks[0]
     assert (await tasks[1]).durability == "synced"
     assert bench.count(EVE) == 1

@@ -6,10 +6,10 @@ from typing import NamedTuple, TypeVar
 
 import pytest
 
-from holdfast import limits
-from holdfast.errors import Busy, Closed
-from holdfast.runtime.ingress.buffer import IngressBuffer
-from holdfast.testing.clock import ManualClock
+from fastness import limits
+from fastness.errors import Busy, Closed
+from fastness.runtime.ingress.buffer import IngressBuffer
+from fastness.testing.clock import ManualClock
 
 SECONDS_MAX = 60.0
 Result = TypeVar("Result")

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast import DataPush, NewDataPush, Plane, Pushed, limits
-from holdfast.errors import (
+import fastness
+from fastness import DataPush, NewDataPush, Plane, Pushed, limits
+from fastness.errors import (
     BatchTooLarge,
     Busy,
     Closed,
     EmptyBatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     InvalidValue,
@@ -33,10 +33,10 @@ from holdfast.errors import (
     RateLimited,
     SenderBlocked,
 )
-from holdfast.runtime.ingress.recent import RecentPushes
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.ingress import PUSH_MEDIA
-from holdfast.wire.mail import MailPolicy
+from fastness.runtime.ingress.recent import RecentPushes
+from fastness.testing.clock import ManualClock
+from fastness.wire.ingress import PUSH_MEDIA
+from fastness.wire.mail import MailPolicy
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -49,7 +49,7 @@ class Opened:
 
     def __init__(self, url: str, *, is_async: bool, **options: Any) -> None:
         self._runner = asyncio.Runner() if is_async else None
-        self.plane: Any = self.run(_open_async(url, options)) if is_async else holdfast.open(url, **options)
+        self.plane: Any = self.run(_open_async(url, options)) if is_async else fastness.open(url, **options)
 
     def run(self, result: Any) -> Any:
         return result if self._runner is None else self._runner.run(result)
@@ -57,7 +57,7 @@ class Opened:
     def push(self, to: str = "bob", topic: str = "t", payload: Any = b"x", **options: Any) -> Pushed:
         return self.run(self.plane.ingress.push(to, topic, payload, **options))  # type: ignore[no-any-return]
 
-    def push_many(self, pushes: Any, **options: Any) -> list[Pushed | HoldfastError]:
+    def push_many(self, pushes: Any, **options: Any) -> list[Pushed | FastnessError]:
         return self.run(self.plane.ingress.push_many(pushes, **options))  # type: ignore[no-any-return]
 
     def listen(self, callback: Any, **options: Any) -> Any:
@@ -82,7 +82,7 @@ class Opened:
 
 
 async def _open_async(url: str, options: dict[str, Any]) -> Any:
-    return await holdfast.open_async(url, **options)
+    return await fastness.open_async(url, **options)
 
 
 @pytest.fixture(params=["memory", "dir", "postgres"])
@@ -191,7 +191,7 @@ def test_a_full_mailbox_refuses_a_push(opened: Opened) -> None:
 
 
 def test_each_key_is_stored_once_whatever_the_number_of_threads() -> None:
-    with holdfast.open("memory:", ingress_pushes_per_minute=0) as plane, ThreadPoolExecutor(8) as threads:
+    with fastness.open("memory:", ingress_pushes_per_minute=0) as plane, ThreadPoolExecutor(8) as threads:
         keys = [str(number % 50) for number in range(400)]
         pushed = list(threads.map(lambda key: plane.ingress.push("bob", "t", key, idempotency_key=key), keys))
         assert Counter(each.deduped for each in pushed) == {False: 50, True: 350}
@@ -202,7 +202,7 @@ def test_each_key_is_stored_once_whatever_the_number_of_threads() -> None:
 # Wrong input.
 
 BATCH_MAX = [NewDataPush("bob", "t", b"x")] * (limits.PUSH_BATCH_MAX + 1)
-WRONG: list[tuple[type[HoldfastError], Callable[[Opened], Any]]] = [
+WRONG: list[tuple[type[FastnessError], Callable[[Opened], Any]]] = [
     (InvalidName, lambda opened: opened.push("")),
     (InvalidName, lambda opened: opened.push("a b")),
     (InvalidName, lambda opened: opened.push("bob@other")),
@@ -270,7 +270,7 @@ def test_a_position_beyond_the_last_push_is_refused(opened: Opened) -> None:
 @pytest.mark.parametrize("rate", [-1, 100_000_001, "120", None])
 def test_a_wrong_rate_is_refused(rate: Any) -> None:
     with pytest.raises(InvalidArgument, match="ingress_pushes_per_minute"):
-        holdfast.open("memory:", ingress_pushes_per_minute=rate)
+        fastness.open("memory:", ingress_pushes_per_minute=rate)
 
 
 # The rate limit.
@@ -357,8 +357,8 @@ def test_an_error_in_a_callback_never_fails_the_push(opened: Opened, caplog: pyt
 
 def test_a_callback_of_a_plane_for_threads_can_neither_push_nor_close_it(caplog: pytest.LogCaptureFixture) -> None:
     """It runs in the thread that would have to do that, so waiting for it would never end."""
-    errors: list[HoldfastError] = []
-    with holdfast.open("memory:") as plane:
+    errors: list[FastnessError] = []
+    with fastness.open("memory:") as plane:
         plane.ingress.on_data_push(lambda push: plane.ingress.push("eve", "t", push.payload))
         assert plane.ingress.push("bob", "t", b"x", synced=True).durability == "synced"
         assert "push from another thread" in caplog.text
@@ -368,10 +368,10 @@ def test_a_callback_of_a_plane_for_threads_can_neither_push_nor_close_it(caplog:
         assert (plane.mailbox("bob").stats().pending, plane.mailbox("eve").stats().pending) == (2, 0)
 
 
-def _append_error(errors: list[HoldfastError], call: Callable[[], object]) -> None:
+def _append_error(errors: list[FastnessError], call: Callable[[], object]) -> None:
     try:
         call()
-    except HoldfastError as error:
+    except FastnessError as error:
         errors.append(error)
 
 
@@ -418,7 +418,7 @@ def test_a_watch_is_iterated_and_ends_after_its_wait(opened: Opened, is_async: b
 
 
 def test_a_watch_waits_until_a_push_arrives() -> None:
-    with holdfast.open("memory:") as plane, plane.ingress.watch(to="bob") as pushes:
+    with fastness.open("memory:") as plane, plane.ingress.watch(to="bob") as pushes:
         waiting = ThreadPoolExecutor(1).submit(next, pushes)
         _until(lambda: plane.ingress.stats().watches == 1)
         plane.ingress.push("eve", "t", b"not this")
@@ -427,7 +427,7 @@ def test_a_watch_waits_until_a_push_arrives() -> None:
 
 
 def test_closing_the_plane_ends_its_watches_and_its_thread() -> None:
-    plane = holdfast.open("memory:")
+    plane = fastness.open("memory:")
     watch = plane.ingress.watch()
     waiting = ThreadPoolExecutor(1).submit(next, watch)
     _until(lambda: plane.ingress.stats().watches == 1)
@@ -437,7 +437,7 @@ def test_closing_the_plane_ends_its_watches_and_its_thread() -> None:
         waiting.result(SECONDS_MAX)
     with pytest.raises(Closed):
         plane.ingress.push("bob", "t", b"x")
-    assert not [each for each in threading.enumerate() if each.name.startswith("holdfast-ingress-loop")]
+    assert not [each for each in threading.enumerate() if each.name.startswith("fastness-ingress-loop")]
 
 
 def test_a_slow_watch_learns_how_many_pushes_it_has_missed(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +457,7 @@ def test_a_slow_watch_learns_how_many_pushes_it_has_missed(opened: Opened, monke
 
 def test_what_is_remembered_for_watches_is_bounded(monkeypatch: pytest.MonkeyPatch, clock: ManualClock) -> None:
     monkeypatch.setattr(limits, "PUSH_UNIVERSES_MAX", 2)
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         universes = [Plane(plane._transport, name) for name in ("one", "two", "three")]
         watches = [each.ingress.watch() for each in universes]
         for watch in watches[:2]:
@@ -524,8 +524,8 @@ def _data_push(number: int, to: str) -> DataPush:
 # The end of a process.
 
 PROGRAM = """
-import sys, holdfast
-plane = holdfast.open(sys.argv[1])
+import sys, fastness
+plane = fastness.open(sys.argv[1])
 for number in range(20):
     plane.ingress.push("bob", "t", str(number))
 """
@@ -534,12 +534,12 @@ for number in range(20):
 def test_a_program_that_does_not_close_its_plane_has_stored_what_was_accepted(tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
     subprocess.run([sys.executable, "-W", "error", "-c", PROGRAM, url], check=True, timeout=SECONDS_MAX)
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         assert len(plane.mailbox("bob").read()) == 20
 
 
 def test_a_forked_child_cannot_push() -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         plane.ingress.push("bob", "t", b"x")
         child = os.fork()
         if child == 0:

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import NewMessage, Plane, QueuePolicy
-from holdfast.errors import (
+import fastness
+from fastness import NewMessage, Plane, QueuePolicy
+from fastness.errors import (
     BatchTooLarge,
     BlobNotFound,
     Fenced,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     MessageCancelled,
     MessageFailed,
@@ -27,15 +27,15 @@ from holdfast.errors import (
     ResultNotKept,
     ResultNotReady,
 )
-from holdfast.handles.sync.queues import Queue
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey, by_id
-from holdfast.limits import FIND_ENTRIES
-from holdfast.runtime.maintenance.health_checks import all_queues
-from holdfast.runtime.maintenance.queue_repair import repair_queues
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import AckMessages, MessageLease, NewResult, WaitForCancel
-from holdfast.wire.stored_messages import parse_id
+from fastness.handles.sync.queues import Queue
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey, by_id
+from fastness.limits import FIND_ENTRIES
+from fastness.runtime.maintenance.health_checks import all_queues
+from fastness.runtime.maintenance.queue_repair import repair_queues
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import AckMessages, MessageLease, NewResult, WaitForCancel
+from fastness.wire.stored_messages import parse_id
 
 _shared = runpy.run_path(
     str(Path(__file__).with_name("queue_handle_fixtures.py"))
@@ -391,7 +391,7 @@ def test_a_caller_that_waits_for_a_result_gets_it_with_the_commit(
 
 
 async def test_a_task_waits_for_a_result(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         queue = plane.queue("jobs")
         receipt = await queue.put("x")
         waiting = asyncio.create_task(receipt.result(wait_seconds=30))
@@ -405,7 +405,7 @@ def test_a_result_that_is_too_large_or_not_stored_settles_nothing(jobs: Queue, p
     jobs.put("x")
     message = received(jobs)
     before = everything(plane)
-    refused: list[tuple[NewResult, type[HoldfastError]]] = [
+    refused: list[tuple[NewResult, type[FastnessError]]] = [
         (NewResult(b"x" * BLOB), PayloadTooLarge),
         (NewResult(b"x", blob="0" * 64), InvalidArgument),
         (NewResult(blob="0" * 64, blob_size=1), BlobNotFound),

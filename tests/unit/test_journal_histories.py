@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.histories import History, Operation, Violation
-from holdfast.testing.histories.journals import check_journal
+from fastness.testing.histories import History, Operation, Violation
+from fastness.testing.histories.journals import check_journal
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from typing import Any
 import cbor2
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier, limits
-from holdfast.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, InvalidValue, MissingEntry
-from holdfast.kv import Database, Transaction
-from holdfast.layers import inboxes, journal_records, journals, worlds
-from holdfast.layers.journal_records import Kind
-from holdfast.layers.worlds import World
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control
-from holdfast.wire.worlds import AppendEntries
+import fastness
+from fastness import Plane, Tier, limits
+from fastness.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, InvalidValue, MissingEntry
+from fastness.kv import Database, Transaction
+from fastness.layers import inboxes, journal_records, journals, worlds
+from fastness.layers.journal_records import Kind
+from fastness.layers.worlds import World
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control
+from fastness.wire.worlds import AppendEntries
 
 ADA = World("main", "ada")
 
@@ -183,7 +183,7 @@ def test_a_value_too_deep_to_read_is_refused(plane: Plane) -> None:
 
 def test_a_deeply_nested_value_does_not_crash_the_process() -> None:
     """cbor2 overflows the C stack above about 5,000 levels, which no exception handler can catch."""
-    code = "from holdfast.wire.canonical import canonical\nv = []\nfor _ in range(50_000): v = [v]\n"
+    code = "from fastness.wire.canonical import canonical\nv = []\nfor _ in range(50_000): v = [v]\n"
     code += "try: canonical(v)\nexcept Exception: pass\nimport os; os._exit(7)"
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 7
 
@@ -205,7 +205,7 @@ def test_a_record_has_a_kind_and_a_value() -> None:
 
 @pytest.fixture(params=["memory", "dir"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
-    with holdfast.open("memory:" if request.param == "memory" else f"dir:{tmp_path}") as plane:
+    with fastness.open("memory:" if request.param == "memory" else f"dir:{tmp_path}") as plane:
         yield plane
 
 
@@ -246,7 +246,7 @@ def test_the_handle_raises_the_layers_errors(plane: Plane) -> None:
 @pytest.mark.parametrize("value", [b"", b"\xff", b"\x61", b"aaaa", b"\x18\x01", b"\xa2\x61b\x01\x61a\x02"])
 def test_entries_that_are_not_canonical_cbor_are_refused(value: bytes) -> None:
     """A client may send any bytes: none, half a value, two values, a number in a long form, unsorted keys."""
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         head = plane.world("ada").create().head
         with pytest.raises(InvalidValue, match="canonical CBOR"):
             AppendEntries("ada", [value], head).check()

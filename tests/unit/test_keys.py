@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import limits
-from holdfast.errors import InvalidKey
-from holdfast.kv import Subspace, pack, prefix_range, unpack
+from fastness import limits
+from fastness.errors import InvalidKey
+from fastness.kv import Subspace, pack, prefix_range, unpack
 
 NAMED = uuid.UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 

@@ -20,12 +20,12 @@ from langgraph.checkpoint.serde.types import _DeltaSnapshot
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
-import holdfast
-from holdfast import Plane, PutRow, limits
-from holdfast.errors import InvalidArgument, KeyTooLarge, Unsupported, VersionConflict
-from holdfast.langgraph import HoldfastSaver, Retention
-from holdfast.langgraph.checkpoint_rows import HISTORY_END
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import Plane, PutRow, limits
+from fastness.errors import InvalidArgument, KeyTooLarge, Unsupported, VersionConflict
+from fastness.langgraph import FastnessSaver, Retention
+from fastness.langgraph.checkpoint_rows import HISTORY_END
+from fastness.testing.clock import ManualClock
 
 DAY_MS = 86_400_000
 LARGE = limits.LANGGRAPH_INLINE_BYTES_MAX + 1
@@ -33,7 +33,7 @@ LARGE = limits.LANGGRAPH_INLINE_BYTES_MAX + 1
 
 @pytest.fixture
 def plane(tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         yield plane
 
 
@@ -66,7 +66,7 @@ def commits(plane: Plane) -> list[Any]:
 
 
 def test_a_checkpoint_is_one_commit(plane: Plane) -> None:
-    saver = HoldfastSaver(plane, keep=Retention(checkpoints=2, days=1))
+    saver = FastnessSaver(plane, keep=Retention(checkpoints=2, days=1))
     config = thread()
     for number in range(4):
         seen = commits(plane)
@@ -83,7 +83,7 @@ def test_an_unchanged_large_channel_is_one_blob_that_a_collection_keeps(
     def bodies() -> int:
         return len([path for path in (tmp_path / "objects").rglob("*") if path.is_file()])
 
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     document = "x" * LARGE
     config = thread()
     for number in range(3):
@@ -107,11 +107,11 @@ def test_an_unchanged_large_channel_is_one_blob_that_a_collection_keeps(
 
 
 def test_an_unchanged_large_channel_is_put_once_in_a_while(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     puts: list[bytes] = []
     put_blob, now = plane.blobs.put, [0.0]
     monkeypatch.setattr(plane.blobs, "put", lambda data, **options: (puts.append(data), put_blob(data, **options))[1])
-    monkeypatch.setattr("holdfast.langgraph.checkpoints.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fastness.langgraph.checkpoints.time.monotonic", lambda: now[0])
 
     def put_version(parent: RunnableConfig, version: int, is_new: bool) -> RunnableConfig:
         document = f"{version}" * LARGE
@@ -147,7 +147,7 @@ class _Fernet(CipherProtocol):
 
 
 def test_an_encrypted_checkpoint_is_stored_without_its_text(plane: Plane, clock: ManualClock) -> None:
-    saver = HoldfastSaver(plane, serde=EncryptedSerializer(_Fernet()))
+    saver = FastnessSaver(plane, serde=EncryptedSerializer(_Fernet()))
     secrets = {"short": "the secret", "long": "the secret" * LARGE}
     config = put(saver, thread(), **secrets)
     saver.put_writes(config, [("short", "the secret")], "task")
@@ -166,8 +166,8 @@ def test_an_encrypted_checkpoint_is_stored_without_its_text(plane: Plane, clock:
 
 
 def test_a_plane_without_an_object_store_keeps_values_that_fit_a_row(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as plane:
-        saver = HoldfastSaver(plane)
+    with fastness.open(postgres_url) as plane:
+        saver = FastnessSaver(plane)
         put(saver, thread(), document="x" * LARGE)
         assert values(saver.get_tuple(thread())) == {"document": "x" * LARGE}
         for large in ({"one": "x" * 2_000_000}, {str(number): "x" * 300_000 for number in range(5)}):
@@ -178,7 +178,7 @@ def test_a_plane_without_an_object_store_keeps_values_that_fit_a_row(postgres_ur
 
 @pytest.mark.parametrize(("count", "size"), [(3, 10), (3, LARGE), (1_000, 10), (300, 10_000)])
 def test_all_writes_of_a_task_are_one_commit(plane: Plane, count: int, size: int) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     config = put(saver, thread())
     writes = [(f"channel-{number}", f"{number}" + "x" * size) for number in range(count)]
     seen = commits(plane)
@@ -193,7 +193,7 @@ def test_all_writes_of_a_task_are_one_commit(plane: Plane, count: int, size: int
 
 
 def test_writes_that_arrive_before_their_checkpoint_are_found_with_it(plane: Plane) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     first = put(saver, thread(), number=1)
     late = empty_checkpoint()
     coming = thread(checkpoint_id=late["id"])
@@ -214,7 +214,7 @@ def test_writes_that_arrive_before_their_checkpoint_are_found_with_it(plane: Pla
 
 def test_the_newest_checkpoints_are_kept_with_their_writes(plane: Plane) -> None:
     config = thread()
-    savers = [HoldfastSaver(plane, keep=Retention(checkpoints=3)) for _ in range(3)]
+    savers = [FastnessSaver(plane, keep=Retention(checkpoints=3)) for _ in range(3)]
     for number in range(12):
         saver = savers[number // 4]  # One that has just been created does not know the history, and reads it.
         config = put(saver, config, number=number)
@@ -226,7 +226,7 @@ def test_the_newest_checkpoints_are_kept_with_their_writes(plane: Plane) -> None
 
 
 def test_a_thread_expires_after_the_last_day_of_its_checkpoints(plane: Plane, clock: ManualClock) -> None:
-    saver = HoldfastSaver(plane, keep=Retention(days=2))
+    saver = FastnessSaver(plane, keep=Retention(days=2))
     first = put(saver, thread(), run_id="run", number=1)
     saver.put_writes(first, [("number", 2)], "task")
     clock.advance_ms(DAY_MS)
@@ -258,7 +258,7 @@ def delta_graph(saver: BaseCheckpointSaver[Any]) -> Any:
 @pytest.mark.parametrize("turns", [1, 2, 3, 4, 5])
 @pytest.mark.filterwarnings("ignore:.*beta.*")
 def test_delta_channels_survive_pruning_and_retention(plane: Plane, clock: ManualClock, turns: int) -> None:
-    pruned, kept = HoldfastSaver(plane), HoldfastSaver(plane, keep=Retention(checkpoints=1, days=1))
+    pruned, kept = FastnessSaver(plane), FastnessSaver(plane, keep=Retention(checkpoints=1, days=1))
     model = delta_graph(InMemorySaver())
     for _ in range(turns):
         for name, saver in (("pruned", pruned), ("kept", kept)):
@@ -289,7 +289,7 @@ def ids(saver: BaseCheckpointSaver[Any], config: RunnableConfig) -> list[str]:
 
 
 def test_a_retention_keeps_what_checkpoints_of_another_process_are_rebuilt_from(plane: Plane) -> None:
-    one, other = (HoldfastSaver(plane, keep=Retention(checkpoints=2)) for _ in range(2))
+    one, other = (FastnessSaver(plane, keep=Retention(checkpoints=2)) for _ in range(2))
     stored = [put_delta(one, thread(), is_snapshot=True)]
     for saver in (one, other, other, other, one, one):
         stored.append(put_delta(saver, stored[-1]))
@@ -299,7 +299,7 @@ def test_a_retention_keeps_what_checkpoints_of_another_process_are_rebuilt_from(
 
 
 def test_a_branch_of_another_process_is_kept_whole(plane: Plane) -> None:
-    one, other = (HoldfastSaver(plane, keep=Retention(checkpoints=2)) for _ in range(2))
+    one, other = (FastnessSaver(plane, keep=Retention(checkpoints=2)) for _ in range(2))
     root = put_delta(one, thread(), is_snapshot=True)
     put_delta(one, root)
     branch = put_delta(other, root)
@@ -312,8 +312,8 @@ def test_a_branch_of_another_process_is_kept_whole(plane: Plane) -> None:
 def test_what_is_stored_while_a_history_is_read_is_kept(
     plane: Plane, deletes: str, has_retention: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = HoldfastSaver(plane, keep=Retention(checkpoints=2))
-    other = HoldfastSaver(plane, keep=Retention(checkpoints=5) if has_retention else None)
+    one = FastnessSaver(plane, keep=Retention(checkpoints=2))
+    other = FastnessSaver(plane, keep=Retention(checkpoints=5) if has_retention else None)
     root = put_delta(other, thread(), is_snapshot=True)
     last = put_delta(other, root, is_snapshot=True)
     expected = [root]
@@ -335,7 +335,7 @@ def test_what_is_stored_while_a_history_is_read_is_kept(
 def test_a_checkpoint_is_stored_while_others_change_the_history_all_the_time(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saver = HoldfastSaver(plane, keep=Retention(checkpoints=1))
+    saver = FastnessSaver(plane, keep=Retention(checkpoints=1))
     first = put_delta(saver, thread(), is_snapshot=True)
     commit = saver._checkpoints._access.commit
 
@@ -353,7 +353,7 @@ def test_a_checkpoint_is_stored_while_others_change_the_history_all_the_time(
 
 
 def test_runs_are_deleted_in_all_their_threads_and_copies(plane: Plane) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     for name in ("1", "2"):
         saver.put_writes(put(saver, thread(name), run_id="a", number=1), [("number", 2)], "task")
         put(saver, thread(name), run_id="b", number=2)
@@ -370,7 +370,7 @@ def test_runs_are_deleted_in_all_their_threads_and_copies(plane: Plane) -> None:
 
 
 def test_a_long_thread_is_copied_whole(plane: Plane) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     config = thread()
     for number in range(150):
         config = put(saver, config, number=number, text="x" * 20_000)
@@ -431,7 +431,7 @@ def work_through(graph: Any, invoke: Callable[..., Any]) -> list[Any]:
 
 
 def test_a_graph_is_interrupted_resumed_and_forked_as_with_the_saver_in_memory(plane: Plane) -> None:
-    ours, theirs = approval_graph(HoldfastSaver(plane)), approval_graph(InMemorySaver())
+    ours, theirs = approval_graph(FastnessSaver(plane)), approval_graph(InMemorySaver())
     expected = work_through(theirs, theirs.invoke)
     assert expected[2]["approved"] is True
     assert expected[-2]["approved"] is False
@@ -441,8 +441,8 @@ def test_a_graph_is_interrupted_resumed_and_forked_as_with_the_saver_in_memory(p
 async def test_a_graph_runs_on_an_event_loop(tmp_path: Path) -> None:
     theirs = approval_graph(InMemorySaver())
     expected = work_through(theirs, theirs.invoke)
-    async with holdfast.open_async(f"dir:{tmp_path}") as plane:
-        graph = approval_graph(HoldfastSaver(plane))
+    async with fastness.open_async(f"dir:{tmp_path}") as plane:
+        graph = approval_graph(FastnessSaver(plane))
         loop = asyncio.get_running_loop()
 
         def invoke(*args: Any) -> Any:
@@ -452,7 +452,7 @@ async def test_a_graph_runs_on_an_event_loop(tmp_path: Path) -> None:
 
 
 async def test_a_graph_on_an_event_loop_may_use_a_plane_of_threads(plane: Plane) -> None:
-    graph = approval_graph(HoldfastSaver(plane))
+    graph = approval_graph(FastnessSaver(plane))
     await graph.ainvoke({"steps": ["start"]}, thread())
     found = await graph.ainvoke(Command(resume="yes"), thread())
     assert found["steps"][-1] == "publish True"
@@ -463,8 +463,8 @@ async def test_a_graph_on_an_event_loop_may_use_a_plane_of_threads(plane: Plane)
 
 
 async def test_a_synchronous_method_on_the_loop_of_an_async_plane_is_refused(tmp_path: Path) -> None:
-    async with holdfast.open_async("memory:") as plane:
-        saver = HoldfastSaver(plane)
+    async with fastness.open_async("memory:") as plane:
+        saver = FastnessSaver(plane)
         put_later = asyncio.to_thread(put, saver, thread(), number=1)
         with pytest.raises(asyncio.InvalidStateError, match="aget_tuple"):
             saver.get_tuple(thread())
@@ -478,11 +478,11 @@ def test_a_saver_that_does_not_know_the_loop_of_its_plane_says_so() -> None:
     found: list[BaseException] = []
 
     async def main() -> None:
-        async with holdfast.open_async("memory:") as plane:
+        async with fastness.open_async("memory:") as plane:
 
             def use() -> None:
                 try:
-                    HoldfastSaver(plane).get_tuple(thread())
+                    FastnessSaver(plane).get_tuple(thread())
                 except asyncio.InvalidStateError as error:
                     found.append(error)
 
@@ -495,9 +495,9 @@ def test_a_saver_that_does_not_know_the_loop_of_its_plane_says_so() -> None:
 
 
 def test_bad_arguments_are_refused(plane: Plane) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     with pytest.raises(InvalidArgument, match="AsyncPlane"):
-        HoldfastSaver("dir:data")  # type: ignore[arg-type]
+        FastnessSaver("dir:data")  # type: ignore[arg-type]
     for bad in ({"checkpoints": 0}, {"checkpoints": True}, {"days": 0}, {"days": "1"}):
         with pytest.raises(InvalidArgument):
             Retention(**bad)  # type: ignore[arg-type]
@@ -512,7 +512,7 @@ def test_bad_arguments_are_refused(plane: Plane) -> None:
 
 
 def test_versions_grow_as_numbers_or_as_the_texts_of_other_savers(plane: Plane) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     assert [saver.get_next_version(current, None) for current in (None, 1, 7)] == [1, 2, 8]
     text: Any = InMemorySaver().get_next_version(None, None)
     for _ in range(20):
@@ -522,7 +522,7 @@ def test_versions_grow_as_numbers_or_as_the_texts_of_other_savers(plane: Plane) 
 
 
 def test_threads_and_namespaces_are_listed_newest_first(plane: Plane) -> None:
-    saver = HoldfastSaver(plane)
+    saver = FastnessSaver(plane)
     expected: dict[tuple[str, str], list[str]] = {}
     numbers = random.Random(1)
     for _ in range(60):

@@ -11,11 +11,11 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
-import holdfast
-from holdfast import Plane, limits
-from holdfast.errors import InvalidArgument, InvalidValue, KeyTooLarge
-from holdfast.langgraph import HoldfastSaver, HoldfastStore, vectors
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import Plane, limits
+from fastness.errors import InvalidArgument, InvalidValue, KeyTooLarge
+from fastness.langgraph import FastnessSaver, FastnessStore, vectors
+from fastness.testing.clock import ManualClock
 
 MINUTE_MS = 60_000
 USERS = ("users", "ada")
@@ -23,7 +23,7 @@ USERS = ("users", "ada")
 
 @pytest.fixture
 def plane(tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         yield plane
 
 
@@ -32,7 +32,7 @@ def keys(found: list[Any]) -> list[str]:
 
 
 def test_an_item_keeps_when_it_was_created(plane: Plane) -> None:
-    store = HoldfastStore(plane)
+    store = FastnessStore(plane)
     begin = datetime.now(UTC)
     store.put(USERS, "a", {"n": 1})
     first = store.get(USERS, "a")
@@ -46,7 +46,7 @@ def test_an_item_keeps_when_it_was_created(plane: Plane) -> None:
 
 
 def test_items_expire_unless_they_are_read(plane: Plane, clock: ManualClock) -> None:
-    store = HoldfastStore(plane, ttl={"default_ttl": 10, "refresh_on_read": True})
+    store = FastnessStore(plane, ttl={"default_ttl": 10, "refresh_on_read": True})
     for key in ("got", "found", "looked at", "left"):
         store.put(USERS, key, {"key": key})
     store.put(USERS, "kept", {"key": "kept"}, ttl=None)
@@ -62,7 +62,7 @@ def test_items_expire_unless_they_are_read(plane: Plane, clock: ManualClock) -> 
 
 
 def test_reading_an_item_does_not_undo_a_write(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, other = HoldfastStore(plane), HoldfastStore(plane)
+    store, other = FastnessStore(plane), FastnessStore(plane)
     store.put(USERS, "a", {"n": 1}, ttl=1)
     read = store._access.get_many
 
@@ -79,7 +79,7 @@ def test_reading_an_item_does_not_undo_a_write(plane: Plane, monkeypatch: pytest
 
 
 def test_the_writes_of_a_batch_are_one_commit_and_its_reads_come_first(plane: Plane) -> None:
-    store = HoldfastStore(plane)
+    store = FastnessStore(plane)
     store.put(USERS, "a", {"n": 0})
     seen: list[Any] = []
     plane._transport.services.database.subscribe(lambda *_: seen.append(1))  # type: ignore[attr-defined]
@@ -101,14 +101,14 @@ def test_the_writes_of_a_batch_are_one_commit_and_its_reads_come_first(plane: Pl
 
 
 def test_more_writes_than_a_commit_has_are_stored(plane: Plane) -> None:
-    store = HoldfastStore(plane)
+    store = FastnessStore(plane)
     store.batch([PutOp(USERS, f"{number:04}", {"text": "x" * 20_000}) for number in range(300)])
     assert keys(store.search((), limit=1_000)) == [f"{number:04}" for number in range(300)]
     assert keys(store.search((), limit=3, offset=290)) == ["0290", "0291", "0292"]
 
 
 def test_a_large_item_is_a_blob_that_a_collection_keeps(plane: Plane, clock: ManualClock) -> None:
-    store = HoldfastStore(plane)
+    store = FastnessStore(plane)
     large = {"text": "x" * 3_000_000}
     store.put(USERS, "a", large)
     for _ in range(3):
@@ -130,7 +130,7 @@ def test_items_are_found_by_similarity_as_in_the_store_in_memory(
     if not has_numpy:
         monkeypatch.setattr(vectors, "numpy", None)
     index: Any = {"dims": 5, "embed": embed, "fields": ["text", "notes[*].text"]}
-    ours, theirs = HoldfastStore(plane, index=index), InMemoryStore(index=index)
+    ours, theirs = FastnessStore(plane, index=index), InMemoryStore(index=index)
     items: list[tuple[str, dict[str, Any], Any]] = [
         ("1", {"text": "aaab"}, None),
         ("2", {"text": "ccc", "notes": [{"text": "abbbb"}, {"text": "eeeed"}]}, None),
@@ -151,7 +151,7 @@ def test_items_are_found_by_similarity_as_in_the_store_in_memory(
 
 
 def test_pages_of_a_search_by_similarity_repeat_nothing(plane: Plane) -> None:
-    store = HoldfastStore(plane, index={"dims": 5, "embed": embed, "fields": ["text"]})
+    store = FastnessStore(plane, index={"dims": 5, "embed": embed, "fields": ["text"]})
     for number in range(7):
         store.put(USERS, str(number), {"text": "a" * number} if number % 2 else {"other": "a"})
     whole = keys(store.search(USERS, query="a", limit=10))
@@ -162,13 +162,13 @@ def test_pages_of_a_search_by_similarity_repeat_nothing(plane: Plane) -> None:
 
 
 def test_a_search_compares_a_bounded_number_of_vectors(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.langgraph.store.LANGGRAPH_VECTORS_MAX", 3)
-    store = HoldfastStore(plane, index={"dims": 5, "embed": embed})
+    monkeypatch.setattr("fastness.langgraph.store.LANGGRAPH_VECTORS_MAX", 3)
+    store = FastnessStore(plane, index={"dims": 5, "embed": embed})
     store.batch([PutOp(USERS, str(number), {"text": "a"}) for number in range(4)])
     with pytest.raises(InvalidArgument, match="longer namespace"):
         store.search((), query="a")
     assert len(store.search((), query="a", filter={"text": "b"})) == 0
-    assert len(HoldfastStore(plane).search((), query="a")) == 4  # Without an index a query is ignored.
+    assert len(FastnessStore(plane).search((), query="a")) == 4  # Without an index a query is ignored.
 
 
 class State(TypedDict):
@@ -195,24 +195,24 @@ def graph_with(plane: Any, node: Any) -> Any:
     builder.add_node("visit", node)
     builder.add_edge(START, "visit")
     builder.add_edge("visit", END)
-    return builder.compile(checkpointer=HoldfastSaver(plane), store=HoldfastStore(plane))
+    return builder.compile(checkpointer=FastnessSaver(plane), store=FastnessStore(plane))
 
 
 async def test_a_graph_remembers_across_threads(plane: Plane) -> None:
     for number in range(2):
         config: Any = {"configurable": {"thread_id": str(number)}}
         assert graph_with(plane, visit).invoke({"name": "ada"}, config)["visits"] == number + 1
-    async with holdfast.open_async("memory:") as async_plane:
+    async with fastness.open_async("memory:") as async_plane:
         for number in range(2):
             config = {"configurable": {"thread_id": str(number)}}
             found = await graph_with(async_plane, visit_async).ainvoke({"name": "ada"}, config)
             assert found["visits"] == number + 1
         with pytest.raises(asyncio.InvalidStateError, match="another thread"):
-            HoldfastStore(async_plane).get(("visits",), "ada")
+            FastnessStore(async_plane).get(("visits",), "ada")
 
 
 def test_bad_arguments_are_refused_and_nothing_is_written(plane: Plane) -> None:
-    store = HoldfastStore(plane)
+    store = FastnessStore(plane)
     good = PutOp(USERS, "good", {})
     for bad, error in (
         (PutOp(("a.b",), "key", {}), InvalidNamespaceError),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import (
     BatchTooLarge,
     BlobNotFound,
     Closed,
@@ -27,9 +27,9 @@ from holdfast.errors import (
     TransactionEnded,
     Unsupported,
 )
-from holdfast.kv import Database, Transaction, closing_at_exit, formats, keys, watches
-from holdfast.kv.batch import BATCH_WRITE_BYTES_MAX, run_batch
-from holdfast.layers import (
+from fastness.kv import Database, Transaction, closing_at_exit, formats, keys, watches
+from fastness.kv.batch import BATCH_WRITE_BYTES_MAX, run_batch
+from fastness.layers import (
     blobs,
     effect_leases,
     effects,
@@ -54,19 +54,19 @@ from holdfast.layers import (
     world_forks,
     worlds,
 )
-from holdfast.layers.blobs import Blob
-from holdfast.layers.effects import DueEffect, EffectKey
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.hosting import Ready
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.leases import LeaseKey
-from holdfast.layers.mailboxes import keys as mail_keys
-from holdfast.layers.queues import failures, history, message_leases
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.timers import DueTimer
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import (
+from fastness.layers.blobs import Blob
+from fastness.layers.effects import DueEffect, EffectKey
+from fastness.layers.entities import EntityKey
+from fastness.layers.hosting import Ready
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.leases import LeaseKey
+from fastness.layers.mailboxes import keys as mail_keys
+from fastness.layers.queues import failures, history, message_leases
+from fastness.layers.queues.keys import QueueKey
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.layers.timers import DueTimer
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import (
     BATCH_ENTRIES_MAX,
     BLOB_NAMED_MAX,
     DELAY_SECONDS_MAX,
@@ -75,14 +75,14 @@ from holdfast.limits import (
     PAGE_ITEMS,
     TURN_REQUESTS_MAX,
 )
-from holdfast.runtime.locks.table import LockTable
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import Tier, TierPolicy
-from holdfast.wire.entities import EntityWrite
-from holdfast.wire.hosting import ClaimedWorld, CommitTurn
-from holdfast.wire.inboxes import Control, Effect, Timer
-from holdfast.wire.mail import NewMail
-from holdfast.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
+from fastness.runtime.locks.table import LockTable
+from fastness.testing.clock import ManualClock
+from fastness.tiers import Tier, TierPolicy
+from fastness.wire.entities import EntityWrite
+from fastness.wire.hosting import ClaimedWorld, CommitTurn
+from fastness.wire.inboxes import Control, Effect, Timer
+from fastness.wire.mail import NewMail
+from fastness.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
 
 ADA = World("main", "ada")
 JOBS = QueueKey("main", "jobs")

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, Plane, Transaction
-from holdfast.errors import (
+import fastness
+from fastness import AsyncPlane, Plane, Transaction
+from fastness.errors import (
     CasMismatch,
     Fenced,
     InvalidArgument,
@@ -27,9 +27,9 @@ from holdfast.errors import (
     LeaseRequired,
     TxnMismatch,
 )
-from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_ENTRIES_MAX
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.leases import LeaseProof
+from fastness.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, READ_ENTRIES_MAX
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.wire.leases import LeaseProof
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -43,7 +43,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         yield plane
 
 
@@ -134,7 +134,7 @@ def test_a_with_block_renews_its_lease(plane: Plane, clock: ManualClock) -> None
 
 
 async def test_an_async_with_block_renews_its_lease_while_the_event_loop_is_blocked(clock: ManualClock) -> None:
-    async with holdfast.open_async("memory:", clock=clock) as plane:
+    async with fastness.open_async("memory:", clock=clock) as plane:
         async with await plane.lease("deploy").acquire("ada", ttl_seconds=1.5) as lease:
             clock.advance_ms(1_000)
             until(lambda: lease.expires_ms == START_MS + 2_500)  # There is no `await`.
@@ -241,7 +241,7 @@ def test_a_lease_of_another_process_is_used_by_its_id(plane: Plane, clock: Manua
 
 
 async def test_a_lease_of_another_process_is_used_asynchronously(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         first = await plane.lease("deploy").acquire("ada")
         assert await plane.lease("deploy").held(first.id, fence=first.fence).release() is True
 
@@ -293,7 +293,7 @@ def test_a_waiter_gets_an_expired_lease(plane: Plane, clock: ManualClock, thread
 def test_a_waiter_wakes_when_a_lease_expires(url: str) -> None:
     """With the system clock, which cannot notify waiters."""
     threads = ThreadPoolExecutor(1)
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         plane.lease("deploy").acquire("ada", ttl_seconds=0.05)
         waiter = threads.submit(plane.lease("deploy").acquire, "bob", wait_seconds=LEASE_WAIT_SECONDS_MAX)
         assert waiter.result(PATIENCE_SECONDS).fence == 2
@@ -429,7 +429,7 @@ def test_a_holder_that_loses_its_lease_while_renewing_waits(
 
 
 async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         served: list[int] = []
 
         async def wait(number: int) -> None:
@@ -447,7 +447,7 @@ async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -
 
 
 async def test_a_waiting_task_gets_an_expired_lease(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=3_600))
         await in_line_async(plane, 1)
@@ -456,7 +456,7 @@ async def test_a_waiting_task_gets_an_expired_lease(url: str, clock: ManualClock
 
 
 async def test_a_task_whose_wait_times_out_gets_the_holder(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=5))
         await in_line_async(plane, 1)
@@ -470,7 +470,7 @@ async def test_a_task_whose_wait_times_out_gets_the_holder(url: str, clock: Manu
 @pytest.mark.parametrize("place", [0, 1, 2])
 async def test_a_cancelled_waiter_leaves_the_line(url: str, clock: ManualClock, place: int) -> None:
     """The others are served in order, wherever it stood."""
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         first = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiters = []
         for number in range(3):
@@ -490,7 +490,7 @@ async def test_a_cancelled_waiter_leaves_the_line(url: str, clock: ManualClock, 
 
 
 async def test_a_task_renews_its_lease_while_others_wait(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=600))
         await in_line_async(plane, 1)
@@ -503,7 +503,7 @@ async def test_a_task_renews_its_lease_while_others_wait(url: str, clock: Manual
 
 async def test_a_former_holder_waits_behind_others(url: str, clock: ManualClock) -> None:
     """Otherwise an owner that acquires and releases repeatedly would starve the others."""
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         first = await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", ttl_seconds=600, wait_seconds=600))
         await in_line_async(plane, 1)
@@ -519,7 +519,7 @@ async def test_a_former_holder_waits_behind_others(url: str, clock: ManualClock)
 
 async def test_a_cancelled_acquire_holds_nothing(url: str, clock: ManualClock) -> None:
     """Wherever it is cancelled, a granted lease is released."""
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         for steps in range(30):
             acquiring = asyncio.create_task(plane.lease("deploy").acquire("ada", ttl_seconds=600))
             for _ in range(steps):
@@ -565,7 +565,7 @@ def test_only_waits_and_refusals_are_in_the_session_log(
 
 
 async def test_a_cancelled_waiter_is_in_the_session_log(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         await plane.lease("deploy").acquire("ada", ttl_seconds=600)
         waiter = asyncio.create_task(plane.lease("deploy").acquire("bob", wait_seconds=600))
         await in_line_async(plane, 1)
@@ -789,7 +789,7 @@ def test_only_the_holder_changes_a_state(plane: Plane, clock: ManualClock) -> No
 
 
 async def test_leases_and_states_work_asynchronously(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         async with await plane.lease("deploy").acquire("ada") as lease:
             first = await plane.state("deploy").update({"n": 1}, lease=lease)
             assert (await plane.state("deploy").get()).value == {"n": 1}
@@ -814,7 +814,7 @@ async def test_leases_and_states_work_asynchronously(url: str, clock: ManualCloc
 def test_a_transaction_commits_only_while_its_lease_holds(plane: Plane, clock: ManualClock) -> None:
     """The fence is checked in the transaction that writes."""
     lease = plane.lease("deploy").acquire("ada", ttl_seconds=1)
-    fence = holdfast.fenced(lease)
+    fence = fastness.fenced(lease)
 
     def work(tx: Transaction, value: bytes) -> int:
         tx.put(b"anything", value)
@@ -831,9 +831,9 @@ def test_a_transaction_commits_only_while_its_lease_holds(plane: Plane, clock: M
 
 
 async def test_an_async_transaction_commits_only_while_its_lease_holds(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         lease = await plane.lease("deploy").acquire("ada", ttl_seconds=1)
-        fence = holdfast.fenced(lease)
+        fence = fastness.fenced(lease)
         assert await plane.transact(lambda tx: (fence(tx), tx.put(b"k", b"1"))) == (lease.fence, None)
         await lease.release()
         with pytest.raises(LeaseExpired):
@@ -848,8 +848,8 @@ async def test_an_async_transaction_commits_only_while_its_lease_holds(url: str,
 def planes(postgres_url: str, tmp_path: Path) -> Iterator[tuple[Plane, Plane]]:
     """Two nodes, with the server's clock."""
     with (
-        holdfast.open(postgres_url, activity=str(tmp_path / "one")) as one,
-        holdfast.open(postgres_url, activity=str(tmp_path / "other")) as other,
+        fastness.open(postgres_url, activity=str(tmp_path / "one")) as one,
+        fastness.open(postgres_url, activity=str(tmp_path / "other")) as other,
     ):
         yield one, other
 
@@ -902,7 +902,7 @@ def test_all_waiters_on_two_nodes_get_the_lease(planes: tuple[Plane, Plane], thr
 
 
 async def test_tasks_on_a_shared_database_wait_in_order(postgres_url: str, tmp_path: Path) -> None:
-    async with holdfast.open_async(postgres_url, activity=str(tmp_path)) as plane:
+    async with fastness.open_async(postgres_url, activity=str(tmp_path)) as plane:
         served: list[int] = []
 
         async def wait(number: int) -> None:

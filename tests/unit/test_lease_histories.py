@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.histories import History, Operation, Violation
-from holdfast.testing.histories.leases import check_lease
+from fastness.testing.histories import History, Operation, Violation
+from fastness.testing.histories.leases import check_lease
 
 
 @pytest.fixture

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from holdfast import lease_renewal as renewal_module
-from holdfast.errors import (
+from fastness import lease_renewal as renewal_module
+from fastness.errors import (
     Busy,
     Closed,
     CommitUnknown,
-    HoldfastError,
+    FastnessError,
     LeaseConflict,
     LeaseExpired,
     QueueMessageLeaseMismatch,
     TransactionConflict,
     Unreachable,
 )
-from holdfast.lease_renewal import LeaseRenewer
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.queues import MessageLease
+from fastness.lease_renewal import LeaseRenewer
+from fastness.wire.leases import LeaseProof
+from fastness.wire.queues import MessageLease
 
 DEADLINE_SECONDS = 30.0  # Bounds every wait, so that a stuck thread fails the test.
 
@@ -71,12 +71,12 @@ class RenewerHarness:
 
     def extend(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float
-    ) -> list[int | HoldfastError]:
+    ) -> list[int | FastnessError]:
         assert (universe, queue) == ("main", "jobs")
         self.calls += 1
         return [self.extend_one(lease.id) for lease in leases]
 
-    def extend_one(self, id: str) -> int | HoldfastError:
+    def extend_one(self, id: str) -> int | FastnessError:
         self.extended.append((self.now - 1_000, id))
         try:
             return self.answers.get(id, lambda: 7)()
@@ -131,7 +131,7 @@ def raises(error: Exception) -> Callable[[], int]:
 
 
 def is_running() -> bool:
-    return any(thread.name == "holdfast-lease-renewal" for thread in threading.enumerate())
+    return any(thread.name == "fastness-lease-renewal" for thread in threading.enumerate())
 
 
 def test_a_lease_is_extended_at_each_third_of_its_visibility(harness: RenewerHarness) -> None:
@@ -269,7 +269,7 @@ def test_a_message_leased_to_another_owner_is_lost(harness: RenewerHarness, capl
     harness.answers["a"] = raises(QueueMessageLeaseMismatch("another consumer has it"))
     harness.start(message, "a")
     harness.wait_until_idle()
-    with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+    with caplog.at_level(logging.WARNING, "fastness.lease_renewal"):
         assert harness.advance_to(10) is None
     assert message.lost
     assert "another consumer has it" in caplog.text
@@ -289,7 +289,7 @@ def test_a_message_settled_during_its_renewal_is_not_lost(
     harness.answers["a"] = settled_meanwhile
     harness.start(message, "a")
     harness.wait_until_idle()
-    with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+    with caplog.at_level(logging.WARNING, "fastness.lease_renewal"):
         harness.advance_to(10)
     assert not message.lost
     assert caplog.text == ""
@@ -300,7 +300,7 @@ def test_a_closed_plane_logs_nothing(harness: RenewerHarness, caplog: pytest.Log
     harness.answers["a"] = raises(Closed("closed"))
     harness.start(message, "a")
     harness.wait_until_idle()
-    with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+    with caplog.at_level(logging.WARNING, "fastness.lease_renewal"):
         assert harness.advance_to(10) is None
     assert not message.lost
     assert caplog.text == ""
@@ -378,7 +378,7 @@ def test_messages_are_received_when_the_renewal_thread_cannot_start(
 
     monkeypatch.setattr(renewal_module, "_NEW_MAX", 4)
     lease_renewer, messages = LeaseRenewer(extend, keep), [Message() for _ in range(10)]
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "fastness.lease_renewal"):
         patch.setattr(threading.Thread, "start", refuse)
         for number, message in enumerate(messages):
             message.lease = MessageLease(f"m{number}", "l", 1)
@@ -403,7 +403,7 @@ def test_a_held_lease_is_renewed_by_the_thread_of_the_messages(harness: RenewerH
     harness.wait_until_idle()
     renewal = harness.hold(lease, "deploy", seconds=12)
     assert harness.wait_until_idle() == 4, "it was woken for the lease that is due earlier"
-    assert sum(thread.name == "holdfast-lease-renewal" for thread in threading.enumerate()) == 1
+    assert sum(thread.name == "fastness-lease-renewal" for thread in threading.enumerate()) == 1
     for seconds in (4, 8, 10, 12):
         harness.advance_to(seconds)
     assert harness.extended == [(4, "deploy"), (8, "deploy"), (10, "a"), (12, "deploy")]
@@ -424,7 +424,7 @@ def test_an_unanswered_renewal_is_retried_until_the_lease_expires(
     assert harness.advance_to(2) == pytest.approx(0.6)
     harness.advance_to(5.8)
     assert renewal.loss is None
-    with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+    with caplog.at_level(logging.WARNING, "fastness.lease_renewal"):
         assert harness.advance_to(6) is None, "a lost lease is not renewed"
     assert [when for when, _ in harness.extended] == pytest.approx([2, 5.8])
     assert "deploy was lost" in caplog.text
@@ -478,7 +478,7 @@ def test_a_refused_renewal_is_a_loss(harness: RenewerHarness, caplog: pytest.Log
     harness.answers["deploy"] = raises(LeaseConflict("bob has it"))
     renewal = harness.hold(lease, "deploy")
     harness.wait_until_idle()
-    with caplog.at_level(logging.WARNING, "holdfast.lease_renewal"):
+    with caplog.at_level(logging.WARNING, "fastness.lease_renewal"):
         assert harness.advance_to(10) is None
     assert isinstance(renewal.loss, LeaseConflict)
     assert "bob has it" in caplog.text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     CasMismatch,
     FencingMismatch,
     InvalidArgument,
@@ -13,12 +13,12 @@ from holdfast.errors import (
     TxnMismatch,
     ValueTooLarge,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import leases, states
-from holdfast.layers.leases import Grant, LeaseKey
-from holdfast.limits import LOCK_LATE_MS_MAX, STATE_BYTES_MAX
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.leases import LeaseProof
+from fastness.kv import Database, Transaction
+from fastness.layers import leases, states
+from fastness.layers.leases import Grant, LeaseKey
+from fastness.limits import LOCK_LATE_MS_MAX, STATE_BYTES_MAX
+from fastness.testing.clock import ManualClock
+from fastness.wire.leases import LeaseProof
 
 DEPLOY = LeaseKey("main", "deploy")
 

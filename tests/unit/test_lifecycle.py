@@ -9,12 +9,12 @@ import cbor2
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.backends.objects import open_objects
-from holdfast.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import (
+import fastness
+from fastness import Plane
+from fastness.backends.objects import open_objects
+from fastness.errors import InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import (
     effects,
     inboxes,
     journal_records,
@@ -25,17 +25,17 @@ from holdfast.layers import (
     world_forks,
     worlds,
 )
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
-from holdfast.layers.worlds import World, WorldState
-from holdfast.plane.open import Options, open_plane
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, DomainEvent, Effect, Timer
-from holdfast.wire.restores import Entry
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from fastness.layers.worlds import World, WorldState
+from fastness.plane.open import Options, open_plane
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control, DomainEvent, Effect, Timer
+from fastness.wire.restores import Entry
 
 ADA, EVE = World("main", "ada"), World("main", "eve")
 NEVER_NS = 1 << 62
@@ -43,7 +43,7 @@ NEVER_NS = 1 << 62
 
 @pytest.fixture
 def plane(tmp_path: Path, clock: ManualClock) -> Any:
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         yield plane
 
 
@@ -147,8 +147,8 @@ def test_a_handle_of_a_deleted_world_does_not_continue_in_its_next_incarnation(p
 
 
 def test_a_fold_does_not_continue_in_the_next_incarnation(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.handles.worlds.READ_ENTRIES_MAX", 2)
-    monkeypatch.setattr("holdfast.handles.sync.worlds.READ_ENTRIES_MAX", 2)
+    monkeypatch.setattr("fastness.handles.worlds.READ_ENTRIES_MAX", 2)
+    monkeypatch.setattr("fastness.handles.sync.worlds.READ_ENTRIES_MAX", 2)
     plane.world("w").create()
 
     def replace_world(state: Any, entry: Entry) -> Any:
@@ -425,8 +425,8 @@ def test_drained_items_are_removed_after_a_grace_period(plane: Plane, clock: Man
 
 
 def test_worlds_are_compacted_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.SEGMENT_ENTRIES", 50)
-    monkeypatch.setattr("holdfast.limits.SEGMENT_MARGIN", 0)
+    monkeypatch.setattr("fastness.limits.SEGMENT_ENTRIES", 50)
+    monkeypatch.setattr("fastness.limits.SEGMENT_MARGIN", 0)
     transport = open_plane(f"dir:{tmp_path}", Options(compact_every_seconds=0.005))
     try:
         plane = Plane(transport)
@@ -440,10 +440,10 @@ def test_worlds_are_compacted_in_the_background(tmp_path: Path, monkeypatch: pyt
         assert len(plane.world("a").read()) == 102
     finally:
         transport.close()
-    assert not any(thread.name == "holdfast-upkeep" for thread in threading.enumerate())
+    assert not any(thread.name == "fastness-upkeep" for thread in threading.enumerate())
 
 
 def test_an_invalid_interval_is_refused_and_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="positive"):
-        holdfast.open(f"dir:{tmp_path}", compact_every_seconds=0)
-    holdfast.open(f"dir:{tmp_path}").close()
+        fastness.open(f"dir:{tmp_path}", compact_every_seconds=0)
+    fastness.open(f"dir:{tmp_path}").close()

@@ -9,18 +9,18 @@ import msgspec
 import pytest
 from click.testing import Result
 
-import holdfast
-from holdfast import PlaneParent, PlaneStatus
-from holdfast.kv import Database
-from holdfast.layers import lineages
-from holdfast.limits import LINEAGE_PARENTS_MAX
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import PlaneParent, PlaneStatus
+from fastness.kv import Database
+from fastness.layers import lineages
+from fastness.limits import LINEAGE_PARENTS_MAX
+from fastness.testing.clock import ManualClock
 
 Hf = Callable[..., Result]
 
 
 def status(url: str) -> PlaneStatus:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         return plane.status()
 
 
@@ -42,12 +42,12 @@ def test_an_identity_is_written_once_and_stays(url: str) -> None:
     assert len({first.plane, first.lineage, ""}) == 3
     assert first.parents == []
     assert status(url) == first
-    with holdfast.open("memory:") as one, holdfast.open("memory:") as other:
+    with fastness.open("memory:") as one, fastness.open("memory:") as other:
         assert len({plane.status().plane for plane in (one, other)}) == 2
 
 
 def test_a_plane_of_an_older_version_gets_an_identity_at_the_next_open(url: str) -> None:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         plane.queue("jobs").put(1)
         plane.transact(lambda tx: tx.delete(lineages.KEY))
         assert plane.status().plane == ""
@@ -104,7 +104,7 @@ def test_a_restore_that_was_interrupted_after_it_opened_the_key_space_is_repeate
     before = parsed(hf, "status")
     hf("backup", str(tmp_path / "backup"))
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.cli.restores._publish", lambda draft, folder: 1 / 0)
+        patch.setattr("fastness.cli.restores._publish", lambda draft, folder: 1 / 0)
         hf("restore", str(tmp_path / "backup"), str(tmp_path / "restored"), code=1)
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "restored"))
     assert [parent.lineage for parent in status(f"dir:{tmp_path / 'restored'}").parents] == [before["lineage"]]

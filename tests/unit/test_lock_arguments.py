@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import limits
-from holdfast.errors import InvalidArgument
-from holdfast.runtime.locks.table import LockTable
+from fastness import limits
+from fastness.errors import InvalidArgument
+from fastness.runtime.locks.table import LockTable
 
 _shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
 row = _shared["row"]

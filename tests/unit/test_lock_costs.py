@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.kv import Pair, Transaction
-from holdfast.kv.contract import View
-from holdfast.layers import locks
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.locks import GrantedLocks, LockSession
+from fastness.backends.memory import MemoryDatabase
+from fastness.kv import Pair, Transaction
+from fastness.kv.contract import View
+from fastness.layers import locks
+from fastness.testing.clock import ManualClock
+from fastness.wire.locks import GrantedLocks, LockSession
 
 ROW = ("record_id", "task/1")
 BOB = LockSession("session-of-bob-0123456789")

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, Plane
-from holdfast.errors import Closed, Fenced, InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import AsyncPlane, Plane
+from fastness.errors import Closed, Fenced, InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
+from fastness.testing.clock import ManualClock
 
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than any test needs.
 DATABASE, TASKS, NOTES = ["database"], ["entity_type", "task"], ["entity_type", "note"]
@@ -45,14 +45,14 @@ def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def plane(kind: str, url: str, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         share(plane, kind)
         yield plane
 
 
 @asynccontextmanager
 async def open_async(kind: str, url: str, clock: ManualClock) -> AsyncIterator[AsyncPlane]:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         share(plane, kind)
         yield plane
 
@@ -344,12 +344,12 @@ def test_an_atomic_list_checks_its_locks(plane: Plane) -> None:
 
 
 def test_a_transaction_checks_its_locks(plane: Plane) -> None:
-    def write(tx: holdfast.Transaction) -> int | None:
+    def write(tx: fastness.Transaction) -> int | None:
         tx.put(b"written", b"")
         return fence(tx)
 
     with plane.locks.acquire(row(1)) as held:
-        fence = holdfast.fenced(held)
+        fence = fastness.fenced(held)
         assert plane.transact(write) == held.fence
     plane.transact(lambda tx: tx.delete(b"written"))
     with pytest.raises(Fenced):
@@ -555,10 +555,10 @@ def test_a_holder_that_lost_its_lock_before_the_end_of_its_block_is_told(plane: 
 @shared
 def test_a_transaction_under_a_lost_lock_writes_nothing(plane: Plane, clock: ManualClock) -> None:
     held = plane.locks.acquire(row(1), lease_seconds=600)
-    fence = holdfast.fenced(held)
+    fence = fastness.fenced(held)
     clock.advance_ms(600_000)
 
-    def write(tx: holdfast.Transaction) -> None:
+    def write(tx: fastness.Transaction) -> None:
         tx.put(b"written", b"")
         fence(tx)
 

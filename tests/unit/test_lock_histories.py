@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holdfast.testing.histories import History, Operation, Violation
-from holdfast.testing.histories.locks import check_locks
+from fastness.testing.histories import History, Operation, Violation
+from fastness.testing.histories.locks import check_locks
 
 ROW = ["record_id", "task/1"]
 OTHER_ROW = ["record_id", "task/2"]

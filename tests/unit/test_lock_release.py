@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import limits
-from holdfast.errors import Busy, Closed, LockTimeout
-from holdfast.runtime.locks.table import Held, LockTable, Mode
+from fastness import limits
+from fastness.errors import Busy, Closed, LockTimeout
+from fastness.runtime.locks.table import Held, LockTable, Mode
 
 _shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
 row = _shared["row"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import LockOrderViolation, LockTimeout
-from holdfast.layers import locks
-from holdfast.runtime.locks.counters import LockCounters
-from holdfast.runtime.locks.table import DATA_LEVELS, CallerLocks, Held, LockTable, Mode
+from fastness.errors import LockOrderViolation, LockTimeout
+from fastness.layers import locks
+from fastness.runtime.locks.counters import LockCounters
+from fastness.runtime.locks.table import DATA_LEVELS, CallerLocks, Held, LockTable, Mode
 
 _shared = runpy.run_path(str(Path(__file__).with_name("lock_fixtures.py")))  # Test files cannot import each other.
 row = _shared["row"]

@@ -6,21 +6,21 @@ from contextlib import suppress
 import msgspec
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     Busy,
     FencingMismatch,
-    HoldfastError,
+    FastnessError,
     IdempotencyKeyReused,
     InvalidArgument,
     KeyTooLarge,
     LeaseExpired,
     LockOrderViolation,
 )
-from holdfast.kv import Database, Transaction, fence_floor
-from holdfast.layers import lock_records, lock_transaction, locks
-from holdfast.layers.lock_records import SessionKey, session_key
-from holdfast.layers.locks import Waiting
-from holdfast.limits import (
+from fastness.kv import Database, Transaction, fence_floor
+from fastness.layers import lock_records, lock_transaction, locks
+from fastness.layers.lock_records import SessionKey, session_key
+from fastness.layers.locks import Waiting
+from fastness.limits import (
     LOCK_CLAIM_PATHS_MAX,
     LOCK_LATE_MS_MAX,
     LOCK_SESSION_BYTES_MAX,
@@ -28,10 +28,10 @@ from holdfast.limits import (
     LOCK_SESSIONS_ENDED_MAX,
     VALUE_BYTES_MAX,
 )
-from holdfast.lock_rules import Mode
-from holdfast.runtime.maintenance import retention
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.locks import GrantedLocks, LockProof, LockSession
+from fastness.lock_rules import Mode
+from fastness.runtime.maintenance import retention
+from fastness.testing.clock import ManualClock
+from fastness.wire.locks import GrantedLocks, LockProof, LockSession
 
 LEASE_MS = 10_000
 ROW = ("record_id", "task/1")
@@ -551,7 +551,7 @@ def test_a_session_holds_a_bounded_number_of_locks(database: Database, caller: C
             paths = [("record_id", f"task/{number}-{row:03}") for row in range(LOCK_CLAIM_PATHS_MAX)]
             ada.acquire(*paths, claim=f"c{number}")
     for number in range(4):
-        with suppress(HoldfastError):
+        with suppress(FastnessError):
             ada.release(f"c{number}")
     assert held(database) == {}
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import limits
-from holdfast.errors import InvalidArgument, InvalidName, InvalidValue
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Header, Line
+from fastness import limits
+from fastness.errors import InvalidArgument, InvalidName, InvalidValue
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Header, Line
 
 NOON = Header("main", "abc123", "metrics", 1_794_717_735_123, "0198c9a8-0000-7000-8000-000000000000")
 NAMES = st.text("abz019._-", min_size=1, max_size=12)

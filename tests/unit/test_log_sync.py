@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from holdfast.adaptive_batching import SINGLE_CALLER_TICKS_MIN
-from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
-from holdfast.errors import CommitUnknown, DatabaseFailed
+from fastness.adaptive_batching import SINGLE_CALLER_TICKS_MIN
+from fastness.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
+from fastness.errors import CommitUnknown, DatabaseFailed
 
 
 class Log:
@@ -108,7 +108,7 @@ def test_a_failed_sync_fails_all_waiters_and_every_later_commit() -> None:
 
 
 def test_a_follower_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.SYNC_WAIT_SECONDS_MAX", 0.01)
+    monkeypatch.setattr("fastness.limits.SYNC_WAIT_SECONDS_MAX", 0.01)
     log = Log()
     leader = Waiter(log, log.commit())
     assert log.started.acquire(timeout=60)
@@ -178,7 +178,7 @@ def test_callers_in_one_loop_tick_share_a_sync(slow_device: bool) -> None:
 @pytest.fixture
 def fast_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """No sync counts as slow, however busy the machine is, so the loop never leaves one to the syncer thread."""
-    monkeypatch.setattr("holdfast.limits.INLINE_SYNC_SECONDS_MAX", float("inf"))
+    monkeypatch.setattr("fastness.limits.INLINE_SYNC_SECONDS_MAX", float("inf"))
 
 
 async def loop_with_single_callers(log: Log) -> LoopSync:
@@ -290,7 +290,7 @@ def test_an_interrupted_follower_leaves_the_queue(monkeypatch: pytest.MonkeyPatc
         def release(self) -> None:
             """Wake the follower."""
 
-    monkeypatch.setattr("holdfast.backends.rocksdb.log_sync.threading.Lock", Gate)
+    monkeypatch.setattr("fastness.backends.rocksdb.log_sync.threading.Lock", Gate)
     with pytest.raises(KeyboardInterrupt):
         log.sync_log.wait(log.commit())
     assert not log.sync_log._followers
@@ -312,7 +312,7 @@ def test_a_failing_sync_callback_fails_no_commit_and_is_removed(
         raise ValueError("on purpose")
 
     log.sync_log.on_sync = on_sync
-    with caplog.at_level(logging.ERROR, "holdfast.log_sync"):
+    with caplog.at_level(logging.ERROR, "fastness.log_sync"):
         log.sync_log.wait(log.commit())
         log.sync_log.wait(log.commit())
     assert log.sync_log.durable == 2

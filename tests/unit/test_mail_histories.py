@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.histories import History, Operation, Violation
-from holdfast.testing.histories.mail import MailboxEntry, check_mailbox, check_receipts, check_was_stored
+from fastness.testing.histories import History, Operation, Violation
+from fastness.testing.histories.mail import MailboxEntry, check_mailbox, check_receipts, check_was_stored
 
 TTL_MS = 1_000
 

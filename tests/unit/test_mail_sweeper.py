@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.clock import SystemClock
-from holdfast.errors import Closed, Unreachable
-from holdfast.kv import Transaction
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address, expiry
-from holdfast.runtime.maintenance import mail_sweeper
-from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.mail import MailPolicy, NewMail
+import fastness
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.postgres import PostgresDatabase
+from fastness.clock import SystemClock
+from fastness.errors import Closed, Unreachable
+from fastness.kv import Transaction
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address, expiry
+from fastness.runtime.maintenance import mail_sweeper
+from fastness.runtime.maintenance.mail_sweeper import MailSweeper
+from fastness.testing.clock import ManualClock
+from fastness.wire.mail import MailPolicy, NewMail
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 EVERY = 300.0
@@ -118,7 +118,7 @@ def day(monkeypatch: pytest.MonkeyPatch) -> Iterator[Day]:
 
 
 def is_running() -> bool:
-    return any(thread.name == "holdfast-mail-sweeper" for thread in threading.enumerate())
+    return any(thread.name == "fastness-mail-sweeper" for thread in threading.enumerate())
 
 
 def test_expired_mail_is_removed_every_five_minutes_without_readers(day: Day) -> None:
@@ -146,7 +146,7 @@ def test_removed_mail_is_logged_per_agent(day: Day, caplog: pytest.LogCaptureFix
     day.send(Address("main", "agent-8"))
     day.send(Address("other", "agent-7"), 300)
     day.clock.advance_ms(TTL_MS + 300_000)
-    with caplog.at_level(logging.INFO, "holdfast.mail"):
+    with caplog.at_level(logging.INFO, "fastness.mail"):
         day.start()
     assert [record.getMessage() for record in caplog.records] == [
         "cleaned 12 expired mails for agent-7@main",
@@ -154,7 +154,7 @@ def test_removed_mail_is_logged_per_agent(day: Day, caplog: pytest.LogCaptureFix
         "cleaned 300 expired mails for agent-7@other",
     ]
     caplog.clear()
-    with caplog.at_level(logging.INFO, "holdfast.mail"):
+    with caplog.at_level(logging.INFO, "fastness.mail"):
         day.advance(300_000)
     assert caplog.records == []
 
@@ -191,7 +191,7 @@ def test_a_failing_universe_does_not_stop_the_sweep_of_others(day: Day, caplog: 
         day.send(agent)
     day.clock.advance_ms(TTL_MS + 300_000)
     day.database.errors = {"universe-0": Unreachable("PostgreSQL is away"), "universe-1": ValueError("damaged")}
-    with caplog.at_level(logging.WARNING, "holdfast.mail"):
+    with caplog.at_level(logging.WARNING, "fastness.mail"):
         day.start()
     assert [day.count(agent) for agent in agents] == [1, 1, 0]
     assert "PostgreSQL is away" in caplog.text
@@ -211,7 +211,7 @@ def test_an_unreachable_key_space_is_retried_at_the_next_sweep(
         raise Unreachable("away")
 
     monkeypatch.setattr(day.database, "read", read)
-    with caplog.at_level(logging.WARNING, "holdfast.mail"):
+    with caplog.at_level(logging.WARNING, "fastness.mail"):
         day.start()
     assert "retrying in 300 s: away" in caplog.text
     monkeypatch.undo()
@@ -303,11 +303,11 @@ def test_concurrent_sweeps_remove_everything_once(postgres_url: str) -> None:
 
 def test_a_reopened_plane_removes_expired_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any call: the sweeper starts with the plane."""
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         plane.set_mail_policy(MailPolicy(ttl_seconds=60))
         plane.mailbox("ada").send("bob", 1)
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: time.time_ns() // 1_000_000 + 700_000)
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while plane.mailbox("bob").count():
             assert time.monotonic() < deadline, "the mail was not removed in time"
@@ -317,7 +317,7 @@ def test_a_reopened_plane_removes_expired_mail(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_plane_in_memory_starts_to_sweep_with_the_first_mail() -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         plane.queue("jobs").put(1)
         assert not is_running()
         plane.mailbox("ada").send("bob", 1)
@@ -327,7 +327,7 @@ def test_a_plane_in_memory_starts_to_sweep_with_the_first_mail() -> None:
 
 def test_a_manual_clock_starts_no_sweeper(tmp_path: Path) -> None:
     for url in ("memory:", f"dir:{tmp_path}"):
-        with holdfast.open(url, clock=ManualClock()) as plane:
+        with fastness.open(url, clock=ManualClock()) as plane:
             plane.mailbox("ada").send("bob", 1)
             assert not is_running()
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.kv import Database
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address, expiry
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.testing.clock import START_MS, ManualClock
+from fastness.kv import Database
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address, expiry
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.testing.clock import START_MS, ManualClock
 
 _shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
 ADA = _shared["ADA"]

@@ -13,13 +13,13 @@ import cbor2
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier
-from holdfast.errors import (
+import fastness
+from fastness import Plane, Tier
+from fastness.errors import (
     AgentExists,
     BatchTooLarge,
     EmptyBatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     InvalidValue,
@@ -32,9 +32,9 @@ from holdfast.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from holdfast.handles.sync.mailboxes import Mailbox
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.mail import JoinMailbox, MailPolicy, NewMail
+from fastness.handles.sync.mailboxes import Mailbox
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.wire.mail import JoinMailbox, MailPolicy, NewMail
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
@@ -56,7 +56,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str, clock: ManualClock, tmp_path: Path) -> Iterator[Plane]:
-    with holdfast.open(url, clock=clock, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    with fastness.open(url, clock=clock, activity=f"dir:{tmp_path / 'activity'}") as plane:
         yield plane
 
 
@@ -221,7 +221,7 @@ def test_a_blocked_sender_is_refused(plane: Plane, ada: Mailbox, bob: Mailbox) -
     ],
 )
 def test_invalid_arguments_write_nothing(
-    plane: Plane, wrong: Callable[[Plane], Any], error: type[HoldfastError]
+    plane: Plane, wrong: Callable[[Plane], Any], error: type[FastnessError]
 ) -> None:
     with pytest.raises(error) as caught:
         wrong(plane)
@@ -284,7 +284,7 @@ def test_a_batch_too_large_for_one_commit_is_refused(plane: Plane, ada: Mailbox,
 
 
 async def test_concurrent_senders_fill_a_mailbox_exactly(url: str, tmp_path: Path) -> None:
-    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    async with fastness.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         await plane.set_mail_policy(MailPolicy(pending_max=20))
         senders = [plane.mailbox(f"agent-{number}") for number in range(50)]
         outcomes = await asyncio.gather(*(each.send("bob", each.agent) for each in senders), return_exceptions=True)
@@ -356,7 +356,7 @@ def test_a_replaced_reader_can_still_confirm(plane: Plane, ada: Mailbox, bob: Ma
 
 
 async def test_a_waiting_task_is_woken(url: str, tmp_path: Path) -> None:
-    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    async with fastness.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         reading = asyncio.create_task(bob.read(wait_seconds=WAIT))
         told = asyncio.create_task(ada.receipts(wait_seconds=WAIT))
@@ -369,7 +369,7 @@ async def test_a_waiting_task_is_woken(url: str, tmp_path: Path) -> None:
 def test_nodes_share_mailboxes(postgres_url: str, tmp_path: Path, threads: ThreadPoolExecutor) -> None:
     """A reader on one node is woken by a send on another, and can be replaced from there."""
     logs = f"dir:{tmp_path / 'activity'}"
-    with holdfast.open(postgres_url, activity=logs) as one, holdfast.open(postgres_url, activity=logs) as two:
+    with fastness.open(postgres_url, activity=logs) as one, fastness.open(postgres_url, activity=logs) as two:
         reading = one.mailbox("bob").subscribe(wait_seconds=WAIT)
 
         def send(node: Plane, sender: str) -> None:
@@ -444,7 +444,7 @@ def test_mail_during_a_loop_is_live(ada: Mailbox, bob: Mailbox) -> None:
 
 
 def test_a_loop_of_a_closed_plane_ends_quietly(url: str, tmp_path: Path) -> None:
-    with holdfast.open(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    with fastness.open(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         plane.mailbox("ada").send("bob", 1)
         mails = iter(plane.mailbox("bob"))
         next(mails)
@@ -452,7 +452,7 @@ def test_a_loop_of_a_closed_plane_ends_quietly(url: str, tmp_path: Path) -> None
 
 
 async def test_an_async_loop_confirms_each_mail(url: str, tmp_path: Path) -> None:
-    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    async with fastness.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         for number in range(6):
             await ada.send("bob", number)
@@ -474,7 +474,7 @@ async def test_an_async_loop_confirms_each_mail(url: str, tmp_path: Path) -> Non
 
 
 async def test_a_cancelled_loop_does_not_confirm_its_mail(url: str, tmp_path: Path) -> None:
-    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    async with fastness.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         await ada.send("bob", 1)
         working = asyncio.Event()
@@ -504,7 +504,7 @@ async def test_a_cancelled_loop_does_not_confirm_its_mail(url: str, tmp_path: Pa
 async def test_a_loop_that_is_cancelled_as_soon_as_it_has_joined_leaves_its_mailbox(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    async with fastness.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         bob = plane.mailbox("bob")
         call = bob._transport.call
 
@@ -551,7 +551,7 @@ def test_an_atomic_list_confirms_mail(plane: Plane, ada: Mailbox, bob: Mailbox) 
     world = plane.world("w")
     world.create()
     before = everything(plane)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(FastnessError):
         plane.atomic().confirm(bob, mail).append(world, [1], expected_head=5).commit()
     assert everything(plane) == before
     plane.atomic().append(world, [1], expected_head=0).confirm(bob, mail).send(bob, "ada", "done").commit()
@@ -659,7 +659,7 @@ def test_mail_events_are_in_the_session_log(plane: Plane, ada: Mailbox, bob: Mai
 
 
 async def test_async_mail_events_are_in_the_session_log(url: str, tmp_path: Path) -> None:
-    async with holdfast.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
+    async with fastness.open_async(url, activity=f"dir:{tmp_path / 'activity'}") as plane:
         ada, bob = plane.mailbox("ada"), plane.mailbox("bob")
         await asyncio.gather(*(ada.send("bob", number) for number in range(5)))
         async for _ in bob.subscribe(wait_seconds=0):

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     InvalidArgument,
 )
-from holdfast.kv import Database
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.mail import MailReceipt
+from fastness.kv import Database
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.wire.mail import MailReceipt
 
 _shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
 ADA = _shared["ADA"]
@@ -103,7 +103,7 @@ def test_agents_have_separate_receipts_and_may_send_to_themselves(database: Data
 
 
 def test_the_number_of_unread_receipts_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("holdfast.layers.mailboxes.receipts"), "RECEIPTS_MAX", 5)
+    monkeypatch.setattr(import_module("fastness.layers.mailboxes.receipts"), "RECEIPTS_MAX", 5)
     for number in range(9):
         send(database, id=f"m{number}")
     assert [receipt.sequence for receipt in receipts_of(database)] == [4, 5, 6, 7, 8]
@@ -115,7 +115,7 @@ def test_the_number_of_unread_receipts_is_bounded(database: Database, monkeypatc
 def test_expired_receipts_do_not_count_towards_the_bound(
     database: Database, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("holdfast.layers.mailboxes.receipts"), "RECEIPTS_MAX", 5)
+    monkeypatch.setattr(import_module("fastness.layers.mailboxes.receipts"), "RECEIPTS_MAX", 5)
     send_some(database, 3)
     clock.advance_ms(TTL_MS + SLOT_MS)
     sweep_all(database)

@@ -7,21 +7,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     BatchTooLarge,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     PayloadTooLarge,
     SenderBlocked,
     WorldNotActive,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import agents, inboxes, journal_records, journals, mailboxes, worlds
-from holdfast.layers.mailboxes import Address, sending
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.layers.worlds import World, WorldState
-from holdfast.wire.inboxes import InboundMessage
-from holdfast.wire.mail import MailPolicy
+from fastness.kv import Database, Transaction
+from fastness.layers import agents, inboxes, journal_records, journals, mailboxes, worlds
+from fastness.layers.mailboxes import Address, sending
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.layers.worlds import World, WorldState
+from fastness.wire.inboxes import InboundMessage
+from fastness.wire.mail import MailPolicy
 
 _shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
 ADA = _shared["ADA"]
@@ -178,7 +178,7 @@ def test_a_world_gets_no_mail_from_senders_its_agent_blocks(database: Database) 
 
 # Invalid mail.
 
-BAD: list[tuple[dict[str, Any], type[HoldfastError], str]] = [
+BAD: list[tuple[dict[str, Any], type[FastnessError], str]] = [
     ({"body": b"x" * 65_537}, PayloadTooLarge, "at most 65536 bytes, not 65537; store a blob"),
     ({"body": "text"}, InvalidArgument, "must be bytes, not str"),
     ({"body": bytearray(b"x")}, InvalidArgument, "must be bytes"),
@@ -200,7 +200,7 @@ BAD: list[tuple[dict[str, Any], type[HoldfastError], str]] = [
 
 @pytest.mark.parametrize(("wrong", "error", "message"), BAD, ids=[f"{case[0]!r:.30}" for case in BAD])
 def test_invalid_mail_is_refused_and_writes_nothing(
-    database: Database, wrong: dict[str, Any], error: type[HoldfastError], message: str
+    database: Database, wrong: dict[str, Any], error: type[FastnessError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         send(database, **wrong)

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     InvalidArgument,
     MailboxFull,
     MailboxTaken,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.kv.batch import run_batch
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address, Box
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.mail_defaults import MailDefaults
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.mail import Envelope, MailPolicy, NewMail
+from fastness.kv import Database, Transaction
+from fastness.kv.batch import run_batch
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address, Box
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.mail_defaults import MailDefaults
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.wire.mail import Envelope, MailPolicy, NewMail
 
 _shared = runpy.run_path(str(Path(__file__).with_name("mailbox_calls.py")))  # Test files cannot import each other.
 ADA = _shared["ADA"]

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import MCP_VALIDATION_SECONDS
-from holdfast.mcp.exposed_tools import ExposedTool, check_arguments, check_value
-from holdfast.mcp.schema_validator import BoundedValidator, errors_of
+from fastness.errors import InvalidArgument
+from fastness.limits import MCP_VALIDATION_SECONDS
+from fastness.mcp.exposed_tools import ExposedTool, check_arguments, check_value
+from fastness.mcp.schema_validator import BoundedValidator, errors_of
 
 SECONDS_MAX: Final = 3 * MCP_VALIDATION_SECONDS  # CPU time, with what an operation takes that cannot be interrupted.
 TREE: Final = {

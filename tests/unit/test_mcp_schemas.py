@@ -7,9 +7,9 @@ from typing import Any, Final
 import pytest
 from jsonschema import Draft202012Validator
 
-from holdfast.mcp.tool import Tool
-from holdfast.mcp.tools import TOOLS
-from holdfast.wire.catalog import PERMISSIONS
+from fastness.mcp.tool import Tool
+from fastness.mcp.tools import TOOLS
+from fastness.wire.catalog import PERMISSIONS
 
 # What would let a caller say who it is. Mail has a `sender` in answers, never in arguments.
 _IDENTITY: Final = {"agent", "as", "caller", "from", "holder", "identity", "owner", "sender", "token", "universe"}

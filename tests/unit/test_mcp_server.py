@@ -13,13 +13,13 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import PromptReference, ResourceTemplateReference
 from msgspec import Meta
 
-import holdfast
-from holdfast.limits import MCP_CONTENT_BYTES_MAX
-from holdfast.mcp import Caller, HoldfastServer, Tool, ToolInput, ToolOutput, make_server
-from holdfast.mcp.caller import allow_all
-from holdfast.mcp.resources import uri_of
-from holdfast.mcp.task_marks import owner_of, run_mark
-from holdfast.mcp.tools import TOOLS
+import fastness
+from fastness.limits import MCP_CONTENT_BYTES_MAX
+from fastness.mcp import Caller, FastnessServer, Tool, ToolInput, ToolOutput, make_server
+from fastness.mcp.caller import allow_all
+from fastness.mcp.resources import uri_of
+from fastness.mcp.task_marks import owner_of, run_mark
+from fastness.mcp.tools import TOOLS
 
 REVISIONS: Final = ("2025-11-25", "2026-07-28")
 _MODES: Final = {"2025-11-25": "legacy", "2026-07-28": "auto"}
@@ -61,9 +61,9 @@ COUNTING: Final = Tool(
 @asynccontextmanager
 async def connected(
     revision: str, *, is_allowed: Callable[[str], bool] = allow_all, logging_callback: Any = None
-) -> AsyncIterator[tuple[Client, holdfast.AsyncPlane]]:
-    async with holdfast.open_async("memory:") as plane:
-        server: HoldfastServer = make_server(
+) -> AsyncIterator[tuple[Client, fastness.AsyncPlane]]:
+    async with fastness.open_async("memory:") as plane:
+        server: FastnessServer = make_server(
             lambda context: Caller(plane=plane, agent="ada", is_allowed=is_allowed), tools=(*TOOLS, FAILING, COUNTING)
         )
         async with Client(server, mode=_MODES[revision], logging_callback=logging_callback) as client:
@@ -186,15 +186,15 @@ async def test_resources_are_listed_in_pages_and_read(revision: str) -> None:
             if cursor is None:
                 break
         assert found == [
-            *(f"holdfast://main/queues/{name}" for name in names),
-            "holdfast://main/worlds/tides",
-            "holdfast://main/mail/t%201",
-            *(f"holdfast://main/reports/{name}" for name in reports),
+            *(f"fastness://main/queues/{name}" for name in names),
+            "fastness://main/worlds/tides",
+            "fastness://main/mail/t%201",
+            *(f"fastness://main/reports/{name}" for name in reports),
         ]
-        assert (await read(client, "holdfast://main/queues/q007"))["ready"] == 1
-        entries = (await read(client, "holdfast://main/worlds/tides"))["entries"]
+        assert (await read(client, "fastness://main/queues/q007"))["ready"] == 1
+        entries = (await read(client, "fastness://main/worlds/tides"))["entries"]
         assert [entry["value"]["value"]["height"] for entry in entries] == list(range(10, 30))
-        (mail,) = (await read(client, "holdfast://main/mail/t%201"))["mails"]
+        (mail,) = (await read(client, "fastness://main/mail/t%201"))["mails"]
         assert (mail["sender"], mail["body"]["value"]) == ("bob@main", "hello")
 
 
@@ -204,21 +204,21 @@ async def test_a_report_is_read_as_json_and_cut_if_it_is_long(revision: str) -> 
         await publish(plane, {("daily",): b'{"open": 3}', ("long",): long, ("bytes",): b"\xff\x00"})
         await publish(plane, {("daily",): b'{"open": 4}', ("daily", 1): b"1", ("a/b",): b"1", (7,): b"1"})
         listed = [
-            resource.uri.removeprefix("holdfast://main/") for resource in (await client.list_resources()).resources
+            resource.uri.removeprefix("fastness://main/") for resource in (await client.list_resources()).resources
         ]
         assert listed == ["reports/bytes", "reports/daily", "reports/long"]  # Other keys are no names of reports.
-        assert await read(client, "holdfast://main/reports/daily") == {
+        assert await read(client, "fastness://main/reports/daily") == {
             "report": "daily",
             "version": 2,
             "body": {"value": {"open": 4}, "size": 11},
         }
-        body = (await read(client, "holdfast://main/reports/long"))["body"]
+        body = (await read(client, "fastness://main/reports/long"))["body"]
         assert (body["is_truncated"], body["size"]) == (True, len(long))
         assert body["value"] == long[:MCP_CONTENT_BYTES_MAX].decode()
-        assert "holdfast collections scan reports reports" in body["rest"]
-        assert (await read(client, "holdfast://main/reports/bytes"))["body"]["encoding"] == "base64"
+        assert "fastness collections scan reports reports" in body["rest"]
+        assert (await read(client, "fastness://main/reports/bytes"))["body"]["encoding"] == "base64"
         with pytest.raises(MCPError, match="There is no report 'none'"):
-            await client.read_resource("holdfast://main/reports/none")
+            await client.read_resource("fastness://main/reports/none")
 
 
 async def test_dead_letters_are_a_resource_and_part_of_the_triage_prompt(revision: str) -> None:
@@ -227,7 +227,7 @@ async def test_dead_letters_are_a_resource_and_part_of_the_triage_prompt(revisio
         message = await plane.queue("jobs").receive()
         assert message is not None
         await message.reject("no such city")
-        uri = "holdfast://main/queues/jobs/dead-letters"
+        uri = "fastness://main/queues/jobs/dead-letters"
         assert uri in {resource.uri for resource in (await client.list_resources()).resources}
         (letter,) = (await read(client, uri))["letters"]
         assert (letter["body"]["value"], letter["last_error"]) == ({"n": 1}, "no such city")
@@ -239,12 +239,12 @@ async def test_dead_letters_are_a_resource_and_part_of_the_triage_prompt(revisio
 @pytest.mark.parametrize(
     "uri",
     [
-        "holdfast://other/queues/jobs",
-        "holdfast://main/queues/a/b",
-        "holdfast://main/queues/",
-        "holdfast://main/queues/..",
-        "holdfast://main/nothing/a",
-        "holdfast://main/mail/of-bob",
+        "fastness://other/queues/jobs",
+        "fastness://main/queues/a/b",
+        "fastness://main/queues/",
+        "fastness://main/queues/..",
+        "fastness://main/nothing/a",
+        "fastness://main/mail/of-bob",
         "file:///etc/passwd",
     ],
 )
@@ -263,7 +263,7 @@ async def test_the_run_of_another_agents_task_is_not_listed_and_not_found(revisi
         for id in (hers, his, "plain"):
             await plane.workflows.start("research", "tides", id=id)
         listed = [resource.uri for resource in (await client.list_resources()).resources]
-        assert listed == ["holdfast://main/worlds/run%3Aplain"]
+        assert listed == ["fastness://main/worlds/run%3Aplain"]
         assert await read(client, uri_of("main", "world", f"run:{hers}"))
         with pytest.raises(MCPError, match="There is no run"):
             await client.read_resource(uri_of("main", "world", f"run:{his}"))
@@ -276,10 +276,10 @@ async def test_templates_and_lists_leave_out_what_the_token_does_not_allow(revis
         await publish(plane, {("daily",): b"1"})
         templates = (await client.list_resource_templates()).resource_templates
         assert [each.uri_template for each in templates] == [
-            "holdfast://main/queues/{queue}",
-            "holdfast://main/queues/{queue}/dead-letters",
+            "fastness://main/queues/{queue}",
+            "fastness://main/queues/{queue}/dead-letters",
         ]
-        assert [each.uri for each in (await client.list_resources()).resources] == ["holdfast://main/queues/jobs"]
+        assert [each.uri for each in (await client.list_resources()).resources] == ["fastness://main/queues/jobs"]
 
 
 async def test_a_cursor_of_another_list_is_refused(revision: str) -> None:
@@ -312,7 +312,7 @@ async def test_names_are_completed(revision: str) -> None:
             await plane.queue(name).put(1)
         await plane.agents.register("bob")
         await plane.world("tides").create()
-        template = ResourceTemplateReference(type="ref/resource", uri="holdfast://main/queues/{queue}")
+        template = ResourceTemplateReference(type="ref/resource", uri="fastness://main/queues/{queue}")
         for typed, expected in (
             ("email", ["email", "email-2", "emails"]),
             ("", ["Email", "email", "email-2", "emails", "f"]),
@@ -355,8 +355,8 @@ async def test_a_client_gets_log_messages_of_its_level(revision: str) -> None:
         assert seen == [("notice", "count was refused: invalid_argument")]
 
 
-async def publish(plane: holdfast.AsyncPlane, reports: Mapping[holdfast.RowKey, bytes]) -> None:
-    await plane.collection("reports").commit([holdfast.PutRow("reports", key, value) for key, value in reports.items()])
+async def publish(plane: fastness.AsyncPlane, reports: Mapping[fastness.RowKey, bytes]) -> None:
+    await plane.collection("reports").commit([fastness.PutRow("reports", key, value) for key, value in reports.items()])
 
 
 async def read(client: Client, uri: str) -> Any:

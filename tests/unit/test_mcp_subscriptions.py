@@ -9,12 +9,12 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-import holdfast
-from holdfast import AsyncPlane
-from holdfast.errors import Busy, NotAllowed
-from holdfast.mcp import Caller, changes, make_server, subscriptions
-from holdfast.mcp.changes import Changes, Target
-from holdfast.mcp.subscriptions import Subscriptions
+import fastness
+from fastness import AsyncPlane
+from fastness.errors import Busy, NotAllowed
+from fastness.mcp import Caller, changes, make_server, subscriptions
+from fastness.mcp.changes import Changes, Target
+from fastness.mcp.subscriptions import Subscriptions
 
 SECONDS_MAX = 60.0
 
@@ -44,7 +44,7 @@ class Hints:
 
 @pytest.fixture
 async def plane() -> AsyncIterator[AsyncPlane]:
-    async with holdfast.open_async("memory:") as opened:
+    async with fastness.open_async("memory:") as opened:
         yield opened
 
 
@@ -119,7 +119,7 @@ async def test_subscriptions_are_bounded(plane: AsyncPlane, monkeypatch: pytest.
     subscribed = Subscriptions(Changes(hints, seconds=3_600))
     caller = Caller(plane=plane, agent="ada")
     server = make_server(lambda _: caller, features=[subscribed.install])
-    uris = [f"holdfast://main/queues/{name}" for name in "abcd"]
+    uris = [f"fastness://main/queues/{name}" for name in "abcd"]
     async with asyncio.timeout(SECONDS_MAX), Client(server, mode="2026-07-28") as client:
         with pytest.raises(MCPError, match="at most 3 subscriptions"):
             async with client.listen(resource_subscriptions=uris):
@@ -149,7 +149,7 @@ async def test_a_stream_ends_when_its_caller_is_not_allowed_any_more(plane: Asyn
     async with (
         asyncio.timeout(SECONDS_MAX),
         Client(server, mode="2026-07-28") as client,
-        client.listen(resource_subscriptions=["holdfast://main/queues/jobs"]) as events,
+        client.listen(resource_subscriptions=["fastness://main/queues/jobs"]) as events,
     ):
         is_revoked = True
         subscribed.check_callers()

@@ -15,14 +15,14 @@ import pytest
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-import holdfast
-from holdfast import AsyncPlane
-from holdfast.errors import InvalidArgument, InvalidName, MessageCancelled, NotFound, ShutdownDraining
-from holdfast.mcp import Caller, exposed_tools, make_server, task_protocols
-from holdfast.mcp.durable_tasks import TaskView
-from holdfast.mcp.exposing import conceal, expose, expose_async, exposed
-from holdfast.mcp.task_rows import Question
-from holdfast.mcp.tasks import InputNeeded, task_of
+import fastness
+from fastness import AsyncPlane
+from fastness.errors import InvalidArgument, InvalidName, MessageCancelled, NotFound, ShutdownDraining
+from fastness.mcp import Caller, exposed_tools, make_server, task_protocols
+from fastness.mcp.durable_tasks import TaskView
+from fastness.mcp.exposing import conceal, expose, expose_async, exposed
+from fastness.mcp.task_rows import Question
+from fastness.mcp.tasks import InputNeeded, task_of
 
 _client = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "mcp_task_client.py"))
 EXTENSION, TaskExtension = _client["EXTENSION"], _client["TaskExtension"]
@@ -42,7 +42,7 @@ both_revisions = pytest.mark.parametrize("revision", REVISIONS)
 
 @pytest.fixture
 async def plane() -> AsyncIterator[AsyncPlane]:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         await expose_async(plane, "resize", WIDTH, description="Resizes an image.")
         yield plane
 
@@ -59,7 +59,7 @@ async def connected(
         yield TaskClient(client)
 
 
-async def received(plane: AsyncPlane, queue: str = "resize") -> holdfast.AsyncMessage:
+async def received(plane: AsyncPlane, queue: str = "resize") -> fastness.AsyncMessage:
     message = await plane.queue(queue).receive(wait_seconds=20)
     assert message is not None
     return message
@@ -315,12 +315,12 @@ async def test_a_call_that_cannot_wait_any_more_has_the_task_id(
 ) -> None:
     """The refusal of a server that stops would say: call again, and that would start another job."""
 
-    async def refuse(queue: holdfast.AsyncQueue, id: str, *, wait_seconds: float = 0.0) -> Any:
+    async def refuse(queue: fastness.AsyncQueue, id: str, *, wait_seconds: float = 0.0) -> Any:
         raise ShutdownDraining("The server is shutting down; call again in a few seconds")
 
     async with connected(plane, revision, has_tasks=False) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(holdfast.AsyncQueue, "result", refuse)
+            patched.setattr(fastness.AsyncQueue, "result", refuse)
             pending = await client.client.call_tool("resize", {"width": 3})
         assert "Do not call the tool again" in pending.content[0].text  # type: ignore[union-attr]
         task_id = pending.structured_content["task_id"]
@@ -456,10 +456,10 @@ async def test_a_result_that_does_not_fit_the_output_schema_is_an_error(plane: A
 
 @both_revisions
 async def test_a_workflow_is_a_tool_in_the_same_way(plane: AsyncPlane, revision: str) -> None:
-    app = holdfast.HostApp()
+    app = fastness.HostApp()
 
     @app.workflow
-    async def order(run: holdfast.WorkflowRun, item: str) -> dict[str, Any]:
+    async def order(run: fastness.WorkflowRun, item: str) -> dict[str, Any]:
         task = task_of(run)
         await task.progress(1, 2, f"packing {item}")
         answer = await task.ask("size", "Which size?", SIZE_FORM)
@@ -472,7 +472,7 @@ async def test_a_workflow_is_a_tool_in_the_same_way(plane: AsyncPlane, revision:
     schema = {"type": "object", "properties": {"item": {"type": "string"}}, "required": ["item"]}
     await expose_async(plane, order.name, schema, name="order", is_workflow=True)
     async with (
-        holdfast.AsyncHost(plane, app),
+        fastness.AsyncHost(plane, app),
         connected(plane, revision, elicitation_callback=elicit) as client,
         connected(plane, revision, "bob") as other,
     ):
@@ -497,7 +497,7 @@ async def test_a_workflow_is_a_tool_in_the_same_way(plane: AsyncPlane, revision:
 
 def test_workers_and_task_functions_report_and_ask(database_url: str) -> None:
     """The helper in a handler, and in a function of a task app, both without asyncio."""
-    app = holdfast.TaskApp(timezone="UTC")
+    app = fastness.TaskApp(timezone="UTC")
 
     @app.task(name="measure", queue="measures")
     def measure(width: int) -> dict[str, Any]:
@@ -505,34 +505,34 @@ def test_workers_and_task_functions_report_and_ask(database_url: str) -> None:
         task.progress(1, 2)
         return {"width": width, "size": task.ask("size", "Which size?", SIZE_FORM).content["size"]}
 
-    def resize(message: holdfast.Message) -> None:
+    def resize(message: fastness.Message) -> None:
         with task_of(message) as task:
             task.progress(1, 2)
             message.ack(result={"size": task.ask("size", "Which size?", SIZE_FORM).content["size"]})
 
     async def start(tool: str) -> str:
-        async with holdfast.open_async(database_url) as plane, connected(plane, "2026-07-28") as client:
+        async with fastness.open_async(database_url) as plane, connected(plane, "2026-07-28") as client:
             return await client.start(tool, width=1)
 
     async def answer(task_id: str) -> None:
-        async with holdfast.open_async(database_url) as plane, connected(plane, "2026-07-28") as client:
+        async with fastness.open_async(database_url) as plane, connected(plane, "2026-07-28") as client:
             found = await client.get(task_id)
             assert (found["status"], found["statusMessage"]) == ("input_required", "Which size?")
             await client.answer(task_id, size={"action": "accept", "content": {"size": 7}})
 
     async def result(task_id: str) -> Any:
-        async with holdfast.open_async(database_url) as plane, connected(plane, "2026-07-28") as client:
+        async with fastness.open_async(database_url) as plane, connected(plane, "2026-07-28") as client:
             return (await client.result(task_id)).structured_content
 
     def run(expected: int) -> None:
-        with holdfast.open(database_url) as plane:
+        with fastness.open(database_url) as plane:
             app.use(plane)
             assert app.run_ready() == expected
             message = plane.queue("resizes").receive()
             assert message is not None
             resize(message)
 
-    with holdfast.open(database_url) as plane:
+    with fastness.open(database_url) as plane:
         expose(plane, "measures", WIDTH, name="measure", task="measure")
         expose(plane, "resizes", WIDTH)
     measured, resized = asyncio.run(start("measure")), asyncio.run(start("resizes"))
@@ -554,7 +554,7 @@ def test_questions_need_a_tool_and_a_form() -> None:
         task_of()
     with pytest.raises(InvalidArgument, match="neither a received message"):
         task_of("message")  # type: ignore[call-overload]
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         plane.queue("resize").put({})
         message = plane.queue("resize").receive()
         assert message is not None
@@ -613,7 +613,7 @@ MULTIPLYING: Final = {str(number): {"allOf": [{"$ref": f"#/$defs/{number + 1}"}]
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused(schema: Any, said: str) -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         with pytest.raises(InvalidArgument, match=said):
             expose(plane, "resize", schema)
         with pytest.raises(InvalidArgument, match=said):
@@ -623,7 +623,7 @@ def test_a_schema_that_cannot_be_used_is_refused(schema: Any, said: str) -> None
 
 def test_tools_are_exposed_listed_and_concealed() -> None:
     schema = {"type": "object"}
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         assert expose(plane, "images.resize", schema).name == "images_resize"
         assert expose(plane, "images.resize", schema, name="resize").name == "resize"
         expose(plane, "images.resize", schema, name="resize", description="Again.")
@@ -633,7 +633,7 @@ def test_tools_are_exposed_listed_and_concealed() -> None:
         ]
         assert exposed(plane)[1].description == "Again."
         conceal(plane, "images_resize")
-        with pytest.raises(NotFound, match="holdfast mcp exposed"):
+        with pytest.raises(NotFound, match="fastness mcp exposed"):
             conceal(plane, "images_resize")
         for refused in ("a b", "", "x" * 65, "é", "queue_status", "task_status"):
             with pytest.raises(InvalidArgument):
@@ -646,6 +646,6 @@ def test_tools_are_exposed_listed_and_concealed() -> None:
             expose(plane, "order", {"type": "object", "properties": {"id": {}}}, is_workflow=True)
         for number in range(99):
             expose(plane, "resize", schema, name=f"tool{number}")
-        with pytest.raises(InvalidArgument, match="holdfast mcp conceal"):
+        with pytest.raises(InvalidArgument, match="fastness mcp conceal"):
             expose(plane, "resize", schema, name="one-more")
         expose(plane, "resize", schema, name="resize")  # It exists.

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from mcp import Client
 from mcp.shared.exceptions import MCPError
 
-import holdfast
-from holdfast.limits import MCP_CONTENT_BYTES_MAX, MCP_MAILS_MAX
-from holdfast.mcp import Caller, durable_tasks, make_server
-from holdfast.mcp.contents import BYTES, JSON, content_of, shares
-from holdfast.mcp.exposed_tools import ExposedTool
-from holdfast.mcp.tools import TOOLS
-from holdfast.names import checked_key
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness.limits import MCP_CONTENT_BYTES_MAX, MCP_MAILS_MAX
+from fastness.mcp import Caller, durable_tasks, make_server
+from fastness.mcp.contents import BYTES, JSON, content_of, shares
+from fastness.mcp.exposed_tools import ExposedTool
+from fastness.mcp.tools import TOOLS
+from fastness.names import checked_key
+from fastness.testing.clock import ManualClock
 
 Answer = dict[str, Any]
 BY_NAME: Final = {tool.name: tool for tool in TOOLS}
@@ -85,7 +85,7 @@ def _contents(answer: Any) -> Iterator[Answer]:
 class Fleet:
     """Agents of one plane, each with its own connection."""
 
-    def __init__(self, plane: holdfast.AsyncPlane, agents: dict[str, Agent]) -> None:
+    def __init__(self, plane: fastness.AsyncPlane, agents: dict[str, Agent]) -> None:
         self.plane = plane
         self.ada, self.bob = agents["ada"], agents["bob"]
 
@@ -93,7 +93,7 @@ class Fleet:
 @asynccontextmanager
 async def _fleet(clock: ManualClock) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
-        plane = await stack.enter_async_context(holdfast.open_async("memory:", clock=clock))
+        plane = await stack.enter_async_context(fastness.open_async("memory:", clock=clock))
         agents = {}
         for name in ("ada", "bob"):
             caller = Caller(plane=plane, agent=name)
@@ -182,7 +182,7 @@ async def test_mail_is_read_again_until_it_is_confirmed(fleet: Fleet) -> None:
 
 
 async def test_contacts_are_the_registered_agents_and_those_with_a_mailbox(fleet: Fleet) -> None:
-    await fleet.plane.agents.register("cleo", public_key=holdfast.AgentKey.generate().public_key)
+    await fleet.plane.agents.register("cleo", public_key=fastness.AgentKey.generate().public_key)
     await fleet.ada("mail_send", to="bob", body="hello")
     await fleet.bob("mail_send", to="dora", body="hello")
     first = await fleet.ada("mail_contacts", limit=2, after="ada")
@@ -319,7 +319,7 @@ async def test_the_run_of_another_agent_cannot_be_reached(fleet: Fleet) -> None:
         assert await fleet.bob.refused(name, **other) == (code, text.replace(run_id, missing)), "as if it did not exist"
     assert (await fleet.bob.refused("task_cancel", task_id=task_id))[0] == "not_found"
     with pytest.raises(MCPError):
-        await fleet.bob.client.read_resource(f"holdfast://main/worlds/{quote(task_id, safe='')}")
+        await fleet.bob.client.read_resource(f"fastness://main/worlds/{quote(task_id, safe='')}")
 
     assert (await fleet.ada("world_query", run_id=run_id))["state"] == "running"
     assert (await fleet.ada("world_read", world=task_id))["head"] == 0
@@ -378,7 +378,7 @@ async def test_a_refused_reservation_releases_no_key_that_was_held_before(
 ) -> None:
     await fleet.ada("lease_acquire", keys=["b"], lease_seconds=600)
     await fleet.ada("lease_acquire", keys=["c"], lease_seconds=60)
-    acquire = holdfast.AsyncLeaseKey.acquire
+    acquire = fastness.AsyncLeaseKey.acquire
 
     async def acquire_late(lease: Any, *args: Any, **options: Any) -> Any:
         if lease.key == "c" and args[0] == "ada":  # It expires during the call, and another agent acquires it.
@@ -386,7 +386,7 @@ async def test_a_refused_reservation_releases_no_key_that_was_held_before(
             await fleet.bob("lease_acquire", keys=["c"])
         return await acquire(lease, *args, **options)
 
-    monkeypatch.setattr(holdfast.AsyncLeaseKey, "acquire", acquire_late)
+    monkeypatch.setattr(fastness.AsyncLeaseKey, "acquire", acquire_late)
     code, text = await fleet.ada.refused("lease_acquire", keys=["a", "b", "c"], lease_seconds=600)
     assert code == "lease_held"
     assert "You still hold b, with new fences: see lease_list" in text
@@ -492,16 +492,16 @@ async def test_values_that_json_lacks_are_shown_as_text(fleet: Fleet) -> None:
 
 
 async def test_a_run_is_queried_and_signalled(fleet: Fleet) -> None:
-    app = holdfast.HostApp()
+    app = fastness.HostApp()
 
     @app.workflow(name="approval")
-    async def approval(run: holdfast.WorkflowRun, what: str) -> str:
+    async def approval(run: fastness.WorkflowRun, what: str) -> str:
         run.state({"waits_for": "approval"})
         answer = await run.wait_for("approve")
         return f"{what}: {answer}"
 
     run = await fleet.plane.workflows.start("approval", "order 7", id="r7")
-    async with holdfast.AsyncHost(fleet.plane, app):
+    async with fastness.AsyncHost(fleet.plane, app):
         assert (await fleet.ada("world_query", run_id=run.id))["state"] == "running"
         assert await fleet.ada("world_signal", run_id=run.id, name="approve", value="yes") == {"accepted": True}
         done = await fleet.ada("world_query", run_id=run.id, wait_seconds=20)

@@ -20,36 +20,36 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.errors import Closed, Fenced, HoldfastError, NotAllowed, Unreachable
-from holdfast.handles.plane import AsyncPlane
-from holdfast.kv import ReplayedPosition
-from holdfast.kv.contention import Contention
-from holdfast.layers.snapshots import NO_MANIFEST
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
-from holdfast.server import logs, tracing
-from holdfast.server.authorization import NoAuthentication
-from holdfast.server.encryption_metrics import EncryptionMetrics
-from holdfast.server.health import Health
-from holdfast.server.histograms import Histogram
-from holdfast.server.ingress_metrics import IngressMetrics
-from holdfast.server.mcp.metrics import McpMetrics
-from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
-from holdfast.server.node_metrics import NodeMetrics
-from holdfast.server.queue_metrics import ConsumerMetrics
-from holdfast.server.quota_metrics import QuotaMetrics
-from holdfast.server.recovery import Recovery
-from holdfast.server.space_metrics import SpaceMetrics
-from holdfast.server.sqs.metrics import SqsMetrics
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, faulty_objects
-from holdfast.wire.frames import Call
-from holdfast.wire.leases import AcquireLease
-from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, ReceiveMessages
-from holdfast.wire.states import GetState
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.errors import Closed, Fenced, FastnessError, NotAllowed, Unreachable
+from fastness.handles.plane import AsyncPlane
+from fastness.kv import ReplayedPosition
+from fastness.kv.contention import Contention
+from fastness.layers.snapshots import NO_MANIFEST
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.services import Services
+from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor
+from fastness.server import logs, tracing
+from fastness.server.authorization import NoAuthentication
+from fastness.server.encryption_metrics import EncryptionMetrics
+from fastness.server.health import Health
+from fastness.server.histograms import Histogram
+from fastness.server.ingress_metrics import IngressMetrics
+from fastness.server.mcp.metrics import McpMetrics
+from fastness.server.metrics import MeasuredTransport, Metrics, metrics_route
+from fastness.server.node_metrics import NodeMetrics
+from fastness.server.queue_metrics import ConsumerMetrics
+from fastness.server.quota_metrics import QuotaMetrics
+from fastness.server.recovery import Recovery
+from fastness.server.space_metrics import SpaceMetrics
+from fastness.server.sqs.metrics import SqsMetrics
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, faulty_objects
+from fastness.wire.frames import Call
+from fastness.wire.leases import AcquireLease
+from fastness.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, ReceiveMessages
+from fastness.wire.states import GetState
 
 PUT = PutMessages("jobs", [NewMessage(b"1")])
 
@@ -91,30 +91,30 @@ async def server() -> AsyncIterator[Server]:
 async def test_calls_are_counted_by_operation_and_outcome(server: Server) -> None:
     await server.measured.call(PUT)
     await server.measured.call(PUT)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(FastnessError):
         await server.measured.call(GetState("no key!"))
     samples = await server.samples()
-    assert samples["holdfast_requests_total code=ok op=queues.put"] == 2
-    assert samples["holdfast_requests_total code=invalid_name op=states.get"] == 1
-    assert samples["holdfast_request_seconds_count op=queues.put"] == 2
-    assert samples["holdfast_request_seconds_bucket le=+Inf op=queues.put"] == 2
-    assert samples["holdfast_request_seconds_sum op=queues.put"] > 0
-    assert samples["holdfast_calls_in_flight"] == 0
+    assert samples["fastness_requests_total code=ok op=queues.put"] == 2
+    assert samples["fastness_requests_total code=invalid_name op=states.get"] == 1
+    assert samples["fastness_request_seconds_count op=queues.put"] == 2
+    assert samples["fastness_request_seconds_bucket le=+Inf op=queues.put"] == 2
+    assert samples["fastness_request_seconds_sum op=queues.put"] > 0
+    assert samples["fastness_calls_in_flight"] == 0
 
 
 async def test_calls_of_a_batch_are_counted_singly(server: Server) -> None:
     calls = [Call(0, PUT), Call(1, PUT), Call(2, AckMessages("jobs", [])), Call(3, GetState("a"))]
     outcomes = await server.measured.call_batch(calls)
-    assert isinstance(outcomes[2], HoldfastError)
+    assert isinstance(outcomes[2], FastnessError)
     samples = await server.samples()
-    assert samples["holdfast_requests_total code=ok op=queues.put"] == 2
-    assert samples["holdfast_requests_total code=empty_batch op=queues.ack"] == 1
-    assert samples["holdfast_requests_total code=ok op=states.get"] == 1
-    assert samples["holdfast_request_seconds_count op=queues.put"] == 2
-    assert samples["holdfast_commit_group_size_count"] == 1
-    assert samples["holdfast_commit_group_size_sum"] == 4
-    assert samples["holdfast_commit_group_size_bucket le=4.0"] == 1
-    assert samples["holdfast_commit_group_size_bucket le=2.0"] == 0
+    assert samples["fastness_requests_total code=ok op=queues.put"] == 2
+    assert samples["fastness_requests_total code=empty_batch op=queues.ack"] == 1
+    assert samples["fastness_requests_total code=ok op=states.get"] == 1
+    assert samples["fastness_request_seconds_count op=queues.put"] == 2
+    assert samples["fastness_commit_group_size_count"] == 1
+    assert samples["fastness_commit_group_size_sum"] == 4
+    assert samples["fastness_commit_group_size_bucket le=4.0"] == 1
+    assert samples["fastness_commit_group_size_bucket le=2.0"] == 0
 
 
 async def test_answers_do_not_wait_for_counting_and_publishing(server: Server) -> None:
@@ -131,10 +131,10 @@ async def test_outcomes_in_the_answers_of_a_batch_are_counted(server: Server) ->
     calls = [PUT, AckMessages("jobs", [lost, lost]), PUT, AckMessages("jobs", [lost]), GetState("no key!")]
     await server.measured.call_batch([Call(number, request) for number, request in enumerate(calls)])
     samples = await server.samples()
-    assert samples["holdfast_fenced_total"] == 3
-    assert samples["holdfast_requests_total code=ok op=queues.ack"] == 2
-    assert samples["holdfast_requests_total code=ok op=queues.put"] == 2
-    assert samples["holdfast_requests_total code=invalid_name op=states.get"] == 1
+    assert samples["fastness_fenced_total"] == 3
+    assert samples["fastness_requests_total code=ok op=queues.ack"] == 2
+    assert samples["fastness_requests_total code=ok op=queues.put"] == 2
+    assert samples["fastness_requests_total code=invalid_name op=states.get"] == 1
 
 
 async def test_fenced_writes_are_counted(server: Server) -> None:
@@ -144,16 +144,16 @@ async def test_fenced_writes_are_counted(server: Server) -> None:
     await server.plane.lease("k").acquire("ada")
     with pytest.raises(Fenced):
         await server.plane.state("k").update(1, lease=lease)
-    assert (await server.samples())["holdfast_fenced_total"] == 3
+    assert (await server.samples())["fastness_fenced_total"] == 3
 
 
 async def test_waiting_for_a_lease_is_timed(server: Server) -> None:
     await server.measured.call(AcquireLease("k", "ada"))
-    with pytest.raises(HoldfastError):
+    with pytest.raises(FastnessError):
         await server.measured.call(AcquireLease("k", "bob", wait_seconds=0.03))
     samples = await server.samples()
-    assert samples["holdfast_lock_wait_seconds_count level=lease"] == 1
-    assert samples["holdfast_lock_wait_seconds_sum level=lease"] >= 0.02
+    assert samples["fastness_lock_wait_seconds_count level=lease"] == 1
+    assert samples["fastness_lock_wait_seconds_sum level=lease"] >= 0.02
 
 
 async def test_a_call_that_waits_is_in_flight_and_waiting(server: Server) -> None:
@@ -164,8 +164,8 @@ async def test_a_call_that_waits_is_in_flight_and_waiting(server: Server) -> Non
     with pytest.raises(asyncio.CancelledError):
         await waiting
     samples = await server.samples()
-    assert samples["holdfast_calls_in_flight"] == samples["holdfast_calls_waiting"] == 0
-    assert samples["holdfast_requests_total code=cancelled op=queues.receive"] == 1
+    assert samples["fastness_calls_in_flight"] == samples["fastness_calls_waiting"] == 0
+    assert samples["fastness_requests_total code=cancelled op=queues.receive"] == 1
 
 
 async def test_queue_depth_is_reported_by_state(server: Server) -> None:
@@ -176,13 +176,13 @@ async def test_queue_depth_is_reported_by_state(server: Server) -> None:
     await queue.receive()
     await AsyncPlane(server.measured, "beta").queue("mail").put(b"1")
     samples = await server.samples()
-    depth = {state: samples[f"holdfast_queue_messages queue=jobs state={state} universe=main"] for state in STATES}
+    depth = {state: samples[f"fastness_queue_messages queue=jobs state={state} universe=main"] for state in STATES}
     assert depth == {"ready": 2, "delayed": 1, "leased": 1, "dead": 0}
-    assert samples["holdfast_queue_messages queue=mail state=ready universe=beta"] == 1
-    assert samples["holdfast_queue_oldest_age_seconds queue=jobs universe=main"] >= 0
-    assert samples["holdfast_queue_put_total queue=jobs universe=main"] == 4
-    assert samples["holdfast_lease_expired_total queue=jobs universe=main"] == 0
-    assert samples["holdfast_queues_cut"] == 0
+    assert samples["fastness_queue_messages queue=mail state=ready universe=beta"] == 1
+    assert samples["fastness_queue_oldest_age_seconds queue=jobs universe=main"] >= 0
+    assert samples["fastness_queue_put_total queue=jobs universe=main"] == 4
+    assert samples["fastness_lease_expired_total queue=jobs universe=main"] == 0
+    assert samples["fastness_queues_cut"] == 0
 
 
 STATES = ("ready", "delayed", "leased", "dead")
@@ -203,13 +203,13 @@ async def test_dwell_time_until_the_first_delivery_is_measured() -> None:
         assert message is not None
         await message.nack(intent="defer")
     samples = await server.samples()
-    assert samples[f"holdfast_queue_dwell_seconds_count {at}"] == 2
-    assert samples[f"holdfast_queue_dwell_seconds_sum {at}"] == 5
-    assert samples[f"holdfast_queue_dwell_seconds_bucket le=1.0 {at}"] == 0
-    assert samples[f"holdfast_queue_dwell_seconds_bucket le=5.0 {at}"] == 2
-    assert samples[f"holdfast_queue_redelivered_total {at}"] == 2
+    assert samples[f"fastness_queue_dwell_seconds_count {at}"] == 2
+    assert samples[f"fastness_queue_dwell_seconds_sum {at}"] == 5
+    assert samples[f"fastness_queue_dwell_seconds_bucket le=1.0 {at}"] == 0
+    assert samples[f"fastness_queue_dwell_seconds_bucket le=5.0 {at}"] == 2
+    assert samples[f"fastness_queue_redelivered_total {at}"] == 2
     assert await jobs.receive() is not None
-    assert (await server.samples())[f"holdfast_queue_delivered_total {at}"] == 5
+    assert (await server.samples())[f"fastness_queue_delivered_total {at}"] == 5
     await server.transport.close()
 
 
@@ -237,11 +237,11 @@ async def test_compaction_lag_of_journals_is_measured() -> None:
     await gone.archive()
     await gone.delete()
     samples = await server.samples()
-    assert (samples["holdfast_journal_compaction_lag_records"], samples["holdfast_worlds_cut"]) == (2_048, 0)
+    assert (samples["fastness_journal_compaction_lag_records"], samples["fastness_worlds_cut"]) == (2_048, 0)
     await server.plane.world("ada").compact()
-    assert (await server.samples())["holdfast_journal_compaction_lag_records"] == 1_024
+    assert (await server.samples())["fastness_journal_compaction_lag_records"] == 1_024
     server.metrics._worlds_max = 1
-    assert (await server.samples())["holdfast_worlds_cut"] == 1
+    assert (await server.samples())["fastness_worlds_cut"] == 1
     await server.transport.close()
 
 
@@ -271,7 +271,7 @@ async def test_every_metric_is_documented(server: Server, tmp_path: Path, monkey
     )
     collectors = (server.metrics, waiting, space, *others)
     collected = {family.name: family.type for collector in collectors for family in collector.collect()}
-    listed = dict(re.findall(r"^\| `(holdfast_(?!pipeline_)\w+)` \| (\w+)", document, re.MULTILINE))
+    listed = dict(re.findall(r"^\| `(fastness_(?!pipeline_)\w+)` \| (\w+)", document, re.MULTILINE))
     assert listed == {f"{name}_total" if kind == "counter" else name: kind for name, kind in collected.items()}
 
 
@@ -290,20 +290,20 @@ async def test_collections_and_what_is_stored_are_measured() -> None:
     clock.advance_ms(2 * 86_400_000)
     await server.plane.gc(dry_run=True)
     samples = await server.samples()
-    assert samples["holdfast_space_bytes kind=blobs"] == len(large) + len(pinned)
-    assert samples["holdfast_gc_deleted_total kind=blobs"] == 0
-    assert clock.now_ms() / 1_000 - samples["holdfast_gc_last_success_timestamp_seconds"] == 2 * 86_400
+    assert samples["fastness_space_bytes kind=blobs"] == len(large) + len(pinned)
+    assert samples["fastness_gc_deleted_total kind=blobs"] == 0
+    assert clock.now_ms() / 1_000 - samples["fastness_gc_last_success_timestamp_seconds"] == 2 * 86_400
     await server.plane.gc()
     samples = await server.samples()
-    assert samples["holdfast_space_bytes kind=blobs"] == len(pinned)
-    assert samples["holdfast_space_bytes kind=queues"] > 0
-    assert samples["holdfast_space_measured_timestamp_seconds"] == clock.now_ms() / 1_000
-    assert samples["holdfast_gc_deleted_total kind=blobs"] == 1
-    assert samples["holdfast_gc_deleted_bytes_total kind=blobs"] == len(large)
-    assert samples["holdfast_gc_last_success_timestamp_seconds"] == clock.now_ms() / 1_000
+    assert samples["fastness_space_bytes kind=blobs"] == len(pinned)
+    assert samples["fastness_space_bytes kind=queues"] > 0
+    assert samples["fastness_space_measured_timestamp_seconds"] == clock.now_ms() / 1_000
+    assert samples["fastness_gc_deleted_total kind=blobs"] == 1
+    assert samples["fastness_gc_deleted_bytes_total kind=blobs"] == len(large)
+    assert samples["fastness_gc_last_success_timestamp_seconds"] == clock.now_ms() / 1_000
     clock.advance_ms(2 * 86_400_000)
     await server.plane.gc()
-    assert (await server.samples())["holdfast_gc_deleted_total kind=bodies"] == 1
+    assert (await server.samples())["fastness_gc_deleted_total kind=bodies"] == 1
     success = clock.now_ms() / 1_000
     clock.advance_ms(1_000)
     services = server.transport.services
@@ -311,8 +311,8 @@ async def test_collections_and_what_is_stored_are_measured() -> None:
     with pytest.raises(Unreachable):
         await server.plane.gc()
     samples = await server.samples()
-    assert samples["holdfast_gc_failures_total"] == 1
-    assert samples["holdfast_gc_last_success_timestamp_seconds"] == success
+    assert samples["fastness_gc_failures_total"] == 1
+    assert samples["fastness_gc_last_success_timestamp_seconds"] == success
     status = (await server.plane.storage_status()).collection
     assert (status.error, status.failures, status.succeeded_ms) == ("The store is away", 1, success * 1_000)
     await server.transport.close()
@@ -324,18 +324,18 @@ async def test_number_of_measured_queues_is_bounded() -> None:
         await server.plane.queue(f"q{number}").put(b"1")
     await server.plane.world("w").create()
     samples = await server.samples()
-    assert {f"q{n}" for n in range(5) if f"holdfast_queue_put_total queue=q{n} universe=main" in samples} == {
+    assert {f"q{n}" for n in range(5) if f"fastness_queue_put_total queue=q{n} universe=main" in samples} == {
         "q0",
         "q1",
         "q2",
     }
-    assert samples["holdfast_queues_cut"] == 1
+    assert samples["fastness_queues_cut"] == 1
     await server.transport.close()
 
 
 async def test_queue_depths_are_read_at_most_once_per_second(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000.0
-    monkeypatch.setattr("holdfast.server.metrics.time.monotonic", lambda: now)
+    monkeypatch.setattr("fastness.server.metrics.time.monotonic", lambda: now)
     await server.plane.queue("jobs").put(b"1")
     assert b'queue="jobs"' in await server.metrics.body(server.transport)
     await server.plane.queue("mail").put(b"1")
@@ -348,7 +348,7 @@ async def test_cancelled_scrape_keeps_the_previous_depths(server: Server, monkey
     await server.plane.queue("jobs").put(b"x")
     await server.samples()
     with monkeypatch.context() as slow:
-        slow.setattr("holdfast.server.metrics.read_queues", lambda *_: asyncio.Event().wait())
+        slow.setattr("fastness.server.metrics.read_queues", lambda *_: asyncio.Event().wait())
         server.metrics._queues_at = float("-inf")
         reading = asyncio.create_task(server.metrics.refresh(server.transport))
         await until(server.metrics._reading.locked)
@@ -362,7 +362,7 @@ async def test_metrics_are_reported_although_the_key_space_is_closed(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.transport.services.database.close()
-    assert b"holdfast_requests_total" in await server.metrics.body(server.transport)
+    assert b"fastness_requests_total" in await server.metrics.body(server.transport)
     assert "cannot be read" in caplog.text
 
 
@@ -370,10 +370,10 @@ async def test_rejects_streams_syncs_and_process_are_reported(server: Server) ->
     server.metrics.count_reject("token")
     server.metrics.observe_sync(0.002)
     samples = await server.samples()
-    assert samples["holdfast_rejects_total reason=token"] == 1
-    assert samples["holdfast_open_streams"] == 7
-    assert samples["holdfast_sync_seconds_bucket le=0.0025"] == 1
-    assert samples["holdfast_sync_seconds_bucket le=0.001"] == 0
+    assert samples["fastness_rejects_total reason=token"] == 1
+    assert samples["fastness_open_streams"] == 7
+    assert samples["fastness_sync_seconds_bucket le=0.0025"] == 1
+    assert samples["fastness_sync_seconds_bucket le=0.001"] == 0
     assert samples["process_resident_memory_bytes"] > 0
 
 
@@ -400,7 +400,7 @@ async def test_unexpected_error_is_logged_and_not_sent_to_the_caller(
 
     server.transport.call = broken  # type: ignore[method-assign]
     server.transport.services.database.transact_async = broken  # type: ignore[method-assign]
-    with pytest.raises(HoldfastError) as raised:
+    with pytest.raises(FastnessError) as raised:
         await server.measured.call(PUT)
     [outcome] = await server.measured.call_batch([Call(0, PUT)])
     assert "secret" not in f"{raised.value} {outcome}"
@@ -497,7 +497,7 @@ async def test_metrics_need_permission(server: Server) -> None:
     app = Starlette(routes=[metrics_route(server.metrics, server.transport, NoAuthentication())])
     status, headers, body = await get(app, "/metrics")
     assert (status, headers["content-type"].split(";")[0]) == (200, "text/plain")
-    assert b"holdfast_open_streams 7.0" in body
+    assert b"fastness_open_streams 7.0" in body
 
     def refuse(*_: Any) -> Any:
         raise NotAllowed("not you")
@@ -535,7 +535,7 @@ def lines() -> Iterator[Any]:
 
 
 SECRET = "hft_" + "0" * 32 + "_" + "5ec4e7" * 8
-log = logging.getLogger("holdfast.test")
+log = logging.getLogger("fastness.test")
 
 
 def test_json_line_has_all_fields(lines: Any) -> None:
@@ -547,7 +547,7 @@ def test_json_line_has_all_fields(lines: Any) -> None:
     assert line.pop("at").endswith("Z")
     assert line == {
         "level": "warning",
-        "logger": "holdfast.test",
+        "logger": "fastness.test",
         "message": "refused: why",
         "correlation_id": "c-1",
         "token": "t",
@@ -559,14 +559,14 @@ def test_text_line_escapes_line_breaks(lines: Any) -> None:
     stream = lines("text")
     log.error("one\nline\r", extra={"client": "a\nb"})
     [line] = stream.getvalue().splitlines()
-    assert line.endswith('error holdfast.test one\\nline\\r client="a\\nb"')
+    assert line.endswith('error fastness.test one\\nline\\r client="a\\nb"')
 
 
 def test_text_line_has_no_forged_fields_or_lines(lines: Any) -> None:
     stream = lines("text")
     with logs.correlation_scope('c-1 token=root "quoted\\" \x1b[31m'):
         try:
-            raise ValueError("one\n2026-11-15T06:00:00.000Z info holdfast.tokens forged")
+            raise ValueError("one\n2026-11-15T06:00:00.000Z info fastness.tokens forged")
         except ValueError:
             log.exception("refused", extra={"count": 3, "key": "a=b", "agent": "ada@main"})
     first, *rest = stream.getvalue().splitlines()
@@ -604,9 +604,9 @@ def test_libraries_that_log_payloads_are_silent_at_debug_level(lines: Any) -> No
 
 def test_rate_limited_lines_are_counted(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
-    monkeypatch.setattr("holdfast.server.logs.monotonic", lambda: now)
+    monkeypatch.setattr("fastness.server.logs.monotonic", lambda: now)
     stream = lines("json")
-    flooded = logging.getLogger("holdfast.test.flood")
+    flooded = logging.getLogger("fastness.test.flood")
     flooded.addFilter(logs.RateLimitFilter(per_second=3))
     for _ in range(10):
         flooded.warning("again")
@@ -629,9 +629,9 @@ def test_rate_limited_lines_are_counted(lines: Any, monkeypatch: pytest.MonkeyPa
         (
             PutMessages("jobs", [NewMessage(), NewMessage()]),
             "send jobs",
-            {"messaging.batch.message_count": 2, "messaging.destination.name": "jobs", "messaging.system": "holdfast"},
+            {"messaging.batch.message_count": 2, "messaging.destination.name": "jobs", "messaging.system": "fastness"},
         ),
-        (GetState("k", "beta"), "states.get", {"holdfast.universe": "beta", "holdfast.operation": "states.get"}),
+        (GetState("k", "beta"), "states.get", {"fastness.universe": "beta", "fastness.operation": "states.get"}),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -649,7 +649,7 @@ async def test_calls_are_spans_if_a_provider_is_configured(server: Server, monke
     await server.measured.call(PUT)
     await server.measured.call_batch([Call(0, PUT)])
     await server.measured.call_batch([Call(0, PUT), Call(1, PUT)])
-    with pytest.raises(HoldfastError):
+    with pytest.raises(FastnessError):
         await server.measured.call(GetState("no key!"))
     spans = memory.get_finished_spans()
     assert [span.name for span in spans] == ["send jobs", "send jobs", "commit", "states.get"]
@@ -671,8 +671,8 @@ async def test_metrics_are_reported_although_queues_cannot_be_read(
         raise ZeroDivisionError
 
     with monkeypatch.context() as damaged:
-        damaged.setattr("holdfast.server.metrics.read_queues", fail)
-        assert b"holdfast_requests_total" in await server.metrics.body(server.transport)
+        damaged.setattr("fastness.server.metrics.read_queues", fail)
+        assert b"fastness_requests_total" in await server.metrics.body(server.transport)
     assert "ZeroDivisionError" in caplog.text
     await server.plane.queue("jobs").put(b"1")
     server.metrics._queues_at = float("-inf")

@@ -22,13 +22,13 @@ import pytest
 from click.testing import Result
 from moto.server import ThreadedMotoServer
 
-import holdfast
-from holdfast import Message, Queue
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.backends.rocksdb import RocksDatabase, RocksReader
-from holdfast.errors import (
+import fastness
+from fastness import Message, Queue
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.backends.postgres import PostgresDatabase
+from fastness.backends.rocksdb import RocksDatabase, RocksReader
+from fastness.errors import (
     CommitUnknown,
     Conflict,
     DirectoryInUse,
@@ -42,15 +42,15 @@ from holdfast.errors import (
     SchemaMismatch,
     TargetNotEmpty,
 )
-from holdfast.kv import Database, fence_floor, formats
-from holdfast.layers import migrations
-from holdfast.layers.migrations import BEGIN, END, KEY
-from holdfast.plane.migrations import without_password
-from holdfast.runtime.activity.log import ActivityLog
-from holdfast.runtime.maintenance import migrations as moving
-from holdfast.runtime.maintenance.migrations import Migrator, PlaneStores
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import Tier
+from fastness.kv import Database, fence_floor, formats
+from fastness.layers import migrations
+from fastness.layers.migrations import BEGIN, END, KEY
+from fastness.plane.migrations import without_password
+from fastness.runtime.activity.log import ActivityLog
+from fastness.runtime.maintenance import migrations as moving
+from fastness.runtime.maintenance.migrations import Migrator, PlaneStores
+from fastness.testing.clock import ManualClock
+from fastness.tiers import Tier
 
 POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
 populate, everything, use, LARGE = (POPULATED[name] for name in ("populate", "everything", "use", "LARGE"))
@@ -82,7 +82,7 @@ def bucket(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def source(tmp_path: Path, clock: ManualClock) -> str:
     """The URL of a closed plane with data of every kind, and a session log that a crash left."""
     folder = tmp_path / "data"
-    with holdfast.open(f"dir:{folder}", clock=clock) as plane:
+    with fastness.open(f"dir:{folder}", clock=clock) as plane:
         populate(plane, clock)
     log = ActivityLog(folder / "activity", None, clock=clock)
     log.log("main", "crashed", {"c": 3})
@@ -124,14 +124,14 @@ def test_a_migrated_message_gets_a_fence_that_its_source_never_issued(
 ) -> None:
     """The last deliveries of the source may have been lost with the power, and with them their fences."""
     source, back = f"dir:{tmp_path / 'data'}", f"dir:{tmp_path / 'back'}"
-    with holdfast.open(source) as plane:
+    with fastness.open(source) as plane:
         plane.queue("jobs").put(1)
     objects = f"dir:{tmp_path / 'objects'}"
     hf("migrate", source, postgres_url, "--objects", objects)
     hf("migrate", postgres_url, back, "--objects", objects)
     fences = []
     for url, options in ((source, {}), (postgres_url, {"objects": objects}), (back, {})):
-        with holdfast.open(url, **options) as plane:
+        with fastness.open(url, **options) as plane:
             message = plane.queue("jobs").receive()
             assert message is not None
             fences.append(message.fence)
@@ -156,9 +156,9 @@ def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(
         assert pairs(one) == pairs(other)
     logs = str(tmp_path / "logs")
     with (
-        holdfast.open(source, clock=clock) as here,
-        holdfast.open(postgres_url, objects=bucket, activity=logs, clock=clock) as target_hash,
-        holdfast.open(back, clock=clock) as restored,
+        fastness.open(source, clock=clock) as here,
+        fastness.open(postgres_url, objects=bucket, activity=logs, clock=clock) as target_hash,
+        fastness.open(back, clock=clock) as restored,
     ):
         seen = everything(here)
         assert everything(target_hash) == seen
@@ -168,7 +168,7 @@ def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(
     now_ms, came = clock.now_ms(), []
     for url, options in ((source, {}), (postgres_url, {"objects": bucket, "activity": logs}), (back, {})):
         clock.jump_to_ms(now_ms)
-        with holdfast.open(url, clock=clock, **options) as plane:
+        with fastness.open(url, clock=clock, **options) as plane:
             came.append(use(plane, clock))
     assert came[0] == came[1] == came[2]
 
@@ -179,17 +179,17 @@ def test_counters_of_several_postgresql_writers_are_merged_in_a_directory(
     hf("migrate", source, postgres_url, "--objects", bucket)
     options = {"objects": bucket, "activity": str(tmp_path / "logs"), "clock": clock}
     for owner in ("one", "two", "three"):  # Each of them has its own counters.
-        with holdfast.open(postgres_url, **options) as plane:
+        with fastness.open(postgres_url, **options) as plane:
             jobs = plane.queue("jobs")
             jobs.put_many(range(5))
             jobs.put("soon", delay_seconds=5)
             first, *_ = jobs.receive_many(3, owner=owner, visibility_seconds=60)
             first.ack()
-    with holdfast.open(postgres_url, **options) as plane:
+    with fastness.open(postgres_url, **options) as plane:
         seen = everything(plane)
     back = f"dir:{tmp_path / 'back'}"
     hf("migrate", postgres_url, back, "--objects", bucket, "--activity", str(tmp_path / "logs"))
-    with holdfast.open(back, clock=clock) as plane:
+    with fastness.open(back, clock=clock) as plane:
         assert everything(plane) == seen
         assert [each.finding for each in plane.backups.examine(deep=True) if each.finding is not None] == []
         clock.advance_ms(3_600_000)
@@ -227,7 +227,7 @@ def test_objects_in_a_shared_store_are_hashed_and_not_copied(
     hf: Hf, postgres_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     objects = f"dir:{tmp_path / 'objects'}"
-    with holdfast.open(f"dir:{tmp_path / 'data'}", objects=objects, clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}", objects=objects, clock=clock) as plane:
         plane.blobs.put(LARGE)
         plane.activity.log("s", {"a": 1})
     before = trace(tmp_path / "objects" / "cas")
@@ -294,10 +294,10 @@ def test_a_half_migrated_plane_cannot_be_opened(
     for target in (f"dir:{tmp_path / 'half'}", postgres_url):
         hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", code=10)
         with pytest.raises(MigrationUnfinished, match="resumes where it stopped"):
-            holdfast.open(target)
+            fastness.open(target)
     monkeypatch.undo()
     hf("migrate", source, f"dir:{tmp_path / 'half'}")
-    with holdfast.open(f"dir:{tmp_path / 'half'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'half'}") as plane:
         assert plane.pairs.get(b"raw") == b"value"
 
 
@@ -305,10 +305,10 @@ def test_a_completed_migration_is_not_repeated(hf: Hf, source: str, tmp_path: Pa
     words = ("migrate", source, f"dir:{tmp_path / 'new'}", "--json")
     first = hf(*words).stdout
     assert "and compared at" in hf(*words[:-1]).stdout
-    with holdfast.open(f"dir:{tmp_path / 'new'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'new'}") as plane:
         plane.pairs.put(b"raw", b"since")
     assert hf(*words).stdout == first
-    with holdfast.open(f"dir:{tmp_path / 'new'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'new'}") as plane:
         assert plane.pairs.get(b"raw") == b"since"
 
 
@@ -331,18 +331,18 @@ def test_changes_in_the_source_between_two_runs_are_copied(monkeypatch: pytest.M
 
 
 def test_a_target_with_other_data_is_not_changed(hf: Hf, source: str, postgres_url: str, tmp_path: Path) -> None:
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         plane.pairs.put(b"theirs", b"1")
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "letter.txt").write_text("dear")
-    with holdfast.open(f"dir:{tmp_path / 'theirs'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'theirs'}") as plane:
         plane.pairs.put(b"theirs", b"1")
     for target in (postgres_url, f"dir:{foreign}", f"dir:{tmp_path / 'theirs'}"):
         refused = hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", "--json", code=5)
         assert json.loads(refused.stderr)["code"] == "target_not_empty"
     assert [path.name for path in foreign.iterdir()] == ["letter.txt"]
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         assert plane.pairs.get(b"theirs") == b"1"
 
 
@@ -381,7 +381,7 @@ def test_a_different_object_in_the_target_is_not_overwritten(
 
 def test_objects_need_an_object_store_in_the_target(hf: Hf, source: str, postgres_url: str) -> None:
     assert "give --objects" in hf("migrate", source, postgres_url, code=2).stderr
-    with holdfast.open(postgres_url) as plane:  # Nothing was started.
+    with fastness.open(postgres_url) as plane:  # Nothing was started.
         assert plane.pairs.get(b"raw") is None
 
 
@@ -395,7 +395,7 @@ def test_a_missing_object_fails_the_migration(hf: Hf, source: str, tmp_path: Pat
 
 
 def test_session_logs_can_be_excluded(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)
     words = ("migrate", f"dir:{tmp_path / 'data'}", postgres_url)
     hf(*words, code=2)
@@ -412,7 +412,7 @@ def test_damage_is_not_migrated(hf: Hf, source: str, tmp_path: Path, what: str) 
     output = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--json", code=10)
     assert json.loads(output.stderr)["code"] == ("missing_object" if what == "missing" else "hash_mismatch")
     with pytest.raises(MigrationUnfinished):
-        holdfast.open(f"dir:{tmp_path / 'new'}")
+        fastness.open(f"dir:{tmp_path / 'new'}")
 
 
 def test_a_target_that_loses_writes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -499,7 +499,7 @@ def test_a_store_that_loses_an_object_is_detected(missing: bool, monkeypatch: py
 def test_invalid_sources_and_targets_are_rejected_with_a_message(
     hf: Hf, tmp_path: Path, words: tuple[str, str], code: int, says: str
 ) -> None:
-    holdfast.open(f"dir:{tmp_path / 'data'}").close()
+    fastness.open(f"dir:{tmp_path / 'data'}").close()
     places = [word if ":" in word else str(tmp_path / word) for word in words]
     output = hf("migrate", *places, code=code).stderr
     assert says in output
@@ -517,14 +517,14 @@ def test_a_memory_store_is_rejected_before_anything_is_created(
     assert not (tmp_path / "new").exists()
     assert says in hf("migrate", source, postgres_url, "--objects", store, code=2).stderr
     with psycopg.connect(postgres_url) as connection:
-        assert connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,)
+        assert connection.execute("SELECT to_regclass('fastness_kv')").fetchone() == (None,)
 
 
 # Planes in use.
 
 
 def test_a_directory_open_in_another_process_is_not_migrated(hf: Hf, source: str, tmp_path: Path) -> None:
-    child = "import sys, holdfast; holdfast.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+    child = "import sys, fastness; fastness.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", child, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -539,35 +539,35 @@ def test_a_directory_open_in_another_process_is_not_migrated(hf: Hf, source: str
 
 def test_a_directory_cannot_be_opened_during_its_migration(source: str, tmp_path: Path) -> None:
     kv = Path(source.removeprefix("dir:")) / "kv"
-    with holdfast.open(source), pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
+    with fastness.open(source), pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"):
         RocksReader(kv)
     with RocksReader(kv):
         with pytest.raises(DirectoryInUse):
-            holdfast.open(source)
+            fastness.open(source)
         RocksReader(kv).close()  # Other readers are allowed.
         with pytest.raises(DirectoryInUse):
-            holdfast.open(source)
-    holdfast.open(source).close()
+            fastness.open(source)
+    fastness.open(source).close()
 
 
 def test_links_of_a_killed_reader_are_removed_and_those_of_a_live_one_kept(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left, new = tmp_path / "holdfast-reader-left", tmp_path / "holdfast-reader-new"
+    left, new = tmp_path / "fastness-reader-left", tmp_path / "fastness-reader-new"
     for folder in (left, new):
         folder.mkdir()
         (folder / "000009.sst").symlink_to(tmp_path / "data" / "kv" / "CURRENT")
     kv = Path(source.removeprefix("dir:")) / "kv"
     with RocksReader(kv) as living:
-        [links] = [path for path in tmp_path.glob("holdfast-reader-*") if path not in (left, new)]
+        [links] = [path for path in tmp_path.glob("fastness-reader-*") if path not in (left, new)]
         for folder in (left, links):
             os.utime(folder, (0, 0))
         RocksReader(kv).close()
-        assert sorted(tmp_path.glob("holdfast-reader-*")) == sorted([links, new])
+        assert sorted(tmp_path.glob("fastness-reader-*")) == sorted([links, new])
         assert pairs(living)
     assert (kv / "CURRENT").exists()
-    assert list(tmp_path.glob("holdfast-reader-*")) == [new]
+    assert list(tmp_path.glob("fastness-reader-*")) == [new]
 
 
 def test_a_source_directory_is_read_only(source: str) -> None:
@@ -579,13 +579,13 @@ def test_a_postgresql_database_in_use_is_neither_source_nor_target(
     hf: Hf, source: str, postgres_url: str, tmp_path: Path
 ) -> None:
     shared = ("--objects", f"dir:{tmp_path / 'shared'}", "--json")
-    plane = holdfast.open(postgres_url, activity=str(tmp_path / "logs"))
+    plane = fastness.open(postgres_url, activity=str(tmp_path / "logs"))
     with plane:
         for words in ((source, postgres_url), (postgres_url, f"dir:{tmp_path / 'new'}")):
             output = json.loads(hf("migrate", *words, *shared, code=9).stderr)
             assert output["code"] == "plane_in_use"
             assert "stop the servers and workers" in output["detail"]
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")):
+    with fastness.open(postgres_url, activity=str(tmp_path / "logs")):
         """Nothing was started, so the target can be opened."""
     hf("migrate", source, postgres_url, *shared)
 
@@ -593,7 +593,7 @@ def test_a_postgresql_database_in_use_is_neither_source_nor_target(
 def test_a_process_that_opens_the_target_first_keeps_it(
     hf: Hf, source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.cli import migrations as command
+    from fastness.cli import migrations as command
 
     results = iter([None, PlaneInUse("in use now")])
 
@@ -604,7 +604,7 @@ def test_a_process_that_opens_the_target_first_keeps_it(
     monkeypatch.setattr(command, "check_unused", check)
     words = ("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}")
     assert "in use now" in hf(*words, code=9).stderr
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         assert plane.pairs.get(b"raw") is None
 
 
@@ -623,27 +623,27 @@ def test_a_half_migrated_plane_is_neither_migrated_nor_backed_up(
 
 
 def test_a_postgresql_source_cannot_be_written_during_a_migration(postgres_url: str) -> None:
-    from holdfast.backends.postgres import PostgresReader
+    from fastness.backends.postgres import PostgresReader
 
     PostgresDatabase(postgres_url).close()
     with PostgresReader(postgres_url) as reader, psycopg.connect(postgres_url) as other:
         assert pairs(reader) == {}
         other.execute("SET lock_timeout = '50ms'")
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            other.execute("INSERT INTO holdfast_kv VALUES ('a', 'b')")
+            other.execute("INSERT INTO fastness_kv VALUES ('a', 'b')")
         other.rollback()
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-            reader._holder.execute("INSERT INTO holdfast_kv VALUES ('a', 'b')")
+            reader._holder.execute("INSERT INTO fastness_kv VALUES ('a', 'b')")
     with psycopg.connect(postgres_url) as other:
-        other.execute("INSERT INTO holdfast_kv VALUES ('a', 'b')")
+        other.execute("INSERT INTO fastness_kv VALUES ('a', 'b')")
         with pytest.raises(PlaneInUse, match="writes to the table"):
             PostgresReader(f"{postgres_url}&options=-c%20application_name%3Dx")
 
 
 def test_a_database_without_a_plane_is_rejected_as_source(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
-    assert "no Holdfast tables" in hf("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
+    assert "no Fastness tables" in hf("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
     with psycopg.connect(postgres_url) as connection:
-        assert connection.execute("SELECT to_regclass('holdfast_kv')").fetchone() == (None,)
+        assert connection.execute("SELECT to_regclass('fastness_kv')").fetchone() == (None,)
 
 
 # Details.
@@ -671,17 +671,17 @@ def test_a_plane_in_an_older_format_is_not_opened_and_can_be_migrated(
     expected = json.loads((older / "expected.json").read_text())
     (older / "expected.json").unlink()
     target = f"dir:{tmp_path / 'new'}"
-    with pytest.raises(SchemaMismatch, match=r"format 1, which Holdfast 0\.1 writes.*holdfast migrate"):
-        holdfast.open(f"dir:{older}")
+    with pytest.raises(SchemaMismatch, match=r"format 1, which Fastness 0\.1 writes.*fastness migrate"):
+        fastness.open(f"dir:{older}")
     hf("migrate", f"dir:{older}", target)
-    with holdfast.open(target, clock=clock) as plane:
+    with fastness.open(target, clock=clock) as plane:
         states = plane.queue("states").stats()
         assert (states.ready, states.delayed, states.leased, states.blocked) == (9, 2, 0, 1), "a lease became a delay"
         found = json.loads(msgspec.json.encode({"seen": everything(plane)}))["seen"]
         for queue, before in zip(found["queues"], expected["seen"]["queues"], strict=True):
             queue[0]["leased"], queue[0]["delayed"] = before[0]["leased"], before[0]["delayed"]
             before[-1] = {
-                **msgspec.to_builtins(holdfast.QueuePolicy()),
+                **msgspec.to_builtins(fastness.QueuePolicy()),
                 **before[-1],
             }  # Options that the older version lacks.
         assert found["entity"][0].pop("best_effort") == {}, "the older version lacks it"
@@ -698,18 +698,18 @@ def test_a_plane_in_an_older_format_is_not_opened_and_can_be_migrated(
 
 
 def test_a_postgresql_plane_in_an_older_format_is_not_opened(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as plane:
+    with fastness.open(postgres_url) as plane:
         plane.transact(lambda tx: tx.delete(formats.KEY))
     with pytest.raises(SchemaMismatch, match="The plane has format 1"):
-        holdfast.open(postgres_url)
+        fastness.open(postgres_url)
 
 
 def test_a_plane_in_a_newer_format_is_neither_opened_nor_migrated(hf: Hf, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         plane.transact(lambda tx: tx.put(formats.KEY, msgspec.msgpack.encode(formats.FORMAT + 1)))
     with pytest.raises(SchemaMismatch, match="upgrade"):
-        holdfast.open(url)
+        fastness.open(url)
     assert "upgrade" in hf("migrate", url, f"dir:{tmp_path / 'new'}", code=9).output
 
 
@@ -726,7 +726,7 @@ def deliveries(queue: Queue) -> Iterator[Message]:
 
 
 def test_keys_that_resemble_counters_are_copied_unchanged(database: Database) -> None:
-    from holdfast.kv import Subspace
+    from fastness.kv import Subspace
 
     subspace = Subspace("u", "main", "q", "tally")
     similar_keys = [
@@ -763,7 +763,7 @@ def test_transactions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_does_not_grow_with_the_plane(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         for number in range(64):
             values = [(b"%02d %02d" % (number, part), os.urandom(65_536)) for part in range(16)]
             plane.transact(lambda tx, values=values: [tx.put(*pair) for pair in values], tier=Tier.IMPORTANT)
@@ -784,8 +784,8 @@ def test_memory_does_not_grow_with_the_plane(tmp_path: Path) -> None:
 def test_objects_of_a_plane_are_not_taken_from_the_environment(
     hf: Hf, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """HOLDFAST_OBJECTS applies to PostgreSQL; a directory uses its own folder by default."""
-    monkeypatch.setenv("HOLDFAST_OBJECTS", f"dir:{tmp_path / 'elsewhere'}")
+    """FASTNESS_OBJECTS applies to PostgreSQL; a directory uses its own folder by default."""
+    monkeypatch.setenv("FASTNESS_OBJECTS", f"dir:{tmp_path / 'elsewhere'}")
     hf("migrate", source, f"dir:{tmp_path / 'new'}")
     assert not (tmp_path / "elsewhere").exists()
     objects = open_objects(f"dir:{tmp_path / 'new' / 'objects'}")

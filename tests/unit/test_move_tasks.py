@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.unit.queue_calls import ack, lease, lease_one, payloads, peek, proof, put, stats
 
-import holdfast
-from holdfast.errors import (
+import fastness
+from fastness.errors import (
     InvalidArgument,
     MoveTaskNotFound,
     MoveTaskNotRunning,
@@ -17,15 +17,15 @@ from holdfast.errors import (
     NotDeadLetterQueue,
     QueueNotFound,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import move_tasks, queues, sqs, sqs_work
-from holdfast.layers.queues import QueueKey
-from holdfast.plane import open_plane
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.open import Options
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage, PutMessages
-from holdfast.wire.sqs import (
+from fastness.kv import Database, Transaction
+from fastness.layers import move_tasks, queues, sqs, sqs_work
+from fastness.layers.queues import QueueKey
+from fastness.plane import open_plane
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.open import Options
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NewMessage, PutMessages
+from fastness.wire.sqs import (
     CancelMoveTask,
     CreateSqsQueue,
     DeleteSqsQueue,
@@ -379,7 +379,7 @@ def test_a_cancel_wakes_the_loop(tmp_path: Path) -> None:
 
 
 def test_large_queues_are_emptied_after_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (holdfast.runtime.sqs, holdfast.runtime.sync.sqs):
+    for module in (fastness.runtime.sqs, fastness.runtime.sync.sqs):
         monkeypatch.setattr(module, "SQS_STEPS_MAX", 1)
     plane = open_plane(f"dir:{tmp_path}", Options())
     try:

@@ -4,9 +4,9 @@ import json
 
 from tests.unit.queue_calls import ack, lease, proof, put, stats
 
-from holdfast.kv import Database
-from holdfast.layers import move_tasks, queues, sqs
-from holdfast.layers.queues import QueueKey
+from fastness.kv import Database
+from fastness.layers import move_tasks, queues, sqs
+from fastness.layers.queues import QueueKey
 
 JOBS = QueueKey("main", "jobs.fifo")
 DEAD = QueueKey("main", "dead.fifo")

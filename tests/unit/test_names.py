@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import holdfast
-from holdfast.errors import InvalidName
-from holdfast.limits import NAME_BYTES_MAX
-from holdfast.names import checked_agent, checked_key, checked_name
+import fastness
+from fastness.errors import InvalidName
+from fastness.limits import NAME_BYTES_MAX
+from fastness.names import checked_agent, checked_key, checked_name
 
 ALPHABET = "abcxyzABCXYZ0189._@:+=-"
 NAMES = st.text(ALPHABET, min_size=1, max_size=NAME_BYTES_MAX).filter(lambda name: name not in (".", ".."))
@@ -69,7 +69,7 @@ def test_a_rejected_name_is_shown_shortened() -> None:
 
 
 def test_the_holder_of_a_lease_with_capitals_writes_its_state() -> None:
-    with holdfast.open("memory:", universe="Team@A:b+c=d") as plane:
+    with fastness.open("memory:", universe="Team@A:b+c=d") as plane:
         with plane.lease("LockB").acquire("ada") as lease:
             plane.state("LockB").update({"n": 1}, lease=lease)
         document = plane.state("LockB").get()
@@ -80,7 +80,7 @@ def test_the_holder_of_a_lease_with_capitals_writes_its_state() -> None:
 
 def test_the_longest_names_work_in_every_part_of_a_plane(tmp_path: object) -> None:
     longest = "N" * NAME_BYTES_MAX
-    with holdfast.open(f"dir:{tmp_path}/data", universe=longest) as plane:
+    with fastness.open(f"dir:{tmp_path}/data", universe=longest) as plane:
         queue = plane.queue("Q" * (NAME_BYTES_MAX - 4))
         queue.put(b"x" * 100_000, group=longest)
         message = queue.receive()

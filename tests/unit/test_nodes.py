@@ -8,30 +8,30 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.errors import Unreachable
-from holdfast.kv import Database, Transaction
-from holdfast.layers import mailboxes, maintenance, nodes
-from holdfast.layers.mailboxes import Address
-from holdfast.layers.maintenance import MaintenanceLease
-from holdfast.layers.nodes import Load, Node
-from holdfast.limits import (
+import fastness
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.postgres import PostgresDatabase
+from fastness.errors import Unreachable
+from fastness.kv import Database, Transaction
+from fastness.layers import mailboxes, maintenance, nodes
+from fastness.layers.mailboxes import Address
+from fastness.layers.maintenance import MaintenanceLease
+from fastness.layers.nodes import Load, Node
+from fastness.limits import (
     MAINTENANCE_LEASE_SECONDS,
     NODE_FORGOTTEN_SECONDS,
     NODE_GONE_SECONDS,
     NODE_HEARTBEAT_SECONDS,
 )
-from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
-from holdfast.runtime.maintenance.duty import Duty, LeasedDuty
-from holdfast.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
-from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
-from holdfast.runtime.maintenance.space_loop import SpaceLoop
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.runtime.publishing import discard
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.mail import NewMail
+from fastness.runtime.maintenance.compaction_loop import CompactionLoop
+from fastness.runtime.maintenance.duty import Duty, LeasedDuty
+from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
+from fastness.runtime.maintenance.mail_sweeper import MailSweeper
+from fastness.runtime.maintenance.space_loop import SpaceLoop
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.runtime.publishing import discard
+from fastness.testing.clock import ManualClock
+from fastness.wire.mail import NewMail
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 BOB = Address("main", "bob")
@@ -245,14 +245,14 @@ def test_an_embedded_plane_has_one_node_and_stores_nothing(tmp_path: Path) -> No
     def records(tx: Transaction) -> int:
         return len(tx.scan(*nodes.SUBSPACE.range(), limit=1)) + len(tx.scan(*maintenance.SUBSPACE.range(), limit=1))
 
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         (node,) = plane.nodes().nodes
         assert (node.kind, node.alive, node.maintenance, node.address) == ("embedded", True, True, "")
         assert plane.transact(records) == 0
 
 
 def test_planes_on_one_postgresql_see_each_other(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as one, holdfast.open(postgres_url) as other:
+    with fastness.open(postgres_url) as one, fastness.open(postgres_url) as other:
         until(lambda: len(one.nodes().nodes) == 2)
         found = other.nodes()
         assert [node.kind for node in found.nodes] == ["embedded", "embedded"]
@@ -297,7 +297,7 @@ def mail(database: Database, duty: Duty) -> tuple[MailSweeper, Callable[[], bool
 
 @pytest.mark.parametrize("start", [compaction, space, mail])
 def test_a_loop_runs_only_on_duty(start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.maintenance.mail_sweeper.DUTY_CHECK_SECONDS", 0.001)
+    monkeypatch.setattr("fastness.runtime.maintenance.mail_sweeper.DUTY_CHECK_SECONDS", 0.001)
     clock, duty = ManualClock(), SwitchedDuty()
     with MemoryDatabase(clock=clock) as database:
         database.transact(mailboxes.send, Address("main", "ada"), BOB, NewMail("old"))

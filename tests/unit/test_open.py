@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, limits
-from holdfast.errors import Closed, DirectoryInUse, DiskFull, InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch
-from holdfast.kv import Database, Transaction
-from holdfast.plane import open as opening
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import AsyncPlane, limits
+from fastness.errors import Closed, DirectoryInUse, DiskFull, InvalidArgument, InvalidUrl, PathUnusable, SchemaMismatch
+from fastness.kv import Database, Transaction
+from fastness.plane import open as opening
+from fastness.testing.clock import ManualClock
 
 
 @pytest.mark.parametrize(
@@ -27,21 +27,21 @@ from holdfast.testing.clock import ManualClock
 )
 def test_an_unknown_scheme_is_refused(url: str) -> None:
     with pytest.raises(InvalidUrl, match=r"does not name a backend|is not a known backend"):
-        holdfast.open(url)
+        fastness.open(url)
 
 
 @pytest.mark.parametrize("url", ["data", "./data", "/var/lib/data"])
 def test_a_plain_path_is_refused_with_a_hint(url: str) -> None:
     with pytest.raises(InvalidUrl, match=f"write dir:{url}"):
-        holdfast.open(url)
+        fastness.open(url)
 
 
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
-        ("http://127.0.0.1:9440", 'holdfast.connect("http://127.0.0.1:9440")'),
-        ("https://plane.example", 'holdfast.connect("https://plane.example")'),
-        ("http://ada:secret@host", 'holdfast.connect("http://HOST:PORT")'),
+        ("http://127.0.0.1:9440", 'fastness.connect("http://127.0.0.1:9440")'),
+        ("https://plane.example", 'fastness.connect("https://plane.example")'),
+        ("http://ada:secret@host", 'fastness.connect("http://HOST:PORT")'),
         ("localhost:9440", "write http://localhost:9440"),
         (Path("data"), 'write "dir:data"'),
     ],
@@ -49,18 +49,18 @@ def test_a_plain_path_is_refused_with_a_hint(url: str) -> None:
 )
 def test_open_of_a_server_suggests_connect(url: Any, hint: str) -> None:
     with pytest.raises(InvalidUrl, match=re.escape(hint)) as caught:
-        holdfast.open(url)
+        fastness.open(url)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
-        ("dir:./data", 'holdfast.open("dir:./data")'),
-        ("./data", 'holdfast.open("dir:./data")'),
-        (Path("data"), 'holdfast.open("dir:data")'),
-        ("memory:", 'holdfast.open("memory:")'),
-        ("postgresql://ada:secret@host/db", 'holdfast.open("postgresql://…")'),
+        ("dir:./data", 'fastness.open("dir:./data")'),
+        ("./data", 'fastness.open("dir:./data")'),
+        (Path("data"), 'fastness.open("dir:data")'),
+        ("memory:", 'fastness.open("memory:")'),
+        ("postgresql://ada:secret@host/db", 'fastness.open("postgresql://…")'),
         ("localhost:9440", "write http://localhost:9440"),
         ("ftp://ada:secret@host", "write http://HOST:PORT"),
         (None, "write http://HOST:PORT"),
@@ -69,47 +69,47 @@ def test_open_of_a_server_suggests_connect(url: Any, hint: str) -> None:
 )
 def test_connect_to_a_plane_that_is_not_served_suggests_open(url: Any, hint: str) -> None:
     with pytest.raises(InvalidUrl, match=re.escape(hint)) as caught:
-        holdfast.connect(url)
+        fastness.connect(url)
     assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", [None, 7, b"memory:", Path("data"), ["memory:"]], ids=repr)
 def test_a_url_is_text(url: Any) -> None:
     with pytest.raises(InvalidUrl, match=type(url).__name__):
-        holdfast.open(url)
+        fastness.open(url)
 
 
 async def test_open_async_refuses_the_same() -> None:
     with pytest.raises(InvalidUrl):
-        await holdfast.open_async("redis://localhost")
+        await fastness.open_async("redis://localhost")
 
 
 @pytest.mark.parametrize("below", ["", "/data", "/a/b"])
 def test_a_path_at_or_below_a_file_is_unusable(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(PathUnusable, match="choose a folder"):
-        holdfast.open(f"dir:{tmp_path}/file{below}")
+        fastness.open(f"dir:{tmp_path}/file{below}")
 
 
 @pytest.mark.parametrize("path", ["/proc", "/proc/data", "/" + "x" * 300, "\0", "\ud800"], ids=ascii)
 def test_a_path_that_cannot_be_written_is_unusable(path: str) -> None:
     with pytest.raises(PathUnusable):
-        holdfast.open(f"dir:{path}")
+        fastness.open(f"dir:{path}")
 
 
 def test_a_file_instead_of_the_key_space_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "kv").touch()
     with pytest.raises(PathUnusable, match="kv"):
-        holdfast.open(f"dir:{tmp_path}")
+        fastness.open(f"dir:{tmp_path}")
 
 
 # The format of a folder.
 
 
 def test_a_new_folder_is_marked_with_its_format(tmp_path: Path) -> None:
-    holdfast.open(f"dir:{tmp_path}/deep/data").close()
-    assert json.loads((tmp_path / "deep/data/holdfast.json").read_text()) == {"format": opening.FORMAT}
-    assert sorted(path.name for path in (tmp_path / "deep/data").iterdir()) == ["holdfast.json", "kv", "objects"]
+    fastness.open(f"dir:{tmp_path}/deep/data").close()
+    assert json.loads((tmp_path / "deep/data/fastness.json").read_text()) == {"format": opening.FORMAT}
+    assert sorted(path.name for path in (tmp_path / "deep/data").iterdir()) == ["fastness.json", "kv", "objects"]
 
 
 def everything_in(folder: Path) -> Iterator[tuple[Path, int]]:
@@ -123,7 +123,7 @@ def test_only_the_owner_can_access_what_is_stored(tmp_path: Path, caplog: pytest
     before = os.umask(0o022)
     try:
         for _ in range(2):
-            with holdfast.open(f"dir:{tmp_path}/new/data") as plane:
+            with fastness.open(f"dir:{tmp_path}/new/data") as plane:
                 plane.blobs.put(b"large" * 10_000)
                 plane.activity.log("s", {"a": 1})
                 assert plane.activity.read(
@@ -132,7 +132,7 @@ def test_only_the_owner_can_access_what_is_stored(tmp_path: Path, caplog: pytest
                 found = list(everything_in(tmp_path / "new"))
     finally:
         os.umask(before)
-    assert {"holdfast.json", "kv", "objects", "activity"} <= {path.name for path, _ in found}
+    assert {"fastness.json", "kv", "objects", "activity"} <= {path.name for path, _ in found}
     assert {path.suffix for path, _ in found} >= {".json", ".jsonl"}
     assert [path for path, mode in found if mode != (0o700 if path.is_dir() else 0o600)] == []
     assert "other users" not in caplog.text
@@ -143,21 +143,21 @@ def test_a_folder_that_others_can_access_is_reported_once_and_not_changed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
 ) -> None:
     data = tmp_path / "data"
-    holdfast.open(f"dir:{data}").close()
+    fastness.open(f"dir:{data}").close()
     data.chmod(mode)
-    (data / "holdfast.json").chmod(0o644)
-    holdfast.open(f"dir:{data}").close()
+    (data / "fastness.json").chmod(0o644)
+    fastness.open(f"dir:{data}").close()
     [line] = [record.getMessage() for record in caplog.records if "other users" in record.getMessage()]
-    assert f"mode {mode:04o}; also: holdfast.json" in line
-    assert f"holdfast doctor --fix {data}" in line
+    assert f"mode {mode:04o}; also: fastness.json" in line
+    assert f"fastness doctor --fix {data}" in line
     assert stat.S_IMODE(data.stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("found", [opening.FORMAT + 1, 0])
 def test_a_folder_of_another_format_is_refused(tmp_path: Path, found: Any) -> None:
-    (tmp_path / "holdfast.json").write_text(json.dumps({"format": found}))
+    (tmp_path / "fastness.json").write_text(json.dumps({"format": found}))
     with pytest.raises(SchemaMismatch, match=f"has format {found}"):
-        holdfast.open(f"dir:{tmp_path}")
+        fastness.open(f"dir:{tmp_path}")
     assert not (tmp_path / "kv").exists()
 
 
@@ -166,39 +166,39 @@ BROKEN = [b"", b"{", b"{}", b"[]", b"null", b"7", b"\x80", b'{"format"', b"[" * 
 
 @pytest.mark.parametrize("body", BROKEN)
 def test_a_folder_with_a_damaged_marker_is_refused(tmp_path: Path, body: bytes) -> None:
-    (tmp_path / "holdfast.json").write_bytes(body)
-    with pytest.raises(PathUnusable, match=r"holdfast\.json is not a Holdfast file"):
-        holdfast.open(f"dir:{tmp_path}")
-    assert (tmp_path / "holdfast.json").read_bytes() == body
+    (tmp_path / "fastness.json").write_bytes(body)
+    with pytest.raises(PathUnusable, match=r"fastness\.json is not a Fastness file"):
+        fastness.open(f"dir:{tmp_path}")
+    assert (tmp_path / "fastness.json").read_bytes() == body
     assert not (tmp_path / "kv").exists()
 
 
 def test_a_folder_instead_of_the_marker_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "holdfast.json").mkdir()
+    (tmp_path / "fastness.json").mkdir()
     with pytest.raises(PathUnusable):
-        holdfast.open(f"dir:{tmp_path}")
+        fastness.open(f"dir:{tmp_path}")
 
 
 # One folder, one plane.
 
 
 def test_a_folder_opens_once_in_a_process(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         with pytest.raises(DirectoryInUse, match="is already open in this process"):
-            holdfast.open(f"dir:{tmp_path}")
+            fastness.open(f"dir:{tmp_path}")
         plane.pairs.put(b"a", b"still works")
-    holdfast.open(f"dir:{tmp_path}").close()
+    fastness.open(f"dir:{tmp_path}").close()
 
 
 def test_a_folder_opens_once_among_processes(tmp_path: Path) -> None:
-    code = f"""import holdfast
-try: holdfast.open("dir:{tmp_path}").close(); print("opened")
-except holdfast.HoldfastError as error: print(error.code, error)"""
+    code = f"""import fastness
+try: fastness.open("dir:{tmp_path}").close(); print("opened")
+except fastness.FastnessError as error: print(error.code, error)"""
 
     def other_process() -> str:
         return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
-    with holdfast.open(f"dir:{tmp_path}"):
+    with fastness.open(f"dir:{tmp_path}"):
         refused = other_process()
         assert refused.startswith("directory_in_use ")
         assert f"is already open in process {os.getpid()}; stop that process" in refused
@@ -207,29 +207,29 @@ except holdfast.HoldfastError as error: print(error.code, error)"""
 
 def test_a_folder_keeps_what_was_written_and_memory_does_not(tmp_path: Path) -> None:
     for url, found in ((f"dir:{tmp_path}", b"1"), ("memory:", None)):
-        with holdfast.open(url) as plane:
+        with fastness.open(url) as plane:
             plane.pairs.put(b"a", b"1")
-        with holdfast.open(url) as plane:
+        with fastness.open(url) as plane:
             assert plane.pairs.get(b"a") == found
 
 
 def test_two_planes_in_memory_share_nothing() -> None:
-    with holdfast.open("memory:") as one, holdfast.open("memory:") as other:
+    with fastness.open("memory:") as one, fastness.open("memory:") as other:
         one.pairs.put(b"a", b"1")
         assert other.pairs.get(b"a") is None
 
 
 def test_postgresql_keeps_what_was_written(postgres_url: str) -> None:
-    with holdfast.open(postgres_url) as plane:
+    with fastness.open(postgres_url) as plane:
         plane.pairs.put(b"a", b"1")
-    with holdfast.open(postgres_url.replace("postgresql://", "postgres://", 1)) as plane:
+    with fastness.open(postgres_url.replace("postgresql://", "postgres://", 1)) as plane:
         assert plane.pairs.get(b"a") == b"1"
 
 
 @pytest.mark.parametrize("url", ["memory:", "dir:{}/data"])
 def test_the_given_clock_is_the_plane_s(url: str, tmp_path: Path, clock: ManualClock) -> None:
     clock.jump_to_ms(12_345)
-    with holdfast.open(url.format(tmp_path), clock=clock) as plane:
+    with fastness.open(url.format(tmp_path), clock=clock) as plane:
         assert plane.transact(lambda tx: tx.now_ms) == 12_345
 
 
@@ -238,13 +238,13 @@ def test_the_given_clock_is_the_plane_s(url: str, tmp_path: Path, clock: ManualC
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    holdfast.open("dir:~/data").close()
-    assert (tmp_path / "data/holdfast.json").exists()
+    fastness.open("dir:~/data").close()
+    assert (tmp_path / "data/fastness.json").exists()
 
 
 def test_the_home_of_an_unknown_user_is_refused() -> None:
     with pytest.raises(PathUnusable):
-        holdfast.open("dir:~no-such-user/data")
+        fastness.open("dir:~no-such-user/data")
 
 
 # Cancellation.
@@ -264,7 +264,7 @@ async def test_a_cancelled_opening_leaves_nothing_open(tmp_path: Path, monkeypat
     monkeypatch.setattr(opening, "RocksDatabase", slow)
 
     async def use() -> None:
-        async with holdfast.open_async(f"dir:{tmp_path}"):
+        async with fastness.open_async(f"dir:{tmp_path}"):
             pass
 
     using = asyncio.ensure_future(use())
@@ -283,14 +283,14 @@ async def test_a_cancelled_opening_leaves_nothing_open(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("marker", ["[" * 100_000, '{"format": true}', '{"format": "1"}', "{}", ""])
 def test_an_invalid_marker_is_refused(marker: str, tmp_path: Path) -> None:
-    (tmp_path / "holdfast.json").write_text(marker)
-    with pytest.raises(PathUnusable, match="is not a Holdfast file"):
-        holdfast.open(f"dir:{tmp_path}")
+    (tmp_path / "fastness.json").write_text(marker)
+    with pytest.raises(PathUnusable, match="is not a Fastness file"):
+        fastness.open(f"dir:{tmp_path}")
 
 
 def test_a_refused_url_does_not_repeat_its_password() -> None:
     with pytest.raises(InvalidUrl) as caught:
-        holdfast.open("postgrsql://ada:secret@host/database")
+        fastness.open("postgrsql://ada:secret@host/database")
     assert "secret" not in str(caught.value)
 
 
@@ -308,8 +308,8 @@ def test_objects_are_stored_beside_the_key_space_by_default(tmp_path: Path) -> N
 
 def test_a_wrong_object_store_leaves_nothing_open(tmp_path: Path) -> None:
     with pytest.raises(InvalidUrl):
-        holdfast.open(f"dir:{tmp_path}", objects="nonsense://x")
-    holdfast.open(f"dir:{tmp_path}").close()
+        fastness.open(f"dir:{tmp_path}", objects="nonsense://x")
+    fastness.open(f"dir:{tmp_path}").close()
 
 
 @pytest.mark.parametrize("interrupted", [False, True], ids=["new", "created by a process that ended"])
@@ -329,58 +329,58 @@ def test_every_new_name_is_synced_with_its_folder(
             synced.update(folder.iterdir())
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
-    with holdfast.open(f"dir:{data}") as plane:
+    with fastness.open(f"dir:{data}") as plane:
         plane.blobs.put(os.urandom(100_000))
         plane.activity.log("ada", {"step": 1})
         assert plane.activity.read(session="ada").records
         found = {data, *(path for path in data.rglob("*") if path.is_dir() or "objects" in path.parts)}
-        found |= {data / "holdfast.json"} | ({data.parent, data.parent.parent} if not interrupted else set())
+        found |= {data / "fastness.json"} | ({data.parent, data.parent.parent} if not interrupted else set())
         assert found <= synced | {path for path in found if ".staging" in path.parts and path.is_file()}
 
 
 FEW_FILES = """
 import resource, sys
-import holdfast
-from holdfast.errors import HoldfastError
-import holdfast.plane, holdfast.handles.sync.plane
+import fastness
+from fastness.errors import FastnessError
+import fastness.plane, fastness.handles.sync.plane
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
 try:
-    with holdfast.open(f"dir:{sys.argv[1]}") as plane:
+    with fastness.open(f"dir:{sys.argv[1]}") as plane:
         plane.queue("jobs").put({"n": 1})
-except HoldfastError as error:
+except FastnessError as error:
     print(error)
 """
 
 
 @pytest.mark.parametrize("files", [6, 9, 12, 15, 18])
 def test_too_few_open_files_are_a_typed_error(tmp_path: Path, files: int) -> None:
-    holdfast.open(f"dir:{tmp_path / 'data'}").close()
+    fastness.open(f"dir:{tmp_path / 'data'}").close()
     command = [sys.executable, "-c", FEW_FILES, str(tmp_path / "data"), str(files)]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
     assert "open files" in child.stdout or (files > 9 and not child.stdout)
 
 
-RUNS = int(os.environ.get("HOLDFAST_EXIT_RUNS", "2"))  # Of each program that ends without close.
+RUNS = int(os.environ.get("FASTNESS_EXIT_RUNS", "2"))  # Of each program that ends without close.
 
 LEFT_OPEN = """
 import asyncio, os, sys
-import holdfast
+import fastness
 
 url = f"dir:{sys.argv[1]}"
 
 async def use():
-    plane = await holdfast.open_async(url)
-    await plane.queue("jobs").put({"n": 1}, tier=holdfast.Tier.IMPORTANT)
+    plane = await fastness.open_async(url)
+    await plane.queue("jobs").put({"n": 1}, tier=fastness.Tier.IMPORTANT)
     await plane.activity.log("ada", {"step": 1})
     return plane
 
 if sys.argv[2] == "async":
     plane = asyncio.run(use())
 else:
-    plane = holdfast.open(url)
-    plane.queue("jobs").put({"n": 1}, tier=holdfast.Tier.IMPORTANT)
+    plane = fastness.open(url)
+    plane.queue("jobs").put({"n": 1}, tier=fastness.Tier.IMPORTANT)
     plane.activity.log("ada", {"step": 1})
 if sys.argv[2] == "forked":
     child = os.fork()
@@ -398,7 +398,7 @@ def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path, kind: s
     for _ in range(3):
         child = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert (child.returncode, child.stderr) == (0, "")
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         steps = [json.loads(each.record)["step"] for each in plane.activity.read(session="ada").records]
         assert steps == ([1, 2] if kind == "forked" else [1]) * 3
         events = plane.activity.read(kind="queues").records
@@ -407,20 +407,20 @@ def test_a_program_that_ends_without_close_loses_nothing(tmp_path: Path, kind: s
 
 PUSHING = """
 import asyncio, sys, threading, time
-import holdfast
+import fastness
 
 url, ending, start = f"dir:{sys.argv[1]}", sys.argv[2], int(sys.argv[3])
 accepted = []
 
 async def use(forever):
-    plane = await holdfast.open_async(url)  # Not kept: nothing but the ingress refers to it in the end.
+    plane = await fastness.open_async(url)  # Not kept: nothing but the ingress refers to it in the end.
     number = start
     while forever or number < start + 30:
         key = str(number)
         try:
             await plane.ingress.push(f"ada{start}", "t", b"x", idempotency_key=key, sender=f"eve{number}")
             await plane.activity.log("ada", {"n": number})
-        except holdfast.errors.Closed:
+        except fastness.errors.Closed:
             return
         accepted.append(number)
         print(number, flush=True)
@@ -455,7 +455,7 @@ def test_what_an_open_plane_has_accepted_is_stored_however_its_program_ends(
         )
         accepted[start] = [*map(int, child.stdout.split())]
         assert len(accepted[start]) >= 30
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         logged = [json.loads(each.record)["n"] for each in plane.activity.read(session="ada", limit=10_000).records]
         assert len(set(logged)) == len(logged)
         assert {number for numbers in accepted.values() for number in numbers} <= set(logged)
@@ -466,24 +466,24 @@ def test_what_an_open_plane_has_accepted_is_stored_however_its_program_ends(
 
 def test_pushes_are_stored_by_a_close_on_another_event_loop(tmp_path: Path) -> None:
     async def use() -> AsyncPlane:
-        plane = await holdfast.open_async(f"dir:{tmp_path}")
+        plane = await fastness.open_async(f"dir:{tmp_path}")
         await plane.ingress.push("ada", "t", b"x", sender="eve")
         return plane
 
     plane = asyncio.run(use())
     asyncio.run(plane.close())
-    with holdfast.open(f"dir:{tmp_path}") as reopened:
+    with fastness.open(f"dir:{tmp_path}") as reopened:
         assert reopened.mailbox("ada").count() == 1
 
 
 def test_a_nearly_full_disk_refuses_new_data_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "DISK_RESERVE_SHARE_MAX", 2.0)
     url = f"dir:{tmp_path}"
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         plane.queue("jobs").put({"n": 1})
         plane.queue("jobs").put({"n": 2})
         plane.state("s").update({"a": 1})
-    with holdfast.open(url, disk_reserve_bytes=1 << 60) as plane:
+    with fastness.open(url, disk_reserve_bytes=1 << 60) as plane:
         queue = plane.queue("jobs")
         refused: list[Callable[[], object]] = [
             lambda: queue.put({"n": 3}),
@@ -510,4 +510,4 @@ def test_a_nearly_full_disk_refuses_new_data_only(tmp_path: Path, monkeypatch: p
 
 def test_a_disk_reserve_is_a_number_of_bytes(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="disk_reserve_bytes"):
-        holdfast.open(f"dir:{tmp_path}", disk_reserve_bytes=-1)
+        fastness.open(f"dir:{tmp_path}", disk_reserve_bytes=-1)

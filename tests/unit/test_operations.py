@@ -15,29 +15,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import Tier, plane, wire
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.handlers import HANDLERS, transaction
-from holdfast.plane.operations import OPERATIONS, execute
-from holdfast.plane.services import Services
-from holdfast.wire import catalog
-from holdfast.wire.backups import ListBackup, OpenBackup
-from holdfast.wire.blobs import OpenBlob, PutBlob, WriteBlob
-from holdfast.wire.entities import WriteEntities
-from holdfast.wire.frames import AnyRequest
-from holdfast.wire.health_checks import RunCheckups
-from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
-from holdfast.wire.planes import MarkRestored, RaiseFormat
-from holdfast.wire.queues import ReceiveMessages
-from holdfast.wire.requests import Committed, Request, RequestWithoutTier
+from fastness import Tier, plane, wire
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.handlers import HANDLERS, transaction
+from fastness.plane.operations import OPERATIONS, execute
+from fastness.plane.services import Services
+from fastness.wire import catalog
+from fastness.wire.backups import ListBackup, OpenBackup
+from fastness.wire.blobs import OpenBlob, PutBlob, WriteBlob
+from fastness.wire.entities import WriteEntities
+from fastness.wire.frames import AnyRequest
+from fastness.wire.health_checks import RunCheckups
+from fastness.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs, Value
+from fastness.wire.planes import MarkRestored, RaiseFormat
+from fastness.wire.queues import ReceiveMessages
+from fastness.wire.requests import Committed, Request, RequestWithoutTier
 
 
 def requests() -> Iterator[type[Request[Any]]]:
-    """Every request type that a module of holdfast.wire defines."""
-    for found in pkgutil.walk_packages(wire.__path__, "holdfast.wire."):
+    """Every request type that a module of fastness.wire defines."""
+    for found in pkgutil.walk_packages(wire.__path__, "fastness.wire."):
         module = importlib.import_module(found.name)
         for thing in vars(module).values():
             if isinstance(thing, type) and issubclass(thing, Request) and thing.__module__ == found.name:
@@ -79,7 +79,7 @@ def test_every_request_has_a_handler_and_is_in_the_catalog() -> None:
 
 
 def test_every_module_that_defines_handlers_is_imported() -> None:
-    for found in pkgutil.walk_packages(plane.__path__, "holdfast.plane."):
+    for found in pkgutil.walk_packages(plane.__path__, "fastness.plane."):
         importlib.import_module(found.name)
     assert {handler.run or handler.serve or handler.immediate for handler in OPERATIONS.values()} == {
         handler.run or handler.serve or handler.immediate for handler in HANDLERS.values()

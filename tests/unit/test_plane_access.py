@@ -5,13 +5,13 @@ import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import holdfast
-from holdfast import PutRow
-from holdfast.plane_access import access_to
+import fastness
+from fastness import PutRow
+from fastness.plane_access import access_to
 
 
 async def test_work_that_is_cancelled_before_a_thread_takes_it_is_closed_and_never_runs():
-    with holdfast.open("memory:") as plane, ThreadPoolExecutor(1) as executor:
+    with fastness.open("memory:") as plane, ThreadPoolExecutor(1) as executor:
         asyncio.get_running_loop().set_default_executor(executor)
         access = access_to(plane, "c")
         release = threading.Event()
@@ -28,7 +28,7 @@ async def test_work_that_is_cancelled_before_a_thread_takes_it_is_closed_and_nev
 
 
 async def test_an_iteration_that_ends_early_closes_its_pages():
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         access = access_to(plane, "c")
         await access.run_async(access.commit([PutRow("p", (number,), b"") for number in range(250)]))
         pages = access.pages("p", limit=220, reverse=True)

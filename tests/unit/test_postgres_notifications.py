@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends.memory import Pairs
-from holdfast.backends.postgres.notifications import is_own, notification, notified_ranges
-from holdfast.clock import IdSource
-from holdfast.kv import Transaction
-from holdfast.limits import NOTIFY_BYTES_MAX
-from holdfast.testing.clock import ManualClock
+from fastness.backends.memory import Pairs
+from fastness.backends.postgres.notifications import is_own, notification, notified_ranges
+from fastness.clock import IdSource
+from fastness.kv import Transaction
+from fastness.limits import NOTIFY_BYTES_MAX
+from fastness.testing.clock import ManualClock
 
 keys = st.binary(min_size=1, max_size=100)
 bounds = st.tuples(keys, keys).map(sorted).filter(lambda pair: pair[0] != pair[1])

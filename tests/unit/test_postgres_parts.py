@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends.postgres.parts import (
+from fastness.backends.postgres.parts import (
     EVERYTHING,
     REST,
     is_lock,
@@ -13,17 +13,17 @@ from holdfast.backends.postgres.parts import (
     part_of,
     part_of_range,
 )
-from holdfast.kv import Subspace, fence_floor, pack, value_cipher
-from holdfast.kv.keys import prefix_range
-from holdfast.layers import audit, idempotency, maintenance, nodes, quotas, worlds
-from holdfast.layers.collections import partition_of
-from holdfast.layers.lock_records import LockKeys, SessionKey, record_key
-from holdfast.layers.mailboxes.keys import Address, due_prefix
-from holdfast.layers.mailboxes.keys import keys_of as mailbox_keys
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.queues.keys import keys_of as queue_keys
-from holdfast.limits import KEY_BYTES_MAX
-from holdfast.lock_rules import Mode
+from fastness.kv import Subspace, fence_floor, pack, value_cipher
+from fastness.kv.keys import prefix_range
+from fastness.layers import audit, idempotency, maintenance, nodes, quotas, worlds
+from fastness.layers.collections import partition_of
+from fastness.layers.lock_records import LockKeys, SessionKey, record_key
+from fastness.layers.mailboxes.keys import Address, due_prefix
+from fastness.layers.mailboxes.keys import keys_of as mailbox_keys
+from fastness.layers.queues.keys import QueueKey
+from fastness.layers.queues.keys import keys_of as queue_keys
+from fastness.limits import KEY_BYTES_MAX
+from fastness.lock_rules import Mode
 
 QUEUE = queue_keys(QueueKey("main", "jobs"))
 WORLD = worlds.subspace(worlds.World("main", "earth"))

@@ -16,12 +16,12 @@ import psycopg
 import pytest
 from click.testing import Result
 
-import holdfast
-from holdfast.backends.postgres import PostgresDatabase, PostgresReader, exclusive_url, schema
-from holdfast.backends.postgres.schema import SCHEMA_VERSION, STEPS, upgrade_schema, upgrade_script
-from holdfast.errors import DatabaseFailed, NotFound, PlaneInUse, SchemaMismatch
-from holdfast.kv import Transaction
-from holdfast.tiers import Tier
+import fastness
+from fastness.backends.postgres import PostgresDatabase, PostgresReader, exclusive_url, schema
+from fastness.backends.postgres.schema import SCHEMA_VERSION, STEPS, upgrade_schema, upgrade_script
+from fastness.errors import DatabaseFailed, NotFound, PlaneInUse, SchemaMismatch
+from fastness.kv import Transaction
+from fastness.tiers import Tier
 
 Hf = Callable[..., Result]
 GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "operate-postgresql.md").read_text()
@@ -36,7 +36,7 @@ def execute(url: str, *statements: str) -> None:
 
 def versions(url: str) -> dict[str, str]:
     with psycopg.connect(url) as connection:
-        return dict(connection.execute("SELECT name, value FROM holdfast_meta").fetchall())
+        return dict(connection.execute("SELECT name, value FROM fastness_meta").fetchall())
 
 
 def settings(url: str) -> tuple[object, ...] | None:
@@ -45,7 +45,7 @@ def settings(url: str) -> tuple[object, ...] | None:
         SELECT array_agg(DISTINCT (t.reloptions, large.reloptions)::text),
             array_agg((t.relname, c.attname, c.attstorage)::text ORDER BY t.relname, c.attname)
         FROM pg_class t LEFT JOIN pg_class large ON large.oid = t.reltoastrelid
-        JOIN pg_attribute c ON c.attrelid = t.oid AND c.attnum > 0 WHERE t.relname IN ('holdfast_kv', 'holdfast_meta')
+        JOIN pg_attribute c ON c.attrelid = t.oid AND c.attnum > 0 WHERE t.relname IN ('fastness_kv', 'fastness_meta')
     """
     with psycopg.connect(url) as connection:
         return connection.execute(query).fetchone()
@@ -53,7 +53,7 @@ def settings(url: str) -> tuple[object, ...] | None:
 
 def make_version_1(url: str) -> None:
     """Create the tables as the first version did."""
-    row = "INSERT INTO holdfast_meta VALUES ('schema_version', '1')"
+    row = "INSERT INTO fastness_meta VALUES ('schema_version', '1')"
     execute(url, *STEPS[0].statements, row)
 
 
@@ -81,7 +81,7 @@ class Roles:
 
     def __init__(self, url: str) -> None:
         name = uuid.uuid4().hex
-        self.names = {"holdfast_owner": f"owner_{name}", "holdfast_server": f"server_{name}"}
+        self.names = {"fastness_owner": f"owner_{name}", "fastness_server": f"server_{name}"}
         self.url, self.owner, self.server = url, *(as_role(url, role) for role in self.names.values())
 
     def run(self, block: str, url: str) -> None:
@@ -116,7 +116,7 @@ def test_the_table_and_its_large_values_are_vacuumed_often(postgres_url: str) ->
     PostgresDatabase(postgres_url).close()
     with psycopg.connect(postgres_url) as connection:
         rows = connection.execute(
-            "SELECT unnest(ARRAY[oid, reltoastrelid]) FROM pg_class WHERE relname = 'holdfast_kv'"
+            "SELECT unnest(ARRAY[oid, reltoastrelid]) FROM pg_class WHERE relname = 'fastness_kv'"
         ).fetchall()
         for (table,) in rows:
             found = connection.execute("SELECT reloptions FROM pg_class WHERE oid = %s", [table]).fetchone()
@@ -130,7 +130,7 @@ def test_steps_are_numbered_from_one() -> None:
 def test_tables_of_an_older_version_are_refused_with_the_command_to_run(postgres_url: str) -> None:
     make_version_1(postgres_url)
     for create in (True, False):
-        with pytest.raises(SchemaMismatch, match=r"have schema version 1,.*run `holdfast migrate URL`"):
+        with pytest.raises(SchemaMismatch, match=r"have schema version 1,.*run `fastness migrate URL`"):
             PostgresDatabase(postgres_url, create=create)
     assert versions(postgres_url) == {"schema_version": "1"}
 
@@ -138,9 +138,9 @@ def test_tables_of_an_older_version_are_refused_with_the_command_to_run(postgres
 def test_upgraded_tables_keep_their_data_and_equal_new_ones(hf: Hf, postgres_url: str) -> None:
     PostgresDatabase(postgres_url).close()
     new = settings(postgres_url)
-    execute(postgres_url, "DROP TABLE holdfast_kv, holdfast_meta")
+    execute(postgres_url, "DROP TABLE fastness_kv, fastness_meta")
     make_version_1(postgres_url)
-    execute(postgres_url, r"INSERT INTO holdfast_kv VALUES ('\x6b', '\x76')")
+    execute(postgres_url, r"INSERT INTO fastness_kv VALUES ('\x6b', '\x76')")
     result = json.loads(hf("migrate", postgres_url, "--json").stdout)
     assert (result["schema_before"], result["schema"]) == (1, SCHEMA_VERSION)
     assert settings(postgres_url) == new
@@ -151,31 +151,31 @@ def test_upgraded_tables_keep_their_data_and_equal_new_ones(hf: Hf, postgres_url
 
 
 def test_an_upgraded_plane_works_as_before(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         plane.queue("jobs").put_many([{"n": number} for number in range(10)])
         leased = plane.queue("jobs").receive_many(1, visibility_seconds=3_600)
     execute(
         postgres_url,
-        "DELETE FROM holdfast_meta WHERE name = 'schema_compatible'",
-        "UPDATE holdfast_meta SET value = '1' WHERE name = 'schema_version'",
+        "DELETE FROM fastness_meta WHERE name = 'schema_compatible'",
+        "UPDATE fastness_meta SET value = '1' WHERE name = 'schema_version'",
     )
     with pytest.raises(SchemaMismatch):
-        holdfast.open(postgres_url, activity=str(tmp_path / "logs"))
+        fastness.open(postgres_url, activity=str(tmp_path / "logs"))
     hf("migrate", postgres_url)
-    with holdfast.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         plane.queue("jobs").ack_many(leased)
         assert [message.json()["n"] for message in plane.queue("jobs").receive_many(20)] == list(range(1, 10))
 
 
 @pytest.mark.parametrize(
-    "name", [{"application_name": "holdfast"}, {"application_name": "mine"}], ids=["default", "renamed"]
+    "name", [{"application_name": "fastness"}, {"application_name": "mine"}], ids=["default", "renamed"]
 )
 def test_an_upgrade_is_refused_while_an_older_process_is_connected(
     hf: Hf, postgres_url: str, name: dict[str, str]
 ) -> None:
     make_version_1(postgres_url)
     with psycopg.connect(postgres_url, autocommit=True, **name) as older:  # type: ignore[arg-type]
-        older.execute("LISTEN holdfast_kv")
+        older.execute("LISTEN fastness_kv")
         error = hf("migrate", postgres_url, "--json", code=9).stderr
         assert json.loads(error)["code"] == "plane_in_use"
         assert "stop the servers and workers" in error
@@ -189,7 +189,7 @@ def test_an_upgrade_is_refused_while_a_transaction_uses_the_table(
     monkeypatch.setattr(schema, "_LOCK_WAIT", "SET lock_timeout = '50ms'")
     make_version_1(postgres_url)
     with psycopg.connect(postgres_url) as other:
-        other.execute("SELECT * FROM holdfast_kv")
+        other.execute("SELECT * FROM fastness_kv")
         with pytest.raises(PlaneInUse, match="Another process uses the tables"):
             upgrade_schema(exclusive_url(postgres_url))
     assert upgrade_schema(exclusive_url(postgres_url)) == (1, SCHEMA_VERSION)
@@ -213,8 +213,8 @@ def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str) -
         until = time.monotonic() + 60
         while watching.execute(asleep).fetchone() is None:
             assert time.monotonic() < until
-    with psycopg.connect(postgres_url, autocommit=True, application_name="holdfast") as older:
-        assert older.execute("SELECT value FROM holdfast_meta").fetchall() == [("1",)]  # It waits for the upgrade.
+    with psycopg.connect(postgres_url, autocommit=True, application_name="fastness") as older:
+        assert older.execute("SELECT value FROM fastness_meta").fetchall() == [("1",)]  # It waits for the upgrade.
     thread.join(60)
     assert [type(failure) for failure in failures] == [PlaneInUse]
 
@@ -245,7 +245,7 @@ def test_a_step_that_needs_no_exclusive_use_runs_beside_others_which_continue(
     with PostgresDatabase(postgres_url) as older:
         older.transact(put)
         with monkeypatch.context() as newer:
-            step = schema.Step(SCHEMA_VERSION + 1, "a step", ("ALTER TABLE holdfast_kv SET (fillfactor = 99)",), False)
+            step = schema.Step(SCHEMA_VERSION + 1, "a step", ("ALTER TABLE fastness_kv SET (fillfactor = 99)",), False)
             newer.setattr(schema, "STEPS", (*STEPS, step))
             newer.setattr(schema, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
             assert upgrade_schema(exclusive_url(postgres_url)) == (SCHEMA_VERSION, SCHEMA_VERSION + 1)
@@ -259,14 +259,14 @@ def test_a_step_that_needs_no_exclusive_use_runs_beside_others_which_continue(
 def test_tables_that_a_newer_version_does_not_share_are_refused(hf: Hf, postgres_url: str) -> None:
     PostgresDatabase(postgres_url).close()
     newer = str(SCHEMA_VERSION + 1)
-    execute(postgres_url, f"UPDATE holdfast_meta SET value = '{newer}'")
-    with pytest.raises(SchemaMismatch, match=f"version {newer}.*upgrade Holdfast"):
+    execute(postgres_url, f"UPDATE fastness_meta SET value = '{newer}'")
+    with pytest.raises(SchemaMismatch, match=f"version {newer}.*upgrade Fastness"):
         PostgresDatabase(postgres_url)
     for words in (("migrate", postgres_url), ("migrate", "--sql", postgres_url)):
-        assert "upgrade Holdfast" in hf(*words, code=9).stderr
+        assert "upgrade Fastness" in hf(*words, code=9).stderr
 
 
-@pytest.mark.parametrize("change", ["UPDATE holdfast_meta SET value = 'x'", "DELETE FROM holdfast_meta"])
+@pytest.mark.parametrize("change", ["UPDATE fastness_meta SET value = 'x'", "DELETE FROM fastness_meta"])
 def test_tables_without_a_version_are_refused(postgres_url: str, change: str) -> None:
     PostgresDatabase(postgres_url).close()
     execute(postgres_url, change)
@@ -276,7 +276,7 @@ def test_tables_without_a_version_are_refused(postgres_url: str, change: str) ->
 
 def test_a_migration_reads_tables_of_an_older_version(postgres_url: str) -> None:
     make_version_1(postgres_url)
-    execute(postgres_url, r"INSERT INTO holdfast_kv VALUES ('\x6b', '\x76')")
+    execute(postgres_url, r"INSERT INTO fastness_kv VALUES ('\x6b', '\x76')")
     with PostgresReader(postgres_url) as reader:
         assert reader.read(get) == b"v"
     assert versions(postgres_url) == {"schema_version": "1"}
@@ -320,7 +320,7 @@ def test_printed_sql_run_by_the_owner_gives_the_servers_role_a_working_plane(
     done = psql(roles.owner, script)
     assert done.returncode == 0, done.stderr
     roles.run(FOR_OWNER, roles.owner)
-    with holdfast.open(roles.server, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(roles.server, activity=str(tmp_path / "logs")) as plane:
         plane.queue("jobs").put({"n": 1})
         assert [message.json() for message in plane.queue("jobs").receive_many(2)] == [{"n": 1}]
     repeated = psql(roles.owner, script)
@@ -331,7 +331,7 @@ def test_printed_sql_run_by_the_owner_gives_the_servers_role_a_working_plane(
 def test_printed_sql_is_refused_while_an_older_process_is_connected(postgres_url: str) -> None:
     make_version_1(postgres_url)
     script = upgrade_script(exclusive_url(postgres_url))
-    with psycopg.connect(postgres_url, application_name="holdfast"):
+    with psycopg.connect(postgres_url, application_name="fastness"):
         done = psql(postgres_url, script)
     assert "stop the servers and workers" in done.stderr
     assert versions(postgres_url) == {"schema_version": "1"}
@@ -354,7 +354,7 @@ def test_arguments_of_an_upgrade_are_checked(hf: Hf, words: tuple[str, ...], say
 
 @contextmanager
 def serving(*words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "holdfast.cli", "serve", "--port", "0", *words]
+    command = [sys.executable, "-m", "fastness.cli", "serve", "--port", "0", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -367,12 +367,12 @@ def test_a_server_upgrades_tables_only_if_it_is_told_to(postgres_url: str, tmp_p
     make_version_1(postgres_url)
     place = ("--data", postgres_url, "--activity", str(tmp_path / "logs"))
     with serving(*place) as process:
-        assert "run `holdfast migrate URL`" in process.communicate(timeout=60)[1]
+        assert "run `fastness migrate URL`" in process.communicate(timeout=60)[1]
         assert process.returncode == 9
     assert versions(postgres_url) == {"schema_version": "1"}
     with serving("--init", *place) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("Holdfast is ready at")
+        assert process.stdout.readline().startswith("Fastness is ready at")
     assert versions(postgres_url)["schema_version"] == str(SCHEMA_VERSION)
 
 
@@ -391,7 +391,7 @@ def test_a_role_without_ownership_can_do_everything_that_a_plane_does(user_url: 
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         execute(user_url, "CREATE TABLE other (a int)")
     calls = (
-        "pg_logical_emit_message(true, 'holdfast', '')",
+        "pg_logical_emit_message(true, 'fastness', '')",
         "pg_current_wal_flush_lsn()",
         "pg_try_advisory_xact_lock(1)",
     )
@@ -405,7 +405,7 @@ def test_a_role_without_ownership_can_do_everything_that_a_plane_does(user_url: 
         assert other.read(get) == b"w"  # pg_current_wal_flush_lsn and pg_logical_emit_message
         one.transact(lambda tx: tx.delete_range(b"a", b"z"))
         one.sync()
-    with holdfast.open(user_url, activity=str(tmp_path / "logs")) as plane:
+    with fastness.open(user_url, activity=str(tmp_path / "logs")) as plane:
         jobs = plane.queue("jobs")
         jobs.put_many([{"n": number} for number in range(5)])
         jobs.ack_many(jobs.receive_many(3))
@@ -425,20 +425,20 @@ def test_a_missing_privilege_is_named_with_the_statement_that_grants_it(
     postgres_url: str, user_url: str, revoked: str
 ) -> None:
     role = user_url.partition("://")[2].partition("@")[0]
-    execute(postgres_url, f"REVOKE {revoked} ON holdfast_kv FROM {role}")
-    with pytest.raises(DatabaseFailed, match=f'GRANT {revoked} ON holdfast_kv TO "{role}"'):
+    execute(postgres_url, f"REVOKE {revoked} ON fastness_kv FROM {role}")
+    with pytest.raises(DatabaseFailed, match=f'GRANT {revoked} ON fastness_kv TO "{role}"'):
         PostgresDatabase(user_url)
-    execute(postgres_url, f"GRANT {revoked} ON holdfast_kv TO {role}", f"REVOKE SELECT ON holdfast_meta FROM {role}")
-    with pytest.raises(DatabaseFailed, match=f'GRANT SELECT ON holdfast_meta TO "{role}"'):
+    execute(postgres_url, f"GRANT {revoked} ON fastness_kv TO {role}", f"REVOKE SELECT ON fastness_meta FROM {role}")
+    with pytest.raises(DatabaseFailed, match=f'GRANT SELECT ON fastness_meta TO "{role}"'):
         PostgresDatabase(user_url)
 
 
 def test_a_role_that_only_reads_can_open_existing_tables(postgres_url: str, user_url: str) -> None:
     role = user_url.partition("://")[2].partition("@")[0]
-    execute(postgres_url, f"REVOKE INSERT, UPDATE, DELETE ON holdfast_kv FROM {role}")
+    execute(postgres_url, f"REVOKE INSERT, UPDATE, DELETE ON fastness_kv FROM {role}")
     with PostgresDatabase(user_url, create=False) as database:
         assert database.read(get) is None
-        with pytest.raises(DatabaseFailed, match="permission denied for table holdfast_kv"):
+        with pytest.raises(DatabaseFailed, match="permission denied for table fastness_kv"):
             database.transact(put)
 
 
@@ -446,11 +446,11 @@ def test_a_privilege_that_is_revoked_later_is_a_typed_error(postgres_url: str, u
     role = user_url.partition("://")[2].partition("@")[0]
     with PostgresDatabase(user_url) as database:
         database.transact(put)
-        execute(postgres_url, f"REVOKE INSERT ON holdfast_kv FROM {role}")
-        with pytest.raises(DatabaseFailed, match=r"42501: .*permission denied for table holdfast_kv"):
+        execute(postgres_url, f"REVOKE INSERT ON fastness_kv FROM {role}")
+        with pytest.raises(DatabaseFailed, match=r"42501: .*permission denied for table fastness_kv"):
             database.transact(put)
         assert database.transact(get) == b"v"
-        execute(postgres_url, f"GRANT INSERT ON holdfast_kv TO {role}")
+        execute(postgres_url, f"GRANT INSERT ON fastness_kv TO {role}")
         database.transact(put, value=b"w")
 
 
@@ -461,9 +461,9 @@ def test_a_role_that_may_not_create_tables_is_told_who_can(hf: Hf, postgres_url:
         with pytest.raises(DatabaseFailed, match="GRANT USAGE ON SCHEMA"):
             PostgresDatabase(url)
         execute(postgres_url, f"GRANT USAGE ON SCHEMA public TO {role}")
-        with pytest.raises(DatabaseFailed, match=r"permission denied for schema public.*holdfast migrate --sql"):
+        with pytest.raises(DatabaseFailed, match=r"permission denied for schema public.*fastness migrate --sql"):
             PostgresDatabase(url)
         make_version_1(postgres_url)
-        execute(postgres_url, f"GRANT SELECT ON holdfast_meta, holdfast_kv TO {role}")
+        execute(postgres_url, f"GRANT SELECT ON fastness_meta, fastness_kv TO {role}")
         assert "permission denied" in hf("migrate", url, code=9).stderr
         assert versions(postgres_url) == {"schema_version": "1"}

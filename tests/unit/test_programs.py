@@ -7,8 +7,8 @@ from typing import Any
 import cbor2
 import pytest
 
-from holdfast import Event, HostApp, InboundMessage, InboxItem, Program, TurnContext
-from holdfast.errors import (
+from fastness import Event, HostApp, InboundMessage, InboxItem, Program, TurnContext
+from fastness.errors import (
     BatchTooLarge,
     InvalidArgument,
     InvalidName,
@@ -16,11 +16,11 @@ from holdfast.errors import (
     PayloadTooLarge,
     TransactionEnded,
 )
-from holdfast.hosts.programs import call_id_of, event_of, ingress_of, intent_hash, opened, opening
-from holdfast.layers import journal_records
-from holdfast.limits import EFFECT_PARAMS_BYTES_MAX, EMITTED_BYTES_MAX, EMITTED_MAX, INBOX_REQUESTS_MAX
-from holdfast.wire.inboxes import Control, DomainEvent, EffectReceipt, TimerFired
-from holdfast.wire.restores import Entry
+from fastness.hosts.programs import call_id_of, event_of, ingress_of, intent_hash, opened, opening
+from fastness.layers import journal_records
+from fastness.limits import EFFECT_PARAMS_BYTES_MAX, EMITTED_BYTES_MAX, EMITTED_MAX, INBOX_REQUESTS_MAX
+from fastness.wire.inboxes import Control, DomainEvent, EffectReceipt, TimerFired
+from fastness.wire.restores import Entry
 
 NOW_MS = 1_700_000_000_123
 ITEMS: list[InboxItem] = [

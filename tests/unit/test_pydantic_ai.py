@@ -21,13 +21,13 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import AbstractToolset, DynamicToolset
 
-import holdfast
-from holdfast import AsyncHost, Host, HostApp, Plane, Retry, WorkflowRun
-from holdfast import pydantic_ai as adapter
-from holdfast.errors import InvalidArgument, RunFailed
-from holdfast.limits import AGENT_OUTPUT_BYTES_MAX, AGENT_RECORD_BYTES_MAX, RUN_RESULT_BYTES_MAX
-from holdfast.pydantic_ai import HoldfastDurability, agent_workflow, run_agent
-from holdfast.testing import HostTest, crash_everywhere
+import fastness
+from fastness import AsyncHost, Host, HostApp, Plane, Retry, WorkflowRun
+from fastness import pydantic_ai as adapter
+from fastness.errors import InvalidArgument, RunFailed
+from fastness.limits import AGENT_OUTPUT_BYTES_MAX, AGENT_RECORD_BYTES_MAX, RUN_RESULT_BYTES_MAX
+from fastness.pydantic_ai import FastnessDurability, agent_workflow, run_agent
+from fastness.testing import HostTest, crash_everywhere
 
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than any test needs.
 JOURNAL = "agent:r.1.0.0"  # Of the first step of the run r.
@@ -56,7 +56,7 @@ def calls_tools(*tools: tuple[str, dict[str, Any]]) -> ModelResponse:
 
 
 def durable(model: Any, **options: Any) -> Agent[Any, Any]:
-    return Agent(model, name="helper", capabilities=[HoldfastDurability()], **options)
+    return Agent(model, name="helper", capabilities=[FastnessDurability()], **options)
 
 
 def ask_on(test: HostTest, workflow: Any, prompt: str = "tides") -> Any:
@@ -123,7 +123,7 @@ def test_hosts_that_are_killed_or_delayed_anywhere_repeat_only_the_running_opera
 
 @pytest.fixture(params=["memory", "dir"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
-    with holdfast.open("memory:" if request.param == "memory" else f"dir:{tmp_path}") as plane:
+    with fastness.open("memory:" if request.param == "memory" else f"dir:{tmp_path}") as plane:
         yield plane
 
 
@@ -141,7 +141,7 @@ def test_a_retry_repeats_no_operation_that_has_ended(plane: Plane) -> None:
     @agent.tool
     async def fail(context: RunContext[Any]) -> None:
         calls["fail"] += 1
-        runs.append((context.run_id, context.conversation_id, context.tool_call_id, holdfast.current_step().id))
+        runs.append((context.run_id, context.conversation_id, context.tool_call_id, fastness.current_step().id))
         if calls["fail"] < 3:
             raise ConnectionError("the sea is rough")
 
@@ -159,7 +159,7 @@ def test_a_retry_repeats_no_operation_that_has_ended(plane: Plane) -> None:
 async def test_an_async_host_runs_agents() -> None:
     app = HostApp()
     ask = agent_workflow(seaside(Counter()), app=app)
-    async with holdfast.open_async("memory:") as plane, AsyncHost(plane, app):
+    async with fastness.open_async("memory:") as plane, AsyncHost(plane, app):
         run = await plane.workflows.start(ask, "tides")
         assert await run.result(wait_seconds=PATIENCE_SECONDS) == "Boat 7 is booked."
 
@@ -229,7 +229,7 @@ def test_any_agent_ends_as_without_durability_and_does_each_operation_once(plan:
     expected_calls, done = done, Counter()
     attempts.clear()
     app = HostApp()
-    ask = agent_workflow(make([HoldfastDurability()]), app=app, retry=Retry(100, delay_seconds=0))
+    ask = agent_workflow(make([FastnessDurability()]), app=app, retry=Retry(100, delay_seconds=0))
     with HostTest(app) as test:
         assert ask_on(test, ask) == expected
         assert done == expected_calls
@@ -248,7 +248,7 @@ def test_large_results_and_outputs_are_blobs_that_a_collection_keeps(tmp_path: P
 
     app = HostApp()
     ask = agent_workflow(agent, app=app, retry=Retry(2, delay_seconds=0))
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
 
         @agent.tool_plain
         async def fail() -> None:
@@ -290,7 +290,7 @@ class Answer(BaseModel):
 def test_a_structured_output_is_what_json_has_and_dependencies_are_made_in_each_attempt() -> None:
     made: list[int] = []
     agent = Agent(
-        TestModel(), name="helper", deps_type=list[int], output_type=Answer, capabilities=[HoldfastDurability()]
+        TestModel(), name="helper", deps_type=list[int], output_type=Answer, capabilities=[FastnessDurability()]
     )
 
     @agent.tool
@@ -314,7 +314,7 @@ def test_agents_are_steps_of_any_workflow_each_with_its_own_journal() -> None:
     app = HostApp()
     first, second = (
         durable(scripted(says("a draft"))),
-        Agent(scripted(says("a review")), name="critic", capabilities=[HoldfastDurability()]),
+        Agent(scripted(says("a review")), name="critic", capabilities=[FastnessDurability()]),
     )
 
     @app.workflow
@@ -331,7 +331,7 @@ def test_agents_are_steps_of_any_workflow_each_with_its_own_journal() -> None:
 
 
 def test_an_agent_that_a_tool_runs_is_a_part_of_the_call() -> None:
-    inner = Agent(scripted(says("from the inner agent")), name="inner", capabilities=[HoldfastDurability()])
+    inner = Agent(scripted(says("from the inner agent")), name="inner", capabilities=[FastnessDurability()])
     agent = durable(scripted(calls_tools(("delegate", {})), says("done")))
 
     @agent.tool_plain
@@ -430,7 +430,7 @@ def test_changed_code_stops_the_run_until_it_is_resumed(recorded: list[Any] | No
         assert run.describe().state == "running"
         assert hosting.is_stopped
         assert f"Run changed {message}" in (hosting.error or "")
-        assert "resume the run: holdfast world resume-program run:changed" in (hosting.error or "")
+        assert "resume the run: fastness world resume-program run:changed" in (hosting.error or "")
         journal.archive()
         journal.delete()  # In place of the code that fits: now nothing is recorded.
         test.plane.world("run:changed").resume_program()
@@ -472,28 +472,28 @@ class OwnToolset(AbstractToolset[Any]):
 
 def test_what_cannot_be_recorded_is_refused_when_the_workflow_is_made() -> None:
     for agent, message in [
-        (Agent(TestModel(), name="plain"), "Agent plain has no HoldfastDurability"),
+        (Agent(TestModel(), name="plain"), "Agent plain has no FastnessDurability"),
         (durable(TestModel(), toolsets=[OwnToolset()]), "toolset OwnToolset of agent helper cannot be recorded"),
     ]:
         with pytest.raises(InvalidArgument, match=message):
             agent_workflow(agent, app=HostApp())
-    with pytest.raises(UserError, match="needs to have a unique `name` in order to be used with Holdfast"):
-        Agent(TestModel(), capabilities=[HoldfastDurability()])
+    with pytest.raises(UserError, match="needs to have a unique `name` in order to be used with Fastness"):
+        Agent(TestModel(), capabilities=[FastnessDurability()])
     app = HostApp()
     agent_workflow(durable(TestModel()), name="ask", app=app)
     with pytest.raises(InvalidArgument, match="Two functions are the workflow ask"):
-        agent_workflow(Agent(TestModel(), name="other", capabilities=[HoldfastDurability()]), name="ask", app=app)
+        agent_workflow(Agent(TestModel(), name="other", capabilities=[FastnessDurability()]), name="ask", app=app)
 
 
 def test_streams_and_toolsets_that_were_added_later_are_refused_when_the_agent_runs() -> None:
-    streaming = Agent(TestModel(), name="helper", capabilities=[HoldfastDurability(), ProcessEventStream(watch)])
+    streaming = Agent(TestModel(), name="helper", capabilities=[FastnessDurability(), ProcessEventStream(watch)])
     late = durable(TestModel())
 
     @late.toolset(id="late")
     def tools(context: RunContext[Any]) -> FunctionToolset[Any]:
         return FunctionToolset()
 
-    for agent, message in [(streaming, "does not stream"), (late, "cannot be added at runtime with Holdfast")]:
+    for agent, message in [(streaming, "does not stream"), (late, "cannot be added at runtime with Fastness")]:
         app = HostApp()
         ask = agent_workflow(agent, app=app)
         with HostTest(app) as test, pytest.raises(RunFailed, match=message):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import (
+import fastness
+from fastness import Plane
+from fastness.errors import (
     InvalidArgument,
     QueueMessageLeaseMismatch,
 )
-from holdfast.handles.sync.queues import Queue
-from holdfast.testing.clock import ManualClock
+from fastness.handles.sync.queues import Queue
+from fastness.testing.clock import ManualClock
 
 _shared = runpy.run_path(
     str(Path(__file__).with_name("queue_handle_fixtures.py"))
@@ -56,7 +56,7 @@ def test_the_lease_of_a_running_message_is_extended(running: Plane) -> None:
 @ON_ONE_BACKEND
 async def test_a_lease_is_extended_while_the_event_loop_is_blocked(url: str) -> None:
     """The renewal runs in its own thread."""
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         jobs = plane.queue("jobs")
         await jobs.put("a", visibility_seconds=9)
         message = await jobs.receive()
@@ -142,9 +142,9 @@ def test_due_entries_of_an_unused_queue_are_processed(running: Plane) -> None:
 
 
 def test_a_reopened_plane_processes_due_entries(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}", clock=ManualClock()) as plane:  # Whose time is long over.
+    with fastness.open(f"dir:{tmp_path}", clock=ManualClock()) as plane:  # Whose time is long over.
         plane.queue("jobs").put("a", ttl_seconds=1)
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         until(lambda: plane.queue("jobs").stats().ready == 0)
 
 

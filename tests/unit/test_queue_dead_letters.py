@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     QueueMessageLeaseMismatch,
 )
-from holdfast.kv import Database
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.kv import Database
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]

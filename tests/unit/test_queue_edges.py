@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import MessageNotFound, QueueMessageLeaseMismatch
-from holdfast.kv import Database, Transaction, prefix_range
-from holdfast.layers import blobs, queues
-from holdfast.layers.blobs import Blob
-from holdfast.layers.idempotency import KeyedCall, store_result
-from holdfast.layers.queues import DeleteProgress, dead_letters, expiry
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import LEASE_BYTES, MessageInfo, MessageLease, NewMessage, NewResult
-from holdfast.wire.stored_messages import decode, encode, format_lease_id
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import MessageNotFound, QueueMessageLeaseMismatch
+from fastness.kv import Database, Transaction, prefix_range
+from fastness.layers import blobs, queues
+from fastness.layers.blobs import Blob
+from fastness.layers.idempotency import KeyedCall, store_result
+from fastness.layers.queues import DeleteProgress, dead_letters, expiry
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import LEASE_BYTES, MessageInfo, MessageLease, NewMessage, NewResult
+from fastness.wire.stored_messages import decode, encode, format_lease_id
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Failure, QueuePolicy
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import StoredMessage
-from holdfast.layers.queues import keys as queue_keys
-from holdfast.limits import FAILURES_BYTES_MAX, FAILURES_DELIVERED_BYTES_MAX
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.queues import MessageInfo, NewMessage
+from fastness import Failure, QueuePolicy
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import StoredMessage
+from fastness.layers.queues import keys as queue_keys
+from fastness.limits import FAILURES_BYTES_MAX, FAILURES_DELIVERED_BYTES_MAX
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.wire.queues import MessageInfo, NewMessage
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]

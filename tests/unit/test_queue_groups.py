@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
-from holdfast.kv import Database, Pair, Transaction
-from holdfast.kv.contract import View
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey, StoredMessage
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import VisibilityChange
+from fastness.errors import InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
+from fastness.kv import Database, Pair, Transaction
+from fastness.kv.contract import View
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey, StoredMessage
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import VisibilityChange
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]

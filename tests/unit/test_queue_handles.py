@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier
-from holdfast.errors import (
+import fastness
+from fastness import Plane, Tier
+from fastness.errors import (
     BatchTooLarge,
     BlobNotFound,
     CasMismatch,
     EmptyBatch,
     Fenced,
     HeadAdvanced,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     InvalidValue,
@@ -28,12 +28,12 @@ from holdfast.errors import (
     QueueInUse,
     QueueMessageLeaseMismatch,
 )
-from holdfast.handles.sync.messages import packed_acks
-from holdfast.handles.sync.queues import Queue
-from holdfast.handles.workers import RestartPolicy
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, QueuePolicy
+from fastness.handles.sync.messages import packed_acks
+from fastness.handles.sync.queues import Queue
+from fastness.handles.workers import RestartPolicy
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.queues import AckMessages, MessageLease, NewMessage, PutMessages, QueuePolicy
 
 _shared = runpy.run_path(
     str(Path(__file__).with_name("queue_handle_fixtures.py"))
@@ -298,7 +298,7 @@ def test_a_message_of_another_queue_or_too_many_settle_nothing(plane: Plane, job
 
 
 async def test_tasks_settle_many_messages(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(3))
         messages = await jobs.receive_many(3, extend_for_seconds=0)
@@ -413,7 +413,7 @@ def test_names_keep_their_case_and_are_checked(plane: Plane) -> None:
 
 
 def test_universes_have_separate_queues(url: str) -> None:
-    with holdfast.open(url, universe="one") as one:
+    with fastness.open(url, universe="one") as one:
         one.queue("jobs").put("a")
         other = Plane(one._transport, "other")
         assert other.queue("jobs").receive() is None
@@ -422,10 +422,10 @@ def test_universes_have_separate_queues(url: str) -> None:
 
 
 def test_messages_survive_reopening_a_directory(tmp_path: Path, clock: ManualClock) -> None:
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         plane.queue("jobs").put_many(["held", "ready"])
         held = received(plane.queue("jobs"))
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         assert received(plane.queue("jobs")).json() == "ready"
         clock.advance_ms(30_000)
         again = received(plane.queue("jobs"))
@@ -537,7 +537,7 @@ def test_a_shutdown_does_not_count_a_failure(jobs: Queue, stop: type[BaseExcepti
 
 
 async def test_a_cancelled_task_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         await jobs.put("a", max_attempts=1)
         working = asyncio.Event()
@@ -596,7 +596,7 @@ def test_waiting_for_a_cancel_marks_the_messages(jobs: Queue, threads: ThreadPoo
 
 
 async def test_waiting_for_a_cancel_on_an_event_loop(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane, asyncio.timeout(PATIENCE_SECONDS):
+    async with fastness.open_async(url, clock=clock) as plane, asyncio.timeout(PATIENCE_SECONDS):
         jobs = plane.queue("jobs")
         await jobs.put_many(range(3))
         messages = await jobs.receive_many(3, extend_for_seconds=0)
@@ -694,7 +694,7 @@ def test_a_message_of_another_process_has_no_payload(jobs: Queue) -> None:
 
 
 async def test_a_message_of_another_process_is_settled_asynchronously(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         jobs = plane.queue("jobs")
         await jobs.put(1)
         received = await jobs.receive(extend_for_seconds=0)
@@ -733,7 +733,7 @@ def test_a_large_payload_is_read_or_streamed(jobs: Queue) -> None:
     jobs.put("x" * (STREAMED - 2))
     message = received(jobs)
     assert (message.payload, message.delivery.size) == (None, STREAMED)
-    with pytest.raises(HoldfastError, match="read"):
+    with pytest.raises(FastnessError, match="read"):
         message.json()
     assert message.read() == payload
     chunks = list(message.open())
@@ -751,7 +751,7 @@ def test_a_message_whose_blob_is_not_stored_is_refused_with_its_batch(jobs: Queu
 
 
 async def test_large_payloads_are_read_and_streamed_asynchronously(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         jobs = plane.queue("jobs")
         for size in (0, 5, BLOB, STREAMED):
             await jobs.put(bytes(size))
@@ -904,7 +904,7 @@ def test_complete_commits_the_work_and_the_ack_together(plane: Plane, jobs: Queu
 
 
 async def test_complete_works_asynchronously(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         jobs = plane.queue("jobs")
         await jobs.put("a")
         message = await jobs.receive()
@@ -929,14 +929,14 @@ def test_an_atomic_list_commits_all_operations(plane: Plane, clock: ManualClock)
     assert document.value == {"n": 1}
 
 
-FAILURES: dict[str, type[HoldfastError]] = {
+FAILURES: dict[str, type[FastnessError]] = {
     "ack": QueueMessageLeaseMismatch,
     "put": InvalidArgument,
     "append": HeadAdvanced,
     "update": CasMismatch,
     "nack": QueueMessageLeaseMismatch,
     "reject": QueueMessageLeaseMismatch,
-    "deliver": HoldfastError,
+    "deliver": FastnessError,
     "check": Fenced,
 }
 
@@ -1008,7 +1008,7 @@ def test_an_atomic_list_with_a_refused_packed_ack_writes_nothing(plane: Plane, j
 
 
 async def test_an_atomic_list_commits_asynchronously(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         jobs, done = plane.queue("jobs"), plane.queue("done")
         await jobs.put("a")
         message = await jobs.receive()

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InvalidArgument
-from holdfast.testing.histories import History, Operation, Violation
-from holdfast.testing.histories.queues import check_queue
+from fastness.errors import InvalidArgument
+from fastness.testing.histories import History, Operation, Violation
+from fastness.testing.histories.queues import check_queue
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import MessageEvent, QueuePolicy
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.testing.clock import START_MS, ManualClock
+import fastness
+from fastness import MessageEvent, QueuePolicy
+from fastness.errors import InvalidArgument
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.testing.clock import START_MS, ManualClock
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -196,7 +196,7 @@ def test_invalid_positions_are_refused(database: Database) -> None:
 
 
 def test_a_handle_reads_the_history_in_pages() -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         queue = plane.queue("jobs")
         queue.set_policy(msgspec.structs.replace(queue.policy(), history="durable"))
         queue.put_many(range(5))

@@ -5,17 +5,17 @@ from collections.abc import Iterator
 import cbor2
 import pytest
 
-import holdfast
-from holdfast import Plane, QueuePolicy
-from holdfast.errors import BatchTooLarge, EmptyBatch, InvalidArgument
-from holdfast.wire.queues import Outcome
+import fastness
+from fastness import Plane, QueuePolicy
+from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument
+from fastness.wire.queues import Outcome
 
 MISSING = "0199a1b2-0000-7000-8000-000000000000"
 
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 

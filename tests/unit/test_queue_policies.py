@@ -22,16 +22,16 @@ from tests.unit.queue_calls import (
     reject,
 )
 
-import holdfast
-from holdfast import Plane, QueuePolicy
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.client.batching import BatchableCall, RequestBatcher
-from holdfast.errors import InvalidArgument, QueueMessageLeaseMismatch, QueueNotFound
-from holdfast.kv import Database, Pair, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import (
+import fastness
+from fastness import Plane, QueuePolicy
+from fastness.backends.memory import MemoryDatabase
+from fastness.client.batching import BatchableCall, RequestBatcher
+from fastness.errors import InvalidArgument, QueueMessageLeaseMismatch, QueueNotFound
+from fastness.kv import Database, Pair, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import (
     AckMessages,
     GetQueueStats,
     MessageLease,
@@ -195,7 +195,7 @@ def test_the_next_message_of_a_key_follows_one_that_was_delivered_too_often(
     deliver_and_expire(database, clock, 1)
     assert payloads(lease(database)) == [b"2"]
     (letter,) = database.read(queues.peek, DEAD, limit=10)
-    with pytest.raises(holdfast.errors.MessageFailed, match="ended before it was settled"):
+    with pytest.raises(fastness.errors.MessageFailed, match="ended before it was settled"):
         database.read(queues.result, JOBS, queues.format_id(letter.id))
 
 
@@ -507,7 +507,7 @@ def test_a_queue_exists_once_it_has_a_policy_or_was_used(database: Database) -> 
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 
@@ -540,7 +540,7 @@ def test_a_receive_that_waits_ends_when_its_queue_is_deleted(
     backend: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     url = {"memory": "memory:", "rocksdb": f"dir:{tmp_path / 'plane'}"}.get(backend)
-    with holdfast.open(url or request.getfixturevalue("postgres_url")) as plane:
+    with fastness.open(url or request.getfixturevalue("postgres_url")) as plane:
         queue = plane.queue("jobs")
         queue.set_policy(QueuePolicy())
         errors: list[Exception] = []

@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
-import holdfast
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.kv import Database, Transaction, prefix_range
-from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.runtime.maintenance import health_checks
-from holdfast.runtime.maintenance.queue_repair import repair_queues
-from holdfast.runtime.maintenance.scan import scan_range
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.health_checks import Finding
+import fastness
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.kv import Database, Transaction, prefix_range
+from fastness.layers.queues import keys as queue_keys
+from fastness.layers.queues.keys import QueueKey
+from fastness.runtime.maintenance import health_checks
+from fastness.runtime.maintenance.queue_repair import repair_queues
+from fastness.runtime.maintenance.scan import scan_range
+from fastness.testing.clock import ManualClock
+from fastness.wire.health_checks import Finding
 
 JOBS = QueueKey("main", "jobs")
 KEYS = queue_keys.keys_of(JOBS)
@@ -34,7 +34,7 @@ def lose(database: Database, *ranges: tuple[bytes, bytes]) -> None:
 
 def test_repaired_queues_are_sound_and_deliver_everything(tmp_path: Path) -> None:
     clock = ManualClock()
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         jobs = plane.queue("jobs")
         jobs.put_many(range(10))
         jobs.put("urgent", priority=9)
@@ -59,7 +59,7 @@ def test_repaired_queues_are_sound_and_deliver_everything(tmp_path: Path) -> Non
         assert repair_queues(database) == []
         left = sum(1 for _ in scan_range(database, *prefix_range(KEYS.ready)))
     assert left == 10
-    with holdfast.open(f"dir:{tmp_path}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path}", clock=clock) as plane:
         jobs = plane.queue("jobs")
         clock.advance_ms(3_600_000)
         received = 0

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.errors import (
+from fastness.backends.postgres import PostgresDatabase
+from fastness.errors import (
     Busy,
     InvalidArgument,
 )
-from holdfast.kv import Database
-from holdfast.layers import queues
-from holdfast.layers.queues import enqueue
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage
+from fastness.kv import Database
+from fastness.layers import queues
+from fastness.layers.queues import enqueue
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NewMessage
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -76,18 +76,18 @@ def test_missed_times_of_a_schedule_fire_once(database: Database, clock: ManualC
 
 def test_a_scheduled_message_names_its_schedule_and_its_due_time(database: Database, clock: ManualClock) -> None:
     """Of several missed times, it is the first. Attributes of the caller are kept, except under these two names."""
-    attributes = {"kind": "report", "holdfast-due": "never"}
+    attributes = {"kind": "report", "fastness-due": "never"}
     schedule(database, "*/5 * * * *", "nightly", attributes=attributes)
     clock.jump_to_ms(ms("2023-11-14T22:22") + 7)
     message = lease_one(database)
     ack(database, message)
     assert message.attributes == {
         "kind": "report",
-        "holdfast-schedule": "nightly",
-        "holdfast-due": "2023-11-14T22:15:00.000Z",
+        "fastness-schedule": "nightly",
+        "fastness-due": "2023-11-14T22:15:00.000Z",
     }
     clock.jump_to_ms(ms("2023-11-14T22:25"))
-    assert lease_one(database).attributes["holdfast-due"] == "2023-11-14T22:25:00.000Z"
+    assert lease_one(database).attributes["fastness-due"] == "2023-11-14T22:25:00.000Z"
     (stored,) = database.read(queues.schedules_of, JOBS)
     assert stored.message.attributes == attributes
 

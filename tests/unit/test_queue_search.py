@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Database
-from holdfast.layers import queues
-from holdfast.limits import SEARCH_ENTRIES
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import FoundMessages, SearchMessages
+from fastness.errors import InvalidArgument
+from fastness.kv import Database
+from fastness.layers import queues
+from fastness.limits import SEARCH_ENTRIES
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import FoundMessages, SearchMessages
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]

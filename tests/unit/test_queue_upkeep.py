@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.clock import IdSource
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.queues.counters import QueueCounters, load_counters, total_counters
-from holdfast.limits import COUNTERS_FOLDED_MAX, COUNTERS_UNFOLDED_MAX, EXPIRED_KEYS_BATCH_MAX
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage, QueuePolicy
-from holdfast.wire.stored_messages import encode
+from fastness.backends.postgres import PostgresDatabase
+from fastness.clock import IdSource
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
+from fastness.layers.queues.counters import QueueCounters, load_counters, total_counters
+from fastness.limits import COUNTERS_FOLDED_MAX, COUNTERS_UNFOLDED_MAX, EXPIRED_KEYS_BATCH_MAX
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NewMessage, QueuePolicy
+from fastness.wire.stored_messages import encode
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS: QueueKey = _calls["JOBS"]

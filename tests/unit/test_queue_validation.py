@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     BatchTooLarge,
     EmptyBatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     PayloadTooLarge,
 )
-from holdfast.kv import Database
-from holdfast.layers import queues
-from holdfast.wire.queues import NewMessage, QueuePolicy
+from fastness.kv import Database
+from fastness.layers import queues
+from fastness.wire.queues import NewMessage, QueuePolicy
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -63,7 +63,7 @@ def test_a_batch_has_at_most_256_messages(database: Database) -> None:
     ids=lambda value: str(value)[:40],
 )
 def test_an_invalid_message_is_refused_with_its_batch(
-    database: Database, wrong: dict[str, Any], error: type[HoldfastError]
+    database: Database, wrong: dict[str, Any], error: type[FastnessError]
 ) -> None:
     with pytest.raises(error):
         database.transact(queues.put, JOBS, [NewMessage(payload=b"fine"), NewMessage(**wrong)])

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, Plane
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.errors import (
+import fastness
+from fastness import AsyncPlane, Plane
+from fastness.backends.postgres import PostgresDatabase
+from fastness.errors import (
     HeadAdvanced,
-    HoldfastError,
+    FastnessError,
     QueueBusy,
 )
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.queues import Queue
-from holdfast.kv import Database
-from holdfast.plane import Options, open_plane
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import QueuePolicy
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.queues import Queue
+from fastness.kv import Database
+from fastness.plane import Options, open_plane
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import QueuePolicy
 
 _shared = runpy.run_path(
     str(Path(__file__).with_name("queue_handle_fixtures.py"))
@@ -196,10 +196,10 @@ def test_too_many_waiting_consumers_are_refused(
 
 
 def test_closing_a_plane_ends_waits(url: str, threads: ThreadPoolExecutor) -> None:
-    plane = holdfast.open(url)
+    plane = fastness.open(url)
     waiter = waiting(threads, plane.queue("jobs"))
     plane.close()
-    with pytest.raises(HoldfastError):
+    with pytest.raises(FastnessError):
         waiter.result(PATIENCE_SECONDS)
 
 
@@ -214,7 +214,7 @@ async def standing(plane: AsyncPlane, line: int) -> None:
 
 
 async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         tasks = []
         for number in range(8):
@@ -228,7 +228,7 @@ async def test_waiting_tasks_are_served_in_order(url: str, clock: ManualClock) -
 
 
 async def test_a_waiting_task_is_woken_when_a_message_becomes_ready(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
 
         async def wait_for(happens: Callable[[], Awaitable[Any]]) -> Any:
@@ -256,7 +256,7 @@ async def test_a_waiting_task_is_woken_when_a_message_becomes_ready(url: str, cl
 
 
 async def test_a_cancelled_waiter_does_not_block_the_others(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         tasks = []
         for number in range(3):
@@ -289,14 +289,14 @@ async def cancel_receives(plane: AsyncPlane) -> None:
 
 async def test_a_cancelled_receive_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
     """Wherever it is cancelled, messages that it leased are returned without counting a failure."""
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         await plane.queue("jobs").put("a")
         await cancel_receives(plane)
 
 
 async def test_a_receive_cancelled_during_a_blob_fetch_does_not_count_a_failure(url: str, clock: ManualClock) -> None:
     """The message is released although its lease was committed before the fetch."""
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         await plane.queue("jobs").put(bytes(BLOB))
         await cancel_receives(plane)
 
@@ -375,7 +375,7 @@ def test_a_lost_message_returns_its_credit(jobs: Queue, clock: ManualClock, thre
 
 
 async def test_an_asynchronous_subscription_waits_for_messages(url: str, clock: ManualClock) -> None:
-    async with holdfast.open_async(url, clock=clock) as plane:
+    async with fastness.open_async(url, clock=clock) as plane:
         jobs = plane.queue("jobs")
         found = []
 
@@ -405,7 +405,7 @@ async def first_of(found: list[Any], count: int) -> bool:
 @pytest.fixture
 def nodes(postgres_url: str, clock: ManualClock, tmp_path: Path) -> Iterator[tuple[Plane, Plane]]:
     options = {"clock": clock, "objects": f"dir:{tmp_path / 'objects'}", "activity": str(tmp_path / "activity")}
-    with holdfast.open(postgres_url, **options) as one, holdfast.open(postgres_url, **options) as other:
+    with fastness.open(postgres_url, **options) as one, fastness.open(postgres_url, **options) as other:
         yield one, other
 
 
@@ -439,7 +439,7 @@ def without_notifications(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Plane, Plane]]:
     """Two nodes that lose each other's notifications, and poll often."""
-    monkeypatch.setattr("holdfast.backends.postgres.listener.notified_ranges", lambda payload: ([], []))
+    monkeypatch.setattr("fastness.backends.postgres.listener.notified_ranges", lambda payload: ([], []))
     consumers = ConsumerOptions(poll_seconds=0.02, poll_jitter_seconds=0.01)
     options = Options(consumers=consumers, activity=str(tmp_path / "activity"))
     with Plane(open_plane(postgres_url, options)) as one, Plane(open_plane(postgres_url, options)) as other:
@@ -493,7 +493,7 @@ def test_an_atomic_list_on_postgres_is_atomic(nodes: tuple[Plane, Plane], clock:
 
 
 def test_postgres_planes_extend_leases_and_sweep(postgres_url: str, tmp_path: Path) -> None:
-    with holdfast.open(postgres_url, activity=str(tmp_path)) as plane:
+    with fastness.open(postgres_url, activity=str(tmp_path)) as plane:
         jobs = plane.queue("jobs")
         jobs.put("a", visibility_seconds=9, max_attempts=1)
         message = jobs.receive()
@@ -505,7 +505,7 @@ def test_postgres_planes_extend_leases_and_sweep(postgres_url: str, tmp_path: Pa
 
 
 async def test_a_waiting_task_on_postgres_is_woken(postgres_url: str, tmp_path: Path, clock: ManualClock) -> None:
-    async with holdfast.open_async(postgres_url, activity=str(tmp_path), clock=clock) as plane:
+    async with fastness.open_async(postgres_url, activity=str(tmp_path), clock=clock) as plane:
         jobs = plane.queue("jobs")
         task = asyncio.create_task(jobs.receive(wait_seconds=LONG, extend_for_seconds=0))
         await standing(plane, 1)

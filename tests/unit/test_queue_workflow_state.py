@@ -7,16 +7,16 @@ from typing import Any
 import cbor2
 import pytest
 
-from holdfast.errors import (
+from fastness.errors import (
     LeaseConflict,
     LeaseExpired,
     LeaseRequired,
 )
-from holdfast.kv import Database
-from holdfast.layers import leases, queues, states
-from holdfast.layers.leases import LeaseKey
-from holdfast.layers.queues import Leased, QueueKey, StoredMessage
-from holdfast.testing.clock import ManualClock
+from fastness.kv import Database
+from fastness.layers import leases, queues, states
+from fastness.layers.leases import LeaseKey
+from fastness.layers.queues import Leased, QueueKey, StoredMessage
+from fastness.testing.clock import ManualClock
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]

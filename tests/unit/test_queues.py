@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.errors import (
+from fastness.backends.postgres import PostgresDatabase
+from fastness.errors import (
     InvalidArgument,
     QueueInUse,
     QueueMessageLeaseMismatch,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
-from holdfast.testing.clock import START_MS, ManualClock
-from holdfast.tiers import Tier
-from holdfast.wire.deliveries import delivery_at, delivery_of, plain_delivery_of
-from holdfast.wire.queues import (
+from fastness.kv import Database, Transaction
+from fastness.layers import queues
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.queues import Prefetched, QueueKey, StoredMessage, expiry
+from fastness.testing.clock import START_MS, ManualClock
+from fastness.tiers import Tier
+from fastness.wire.deliveries import delivery_at, delivery_of, plain_delivery_of
+from fastness.wire.queues import (
     Deliveries,
     Delivery,
     Failure,
@@ -608,8 +608,8 @@ def test_leased_messages_are_listed_with_owner_attempt_and_expiry(database: Data
 
 def test_leased_messages_are_listed_in_pages(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page reads a bounded number of due entries, most of which may be delays."""
-    monkeypatch.setattr("holdfast.layers.queues.admin.LEASED_SCAN_MAX", 4)
-    monkeypatch.setattr("holdfast.layers.queues.admin.DUE_BATCH_MAX", 2)
+    monkeypatch.setattr("fastness.layers.queues.admin.LEASED_SCAN_MAX", 4)
+    monkeypatch.setattr("fastness.layers.queues.admin.DUE_BATCH_MAX", 2)
     for number in range(12):
         put(database, b"x", delay_seconds=0 if number % 5 == 0 else 10 if number < 6 else 60)
     held = [queues.format_id(message.id) for message in (*lease(database, 2), *lease(database, 12))]

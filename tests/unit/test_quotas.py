@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import InvalidArgument, QuotaExceeded
-from holdfast.kv import Transaction
-from holdfast.limits import QUOTA_CALLER_SECONDS, QUOTA_COUNT_MAX
-from holdfast.runtime.quotas import UsageCount
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.collections import PutRow
-from holdfast.wire.queues import NewMessage
-from holdfast.wire.quotas import Quota
+import fastness
+from fastness import Plane
+from fastness.errors import InvalidArgument, QuotaExceeded
+from fastness.kv import Transaction
+from fastness.limits import QUOTA_CALLER_SECONDS, QUOTA_COUNT_MAX
+from fastness.runtime.quotas import UsageCount
+from fastness.testing.clock import ManualClock
+from fastness.wire.collections import PutRow
+from fastness.wire.queues import NewMessage
+from fastness.wire.quotas import Quota
 
 WAIT_SECONDS = 60.0
 
@@ -33,7 +33,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str) -> Iterator[Plane]:
-    with holdfast.open(url, universe="shop") as plane:
+    with fastness.open(url, universe="shop") as plane:
         yield plane
 
 
@@ -77,7 +77,7 @@ def test_a_put_over_the_quota_is_refused_and_writes_nothing(plane: Plane) -> Non
         lambda: plane.queue("new").put(b"4"),
         lambda: later.put(b"4", unique_key="four"),
     ):
-        with pytest.raises(QuotaExceeded, match="holdfast quota set shop --messages 6") as caught:
+        with pytest.raises(QuotaExceeded, match="fastness quota set shop --messages 6") as caught:
             put()
         error = caught.value
         assert (error.universe, error.kind, error.limit, error.used) == ("shop", "messages", 3, 3)
@@ -153,7 +153,7 @@ def test_bytes_are_limited_for_everything_that_stores(plane: Plane) -> None:
     for put in puts:
         _, error = fill(put)
         assert (error.universe, error.kind, error.limit) == ("shop", "bytes", 40_000)
-        assert "holdfast quota set shop --bytes" in str(error)
+        assert "fastness quota set shop --bytes" in str(error)
     used = plane.quotas.usage()
     assert used.bytes is not None
     assert 20_000 < used.bytes <= 40_000
@@ -163,7 +163,7 @@ def test_bytes_are_limited_for_everything_that_stores(plane: Plane) -> None:
 
 
 def test_a_schedule_of_a_full_universe_leaves_a_run_out(clock: ManualClock) -> None:
-    with holdfast.open("memory:", universe="shop", clock=clock) as plane:
+    with fastness.open("memory:", universe="shop", clock=clock) as plane:
         jobs = plane.queue("jobs")
         jobs.put(b"")
         plane.quotas.set("shop", Quota(messages=1))
@@ -193,7 +193,7 @@ def test_a_universe_without_a_quota_pays_nothing(url: str, monkeypatch: pytest.M
             queue.put(b"")
         return reads
 
-    with holdfast.open(url, universe="free") as plane:
+    with fastness.open(url, universe="free") as plane:
         assert plane._transport.services.database.quotas is None  # type: ignore[attr-defined]
         before = reads_of_a_put(plane)
         plane.quotas.set("shop", Quota(messages=10, bytes=1_000_000, rate_per_second=1.0))
@@ -204,7 +204,7 @@ def test_a_universe_without_a_quota_pays_nothing(url: str, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("quota", [Quota(messages=-1), Quota(bytes=QUOTA_COUNT_MAX + 1), Quota(rate_per_second=0.0)])
 def test_a_limit_out_of_range_is_refused(quota: Quota) -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         with pytest.raises(InvalidArgument, match="leave it out for no limit"):
             plane.quotas.set("shop", quota)
         assert plane.quotas.get("shop") == Quota()
@@ -212,10 +212,10 @@ def test_a_limit_out_of_range_is_refused(quota: Quota) -> None:
 
 def test_quotas_survive_a_restart(tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
-    with holdfast.open(url, universe="shop") as plane:
+    with fastness.open(url, universe="shop") as plane:
         plane.quotas.set("shop", Quota(messages=1))
         plane.queue("jobs").put(b"")
-    with holdfast.open(url, universe="shop") as plane:
+    with fastness.open(url, universe="shop") as plane:
         with pytest.raises(QuotaExceeded):
             plane.queue("jobs").put(b"")
         assert plane.quotas.usage().messages == 1
@@ -239,7 +239,7 @@ def test_threads_of_one_process_never_exceed_a_quota(plane: Plane) -> None:
 def test_a_server_accepts_and_counts_puts_while_it_measures_a_new_quota(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with holdfast.open(postgres_url, universe="shop") as plane, holdfast.open(postgres_url, universe="shop") as other:
+    with fastness.open(postgres_url, universe="shop") as plane, fastness.open(postgres_url, universe="shop") as other:
         quotas = plane._transport.services.quotas  # type: ignore[attr-defined]
         measure, found = quotas._measure_messages, []
 
@@ -260,7 +260,7 @@ def test_a_server_accepts_and_counts_puts_while_it_measures_a_new_quota(
 
 def test_what_callers_add_counts_for_a_minute_as_one_number_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now, added = 1_000.25, []
-    monkeypatch.setattr("holdfast.runtime.quotas.monotonic", lambda: now)
+    monkeypatch.setattr("fastness.runtime.quotas.monotonic", lambda: now)
     counted = UsageCount()
     counted.set_measured(7, 1, 0, 0.0)
     for _ in range(3_000):

@@ -1,7 +1,7 @@
 """Rate limits: token buckets per caller, in bounded memory."""
 
-from holdfast.runtime.rate_limits import RateLimiter
-from holdfast.testing.clock import ManualClock
+from fastness.runtime.rate_limits import RateLimiter
+from fastness.testing.clock import ManualClock
 
 
 def test_a_bucket_refills_up_to_its_burst(clock: ManualClock) -> None:

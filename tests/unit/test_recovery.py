@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from holdfast import limits
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import DatabaseFailed, DiskFull, HoldfastError
-from holdfast.plane.services import Services
-from holdfast.server.recovery import Recovery
+from fastness import limits
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import DatabaseFailed, DiskFull, FastnessError
+from fastness.plane.services import Services
+from fastness.server.recovery import Recovery
 
 
 class FailedDatabase(MemoryDatabase):
@@ -16,11 +16,11 @@ class FailedDatabase(MemoryDatabase):
 
     def __init__(self, *errors: Exception) -> None:
         super().__init__()
-        self._failed: HoldfastError | None = DatabaseFailed("the device is gone")
+        self._failed: FastnessError | None = DatabaseFailed("the device is gone")
         self._errors = list(errors)
 
     @property
-    def failure(self) -> HoldfastError | None:
+    def failure(self) -> FastnessError | None:
         return self._failed
 
     def reopen(self) -> None:
@@ -44,7 +44,7 @@ async def test_recovery_goes_on_after_any_error(
     finally:
         await recovery.end()
         services.stop()
-    messages = [record.message for record in caplog.records if record.name == "holdfast.recovery"]
+    messages = [record.message for record in caplog.records if record.name == "fastness.recovery"]
     assert "the device is gone" in messages[0]
     assert [each for each in messages if "no space" in each] == ["the key space cannot be reopened yet: no space"]
     assert any("a defect" in each for each in messages)

@@ -12,11 +12,11 @@ import click
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import errors, limits, testing
-from holdfast.cli.main import root
-from holdfast.server.http.routes import ENDPOINTS
-from holdfast.server.settings import Settings
+import fastness
+from fastness import errors, limits, testing
+from fastness.cli.main import root
+from fastness.server.http.routes import ENDPOINTS
+from fastness.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "make_reference.py"
@@ -55,7 +55,7 @@ def test_every_command_is_documented() -> None:
     text, missing = page("commands"), []
 
     def walk(command: click.Command, ctx: click.Context) -> None:
-        if not command.hidden and f"# {ctx.command_path}\n" not in f"# holdfast\n{text}":
+        if not command.hidden and f"# {ctx.command_path}\n" not in f"# fastness\n{text}":
             missing.append(ctx.command_path)
         if isinstance(command, click.Group):
             for name in command.list_commands(ctx):
@@ -63,7 +63,7 @@ def test_every_command_is_documented() -> None:
                 assert subcommand is not None
                 walk(subcommand, click.Context(subcommand, info_name=name, parent=ctx))
 
-    walk(root, click.Context(root, info_name="holdfast"))
+    walk(root, click.Context(root, info_name="fastness"))
     assert missing == []
 
 
@@ -71,7 +71,7 @@ def test_every_endpoint_setting_error_and_limit_is_documented() -> None:
     for endpoint in ENDPOINTS:
         assert f"`{endpoint.method} {endpoint.path.replace(':path', '')}`" in page("endpoints")
     for field in msgspec.structs.fields(Settings):
-        assert f"| `{field.name}` `HOLDFAST_{field.name.upper()}`" in page("settings")
+        assert f"| `{field.name}` `FASTNESS_{field.name.upper()}`" in page("settings")
     for name in errors.__all__:
         if name != "RetryAdvice":
             code = getattr(errors, name).code
@@ -92,12 +92,12 @@ def test_every_setting_has_a_description() -> None:
     assert undocumented == []
 
 
-@pytest.mark.parametrize("module", [holdfast, errors, testing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [fastness, errors, testing], ids=lambda module: module.__name__)
 def test_every_exported_name_has_a_signature_and_a_sentence(module: ModuleType) -> None:
     """Also every method: with its types, and with the name of each argument that it describes."""
     pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "reference" / "python").glob("*.md")}
     sections = {
-        heading.rpartition(".")[2] if heading.startswith("holdfast.") else heading: text
+        heading.rpartition(".")[2] if heading.startswith("fastness.") else heading: text
         for page in pages.values()
         for heading, text in re.findall(r"^##+ `([\w.]+)`\n(.*?)(?=^##+ |\Z)", page, re.MULTILINE | re.DOTALL)
     }
@@ -109,7 +109,7 @@ def test_every_exported_name_has_a_signature_and_a_sentence(module: ModuleType) 
         if not inspect.isclass(exported) and not inspect.isfunction(exported):
             assert len(text.split()) >= 1, name  # The alias of a type.
             continue
-        assert re.search(rf"holdfast\.(?:\w+\.)?{name}\b", text), name
+        assert re.search(rf"fastness\.(?:\w+\.)?{name}\b", text), name
         assert (inspect.getdoc(exported) or "").split()[0] in text, name
         for key, member in vars(exported).items() if inspect.isclass(exported) else ():
             if inspect.isfunction(member) and not key.startswith("_"):

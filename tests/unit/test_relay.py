@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import NotAllowed, ShutdownDraining, Unreachable
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import (
+from fastness.errors import NotAllowed, ShutdownDraining, Unreachable
+from fastness.layers.mailboxes import Address
+from fastness.limits import (
     MAIL_BATCH_MAX,
     RELAY_CONFIRMS_MAX,
     RELAY_FLUSH_BYTES,
@@ -20,11 +20,11 @@ from holdfast.limits import (
     RELAY_SENDS_MAX,
     RELAY_UNSENT_BYTES_MAX,
 )
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.runtime.relay.hub import RelayHub
-from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.mail import (
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.runtime.relay.hub import RelayHub
+from fastness.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW
+from fastness.testing.clock import ManualClock
+from fastness.wire.mail import (
     BlockSender,
     ConfirmMail,
     CountMail,
@@ -35,7 +35,7 @@ from holdfast.wire.mail import (
     SendMail,
     SetMailPolicy,
 )
-from holdfast.wire.relay import (
+from fastness.wire.relay import (
     Authenticate,
     Body,
     Confirm,
@@ -53,7 +53,7 @@ from holdfast.wire.relay import (
     Sent,
     Welcome,
 )
-from holdfast.wire.requests import Request
+from fastness.wire.requests import Request
 
 _shared = runpy.run_path(str(Path(__file__).with_name("relay_fixtures.py")))  # Test files cannot import each other.
 DEADLINE_SECONDS = _shared["DEADLINE_SECONDS"]

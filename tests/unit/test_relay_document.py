@@ -6,10 +6,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from holdfast import limits
-from holdfast.errors import HoldfastError, rebuild
-from holdfast.runtime.relay import session as closing
-from holdfast.wire import relay
+from fastness import limits
+from fastness.errors import FastnessError, rebuild
+from fastness.runtime.relay import session as closing
+from fastness.wire import relay
 
 TEXT = (Path(__file__).parents[2] / "docs" / "relay.md").read_text()
 FRAMES = [json.loads(found) for found in re.findall(r'^    (\{"type": "[^…]*?\})$', TEXT, re.MULTILINE | re.DOTALL)]
@@ -63,6 +63,6 @@ def test_the_documented_limits_match_the_code() -> None:
 def test_the_documented_codes_match_the_code() -> None:
     table = TEXT[TEXT.index("| code | about") : TEXT.index("An error without a")]
     for code in re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:] if "|" in row)):
-        assert code == "invalid_frame" or type(rebuild(code, "")) is not HoldfastError, code
+        assert code == "invalid_frame" or type(rebuild(code, "")) is not FastnessError, code
     for code in (closing.REPLACED, closing.NOT_ALLOWED, closing.TOO_SLOW, closing.STOPPING, closing.TOO_BIG):
         assert f"| {code} |" in TEXT

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import (
+from fastness.errors import FastnessError
+from fastness.layers.mailboxes import Address
+from fastness.limits import (
     RELAY_PING_SECONDS,
 )
-from holdfast.runtime.relay import hub as relay_hub
-from holdfast.runtime.relay.hub import RelayHub
-from holdfast.runtime.relay.session import STOPPING, Session
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.frames import Call
-from holdfast.wire.relay import (
+from fastness.runtime.relay import hub as relay_hub
+from fastness.runtime.relay.hub import RelayHub
+from fastness.runtime.relay.session import STOPPING, Session
+from fastness.testing.clock import ManualClock
+from fastness.wire.frames import Call
+from fastness.wire.relay import (
     Error,
     Ping,
     Sent,
@@ -115,7 +115,7 @@ async def test_an_unexpected_error_in_a_join_is_raised_and_the_next_join_succeed
     async with Agent(hub, "ada") as ada:
         assert hub._commit_listener is not None
         monkeypatch.setattr(hub._commit_listener, "add_session", Failing(hub._commit_listener.add_session))
-        with pytest.raises(HoldfastError, match="see its log"):
+        with pytest.raises(FastnessError, match="see its log"):
             async with asyncio.timeout(DEADLINE_SECONDS):
                 await hub.join("main", "bob", None)
         assert Address("main", "bob") not in hub.sessions

@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.limits import (
+from fastness.limits import (
     RELAY_FLUSH_MAILS,
 )
-from holdfast.wire import relay
-from holdfast.wire.relay import (
+from fastness.wire import relay
+from fastness.wire.relay import (
     Body,
     Error,
     Ping,

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from click.testing import Result
 
-import holdfast
-from holdfast import errors
-from holdfast.errors import HoldfastError, MailboxFull
-from holdfast.remedies import OTHER_CODES, REMEDIES
-from holdfast.server import http_protocol, problems
+import fastness
+from fastness import errors
+from fastness.errors import FastnessError, MailboxFull
+from fastness.remedies import OTHER_CODES, REMEDIES
+from fastness.server import http_protocol, problems
 
 Hf = Callable[..., Result]
 
-SOURCE = Path(holdfast.__file__).parent
+SOURCE = Path(fastness.__file__).parent
 DOCS = Path(__file__).parents[2] / "docs"
-CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)]
+CLASSES = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FastnessError)]
 
 
 def http_codes() -> Iterator[tuple[str, int]]:
@@ -59,13 +59,13 @@ def test_remedies_are_sentences_and_name_pages_that_exist() -> None:
 def test_errors_link_to_their_section() -> None:
     sections = re.findall(r"^### `(\w+)`$", (DOCS / "reference" / "errors.md").read_text(), re.MULTILINE)
     assert sections == list(REMEDIES)
-    assert MailboxFull("full").help == "holdfast explain queue_full"
+    assert MailboxFull("full").help == "fastness explain queue_full"
 
 
 def test_an_error_is_explained_by_the_command_that_it_names(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x")
     error = hf("message", "show", "jobs", "0" * 32, code=4).stderr
-    help = error.splitlines()[-1].removeprefix("help: holdfast ")
+    help = error.splitlines()[-1].removeprefix("help: fastness ")
     assert help == "explain message_not_found"
     text = hf(*help.split()).stdout
     assert REMEDIES["message_not_found"].cause in text
@@ -77,12 +77,12 @@ def test_every_code_is_explained(hf: Hf) -> None:
     listed = json.loads(hf("explain", "--json").stdout)
     assert [each["code"] for each in listed] == list(REMEDIES)
     assert all(each["status"] or each["code"] in ("usage", "interrupted") for each in listed)
-    one = json.loads(hf("explain", "urn:holdfast:error:lease_held", "--json").stdout)
+    one = json.loads(hf("explain", "urn:fastness:error:lease_held", "--json").stdout)
     assert (one["class"], one["status"], one["retry"]) == ("LeaseHeld", 409, "later")
     assert one["see"] == "/docs/errors/lease_held"
     assert one["pages"] == list(REMEDIES["lease_held"].see)
 
 
 def test_a_misspelt_code_gets_the_nearest_one(hf: Hf) -> None:
-    assert "holdfast explain queue_full" in hf("explain", "queue_ful", code=4).stderr
+    assert "fastness explain queue_full" in hf("explain", "queue_ful", code=4).stderr
     assert "list all codes" in hf("explain", "zzz", code=4).stderr

@@ -10,24 +10,24 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.errors import HoldfastError, IdempotencyKeyReused
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers.lock_records import session_key
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.idempotency import keyed_call_of
-from holdfast.plane.operations import OPERATIONS
-from holdfast.plane.services import Services
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import Tier, TierPolicy
-from holdfast.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
-from holdfast.wire.agents import RegisterAgent
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
-from holdfast.wire.blobs import GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
-from holdfast.wire.collections import CommitRows, DeleteRow, KnownRow, PutRow, WaitForRows
-from holdfast.wire.effects import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.errors import FastnessError, IdempotencyKeyReused
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers.lock_records import session_key
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.idempotency import keyed_call_of
+from fastness.plane.operations import OPERATIONS
+from fastness.plane.services import Services
+from fastness.testing.clock import ManualClock
+from fastness.tiers import Tier, TierPolicy
+from fastness.wire.activity import EndSession, ListLogs, LogRecords, ReadLog
+from fastness.wire.agents import RegisterAgent
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.backups import BeginBackup, EndBackup, ListBackup, OpenBackup
+from fastness.wire.blobs import GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
+from fastness.wire.collections import CommitRows, DeleteRow, KnownRow, PutRow, WaitForRows
+from fastness.wire.effects import (
     ClaimedEffect,
     ClaimEffects,
     CompleteEffect,
@@ -36,10 +36,10 @@ from holdfast.wire.effects import (
     FailEffect,
     ReleaseEffects,
 )
-from holdfast.wire.encryption import EnableEncryption, RewriteValues, RotateKey, ShowEncryption
-from holdfast.wire.entities import DeleteEntity, EntityWrite, ListKinds, PutEntity, WriteEntities
-from holdfast.wire.health_checks import RunCheckups
-from holdfast.wire.hosting import (
+from fastness.wire.encryption import EnableEncryption, RewriteValues, RotateKey, ShowEncryption
+from fastness.wire.entities import DeleteEntity, EntityWrite, ListKinds, PutEntity, WriteEntities
+from fastness.wire.health_checks import RunCheckups
+from fastness.wire.hosting import (
     ClaimWorlds,
     CommitTurn,
     FailTurn,
@@ -51,11 +51,11 @@ from holdfast.wire.hosting import (
     SetProgram,
     SetSendPolicy,
 )
-from holdfast.wire.inboxes import Control, Effect
-from holdfast.wire.ingress import SYNCED, Push, PushItem, PushMany, ShowIngress, WatchPushes
-from holdfast.wire.leases import AcquireLease, BreakLease, DescribeLease, KeepLease, LeaseProof, ListWaits, ReleaseLease
-from holdfast.wire.locks import AcquireLocks, EndLockSession, LockSession, ReleaseLocks, RenewLocks, ShowLockStats
-from holdfast.wire.mail import (
+from fastness.wire.inboxes import Control, Effect
+from fastness.wire.ingress import SYNCED, Push, PushItem, PushMany, ShowIngress, WatchPushes
+from fastness.wire.leases import AcquireLease, BreakLease, DescribeLease, KeepLease, LeaseProof, ListWaits, ReleaseLease
+from fastness.wire.locks import AcquireLocks, EndLockSession, LockSession, ReleaseLocks, RenewLocks, ShowLockStats
+from fastness.wire.mail import (
     BlockSender,
     ConfirmMail,
     JoinMailbox,
@@ -68,10 +68,10 @@ from holdfast.wire.mail import (
     SendMail,
     SetMailPolicy,
 )
-from holdfast.wire.nodes import ListNodes
-from holdfast.wire.pairs import DeletePair, PutPair
-from holdfast.wire.planes import MarkRestored, RaiseFormat
-from holdfast.wire.queues import (
+from fastness.wire.nodes import ListNodes
+from fastness.wire.pairs import DeletePair, PutPair
+from fastness.wire.planes import MarkRestored, RaiseFormat
+from fastness.wire.queues import (
     AckMessages,
     CancelMessage,
     CancelMessages,
@@ -103,11 +103,11 @@ from holdfast.wire.queues import (
     VisibilityChange,
     WaitForCancel,
 )
-from holdfast.wire.quotas import GetUsage, Quota, SetQuota
-from holdfast.wire.requests import Request
-from holdfast.wire.runs import CancelRun, DeleteRun, GetRun, SignalRun, StartRun, UpdateRun
-from holdfast.wire.space import CollectGarbage, ShowSpace, ShowStorage
-from holdfast.wire.sqs import (
+from fastness.wire.quotas import GetUsage, Quota, SetQuota
+from fastness.wire.requests import Request
+from fastness.wire.runs import CancelRun, DeleteRun, GetRun, SignalRun, StartRun, UpdateRun
+from fastness.wire.space import CollectGarbage, ShowSpace, ShowStorage
+from fastness.wire.sqs import (
     CancelMoveTask,
     CreateSqsQueue,
     DeleteSqsQueue,
@@ -117,9 +117,9 @@ from holdfast.wire.sqs import (
     TagSqsQueue,
     UntagSqsQueue,
 )
-from holdfast.wire.states import RemoveState, UpdateState
-from holdfast.wire.tokens import CreateToken, RevokeToken
-from holdfast.wire.worlds import (
+from fastness.wire.states import RemoveState, UpdateState
+from fastness.wire.tokens import CreateToken, RevokeToken
+from fastness.wire.worlds import (
     AppendEntries,
     ChangeWorld,
     CheckRestore,
@@ -376,7 +376,7 @@ def test_every_keyed_operation_is_tested() -> None:
 def outcome(populated: PopulatedPlane, work: Callable[[], Any]) -> Any:
     try:
         answer = work()
-    except HoldfastError as error:
+    except FastnessError as error:
         answer = error.code
     return answer, populated.everything()
 
@@ -411,7 +411,7 @@ def changed(request: Request[Any]) -> Request[Any]:
 
 def acquire_as_one_attempt(populated: PopulatedPlane) -> Any:
     """Acquire locks. A claim has a random name for the call that asked last, which is not compared here."""
-    with patch("holdfast.runtime.sync.shared_locks.token_hex", return_value="attempt"):
+    with patch("fastness.runtime.sync.shared_locks.token_hex", return_value="attempt"):
         return populated.transport.call(
             AcquireLocks(LockSession("another-secret-id"), "claim", [["entity_type", "note"]])
         )

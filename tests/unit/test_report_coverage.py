@@ -11,11 +11,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "report_coverage.py"
-KEYS = ROOT / "src" / "holdfast" / "kv" / "keys.py"
+KEYS = ROOT / "src" / "fastness" / "kv" / "keys.py"
 
 
 def write_data(path: Path, lines: int) -> None:
-    """The data of a process that has run the first lines of holdfast/kv/keys.py."""
+    """The data of a process that has run the first lines of fastness/kv/keys.py."""
     data = coverage.CoverageData(basename=str(path))
     data.add_arcs({str(KEYS): [(line, line + 1) for line in range(1, lines)]})
     data.write()
@@ -50,7 +50,7 @@ def test_processes_are_combined_and_a_package_below_its_minimum_fails(
     assert "keys.py" not in reported
     assert (tmp_path / "coverage.xml").exists()
     assert tool("--lines") == 1  # The combined data stays.
-    assert "src/holdfast/kv/keys.py: " in capsys.readouterr().out
+    assert "src/fastness/kv/keys.py: " in capsys.readouterr().out
 
 
 def test_no_minimum_is_enforced_if_a_process_left_damaged_data(

@@ -10,15 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import InvalidArgument, Unreachable
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.format import Header
-from holdfast.runtime.activity.log import ActivityLog
-from holdfast.runtime.activity.rotation import Manifest, Rotation
-from holdfast.runtime.activity.writer import Appender
-from holdfast.testing.faults import ChosenFault, faulty_objects
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import InvalidArgument, Unreachable
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.format import Header
+from fastness.runtime.activity.log import ActivityLog
+from fastness.runtime.activity.rotation import Manifest, Rotation
+from fastness.runtime.activity.writer import Appender
+from fastness.testing.faults import ChosenFault, faulty_objects
 
 OPENED_MS = 1_794_717_735_123
 
@@ -214,7 +214,7 @@ def test_a_failing_store_keeps_the_files_and_logs_one_warning(
     paths = [closed_file(folder, 2, session=f"s{number}") for number in range(3)]
     faults = ChosenFault(0, lambda: Unreachable("down"))
     mover = Rotation(folder, faulty_objects(objects, faults))
-    with caplog.at_level(logging.INFO, "holdfast.activity"):
+    with caplog.at_level(logging.INFO, "fastness.activity"):
         mover.run()
         assert all(path.exists() for path in paths)
         assert faults.points == ["create: begin"]  # The other files are not tried.

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, ChangedRow, DeleteRow, KnownRow, Plane, PutRow, Row
-from holdfast.errors import BatchTooLarge, EmptyBatch, InvalidArgument, InvalidKey
-from holdfast.limits import COLLECTION_PAGE_BYTES, COLLECTION_ROWS_MAX, COLLECTION_WAIT_SECONDS_MAX
+import fastness
+from fastness import AsyncPlane, ChangedRow, DeleteRow, KnownRow, Plane, PutRow, Row
+from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument, InvalidKey
+from fastness.limits import COLLECTION_PAGE_BYTES, COLLECTION_ROWS_MAX, COLLECTION_WAIT_SECONDS_MAX
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def url(backend: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.
 
 @pytest.fixture
 def plane(url: str) -> Iterator[Plane]:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         yield plane
 
 
@@ -63,7 +63,7 @@ def test_a_waiting_thread_is_woken_by_the_commit(plane: Plane) -> None:
 
 
 async def test_a_waiting_task_is_woken_by_the_commit(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         assert isinstance(plane, AsyncPlane)
         rows = plane.collection("results")
         waiting = asyncio.create_task(rows.wait([KnownRow("a", ("1",))], wait_seconds=60))

@@ -10,19 +10,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from holdfast.errors import Busy, NotAllowed, RateLimited
-from holdfast.limits import RPC_BATCH_MAX, RPC_BYTES_MAX
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.open import Options, open_plane_async
-from holdfast.server.authorization import AllowAll, Authorizer
-from holdfast.server.ingress_metrics import IngressMetrics
-from holdfast.server.problems import problem_for
-from holdfast.server.rpc import Caller, Rpc, caller_of, encode
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.ingress import SYNCED, Push
-from holdfast.wire.mail import BlockSender, CountMail, MailPolicy, ReadMail, SetMailPolicy
-from holdfast.wire.problems import error_of
-from holdfast.wire.rpc import RpcCode
+from fastness.errors import Busy, NotAllowed, RateLimited
+from fastness.limits import RPC_BATCH_MAX, RPC_BYTES_MAX
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.open import Options, open_plane_async
+from fastness.server.authorization import AllowAll, Authorizer
+from fastness.server.ingress_metrics import IngressMetrics
+from fastness.server.problems import problem_for
+from fastness.server.rpc import Caller, Rpc, caller_of, encode
+from fastness.testing.clock import ManualClock
+from fastness.wire.ingress import SYNCED, Push
+from fastness.wire.mail import BlockSender, CountMail, MailPolicy, ReadMail, SetMailPolicy
+from fastness.wire.problems import error_of
+from fastness.wire.rpc import RpcCode
 
 ADA = "ada@main"
 
@@ -355,13 +355,13 @@ async def test_ingress_metrics_are_collected(rpc: Rpc, transport: AsyncEmbeddedT
     await respond(rpc, push("3", topic=""))
     text = generate_latest(registry).decode()
     for line in (
-        "holdfast_ingress_depth 1.0",
-        'holdfast_ingress_pushes_total{outcome="accepted"} 3.0',
-        'holdfast_ingress_pushes_total{outcome="deduped"} 1.0',
-        'holdfast_ingress_rejects_total{reason="invalid_argument"} 1.0',
-        "holdfast_ingress_batch_size_sum 2.0",
-        "holdfast_ingress_writer_lag_seconds ",
-        "holdfast_ingress_flush_seconds_count ",
+        "fastness_ingress_depth 1.0",
+        'fastness_ingress_pushes_total{outcome="accepted"} 3.0',
+        'fastness_ingress_pushes_total{outcome="deduped"} 1.0',
+        'fastness_ingress_rejects_total{reason="invalid_argument"} 1.0',
+        "fastness_ingress_batch_size_sum 2.0",
+        "fastness_ingress_writer_lag_seconds ",
+        "fastness_ingress_flush_seconds_count ",
     ):
         assert line in text
-    assert "holdfast_ingress_lost_total{" not in text
+    assert "fastness_ingress_lost_total{" not in text

@@ -9,13 +9,13 @@ import cbor2
 import msgspec
 import pytest
 
-from holdfast.errors import InvalidArgument, InvalidValue
-from holdfast.layers import journal_records
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, DomainEvent, InboxItem, TimerFired
-from holdfast.wire.run_timeline import Timeline, timeline
-from holdfast.wire.run_values import decode_value, encode_value
-from holdfast.wire.runs import CANCEL, CHILD, SIGNAL, START
+from fastness.errors import InvalidArgument, InvalidValue
+from fastness.layers import journal_records
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control, DomainEvent, InboxItem, TimerFired
+from fastness.wire.run_timeline import Timeline, timeline
+from fastness.wire.run_values import decode_value, encode_value
+from fastness.wire.runs import CANCEL, CHILD, SIGNAL, START
 
 
 class Record(NamedTuple):

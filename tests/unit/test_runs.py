@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import (
+import fastness
+from fastness import Plane
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import (
     BlobNotFound,
     Fenced,
     InvalidArgument,
@@ -21,24 +21,24 @@ from holdfast.errors import (
     RunNotFound,
     WorldNotFound,
 )
-from holdfast.layers import runs
-from holdfast.limits import RUN_ERROR_BYTES_MAX, RUN_ID_BYTES_MAX, RUN_REASON_BYTES_MAX, RUN_VALUE_BYTES_MAX
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import ClaimWorlds, CommitTurn
-from holdfast.wire.inboxes import Timer
-from holdfast.wire.runs import CancelRun, GetRun, ListRuns, SignalRun, StartRun, UpdateRun
+from fastness.layers import runs
+from fastness.limits import RUN_ERROR_BYTES_MAX, RUN_ID_BYTES_MAX, RUN_REASON_BYTES_MAX, RUN_VALUE_BYTES_MAX
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.wire.blobs import PutBlob
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import ClaimWorlds, CommitTurn
+from fastness.wire.inboxes import Timer
+from fastness.wire.runs import CancelRun, GetRun, ListRuns, SignalRun, StartRun, UpdateRun
 
 PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture
 def plane(clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         yield plane
 
 
@@ -47,7 +47,7 @@ def fence_of(plane: Plane, id: str, workflow: str = "w") -> int:
     return next(each.fence for each in claims if each.world == f"run:{id}")
 
 
-def end(plane: Plane, id: str, **outcome: Any) -> holdfast.RunInfo:
+def end(plane: Plane, id: str, **outcome: Any) -> fastness.RunInfo:
     return plane._transport.call(UpdateRun(id, fence_of(plane, id), **{"state": "completed", **outcome}))
 
 
@@ -227,7 +227,7 @@ def test_a_caller_waits_as_long_as_the_plane_says(plane: Plane, clock: ManualClo
 
 
 async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         run = await plane.workflows.start("w", id="r")
         waiting = asyncio.create_task(run.result(wait_seconds=PATIENCE_SECONDS))
         await asyncio.sleep(0)
@@ -238,7 +238,7 @@ async def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
 
 
 class Research:
-    """What `holdfast.workflow` makes of a function, as far as callers see it."""
+    """What `fastness.workflow` makes of a function, as far as callers see it."""
 
     name = "research"
     result_type = dict[str, int]
@@ -253,7 +253,7 @@ def test_a_workflow_checks_its_arguments_and_converts_its_result(plane: Plane) -
     research = Research()
     with pytest.raises(InvalidArgument, match="one argument"):
         plane.workflows.start(research, id="r")
-    with pytest.raises(InvalidArgument, match=r"holdfast\.workflow"):
+    with pytest.raises(InvalidArgument, match=r"fastness\.workflow"):
         plane.workflows.start(test_the_largest_values_fit_into_items)  # type: ignore[arg-type]
     run = plane.workflows.start(research, "q", id="r")
     update = UpdateRun("r", fence_of(plane, "r", "research"), "completed", canonical({"pages": "three"}))

@@ -6,19 +6,19 @@ from typing import Any
 import cbor2
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingObject, SegmentExists
-from holdfast.kv import Database
-from holdfast.layers import journal_records, journals, segments, snapshots
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
-from holdfast.layers.worlds import World
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
-from holdfast.wire.canonical import canonical
+import fastness
+from fastness import Plane
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingObject, SegmentExists
+from fastness.kv import Database
+from fastness.layers import journal_records, journals, segments, snapshots
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from fastness.layers.worlds import World
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from fastness.wire.canonical import canonical
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "segment-0-3.log"
 ADA = World("main", "ada")
@@ -203,7 +203,7 @@ def test_a_crash_at_any_point_of_a_snapshot_converges_on_retry(database: Databas
 
 
 def test_the_handle_compacts_and_lists(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         compact_through_a_handle(plane)
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import limits
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy, NestedTransaction
-from holdfast.kv import Transaction
-from holdfast.kv.serial_database import SerialDatabase
+from fastness import limits
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy, NestedTransaction
+from fastness.kv import Transaction
+from fastness.kv.serial_database import SerialDatabase
 
 HELD_SECONDS_MAX = 60.0  # Bounds how long the lock is held, so that a failing test does not hang.
 

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import HoldfastError, InvalidArgument, PathUnusable
-from holdfast.limits import WAITING_CONSUMERS_MAX
-from holdfast.server.settings import Settings
+from fastness.errors import FastnessError, InvalidArgument, PathUnusable
+from fastness.limits import WAITING_CONSUMERS_MAX
+from fastness.server.settings import Settings
 
 
 def load(
@@ -19,7 +19,7 @@ def load(
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    return tmp_path / "holdfast.toml"
+    return tmp_path / "fastness.toml"
 
 
 def test_default_server_listens_on_loopback() -> None:
@@ -29,22 +29,22 @@ def test_default_server_listens_on_loopback() -> None:
 
 def test_environment_overrides_the_file_and_flags_override_both(file: Path) -> None:
     file.write_text('port = 1\nhost = "::1"\ndrain_seconds = 1\n')
-    environment = {"HOLDFAST_PORT": "2", "HOLDFAST_HOST": "127.0.0.2"}
+    environment = {"FASTNESS_PORT": "2", "FASTNESS_HOST": "127.0.0.2"}
     settings = load({"port": 3}, environment, file)
     assert (settings.port, settings.host, settings.drain_seconds) == (3, "127.0.0.2", 1.0)
 
 
 def test_missing_flag_overrides_nothing() -> None:
-    assert load({"port": None}, {"HOLDFAST_PORT": "2"}).port == 2
+    assert load({"port": None}, {"FASTNESS_PORT": "2"}).port == 2
 
 
 def test_empty_variable_is_ignored() -> None:
-    assert load(environment={"HOLDFAST_PORT": ""}).port == 9440
+    assert load(environment={"FASTNESS_PORT": ""}).port == 9440
 
 
 def test_environment_may_name_the_file(file: Path) -> None:
     file.write_text("port = 5")
-    assert load(environment={"HOLDFAST_CONFIG": str(file)}).port == 5
+    assert load(environment={"FASTNESS_CONFIG": str(file)}).port == 5
 
 
 def test_tables_are_prefixes_of_keys(file: Path) -> None:
@@ -58,7 +58,7 @@ def test_tables_are_prefixes_of_keys(file: Path) -> None:
     ("text", "value"), [("on", True), ("YES", True), ("1", True), ("off", False), ("false", False)]
 )
 def test_booleans_are_parsed(text: str, value: bool) -> None:
-    assert load(environment={"HOLDFAST_TOKENS": text}).tokens is value
+    assert load(environment={"FASTNESS_TOKENS": text}).tokens is value
     assert load({"tokens": text}).tokens is value
 
 
@@ -70,15 +70,15 @@ def test_flags_may_have_dashes() -> None:
     ("flags", "environment", "text", "words"),
     [
         ({"prot": 1}, {}, "", ["prot", "the flags (--prot)", "did you mean port"]),
-        ({}, {"HOLDFAST_DRAIN_SECOND": "1"}, "", ["HOLDFAST_DRAIN_SECOND", "did you mean drain_seconds"]),
-        ({}, {"HOLDFAST_QUEUE_MAX_CONSUMER": "1"}, "", ["did you mean queue_max_consumers"]),
-        ({}, {}, "tokns = true", ["tokns", "holdfast.toml", "did you mean tokens"]),
+        ({}, {"FASTNESS_DRAIN_SECOND": "1"}, "", ["FASTNESS_DRAIN_SECOND", "did you mean drain_seconds"]),
+        ({}, {"FASTNESS_QUEUE_MAX_CONSUMER": "1"}, "", ["did you mean queue_max_consumers"]),
+        ({}, {}, "tokns = true", ["tokns", "fastness.toml", "did you mean tokens"]),
         ({}, {}, "[tls]\ncrt = 'a'", ["tls_crt", "did you mean tls_cert"]),
         ({"port": "many"}, {}, "", ["port='many'", "the flags (--port)", "int"]),
         ({"port": 70_000}, {}, "", ["the flags (--port)", "65535"]),
-        ({}, {"HOLDFAST_PORT": "-1"}, "", ["HOLDFAST_PORT", ">= 0"]),
-        ({}, {}, 'port = "9440"', ["holdfast.toml", "int"]),
-        ({}, {"HOLDFAST_LOG_FORMAT": "xml"}, "", ["HOLDFAST_LOG_FORMAT", "xml"]),
+        ({}, {"FASTNESS_PORT": "-1"}, "", ["FASTNESS_PORT", ">= 0"]),
+        ({}, {}, 'port = "9440"', ["fastness.toml", "int"]),
+        ({}, {"FASTNESS_LOG_FORMAT": "xml"}, "", ["FASTNESS_LOG_FORMAT", "xml"]),
         ({"drain_seconds": "nan"}, {}, "", ["drain_seconds", "--drain-seconds"]),
         ({"drain_seconds": float("inf")}, {}, "", ["drain_seconds"]),
         ({"queue_poll_interval_seconds": 0}, {}, "", ["> 0"]),
@@ -105,8 +105,8 @@ def test_error_names_the_source_of_its_value(
 @pytest.mark.parametrize(
     "variable",
     [
-        *("HOLDFAST_URL", "HOLDFAST_TOKEN", "HOLDFAST_QUEUE_MESSAGE_ID", "HOLDFAST_FENCE", "HOLDFAST_LEASE_ID"),
-        *("HOLDFAST_LAKE", "HOLDFAST_LINEAGE", "HOLDFAST_LINEAGE_TOKEN"),
+        *("FASTNESS_URL", "FASTNESS_TOKEN", "FASTNESS_QUEUE_MESSAGE_ID", "FASTNESS_FENCE", "FASTNESS_LEASE_ID"),
+        *("FASTNESS_LAKE", "FASTNESS_LINEAGE", "FASTNESS_LINEAGE_TOKEN"),
     ],
 )
 def test_variables_of_clients_and_commands_are_ignored(variable: str) -> None:
@@ -114,7 +114,7 @@ def test_variables_of_clients_and_commands_are_ignored(variable: str) -> None:
 
 
 def test_missing_file_is_an_error(file: Path) -> None:
-    with pytest.raises(PathUnusable, match=r"holdfast\.toml"):
+    with pytest.raises(PathUnusable, match=r"fastness\.toml"):
         load(file=file)
 
 
@@ -145,7 +145,7 @@ def test_default_of_every_setting_is_valid(field: Any) -> None:
 def test_a_port_of_its_own_turns_sqs_on() -> None:
     assert not Settings.load(environment={}).sqs_options.enabled
     assert Settings.load({"sqs": True}, environment={}).sqs_options.enabled
-    options = Settings.load(environment={"HOLDFAST_SQS_PORT": "9324"}).sqs_options
+    options = Settings.load(environment={"FASTNESS_SQS_PORT": "9324"}).sqs_options
     assert (options.enabled, options.port, options.region, options.universe) == (True, 9324, "us-east-1", "main")
 
 
@@ -161,5 +161,5 @@ def test_a_port_of_its_own_turns_sqs_on() -> None:
     ],
 )
 def test_invalid_settings_of_sqs_are_refused(settings: dict[str, Any], text: str) -> None:
-    with pytest.raises(HoldfastError, match=text):
+    with pytest.raises(FastnessError, match=text):
         Settings.load(settings, environment={})

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import limits
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.handles.sync.queues import Queue
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
-from holdfast.plane.operations import handler_of
-from holdfast.plane.sharing import run_alone
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.sync.dispatcher import Dispatcher
-from holdfast.wire.queues import MessageLease, NewMessage, PutMessages
+import fastness
+from fastness import limits
+from fastness.backends.postgres import PostgresDatabase
+from fastness.handles.sync.queues import Queue
+from fastness.kv import Subspace, Transaction
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
+from fastness.plane.operations import handler_of
+from fastness.plane.sharing import run_alone
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.dispatcher import Dispatcher
+from fastness.wire.queues import MessageLease, NewMessage, PutMessages
 
 DEADLINE_SECONDS = 30.0
 JOBS = QueueKey("main", "jobs")
@@ -199,7 +199,7 @@ def test_consumers_of_two_nodes_share_a_backlog(postgres_url: str, tmp_path: Pat
 
     left = set(payloads)
     folder = str(tmp_path)
-    with holdfast.open(postgres_url, activity=folder) as one, holdfast.open(postgres_url, activity=folder) as two:
+    with fastness.open(postgres_url, activity=folder) as one, fastness.open(postgres_url, activity=folder) as two:
         half = count // 2
         for begin in range(0, half, 50):
             one.queue("jobs").put_many(payloads[begin : begin + 50])

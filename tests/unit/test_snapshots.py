@@ -10,9 +10,9 @@ import cbor2
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import (
+import fastness
+from fastness import Plane
+from fastness.errors import (
     BaselineRegressed,
     Corrupt,
     HashMismatch,
@@ -26,15 +26,15 @@ from holdfast.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import blobs, inboxes, journal_records, journals, snapshots, worlds
-from holdfast.layers.blobs import Blob
-from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord
-from holdfast.layers.worlds import World
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent, Effect
-from holdfast.wire.restores import Entry
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import blobs, inboxes, journal_records, journals, snapshots, worlds
+from fastness.layers.blobs import Blob
+from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord
+from fastness.layers.worlds import World
+from fastness.testing.clock import ManualClock
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent, Effect
+from fastness.wire.restores import Entry
 
 ADA = World("main", "ada")
 
@@ -50,7 +50,7 @@ def count_records(state: Any, entry: Entry) -> Any:
 
 @pytest.fixture
 def plane(clock: ManualClock) -> Any:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         plane.world("w").create()
         yield plane
 
@@ -154,7 +154,7 @@ def test_a_plain_snapshot_is_where_the_next_restore_starts(plane: Plane) -> None
 
 
 def test_compaction_follows_a_plain_snapshot(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         world = plane.world("w")
         world.create()
         world.append(list(range(100)), expected_head=0)
@@ -262,7 +262,7 @@ def test_a_restore_checks_everything_before_it_folds(tmp_path: Path) -> None:
         seen.append(entry.height)
         return state
 
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         world = plane.world("w")
         world.create()
         world.append(list(range(20)), expected_head=0)
@@ -324,13 +324,13 @@ def test_a_baseline_that_contradicts_the_journal_is_found(plane: Plane) -> None:
 
 
 def test_a_missing_world_has_no_baseline() -> None:
-    with holdfast.open("memory:") as plane, pytest.raises(WorldNotFound):
+    with fastness.open("memory:") as plane, pytest.raises(WorldNotFound):
         plane.world("missing").restore(count_records)
 
 
 def test_an_async_restore_equals_the_sync_one() -> None:
     async def use() -> None:
-        async with holdfast.open_async("memory:") as plane:
+        async with fastness.open_async("memory:") as plane:
             world = plane.world("w")
             await world.create()
             await world.append([1, 2], expected_head=0)

@@ -11,21 +11,21 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.backends.rocksdb.compaction import DeletedPairs
-from holdfast.errors import BlobNotFound, Busy, Closed, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
-from holdfast.layers.blobs import Blob
-from holdfast.layers.idempotency import keyed_call, store_result
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.worlds import World
-from holdfast.limits import (
+import fastness
+from fastness import Plane, Tier
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb.compaction import DeletedPairs
+from fastness.errors import BlobNotFound, Busy, Closed, InvalidArgument, Unreachable, WorldNotActive, WorldNotFound
+from fastness.kv import Subspace, Transaction
+from fastness.layers import blobs, inboxes, journals, queues, snapshots, states, worlds
+from fastness.layers.blobs import Blob
+from fastness.layers.idempotency import keyed_call, store_result
+from fastness.layers.queues import QueueKey
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.layers.worlds import World
+from fastness.limits import (
     BLOB_TOUCH_SECONDS,
     BLOB_UPLOAD_SECONDS_MAX,
     COMPACT_DELETIONS_MIN,
@@ -33,17 +33,17 @@ from holdfast.limits import (
     GC_GRACE_SECONDS,
     PAYLOAD_INLINE_BYTES_MAX,
 )
-from holdfast.runtime.maintenance import retention
-from holdfast.runtime.maintenance.space_counters import SpaceCounters
-from holdfast.runtime.maintenance.space_loop import SpaceLoop, trim_logs
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.runtime.maintenance.table_compaction import TableCompaction
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.queues import NewMessage, PutMessages, QueuePolicy
+from fastness.runtime.maintenance import retention
+from fastness.runtime.maintenance.space_counters import SpaceCounters
+from fastness.runtime.maintenance.space_loop import SpaceLoop, trim_logs
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.runtime.maintenance.table_compaction import TableCompaction
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase, faulty_objects
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.queues import NewMessage, PutMessages, QueuePolicy
 
 LARGE = bytes(range(256)) * 200
 HASH = hashlib.sha256(LARGE).hexdigest()
@@ -57,7 +57,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def plane(tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open(f"dir:{tmp_path / 'data'}", clock=clock) as plane:
+    with fastness.open(f"dir:{tmp_path / 'data'}", clock=clock) as plane:
         yield plane
 
 
@@ -407,7 +407,7 @@ def test_space_shows_until_when_data_is_kept(plane: Plane, clock: ManualClock) -
 
 
 def test_space_shows_the_last_collection_and_the_disk(plane: Plane, clock: ManualClock) -> None:
-    assert plane.storage_status().collection == holdfast.LastCollection()
+    assert plane.storage_status().collection == fastness.LastCollection()
     clock.advance_ms(1_000)
     plane.gc()
     status = plane.space().status
@@ -420,7 +420,7 @@ def test_space_shows_the_last_collection_and_the_disk(plane: Plane, clock: Manua
 
 def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
-    with holdfast.open(url, gc_every_seconds=0.01, gc_grace_seconds=0) as plane:
+    with fastness.open(url, gc_every_seconds=0.01, gc_grace_seconds=0) as plane:
         assert plane.queue("jobs").put(b"plain")
     clock = ManualClock()
     database, objects = MemoryDatabase(clock=clock), open_objects("memory:")
@@ -436,11 +436,11 @@ def test_a_plane_deletes_in_the_background(tmp_path: Path) -> None:
     assert database.read(blobs.find, "main", digest) is None
     assert counters.deleted["blobs"] == 1
     with pytest.raises(InvalidArgument, match="gc_every_seconds"):
-        holdfast.open(url, gc_every_seconds=0)
+        fastness.open(url, gc_every_seconds=0)
 
 
 def test_closing_a_plane_does_not_wait_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.runtime.maintenance.space_loop.SEARCH_PAUSE_SECONDS", 3_600.0)
+    monkeypatch.setattr("fastness.runtime.maintenance.space_loop.SEARCH_PAUSE_SECONDS", 3_600.0)
     database, objects = MemoryDatabase(), open_objects("memory:")
     digest = hashlib.sha256(b"small").digest()
     database.transact(blobs.record, "main", digest, Blob(5, b"small", pinned=False))
@@ -616,7 +616,7 @@ def test_results_are_deleted_although_nothing_else_happens(plane: Plane, clock: 
 
 
 def test_space_shows_retentions(tmp_path: Path, clock: ManualClock) -> None:
-    with holdfast.open(
+    with fastness.open(
         f"dir:{tmp_path / 'data'}",
         archived_keep_seconds=60,
         archived_bytes_max=1_000,
@@ -632,7 +632,7 @@ def test_space_shows_retentions(tmp_path: Path, clock: ManualClock) -> None:
     assert "up to 500 bytes" in until["dead letters"]
     assert until["session logs"] == "for 5 s (activity_keep_seconds)"
     with pytest.raises(InvalidArgument, match="archived_bytes_max"):
-        holdfast.open(f"dir:{tmp_path / 'data'}", archived_bytes_max=-1)
+        fastness.open(f"dir:{tmp_path / 'data'}", archived_bytes_max=-1)
 
 
 # Space of deleted pairs in the tables of a key space.
@@ -741,10 +741,10 @@ def test_the_loop_frees_space_until_nothing_is_left_and_survives_errors(caplog: 
 
 
 def test_an_open_directory_frees_space_until_it_is_closed(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path / 'data'}") as plane:
-        assert "holdfast-tables" in {thread.name for thread in threading.enumerate()}
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
+        assert "fastness-tables" in {thread.name for thread in threading.enumerate()}
     del plane
-    assert "holdfast-tables" not in {thread.name for thread in threading.enumerate()}
+    assert "fastness-tables" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_database_is_not_closed_or_reopened_during_a_compaction(

@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import HoldfastError, NotAllowed
-from holdfast.names import UNIVERSE
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.open import Options, open_plane_async
-from holdfast.server.authorization import AllowAll
-from holdfast.server.context import ServerContext
-from holdfast.server.sqs.actions import SqsActions
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.errors import SqsError, sqs_error
-from holdfast.server.sqs.settings_cache import SettingsCache
-from holdfast.server.sqs.shapes import ACTIONS
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import GetQueueStats, NewMessage, PutMessages, ReceiveMessages
-from holdfast.wire.requests import Request
-from holdfast.wire.sqs import GetSqsSettings, SetSqsAttributes
+from fastness.errors import FastnessError, NotAllowed
+from fastness.names import UNIVERSE
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.open import Options, open_plane_async
+from fastness.server.authorization import AllowAll
+from fastness.server.context import ServerContext
+from fastness.server.sqs.actions import SqsActions
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.errors import SqsError, sqs_error
+from fastness.server.sqs.settings_cache import SettingsCache
+from fastness.server.sqs.shapes import ACTIONS
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import GetQueueStats, NewMessage, PutMessages, ReceiveMessages
+from fastness.wire.requests import Request
+from fastness.wire.sqs import GetSqsSettings, SetSqsAttributes
 
 Output = dict[str, Any]
 
@@ -69,10 +69,10 @@ class Client:
 
     async def refused(self, action: str, queue: str | None = "orders", **parameters: Any) -> str:
         """The code of the error that a call is refused with."""
-        with pytest.raises((SqsError, HoldfastError)) as caught:
+        with pytest.raises((SqsError, FastnessError)) as caught:
             await self(action, queue, **parameters)
         error = caught.value
-        return (sqs_error(error) if isinstance(error, HoldfastError) else error).query_code
+        return (sqs_error(error) if isinstance(error, FastnessError) else error).query_code
 
     async def create(self, queue: str = "orders", **attributes: str) -> None:
         if queue.endswith(".fifo"):
@@ -629,7 +629,7 @@ async def test_queues_are_listed_by_prefix_and_in_pages(sqs: Client) -> None:
 
 @pytest.mark.parametrize("name", ["a b", "", "a.b", "x" * 81, "x" * 300, "ä", ".fifo"])
 async def test_a_name_that_sqs_does_not_allow_is_refused_in_its_words(sqs: Client, name: str) -> None:
-    with pytest.raises(HoldfastError) as caught:
+    with pytest.raises(FastnessError) as caught:
         await sqs("CreateQueue", None, QueueName=name)
     error = sqs_error(caught.value)
     assert error.query_code == "InvalidParameterValue"
@@ -855,7 +855,7 @@ async def test_a_native_queue_is_visible_with_its_messages(sqs: Client, transpor
     assert message["Body"] == "/w=="
     assert message["MessageAttributes"] == {
         "kind": {"DataType": "String", "StringValue": "image"},
-        "holdfast-encoding": {"DataType": "String", "StringValue": "base64"},
+        "fastness-encoding": {"DataType": "String", "StringValue": "base64"},
     }
     await sqs("DeleteMessage", "native", ReceiptHandle=message["ReceiptHandle"])
     stats = await transport.call(GetQueueStats("native"))

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from holdfast.errors import InvalidArgument, InvalidSqsAttribute, UnknownSqsAttribute
-from holdfast.layers import sqs_attributes
-from holdfast.layers.sqs_attributes import checked, merged, new_policy, parse_redrive, parse_redrive_allow, policy_with
-from holdfast.wire.queues import QueuePolicy
+from fastness.errors import InvalidArgument, InvalidSqsAttribute, UnknownSqsAttribute
+from fastness.layers import sqs_attributes
+from fastness.layers.sqs_attributes import checked, merged, new_policy, parse_redrive, parse_redrive_allow, policy_with
+from fastness.wire.queues import QueuePolicy
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 

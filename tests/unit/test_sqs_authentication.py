@@ -15,25 +15,25 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from starlette.datastructures import Headers
 
-from holdfast.access_keys import FileSecrets, MemorySecrets, NoSecrets, secrets_of
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import EncryptionKeyMissing, InvalidArgument, NotAllowed
-from holdfast.handles.tokens import AsyncTokens
-from holdfast.layers import tokens as layer
-from holdfast.limits import SQS_CLOCK_SKEW_SECONDS, SQS_PRESIGNED_SECONDS_MAX, SQS_SAME_SIGNATURE_SECONDS
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.server.context import ServerContext
-from holdfast.server.sqs import signatures
-from holdfast.server.sqs.authentication import SqsAnonymous, SqsAuthenticator, UsedSignatures
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.options import SqsOptions
-from holdfast.server.sqs.signatures import Signature
-from holdfast.server.tokens import TokenAuthenticator
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import PutMessages
-from holdfast.wire.tokens import NewToken, access_key_id, token_id_of
+from fastness.access_keys import FileSecrets, MemorySecrets, NoSecrets, secrets_of
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import EncryptionKeyMissing, InvalidArgument, NotAllowed
+from fastness.handles.tokens import AsyncTokens
+from fastness.layers import tokens as layer
+from fastness.limits import SQS_CLOCK_SKEW_SECONDS, SQS_PRESIGNED_SECONDS_MAX, SQS_SAME_SIGNATURE_SECONDS
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.services import Services
+from fastness.server.context import ServerContext
+from fastness.server.sqs import signatures
+from fastness.server.sqs.authentication import SqsAnonymous, SqsAuthenticator, UsedSignatures
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.options import SqsOptions
+from fastness.server.sqs.signatures import Signature
+from fastness.server.tokens import TokenAuthenticator
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import PutMessages
+from fastness.wire.tokens import NewToken, access_key_id, token_id_of
 
 URL = "http://127.0.0.1:9324/"
 REGION = "us-east-1"
@@ -115,7 +115,7 @@ async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
     clock = ManualClock()
     found = Endpoint(clock)
     monkeypatch.setattr(botocore.auth, "get_current_datetime", found.now)
-    monkeypatch.setattr(logging.getLogger("holdfast.refusals"), "filters", [])
+    monkeypatch.setattr(logging.getLogger("fastness.refusals"), "filters", [])
     await found.known.start()
     yield found
     await found.known.stop()
@@ -650,7 +650,7 @@ async def test_no_secret_is_logged_or_stored(endpoint: Endpoint, caplog: pytest.
     with refused("SignatureDoesNotMatch") as caught:
         endpoint.accept(endpoint.sign(made, send()), body=b"{}")
     secret = made.secret_access_key
-    ours = [record for record in caplog.records if record.name.startswith("holdfast")]
+    ours = [record for record in caplog.records if record.name.startswith("fastness")]
     assert ours
     assert secret not in "".join(record.getMessage() + repr(record.__dict__) for record in ours)
     assert secret not in caught.value.message
@@ -698,7 +698,7 @@ def test_key_file_is_made_for_its_owner_only(tmp_path: Any) -> None:
 
 
 def test_missing_wrong_and_unreadable_key_files_say_what_to_do(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_SQS_KEY_FILE", raising=False)
+    monkeypatch.delenv("FASTNESS_SQS_KEY_FILE", raising=False)
     path = tmp_path / "sqs.key"
     secrets = secrets_of(f"dir:{tmp_path}", None)
     with pytest.raises(EncryptionKeyMissing, match="restore the file"):
@@ -714,14 +714,14 @@ def test_missing_wrong_and_unreadable_key_files_say_what_to_do(tmp_path: Any, mo
     with pytest.raises(InvalidArgument, match="not NAME BASE64"):
         secrets.prepare(has_access_keys=False)
     with pytest.raises(EncryptionKeyMissing, match="new-key` prints"):
-        secrets_of("postgresql://db/holdfast", str(tmp_path / "none")).prepare(has_access_keys=False)
+        secrets_of("postgresql://db/fastness", str(tmp_path / "none")).prepare(has_access_keys=False)
     assert not (tmp_path / "none").exists()
     with pytest.raises(EncryptionKeyMissing, match="the same on every node"):
-        secrets_of("postgresql://db/holdfast", None).prepare(has_access_keys=False)
+        secrets_of("postgresql://db/fastness", None).prepare(has_access_keys=False)
 
 
 def test_key_file_can_be_rotated(tmp_path: Any) -> None:
-    from holdfast.encryption_keys import new_master_key
+    from fastness.encryption_keys import new_master_key
 
     secrets = FileSecrets(tmp_path / "keys", may_create=True)
     secrets.prepare(has_access_keys=False)

@@ -12,19 +12,19 @@ from xml.etree import ElementTree
 import pytest
 import uvicorn
 
-from holdfast.errors import InvalidArgument, NotAllowed, RateLimited
-from holdfast.limits import SQS_BODY_BYTES_MAX
-from holdfast.plane.open import Options, open_plane_async
-from holdfast.server.authorization import AllowAll
-from holdfast.server.context import ServerContext
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.metrics import Metrics
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.endpoint import SqsEndpoint
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.metrics import SqsMetrics
-from holdfast.server.sqs.mounting import check_sqs, is_sqs_path
-from holdfast.server.sqs.options import SqsOptions
+from fastness.errors import InvalidArgument, NotAllowed, RateLimited
+from fastness.limits import SQS_BODY_BYTES_MAX
+from fastness.plane.open import Options, open_plane_async
+from fastness.server.authorization import AllowAll
+from fastness.server.context import ServerContext
+from fastness.server.http.limits import HttpLimits
+from fastness.server.metrics import Metrics
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.endpoint import SqsEndpoint
+from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.metrics import SqsMetrics
+from fastness.server.sqs.mounting import check_sqs, is_sqs_path
+from fastness.server.sqs.options import SqsOptions
 
 URL: Final = "http://127.0.0.1:9440/sqs/000000000000/orders"
 Call = Callable[[SqsCaller, str, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -212,7 +212,7 @@ async def test_an_unexpected_error_shows_nothing_of_itself(
         raise RuntimeError("the password is hunter2")
 
     endpoint = Endpoint(context, fail)
-    with caplog.at_level(logging.ERROR, "holdfast.sqs"):
+    with caplog.at_level(logging.ERROR, "fastness.sqs"):
         status, headers, body = await endpoint.json("ListQueues", {}, **{"X-Correlation-Id": "abc"})
     assert (status, headers["x-amzn-query-error"]) == (500, "InternalFailure;Receiver")
     assert "hunter2" not in str(body)
@@ -320,7 +320,7 @@ async def test_metrics_have_a_bounded_number_of_labels(context: ServerContext) -
         await endpoint.json("ListQueues", {"QueueNamePrefix": f"Error{number}"})
         await endpoint.json(f"Fly{number}", {})
     assert endpoint.endpoint.requests == {("ListQueues", "other"): 3, ("other", "UnknownOperationException"): 3}
-    sample = metrics.registry.get_sample_value("holdfast_sqs_requests_total", {"action": "ListQueues", "code": "other"})
+    sample = metrics.registry.get_sample_value("fastness_sqs_requests_total", {"action": "ListQueues", "code": "other"})
     assert sample == 3
 
 

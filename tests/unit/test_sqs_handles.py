@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.authorization import AllowAll
-from holdfast.server.sqs.batch import BatchResults, checked_entries
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.handles import parse_handle, receipt_handle
-from holdfast.server.sqs.queue_urls import queue_arn, queue_at, queue_of_arn, queue_url
-from holdfast.wire.stored_messages import format_id, format_lease_id
+from fastness.server.authorization import AllowAll
+from fastness.server.sqs.batch import BatchResults, checked_entries
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.handles import parse_handle, receipt_handle
+from fastness.server.sqs.queue_urls import queue_arn, queue_at, queue_of_arn, queue_url
+from fastness.wire.stored_messages import format_id, format_lease_id
 
 CALLER = SqsCaller(authorizer=AllowAll(), universe="main", base_url="http://127.0.0.1:9440/sqs", region="us-east-1")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.server.sqs import messages
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.messages import Attribute, incoming, outgoing
-from holdfast.wire.sqs import SqsSettings
+from fastness.server.sqs import messages
+from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.messages import Attribute, incoming, outgoing
+from fastness.wire.sqs import SqsSettings
 
 STANDARD = SqsSettings(exists=True)
 FIFO = SqsSettings(exists=True, fifo=True)
@@ -89,14 +89,14 @@ def test_a_native_payload_that_is_not_text_is_delivered_as_base64(payload: bytes
     assert base64.b64decode(found.body) == payload
     assert found.attributes == {
         "kind": Attribute("String", "image"),
-        "holdfast-encoding": Attribute("String", "base64"),
+        "fastness-encoding": Attribute("String", "base64"),
     }
 
 
 def test_a_native_payload_that_is_too_large_is_delivered_as_a_reference() -> None:
     found = messages.incoming_blob("ab" * 32, 2_000_000, {"kind": "video"})
     assert found.body == '{"blob":"' + "ab" * 32 + '","size":2000000}'
-    assert found.attributes["holdfast-encoding"] == Attribute("String", "blob")
+    assert found.attributes["fastness-encoding"] == Attribute("String", "blob")
     assert found.attributes["kind"] == Attribute("String", "video")
 
 

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sqs_models import Protocol, service_model
 
-from holdfast.limits import SQS_FORM_FIELDS_MAX, SQS_MALFORMED_ESCAPES_MAX
-from holdfast.server.sqs import json_protocol, query_protocol
-from holdfast.server.sqs.batch import checked_entries
-from holdfast.server.sqs.errors import COMMON_ERRORS, SqsError
-from holdfast.server.sqs.model import Action
-from holdfast.server.sqs.shapes import ACTIONS, ERRORS
+from fastness.limits import SQS_FORM_FIELDS_MAX, SQS_MALFORMED_ESCAPES_MAX
+from fastness.server.sqs import json_protocol, query_protocol
+from fastness.server.sqs.batch import checked_entries
+from fastness.server.sqs.errors import COMMON_ERRORS, SqsError
+from fastness.server.sqs.model import Action
+from fastness.server.sqs.shapes import ACTIONS, ERRORS
 
 REQUEST_ID: Final = "66916324-67ca-54bb-a410-3f567a7a0571"
 NAMES: Final = sorted(ACTIONS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.queue_calls import ack, lease, lease_one, nack, payloads, peek, put, reject, set_policy, stats
 
-from holdfast.errors import (
+from fastness.errors import (
     InvalidArgument,
     InvalidSqsAttribute,
     PurgeInProgress,
@@ -17,13 +17,13 @@ from holdfast.errors import (
     SqsQueueExists,
     UnknownSqsAttribute,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import queues, sqs, sqs_work
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.sqs_work import Step
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage, QueuePolicy
-from holdfast.wire.sqs import SqsQueue, SqsSettings
+from fastness.kv import Database, Transaction
+from fastness.layers import queues, sqs, sqs_work
+from fastness.layers.queues import QueueKey
+from fastness.layers.sqs_work import Step
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NewMessage, QueuePolicy
+from fastness.wire.sqs import SqsQueue, SqsSettings
 
 JOBS = QueueKey("main", "jobs")
 DEAD = QueueKey("main", "dead")

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.plane.operations import OPERATIONS
-from holdfast.plane.stale_reads import STALE_READS, may_be_stale
-from holdfast.wire.leases import CheckLease, LeaseProof
-from holdfast.wire.queues import GetQueueStats, ListQueues
-from holdfast.wire.requests import Request, permission_of
+from fastness.plane.operations import OPERATIONS
+from fastness.plane.stale_reads import STALE_READS, may_be_stale
+from fastness.wire.leases import CheckLease, LeaseProof
+from fastness.wire.queues import GetQueueStats, ListQueues
+from fastness.wire.requests import Request, permission_of
 
 
 @pytest.mark.parametrize("kind", sorted(STALE_READS, key=str))

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-import holdfast
-from holdfast import AsyncHost, Host, HostApp, Plane, Retry, StepContext, WorkflowRun, current_step
-from holdfast.errors import RunFailed, WorkflowChanged, WorkflowMisuse
-from holdfast.testing import HostTest
-from holdfast.testing.clock import ManualClock
+import fastness
+from fastness import AsyncHost, Host, HostApp, Plane, Retry, StepContext, WorkflowRun, current_step
+from fastness.errors import RunFailed, WorkflowChanged, WorkflowMisuse
+from fastness.testing import HostTest
+from fastness.testing.clock import ManualClock
 
 PATIENCE_SECONDS = 60.0  # A bound for every wait; far more than any test needs.
 
 
 @pytest.fixture(params=["memory", "dir"])
 def plane(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Plane]:
-    with holdfast.open("memory:" if request.param == "memory" else f"dir:{tmp_path}", universe="acme") as plane:
+    with fastness.open("memory:" if request.param == "memory" else f"dir:{tmp_path}", universe="acme") as plane:
         yield plane
 
 
@@ -60,7 +60,7 @@ def test_functions_and_coroutines_reach_the_plane_of_their_host(plane: Plane) ->
 
 
 async def test_an_async_host_has_a_plane_for_functions_on_threads() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         async with AsyncHost(plane, app):
             run = await plane.workflows.start(put_twice)
             await run.result(wait_seconds=PATIENCE_SECONDS)

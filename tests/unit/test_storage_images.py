@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast.testing.storage import Disk, Event, Kind, Loss, build_image
-from holdfast.testing.storage.images import Fate
+from fastness.testing.storage import Disk, Event, Kind, Loss, build_image
+from fastness.testing.storage.images import Fate
 
 ROOT = "/root"
 SEEDS = range(300)

@@ -9,25 +9,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.errors import Closed
-from holdfast.kv import serial_database
-from holdfast.limits import CALLS_MAX, READS_MAX, REPLY_BATCH_MAX, UNSENT_BYTES_MAX
-from holdfast.plane import Options, open_plane_async
-from holdfast.plane.batching import call_batch
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.server import consumers
-from holdfast.server.authorization import AllowAll
-from holdfast.server.consumers import Consumers
-from holdfast.server.streams import Streams
-from holdfast.threads import run_in_thread
-from holdfast.tiers import Tier
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.canonical import canonical
-from holdfast.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
-from holdfast.wire.queues import GetQueueStats, NewMessage, PeekMessages, PutMessages, ReceiveMessages
-from holdfast.wire.states import FoundState, GetState, UpdateState
-from holdfast.wire.worlds import ReadJournal
+from fastness.errors import Closed
+from fastness.kv import serial_database
+from fastness.limits import CALLS_MAX, READS_MAX, REPLY_BATCH_MAX, UNSENT_BYTES_MAX
+from fastness.plane import Options, open_plane_async
+from fastness.plane.batching import call_batch
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.server import consumers
+from fastness.server.authorization import AllowAll
+from fastness.server.consumers import Consumers
+from fastness.server.streams import Streams
+from fastness.threads import run_in_thread
+from fastness.tiers import Tier
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.blobs import PutBlob
+from fastness.wire.canonical import canonical
+from fastness.wire.frames import PROTOCOL, Call, Hello, decode_hello, encode
+from fastness.wire.queues import GetQueueStats, NewMessage, PeekMessages, PutMessages, ReceiveMessages
+from fastness.wire.states import FoundState, GetState, UpdateState
+from fastness.wire.worlds import ReadJournal
 
 DEADLINE_SECONDS = 30.0
 PUT = PutMessages("jobs", [NewMessage(b"1")])
@@ -230,7 +230,7 @@ async def test_started_commit_publishes_its_events_after_its_connection_closed(
     monkeypatch.setattr(transport.services, "publish", published.extend)
     blocked = BlockedThread(monkeypatch, transport)
     # As if the connection had closed just after the check.
-    monkeypatch.setattr("holdfast.server.streams.StreamConnection._is_open", lambda self: True)
+    monkeypatch.setattr("fastness.server.streams.StreamConnection._is_open", lambda self: True)
     async with Peer(streams) as peer:
         peer.send([Call(0, PUT)])
         await blocked.release_database()
@@ -277,7 +277,7 @@ async def test_batch_of_reads_does_not_wait_for_writers(streams: Streams, transp
 async def test_large_answers_end_a_batch_and_keep_the_order(
     writes: bool, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.plane.batching.READ_BATCH_REPLY_BYTES", 2_500)
+    monkeypatch.setattr("fastness.plane.batching.READ_BATCH_REPLY_BYTES", 2_500)
     await transport.call(UpdateState("s", canonical("x" * 1_000)))
     calls = [Call(number, GetState("s")) for number in range(8)]
     if writes:
@@ -327,7 +327,7 @@ async def test_call_that_is_cancelled_in_its_own_frame_is_answered(
 async def test_cancelled_calls_free_capacity(
     streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.streams.CALLS_MAX", 4)
+    monkeypatch.setattr("fastness.server.streams.CALLS_MAX", 4)
     async with Peer(streams) as peer:
         for first in range(0, 30, 3):
             numbers = range(first, first + 3)
@@ -421,7 +421,7 @@ def unsent_of(streams: Streams, session: str) -> int:
 async def test_replies_are_split_into_frames(
     streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 1_500)
+    monkeypatch.setattr("fastness.server.replies.FRAME_BYTES_MAX", 1_500)
     await fill(transport, 2)
     async with Peer(streams) as peer:
         peer.send([*(Call(number, PUT) for number in range(64)), Call(64, PeekMessages("jobs", 2))])
@@ -501,8 +501,8 @@ async def test_repeated_receive_gets_messages_that_the_old_connection_did_not_de
 async def test_receive_delivers_as_many_messages_as_fit_a_reply(
     streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
-    monkeypatch.setattr("holdfast.server.consumers._ALWAYS_FITS", 1)
+    monkeypatch.setattr("fastness.server.replies.ANSWER_BYTES_MAX", 20_000)
+    monkeypatch.setattr("fastness.server.consumers._ALWAYS_FITS", 1)
     await fill(transport, 60)
     async with Peer(streams) as peer:
         peer.send([Call(0, ReceiveMessages("jobs", "ada", 60), "key")])
@@ -517,8 +517,8 @@ async def test_receive_delivers_as_many_messages_as_fit_a_reply(
 async def test_too_large_answer_becomes_a_problem(
     streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 20_000)
-    monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 20_000)
+    monkeypatch.setattr("fastness.server.replies.FRAME_BYTES_MAX", 20_000)
+    monkeypatch.setattr("fastness.server.replies.ANSWER_BYTES_MAX", 20_000)
     await fill(transport, 60)
     async with Peer(streams) as peer:
         peer.send([Call(0, PeekMessages("jobs", 60)), Call(1, PUT), Call(2, PeekMessages("jobs", 10))])
@@ -532,7 +532,7 @@ async def test_waiting_consumers_of_a_stalled_client_get_no_messages(
     streams: Streams, transport: AsyncEmbeddedTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their replies are buffered up to a bound; further messages go to clients that read."""
-    monkeypatch.setattr("holdfast.server.replies.ANSWER_BYTES_MAX", 5_000)
+    monkeypatch.setattr("fastness.server.replies.ANSWER_BYTES_MAX", 5_000)
     async with Peer(streams) as stalled, Peer(streams, "other") as other:
         stalled.send([Call(number, RECEIVE) for number in range(50)])
         await until_waiting(transport, 50)
@@ -631,7 +631,7 @@ async def test_replies_that_cannot_share_a_frame_are_sent_singly(
             consumers, "encode_replies", lambda replies: encode_all(replies) if len(replies) == 1 else None
         )
     else:
-        monkeypatch.setattr("holdfast.server.replies.FRAME_BYTES_MAX", 2_000)
+        monkeypatch.setattr("fastness.server.replies.FRAME_BYTES_MAX", 2_000)
     await fill(synced, 5)
     async with Peer(streams_of(synced)) as peer:
         peer.send([Call(number, RECEIVE) for number in range(5)])
@@ -651,7 +651,7 @@ async def test_a_frame_has_a_bounded_number_of_calls(streams: Streams) -> None:
 
 
 async def test_connection_without_hello_is_closed(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.server.streams.HELLO_SECONDS", 0.01)
+    monkeypatch.setattr("fastness.server.streams.HELLO_SECONDS", 0.01)
     peer = Peer(streams)
     peer._inbox.put_nowait({"type": "websocket.connect"})
     await asyncio.wait_for(peer.serving, DEADLINE_SECONDS)

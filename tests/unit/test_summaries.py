@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane, Tier
-from holdfast.errors import InvalidArgument, InvalidName, WorldNotFound
-from holdfast.handles.sync.plane import Plane as Handle
-from holdfast.layers.queues import admin
-from holdfast.limits import SUMMARY_LIST_MAX
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.tiers import TierPolicy
+import fastness
+from fastness import Plane, Tier
+from fastness.errors import InvalidArgument, InvalidName, WorldNotFound
+from fastness.handles.sync.plane import Plane as Handle
+from fastness.layers.queues import admin
+from fastness.limits import SUMMARY_LIST_MAX
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.tiers import TierPolicy
 
 NO_MANIFEST = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
@@ -51,7 +51,7 @@ def test_queue_survey_has_the_stats_of_each_queue(plane: Plane) -> None:
 
 
 def test_world_survey_counts_hot_and_cold_records(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         _world(plane, records=40, baseline=30, entries=10)
         plane.world("fork").create()
         old = plane.world("old")
@@ -151,12 +151,12 @@ def test_listing_locks_creates_no_lock_table(plane: Plane) -> None:
 )
 @pytest.mark.parametrize("limit", [0, -1, SUMMARY_LIST_MAX + 1])
 def test_page_size_is_bounded(call: Callable[[Plane, int], Any], limit: int) -> None:
-    with holdfast.open("memory:") as plane, pytest.raises(InvalidArgument, match=str(SUMMARY_LIST_MAX)):
+    with fastness.open("memory:") as plane, pytest.raises(InvalidArgument, match=str(SUMMARY_LIST_MAX)):
         call(plane, limit)
 
 
 def test_invalid_name_is_refused() -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         for call in (plane.survey_queues, plane.survey_worlds, plane.entities.kinds, plane.universes):
             with pytest.raises(InvalidName):
                 call(after="a b")
@@ -166,7 +166,7 @@ def test_invalid_name_is_refused() -> None:
 
 
 def test_check_reads_all_of_an_intact_world(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         _world(plane, records=40, baseline=30, entries=10)
         found = plane.world("ada").check()
         assert (found.fault, found.records, found.segments, found.snapshots) == (None, 42, 2, 2)
@@ -175,7 +175,7 @@ def test_check_reads_all_of_an_intact_world(tmp_path: Path) -> None:
 
 
 def test_check_finds_a_changed_segment_although_it_was_read_before(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         _world(plane, records=40, baseline=30, entries=10)
         assert len(plane.world("ada").read(0)) == 42
         (body,) = tmp_path.rglob("10-19.log")
@@ -186,7 +186,7 @@ def test_check_finds_a_changed_segment_although_it_was_read_before(tmp_path: Pat
 
 
 def test_check_finds_a_snapshot_without_its_blob(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         world = plane.world("ada")
         world.create()
         world.append([1], expected_head=0)

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.clock import SystemClock
-from holdfast.errors import Closed, Unreachable
-from holdfast.layers import queues
-from holdfast.layers.queues import NEVER_MS, QueueKey
-from holdfast.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance import sweeper as sweeper_module
-from holdfast.runtime.maintenance.duty import LeasedDuty
-from holdfast.runtime.maintenance.sweeper import Sweeper
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NewMessage, QueuePolicy
+import fastness
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.postgres import PostgresDatabase
+from fastness.clock import SystemClock
+from fastness.errors import Closed, Unreachable
+from fastness.layers import queues
+from fastness.layers.queues import NEVER_MS, QueueKey
+from fastness.limits import COUNTERS_UNFOLDED_MAX, DUTY_CHECK_SECONDS
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance import sweeper as sweeper_module
+from fastness.runtime.maintenance.duty import LeasedDuty
+from fastness.runtime.maintenance.sweeper import Sweeper
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NewMessage, QueuePolicy
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 JOBS, MAIL = QueueKey("main", "jobs"), QueueKey("other", "mail")
@@ -125,7 +125,7 @@ def day(monkeypatch: pytest.MonkeyPatch) -> Iterator[Day]:
 
 
 def is_running() -> bool:
-    return any(thread.name == "holdfast-sweeper" for thread in threading.enumerate())
+    return any(thread.name == "fastness-sweeper" for thread in threading.enumerate())
 
 
 def test_the_start_processes_due_entries_of_all_queues_and_universes(day: Day) -> None:
@@ -234,7 +234,7 @@ def test_a_due_time_without_due_entries_is_harmless(day: Day) -> None:
 def test_more_due_entries_than_one_transaction_handles_are_all_processed(
     day: Day, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH_MAX", 3)
+    monkeypatch.setattr("fastness.layers.queues.expiry.DUE_BATCH_MAX", 3)
     for _ in range(10):
         day.put(JOBS, delay_seconds=5)
     day.start()
@@ -244,7 +244,7 @@ def test_more_due_entries_than_one_transaction_handles_are_all_processed(
 
 
 def test_a_queue_with_many_due_entries_does_not_block_the_others(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH_MAX", 1)
+    monkeypatch.setattr("fastness.layers.queues.expiry.DUE_BATCH_MAX", 1)
     monkeypatch.setattr(sweeper_module, "_TRANSACTIONS_MAX", 2)
     for _ in range(6):
         day.put(JOBS, delay_seconds=4)
@@ -280,7 +280,7 @@ def test_the_sweeper_survives_database_errors(day: Day, caplog: pytest.LogCaptur
     day.put(JOBS, delay_seconds=5)
     day.start()
     day.database.error = Unreachable("PostgreSQL is away")
-    with caplog.at_level(logging.WARNING, "holdfast.sweeper"):
+    with caplog.at_level(logging.WARNING, "fastness.sweeper"):
         assert day.advance(5) == 1, "it retries soon"
         assert "PostgreSQL is away" in caplog.text
         day.advance(1)
@@ -338,7 +338,7 @@ def test_stop_interrupts_the_sleep(day: Day) -> None:
 
 
 def test_stop_takes_effect_between_two_transactions_of_a_queue(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.layers.queues.expiry.DUE_BATCH_MAX", 1)
+    monkeypatch.setattr("fastness.layers.queues.expiry.DUE_BATCH_MAX", 1)
     for _ in range(50):
         day.put(JOBS, delay_seconds=5)
     day.start()
@@ -412,7 +412,7 @@ def test_a_clock_ahead_of_the_database_clock_causes_no_busy_loop(day: Day) -> No
 @pytest.mark.parametrize("kind", ["delayed", "outlived", "scheduled"])
 def test_a_reopened_plane_processes_due_entries(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any call: the sweeper starts with the plane, not with the first event."""
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         jobs = plane.queue("jobs")
         if kind == "scheduled":
             jobs.schedule("minutely", "* * * * *", "tick")
@@ -420,7 +420,7 @@ def test_a_reopened_plane_processes_due_entries(kind: str, tmp_path: Path, monke
             jobs.put("x", **{"delay_seconds" if kind == "delayed" else "ttl_seconds": 30.0})
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: time.time_ns() // 1_000_000 + 120_000)
     expected = {"delayed": (1, 0), "outlived": (0, 0), "scheduled": (1, 0)}[kind]
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while time.monotonic() < deadline:
             stats = plane.queue("jobs").stats()

@@ -15,34 +15,34 @@ from uuid import UUID
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Job, Plane, QueuePolicy, Reject, RetryLater, Task, TaskApp, current_job, group
-from holdfast.errors import (
+import fastness
+from fastness import Job, Plane, QueuePolicy, Reject, RetryLater, Task, TaskApp, current_job, group
+from fastness.errors import (
     BatchTooLarge,
     CasMismatch,
     Closed,
     CommitUnknown,
     EmptyBatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidUrl,
     MessageFailed,
     QueueBusy,
     ResultNotKept,
 )
-from holdfast.handles import task_runs
-from holdfast.limits import TASK_GROUP_MEMBERS_MAX, TASK_NESTING_MAX, TASK_STEPS_MAX
-from holdfast.tasks.chains import Chainable
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.queues import NackMessages
+from fastness.handles import task_runs
+from fastness.limits import TASK_GROUP_MEMBERS_MAX, TASK_NESTING_MAX, TASK_STEPS_MAX
+from fastness.tasks.chains import Chainable
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.queues import NackMessages
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 
 
 @pytest.fixture
 def plane(clock: ManualClock) -> Iterator[Plane]:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         yield plane
 
 
@@ -111,7 +111,7 @@ def named(calls: Calls, name: str) -> list[Any]:
 
 
 def refuse_commits(
-    plane: Plane, monkeypatch: pytest.MonkeyPatch, errors: list[HoldfastError], *, after_commit: bool = False
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, errors: list[FastnessError], *, after_commit: bool = False
 ) -> None:
     """Make the next atomic commits fail with these errors, before or after they have happened."""
     transport = plane._transport
@@ -240,7 +240,7 @@ def test_the_options_of_a_task_are_those_of_its_messages(app: TaskApp, plane: Pl
     first = mail.send("acme")
     info = plane.queue("emails").get(first.id)
     assert (info.key, info.unique_key, info.max_attempts, info.priority) == ("acme", "004", 7, 9)
-    assert info.attributes == {"holdfast-task": mail.name}
+    assert info.attributes == {"fastness-task": mail.name}
     assert info.keep_result
     assert mail.send("acme").duplicate
     other = mail.with_options(delay_seconds=60, unique_key="mine", key="other").send("acme", n=4)
@@ -264,7 +264,7 @@ def test_a_schedule_calls_a_task(plane: Plane, clock: ManualClock) -> None:
         clean.schedule("nightly", "0 3 * * *", "acme")  # type: ignore[call-arg]
     schedule = clean.schedule("nightly", "0 3 * * *", "acme", days_kept=30)
     assert schedule.timezone == "Europe/Berlin"
-    assert (schedule.message.key, schedule.message.attributes) == ("acme", {"holdfast-task": clean.name})
+    assert (schedule.message.key, schedule.message.attributes) == ("acme", {"fastness-task": clean.name})
     assert app.run_ready() == 0
     clock.jump_to_ms(schedule.next_ms)
     assert app.run_ready() == 1
@@ -297,7 +297,7 @@ def test_wrong_declarations_are_refused(app: TaskApp, add: Task[..., int]) -> No
 
     with pytest.raises(InvalidArgument, match="Two tasks have the name add"):
         app.task(name="add")(mail_nobody)
-    with pytest.raises(HoldfastError, match="queue"):
+    with pytest.raises(FastnessError, match="queue"):
         app.task(queue="no/such")(mail_nobody)
     with pytest.raises(InvalidArgument, match="no tasks"):
         TaskApp("memory:").worker()
@@ -314,11 +314,11 @@ def mail_nobody() -> None:
 def test_tasks_of_no_app_use_the_plane_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     app = TaskApp()
     ping = app.task(mail_nobody)
-    monkeypatch.delenv("HOLDFAST_URL", raising=False)
-    with pytest.raises(InvalidUrl, match="set HOLDFAST_URL"):
+    monkeypatch.delenv("FASTNESS_URL", raising=False)
+    with pytest.raises(InvalidUrl, match="set FASTNESS_URL"):
         ping.send()
-    monkeypatch.setenv("HOLDFAST_URL", f"dir:{tmp_path / 'data'}")
-    monkeypatch.setenv("HOLDFAST_UNIVERSE", "acme")
+    monkeypatch.setenv("FASTNESS_URL", f"dir:{tmp_path / 'data'}")
+    monkeypatch.setenv("FASTNESS_UNIVERSE", "acme")
     with app:
         ping.send()
         assert app.plane.universe == "acme"
@@ -327,11 +327,11 @@ def test_tasks_of_no_app_use_the_plane_of_the_environment(monkeypatch: pytest.Mo
 
 
 def test_the_default_app_collects_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.tasks.default_app import DEFAULT_APP
+    from fastness.tasks.default_app import DEFAULT_APP
 
     monkeypatch.setattr(DEFAULT_APP, "_tasks", {})
     monkeypatch.setattr(DEFAULT_APP._registry, "functions", {})
-    plain, options = holdfast.task(mail_nobody), holdfast.task(name="other", queue="q")(mail_nobody)
+    plain, options = fastness.task(mail_nobody), fastness.task(name="other", queue="q")(mail_nobody)
     assert list(DEFAULT_APP.tasks) == [plain.name, "other"]
     assert (plain.name, plain.queue, options.queue) == (f"{__name__}.mail_nobody", "tasks", "q")
 
@@ -453,7 +453,7 @@ async def test_a_call_that_would_block_an_event_loop_is_refused(app: TaskApp, ad
 
 
 def test_functions_and_coroutines_run_in_one_worker() -> None:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         app = TaskApp(plane)
 
         @app.task(queue="threads")
@@ -476,14 +476,14 @@ def test_functions_and_coroutines_run_in_one_worker() -> None:
         receipts = [on_thread.send(), on_loop.send(2)]
         found = [receipt.result(wait_seconds=PATIENCE_SECONDS) for receipt in receipts]
         worker.stop()
-        assert found[0].startswith("holdfast-worker-threads")
-        assert found[1] == ["holdfast-task"] * 2
+        assert found[0].startswith("fastness-worker-threads")
+        assert found[1] == ["fastness-task"] * 2
         assert (worker.stats.handled, worker.stats.failed) == (4, 0)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_worker_that_cannot_receive_raises_why(is_async: bool) -> None:
-    plane = holdfast.open("memory:")
+    plane = fastness.open("memory:")
     app = TaskApp(plane)
 
     async def on_loop() -> None:
@@ -676,7 +676,7 @@ def test_members_that_finish_at_the_same_time_are_all_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     group(*[add.s(n) for n in range(3)]).then(total.s()).send()
-    errors: list[HoldfastError] = [CasMismatch("group", current_etag="other") for _ in range(5)]
+    errors: list[FastnessError] = [CasMismatch("group", current_etag="other") for _ in range(5)]
     refuse_commits(plane, monkeypatch, errors)
     app.run_ready()
     assert errors == []
@@ -689,7 +689,7 @@ def test_many_threads_finish_a_group_once(request: pytest.FixtureRequest, nodes:
     url = "memory:" if nodes == 1 else request.getfixturevalue("postgres_url")
     members, totals = TASK_GROUP_MEMBERS_MAX // nodes, list[list[int]]()
     with ExitStack() as opened:
-        apps = [TaskApp(opened.enter_context(holdfast.open(url))) for _ in range(nodes)]
+        apps = [TaskApp(opened.enter_context(fastness.open(url))) for _ in range(nodes)]
         for app in apps:
             member = app.task(name="member", queue="members")(abs)
             last = app.task(name="last", queue="last")(totals.append)
@@ -885,7 +885,7 @@ def test_chains_and_groups_are_bounded(app: TaskApp, plane: Plane, add: Task[...
     nested: Chainable = add.s(1)
     for _ in range(TASK_NESTING_MAX - 1):
         nested = group(nested)
-    assert isinstance(nested, holdfast.Group)
+    assert isinstance(nested, fastness.Group)
     nested.send()
     with pytest.raises(InvalidArgument, match=f"at most {TASK_NESTING_MAX} deep"):
         group(nested).send()

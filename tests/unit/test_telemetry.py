@@ -11,16 +11,16 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 
-from holdfast.errors import HoldfastError
-from holdfast.handles.plane import AsyncPlane
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.open import open_plane_async
-from holdfast.server import telemetry
-from holdfast.server.logs import correlation_scope
-from holdfast.server.serving import Serving
-from holdfast.server.settings import Settings
-from holdfast.wire.frames import Call
-from holdfast.wire.queues import NewMessage, PutMessages
+from fastness.errors import FastnessError
+from fastness.handles.plane import AsyncPlane
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.open import open_plane_async
+from fastness.server import telemetry
+from fastness.server.logs import correlation_scope
+from fastness.server.serving import Serving
+from fastness.server.settings import Settings
+from fastness.wire.frames import Call
+from fastness.wire.queues import NewMessage, PutMessages
 
 SETTINGS = Settings(data="memory:")
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -62,7 +62,7 @@ async def work(serving: Serving) -> None:
     assert message is not None
     await message.ack()
     await plane.lease("deploy").acquire("ada", wait_seconds=1)
-    with pytest.raises(HoldfastError):
+    with pytest.raises(FastnessError):
         await plane.state("no key!").get()
     put = PutMessages("jobs", [NewMessage(b"1")])
     serving.metrics.count_batch([Call(0, put), Call(1, put), Call(2, put)], [True, True, True], 0.002)
@@ -75,7 +75,7 @@ def exported(reader: InMemoryMetricReader) -> Samples:
     samples: Samples = {}
     [resource] = data.resource_metrics
     [scope] = resource.scope_metrics
-    assert scope.scope.name == "holdfast"
+    assert scope.scope.name == "fastness"
     for metric in scope.metrics:
         name = metric.name.replace(".", "_")
         assert metric.unit == {"seconds": "s", "bytes": "By"}.get(name.rpartition("_")[2], "1")
@@ -106,7 +106,7 @@ def scraped(serving: Serving) -> Samples:
         }
         for sample in family.samples:
             labels = tuple(sorted((name, value) for name, value in sample.labels.items() if name != "le"))
-            if family.name.startswith("holdfast_") and (family.type != "histogram" or counts[labels]):
+            if family.name.startswith("fastness_") and (family.type != "histogram" or counts[labels]):
                 samples[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
     return samples
 
@@ -120,14 +120,14 @@ async def test_metrics_equal_those_of_prometheus(
     sent, expected = exported(reader), scraped(serving)
     assert sent.keys() == expected.keys()
     assert sent == pytest.approx(expected)
-    assert sent["holdfast_requests_total", (("code", "ok"), ("op", "queues.put"))] == 4
-    assert sent["holdfast_request_seconds_count", (("op", "queues.put"),)] == 4
-    assert ("holdfast_lock_wait_seconds_count", (("level", "lease"),)) in sent
-    assert ("holdfast_queue_dwell_seconds_count", (("queue", "jobs"), ("universe", "main"))) in sent
+    assert sent["fastness_requests_total", (("code", "ok"), ("op", "queues.put"))] == 4
+    assert sent["fastness_request_seconds_count", (("op", "queues.put"),)] == 4
+    assert ("fastness_lock_wait_seconds_count", (("level", "lease"),)) in sent
+    assert ("fastness_queue_dwell_seconds_count", (("queue", "jobs"), ("universe", "main"))) in sent
     # A later export has the later values, and no series of what a scrape does not show.
     await work(serving)
     await serving.telemetry.read(serving.metrics, transport)
-    assert exported(reader)["holdfast_request_seconds_count", (("op", "queues.put"),)] == 8
+    assert exported(reader)["fastness_request_seconds_count", (("op", "queues.put"),)] == 8
 
 
 async def test_last_values_are_sent_when_the_server_stops(
@@ -136,7 +136,7 @@ async def test_last_values_are_sent_when_the_server_stops(
     serving = Serving(SETTINGS, transport)
     async with serving.telemetry.running(serving.metrics, transport):
         await work(serving)
-    calls = exported(reader)["holdfast_requests_total", (("code", "ok"), ("op", "queues.receive"))]
+    calls = exported(reader)["fastness_requests_total", (("code", "ok"), ("op", "queues.receive"))]
     assert calls == 1
 
 
@@ -144,7 +144,7 @@ async def test_logs_have_severity_trace_and_correlation_id(
     transport: AsyncEmbeddedTransport, exporter: InMemoryLogRecordExporter
 ) -> None:
     serving = Serving(SETTINGS, transport)
-    log = logging.getLogger("holdfast.tokens")
+    log = logging.getLogger("fastness.tokens")
     tracer = TracerProvider().get_tracer("caller")
     async with serving.telemetry.running(serving.metrics, transport):
         with tracer.start_as_current_span("request") as span, correlation_scope("c-7"):
@@ -162,9 +162,9 @@ async def test_logs_have_severity_trace_and_correlation_id(
         13,
     )
     assert dict(refused.attributes) == {
-        "holdfast.correlation_id": "c-7",
-        "holdfast.client": "::1",
-        "holdfast.times": 2,
+        "fastness.correlation_id": "c-7",
+        "fastness.client": "::1",
+        "fastness.times": 2,
     }
     assert refused.trace_id == span.get_span_context().trace_id
     assert refused.span_id == span.get_span_context().span_id
@@ -182,11 +182,11 @@ async def test_nothing_is_sent_without_providers(
         monkeypatch.setattr(telemetry, "metrics", None)
         monkeypatch.setattr(telemetry, "_logs", None)
     serving = Serving(SETTINGS, transport)
-    handlers = list(logging.getLogger("holdfast").handlers)
+    handlers = list(logging.getLogger("fastness").handlers)
     async with serving.telemetry.running(serving.metrics, transport):
-        assert logging.getLogger("holdfast").handlers == handlers
+        assert logging.getLogger("fastness").handlers == handlers
         await work(serving)
-    assert serving.telemetry.recorder("holdfast_sync_seconds", (1.0,), {}) is None
+    assert serving.telemetry.recorder("fastness_sync_seconds", (1.0,), {}) is None
     assert serving.metrics.sync.record is None
     assert serving.telemetry._values == {}
 
@@ -208,7 +208,7 @@ async def test_failing_telemetry_does_not_fail_a_call(
     monkeypatch.setattr(telemetry._logs, "LogRecord", fail)
     async with serving.telemetry.running(serving.metrics, transport):
         await work(serving)
-        logging.getLogger("holdfast.server").warning("still logged")
+        logging.getLogger("fastness.server").warning("still logged")
     assert "no collector" in capsys.readouterr().err
     assert "still logged" in caplog.text
-    assert exported(reader)["holdfast_requests_total", (("code", "ok"), ("op", "queues.put"))] == 4
+    assert exported(reader)["fastness_requests_total", (("code", "ok"), ("op", "queues.put"))] == 4

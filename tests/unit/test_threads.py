@@ -6,10 +6,10 @@ from contextvars import ContextVar
 
 import pytest
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import Busy
-from holdfast.kv import Transaction
-from holdfast.threads import run_in_thread
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import Busy
+from fastness.kv import Transaction
+from fastness.threads import run_in_thread
 
 PATIENCE_SECONDS = 60.0
 

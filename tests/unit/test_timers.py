@@ -11,21 +11,21 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.postgres import PostgresDatabase
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import effect_leases, effects, inboxes, snapshots, timers, worlds
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import TIMER_LATE_SECONDS
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance import timer_loop
-from holdfast.runtime.maintenance.duty import Duty
-from holdfast.runtime.maintenance.timer_loop import TimerLoop
-from holdfast.runtime.publishing import discard
-from holdfast.runtime.sync.earlier_requests import index_requests
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.inboxes import DomainEvent, Effect, Timer, TimerFired
+import fastness
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.postgres import PostgresDatabase
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import effect_leases, effects, inboxes, snapshots, timers, worlds
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import TIMER_LATE_SECONDS
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance import timer_loop
+from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.publishing import discard
+from fastness.runtime.sync.earlier_requests import index_requests
+from fastness.testing.clock import ManualClock
+from fastness.wire.inboxes import DomainEvent, Effect, Timer, TimerFired
 
 DEADLINE_SECONDS = 30.0  # A thread that hangs fails the test.
 ADA = World("main", "ada")
@@ -155,7 +155,7 @@ def test_the_loop_of_an_embedded_plane_runs_while_there_are_timers(clock: Manual
 
 
 def test_a_plane_fires_timers_by_the_clock_of_a_test(clock: ManualClock) -> None:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         world = plane.world("ada")
         world.create()
         world.inbox.put(DomainEvent(schema="s", timers=(Timer((clock.now_ms() + 86_400_000) * MS, b"t", b"p"),)))
@@ -246,10 +246,10 @@ def test_timers_and_effects_of_an_earlier_version_are_used(tmp_path: Path, clock
         key = Subspace("u", "main", "effects", "pending").key("ada", 0, 0)
         tx.put(key, msgspec.msgpack.encode({"kind": "mail", "intent_hash": b"1"}))
 
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         plane.world("ada").create()
         plane.transact(write)
-    with holdfast.open(url, clock=clock) as plane:
+    with fastness.open(url, clock=clock) as plane:
         (claim,) = plane.effects.claim(["mail"], wait_seconds=20.0)
         claim.complete()
         until(lambda: len(plane.world("ada").inbox.read()) == 2)
@@ -259,7 +259,7 @@ def test_timers_and_effects_of_an_earlier_version_are_used(tmp_path: Path, clock
 
 
 def test_timers_of_an_earlier_version_are_deleted_with_their_world(clock: ManualClock) -> None:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         world = plane.world("ada")
         world.create()
         for number in (1, 2):
@@ -301,7 +301,7 @@ def test_a_deletion_waits_for_no_other_world(postgres_url: str) -> None:
         entered.set()
         assert leave.wait(DEADLINE_SECONDS)
 
-    with holdfast.open(postgres_url) as plane, PostgresDatabase(postgres_url) as other:
+    with fastness.open(postgres_url) as plane, PostgresDatabase(postgres_url) as other:
         create(other, bob)
         set_timer(other, "t", 1 << 40, bob)
         world = plane.world("ada")

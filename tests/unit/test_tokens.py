@@ -11,31 +11,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import Busy, InvalidArgument, InvalidName, NotAllowed, NotFound, PayloadTooLarge
-from holdfast.handles.sync.tokens import Tokens
-from holdfast.handles.tokens import AsyncTokens
-from holdfast.kv import Database
-from holdfast.layers import tokens as layer
-from holdfast.limits import TOKEN_QUEUES_MAX
-from holdfast.names import UNIVERSE
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.operations import OPERATIONS
-from holdfast.plane.services import Services
-from holdfast.server import tokens as server_tokens
-from holdfast.server.authorization import NoAuthentication
-from holdfast.server.tokens import Loopback, TokenAuthenticator, check_bind, is_loopback, make_authenticator
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.audit import detail_of
-from holdfast.wire.backups import BeginBackup
-from holdfast.wire.catalog import NETWORK_REQUESTS
-from holdfast.wire.collections import GetRows, WaitForRows
-from holdfast.wire.ingress import Push, PushMany, WatchPushes
-from holdfast.wire.leases import KeepLease, LeaseProof
-from holdfast.wire.mail import ReadMail, SendMail
-from holdfast.wire.pairs import GetPair
-from holdfast.wire.permissions import (
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import Busy, InvalidArgument, InvalidName, NotAllowed, NotFound, PayloadTooLarge
+from fastness.handles.sync.tokens import Tokens
+from fastness.handles.tokens import AsyncTokens
+from fastness.kv import Database
+from fastness.layers import tokens as layer
+from fastness.limits import TOKEN_QUEUES_MAX
+from fastness.names import UNIVERSE
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.operations import OPERATIONS
+from fastness.plane.services import Services
+from fastness.server import tokens as server_tokens
+from fastness.server.authorization import NoAuthentication
+from fastness.server.tokens import Loopback, TokenAuthenticator, check_bind, is_loopback, make_authenticator
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.audit import detail_of
+from fastness.wire.backups import BeginBackup
+from fastness.wire.catalog import NETWORK_REQUESTS
+from fastness.wire.collections import GetRows, WaitForRows
+from fastness.wire.ingress import Push, PushMany, WatchPushes
+from fastness.wire.leases import KeepLease, LeaseProof
+from fastness.wire.mail import ReadMail, SendMail
+from fastness.wire.pairs import GetPair
+from fastness.wire.permissions import (
     TOKEN_UNIVERSES_MAX,
     checked_queues,
     checked_universes,
@@ -44,7 +44,7 @@ from holdfast.wire.permissions import (
     known_verbs,
     universes_of,
 )
-from holdfast.wire.queues import (
+from fastness.wire.queues import (
     AckMessages,
     CancelMessage,
     CancelMessages,
@@ -62,9 +62,9 @@ from holdfast.wire.queues import (
     SurveyQueues,
     WaitForCancel,
 )
-from holdfast.wire.quotas import GetQuota, GetUsage
-from holdfast.wire.requests import Request, permission_of
-from holdfast.wire.sqs import (
+from fastness.wire.quotas import GetQuota, GetUsage
+from fastness.wire.requests import Request, permission_of
+from fastness.wire.sqs import (
     CancelMoveTask,
     CreateSqsQueue,
     GetSqsSettings,
@@ -75,9 +75,9 @@ from holdfast.wire.sqs import (
     SqsQueueNames,
     StartMoveTask,
 )
-from holdfast.wire.states import UpdateState
-from holdfast.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, ShowOwnToken, split_token, token_text
-from holdfast.wire.worlds import CheckRestore, GetBaseline
+from fastness.wire.states import UpdateState
+from fastness.wire.tokens import CreateToken, ListTokens, NewToken, RevokeToken, ShowOwnToken, split_token, token_text
+from fastness.wire.worlds import CheckRestore, GetBaseline
 
 HASH = hashlib.sha256(b"secret").digest()
 PUT = PutMessages("jobs", [NewMessage(b"1")])
@@ -92,7 +92,7 @@ async def until(condition: Callable[[], Any]) -> None:
 @pytest.fixture(autouse=True)
 def log_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the rate limit of log lines."""
-    monkeypatch.setattr(logging.getLogger("holdfast.refusals"), "filters", [])
+    monkeypatch.setattr(logging.getLogger("fastness.refusals"), "filters", [])
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -173,7 +173,7 @@ def test_many_large_children_do_not_prevent_a_revocation(monkeypatch: pytest.Mon
         stolen = database.transact(make, universes=["*"])
         for _ in range(20):
             database.transact(make, universes=universes, maker=stolen.id)
-        monkeypatch.setattr("holdfast.kv.transactions.TRANSACTION_BYTES_MAX", 10 * len("".join(universes)))
+        monkeypatch.setattr("fastness.kv.transactions.TRANSACTION_BYTES_MAX", 10 * len("".join(universes)))
         assert database.transact(layer.revoke, stolen.id) is True
         assert usable(database) == []
 
@@ -612,7 +612,7 @@ async def test_server_limits_a_token_by_the_token_of_its_caller(server: TokenSer
 
 async def test_token_has_a_rate_limit(server: TokenServer, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("holdfast.server.tokens.monotonic", lambda: now)
+    monkeypatch.setattr("fastness.server.tokens.monotonic", lambda: now)
     authorizer = server.authenticate(await server.token(rate_per_second=2))
     authorizer.authorize(PUT)
     authorizer.authorize(PUT)
@@ -699,7 +699,7 @@ def test_loopback_address_needs_no_tokens_or_tls(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.example.com"])
 def test_any_other_address_needs_tokens_and_tls(host: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"refused unless tokens are on.*holdfast token create --universe u"):
+    with pytest.raises(InvalidArgument, match=r"refused unless tokens are on.*fastness token create --universe u"):
         check_bind(host, tokens_on=False, tls=True, insecure=True)
     with pytest.raises(InvalidArgument, match=r"without TLS.*--insecure"):
         check_bind(host, tokens_on=True, tls=False, insecure=False)

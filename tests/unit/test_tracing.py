@@ -11,14 +11,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.server import tracing
-from holdfast.server.app import make_app
-from holdfast.server.context import ServerContext
-from holdfast.server.metrics import MeasuredTransport, Metrics
-from holdfast.wire.queues import ListQueues
+from fastness.backends.memory import MemoryDatabase
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.services import Services
+from fastness.server import tracing
+from fastness.server.app import make_app
+from fastness.server.context import ServerContext
+from fastness.server.metrics import MeasuredTransport, Metrics
+from fastness.wire.queues import ListQueues
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from holdfast import limits
-from holdfast.backends.memory import Pairs
-from holdfast.clock import IdSource
-from holdfast.errors import InvalidArgument, TransactionEnded, TransactionTooLarge
-from holdfast.kv import Pair, Transaction, pages
-from holdfast.kv.execution import retry_pauses_seconds
-from holdfast.testing.clock import ManualClock
+from fastness import limits
+from fastness.backends.memory import Pairs
+from fastness.clock import IdSource
+from fastness.errors import InvalidArgument, TransactionEnded, TransactionTooLarge
+from fastness.kv import Pair, Transaction, pages
+from fastness.kv.execution import retry_pauses_seconds
+from fastness.testing.clock import ManualClock
 
 
 class RecordingPairs(Pairs):

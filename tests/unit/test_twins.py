@@ -80,8 +80,8 @@ def test_columns_after_wide_characters_are_correct() -> None:
 
 
 def test_only_imports_of_generated_modules_change() -> None:
-    source = "from holdfast.handles.pairs import AsyncPairs\nfrom holdfast.wire import AsyncPort"
-    assert twin(source) == "from holdfast.handles.sync.pairs import Pairs\nfrom holdfast.wire import Port"
+    source = "from fastness.handles.pairs import AsyncPairs\nfrom fastness.wire import AsyncPort"
+    assert twin(source) == "from fastness.handles.sync.pairs import Pairs\nfrom fastness.wire import Port"
 
 
 def test_generated_module_names_its_source() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncHost, DomainEvent, Event, HostApp, Plane, SendPolicy, TurnContext, WorkflowRun
-from holdfast.errors import (
+import fastness
+from fastness import AsyncHost, DomainEvent, Event, HostApp, Plane, SendPolicy, TurnContext, WorkflowRun
+from fastness.errors import (
     Fenced,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     PayloadTooLarge,
@@ -20,18 +20,18 @@ from holdfast.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from holdfast.limits import INBOX_INLINE_BYTES_MAX, SEND_BYTES_MAX, SEND_UNIVERSES_MAX
-from holdfast.tasks.planes import async_plane_of
-from holdfast.testing import HostTest, crash_everywhere
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.hosting import CommitTurn, SendToWorld
+from fastness.limits import INBOX_INLINE_BYTES_MAX, SEND_BYTES_MAX, SEND_UNIVERSES_MAX
+from fastness.tasks.planes import async_plane_of
+from fastness.testing import HostTest, crash_everywhere
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.hosting import CommitTurn, SendToWorld
 
 
 @pytest.fixture(params=["memory", "dir"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Plane]:
     url = "memory:" if request.param == "memory" else f"dir:{tmp_path}"
-    with holdfast.open(url, clock=clock, universe="shop") as plane:
+    with fastness.open(url, clock=clock, universe="shop") as plane:
         yield plane
 
 
@@ -83,7 +83,7 @@ def test_a_send_needs_the_consent_of_both_universes(
         assert shop.world("orders").head() == 0, "the turn is refused with it"
 
 
-WRONG: list[tuple[dict[str, Any], type[HoldfastError]]] = [
+WRONG: list[tuple[dict[str, Any], type[FastnessError]]] = [
     ({"owner": "other"}, Fenced),
     ({"fence": 0}, Fenced),
     ({"world": "idle"}, Fenced),
@@ -101,8 +101,8 @@ WRONG: list[tuple[dict[str, Any], type[HoldfastError]]] = [
 
 
 @pytest.mark.parametrize(("changed", "error"), WRONG)
-def test_a_wrong_send_stores_nothing(clock: ManualClock, changed: dict[str, Any], error: type[HoldfastError]) -> None:
-    with holdfast.open("memory:", clock=clock, universe="shop") as shop:
+def test_a_wrong_send_stores_nothing(clock: ManualClock, changed: dict[str, Any], error: type[FastnessError]) -> None:
+    with fastness.open("memory:", clock=clock, universe="shop") as shop:
         bank = bank_of(shop)
         for name in ("teller", "archived"):
             bank.world(name).create()

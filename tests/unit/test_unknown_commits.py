@@ -5,21 +5,21 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.errors import Busy, CommitUnknown, HoldfastError, NotFound, Unreachable
-from holdfast.layers.idempotency import keyed_call
-from holdfast.plane.unknown_commits import may_repeat, repeat, repeat_async
-from holdfast.wire.leases import LeaseProof, ReleaseLease
-from holdfast.wire.queues import PutMessages
+from fastness.errors import Busy, CommitUnknown, FastnessError, NotFound, Unreachable
+from fastness.layers.idempotency import keyed_call
+from fastness.plane.unknown_commits import may_repeat, repeat, repeat_async
+from fastness.wire.leases import LeaseProof, ReleaseLease
+from fastness.wire.queues import PutMessages
 
 UNKNOWN = CommitUnknown("The first attempt")
 
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.limits.REPEAT_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("fastness.limits.REPEAT_PAUSE_SECONDS", 0.0)
 
 
-def attempts(*outcomes: HoldfastError | str) -> Callable[[], str]:
+def attempts(*outcomes: FastnessError | str) -> Callable[[], str]:
     """A function that raises or returns these, one after the other, and the last one for ever."""
     left = list(outcomes)
 
@@ -59,7 +59,7 @@ def test_a_call_that_stays_unanswered_is_unknown_and_not_unwritten(
     run: Callable[[Callable[[], str]], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`Unreachable` would say that nothing was written, which is true of the last attempt only."""
-    monkeypatch.setattr("holdfast.limits.FAILOVER_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("fastness.limits.FAILOVER_SECONDS_MAX", 0.05)
     with pytest.raises(CommitUnknown, match="The first attempt"):
         run(attempts(Unreachable("No server")))
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import limits
-from holdfast.errors import DecryptionFailed, EncryptionKeyMissing, HoldfastError, InvalidArgument
-from holdfast.kv import Pair, pack
-from holdfast.kv.value_cipher import (
+from fastness import limits
+from fastness.errors import DecryptionFailed, EncryptionKeyMissing, FastnessError, InvalidArgument
+from fastness.kv import Pair, pack
+from fastness.kv.value_cipher import (
     GENERATION,
     KEYRINGS,
     MANIFEST,
@@ -118,7 +118,7 @@ def test_a_value_that_was_changed_moved_or_cut_is_refused() -> None:
 
 def test_a_plain_value_is_refused_once_all_values_are_sealed() -> None:
     assert _loaded(Stored()).open(KEY, b"plain") == b"plain"
-    with pytest.raises(DecryptionFailed, match="not written by Holdfast"):
+    with pytest.raises(DecryptionFailed, match="not written by Fastness"):
         _loaded(Stored(sealed_only=True)).open(KEY, b"plain")
 
 
@@ -215,7 +215,7 @@ def test_a_view_from_before_the_end_of_a_rewrite_has_plain_values() -> None:
     cipher.load(stored.pairs)
     assert cipher.open(KEY, b"plain", 3) == b"plain"
     for generation in (None, 4, 5):
-        with pytest.raises(DecryptionFailed, match="not written by Holdfast"):
+        with pytest.raises(DecryptionFailed, match="not written by Fastness"):
             cipher.open(KEY, b"plain", generation)
 
 
@@ -257,7 +257,7 @@ def _wrap_as(wrapped: bytes) -> Callable[[ValueCipher], None]:
     ],
 )
 def test_a_missing_or_wrong_key_provider_is_refused(
-    act: Callable[[ValueCipher], Any], error: type[HoldfastError], says: str
+    act: Callable[[ValueCipher], Any], error: type[FastnessError], says: str
 ) -> None:
     with pytest.raises(error, match=says):
         act(ValueCipher(Reversing()))

@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from holdfast import limits
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.errors import Busy, Closed
-from holdfast.kv import Transaction, Watches
+from fastness import limits
+from fastness.backends.memory import MemoryDatabase
+from fastness.errors import Busy, Closed
+from fastness.kv import Transaction, Watches
 
 Range = tuple[bytes, bytes]
 

@@ -12,9 +12,9 @@ from websockets.exceptions import ProtocolError
 from websockets.frames import Frame, Opcode
 from websockets.protocol import Protocol, Side
 
-from holdfast.client.websocket import Socket
-from holdfast.server.sockets import BoundedSocket
-from holdfast.wire.websocket_frames import ShortFrameReader, server_frame
+from fastness.client.websocket import Socket
+from fastness.server.sockets import BoundedSocket
+from fastness.wire.websocket_frames import ShortFrameReader, server_frame
 
 # The server's socket.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server.websocket_reader import WebsocketReader
+from fastness.server.websocket_reader import WebsocketReader
 
 
 class Socket:

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncWorker, Plane, QueuePolicy, Worker
-from holdfast.errors import InvalidArgument, Unreachable
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.workers import consumers
-from holdfast.handles.workers.consumers import Window
-from holdfast.limits import WORKER_CANCEL_SECONDS
-from holdfast.wire.queues import AckMessages, NackMessages, ReceiveMessages, WaitForCancel
+import fastness
+from fastness import AsyncWorker, Plane, QueuePolicy, Worker
+from fastness.errors import InvalidArgument, Unreachable
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.sync.messages import Message
+from fastness.handles.workers import consumers
+from fastness.handles.workers.consumers import Window
+from fastness.limits import WORKER_CANCEL_SECONDS
+from fastness.wire.queues import AckMessages, NackMessages, ReceiveMessages, WaitForCancel
 
 _shared = runpy.run_path(str(Path(__file__).with_name("worker_fixtures.py")))  # Test files cannot import each other.
 KINDS, PATIENCE_SECONDS = _shared["KINDS"], _shared["PATIENCE_SECONDS"]
@@ -32,7 +32,7 @@ def short_receives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 
@@ -394,7 +394,7 @@ async def test_options_of_async_batches_are_checked() -> None:
     async def handle(messages: list[AsyncMessage]) -> None:
         await asyncio.sleep(0)
 
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         with pytest.raises(InvalidArgument, match="batch is 0; give 1 to 256"):
             AsyncWorker(plane, {"jobs": handle}, batch=0)
         with pytest.raises(InvalidArgument, match="without batch"):

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import Plane, limits
-from holdfast.errors import MessageCancelled, NotAllowed, Unreachable, Unsupported
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.workers import consumers
-from holdfast.handles.workers.consumers import CancelQuestions
-from holdfast.limits import WORKER_CANCEL_SECONDS
-from holdfast.wire.queues import AckMessages, NackMessages, ReceiveMessages, WaitForCancel
+import fastness
+from fastness import Plane, limits
+from fastness.errors import MessageCancelled, NotAllowed, Unreachable, Unsupported
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.sync.messages import Message
+from fastness.handles.workers import consumers
+from fastness.handles.workers.consumers import CancelQuestions
+from fastness.limits import WORKER_CANCEL_SECONDS
+from fastness.wire.queues import AckMessages, NackMessages, ReceiveMessages, WaitForCancel
 
 _shared = runpy.run_path(str(Path(__file__).with_name("worker_fixtures.py")))  # Test files cannot import each other.
 KINDS, PATIENCE_SECONDS = _shared["KINDS"], _shared["PATIENCE_SECONDS"]
@@ -33,7 +33,7 @@ def short_receives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, Plane, QueuePolicy, TaskApp, Worker
-from holdfast.errors import InvalidArgument
-from holdfast.handles.workers import consumers
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.queues import NackMessages
+import fastness
+from fastness import AsyncPlane, Plane, QueuePolicy, TaskApp, Worker
+from fastness.errors import InvalidArgument
+from fastness.handles.workers import consumers
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.testing.clock import ManualClock
+from fastness.wire.queues import NackMessages
 
 _shared = runpy.run_path(str(Path(__file__).with_name("worker_fixtures.py")))  # Test files cannot import each other.
 KINDS, PATIENCE_SECONDS = _shared["KINDS"], _shared["PATIENCE_SECONDS"]
@@ -31,7 +31,7 @@ def short_receives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 
@@ -239,7 +239,7 @@ def returned_after(plane: Plane, clock: ManualClock, seconds: float) -> list[tup
 
 
 def test_a_stopped_block_returns_its_message_with_the_delay(clock: ManualClock) -> None:
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         jobs = plane.queue("jobs")
         jobs.put_many([1, 2])
         with pytest.raises(KeyboardInterrupt), jobs.receive(delay_on_close_seconds=20):  # type: ignore[union-attr]
@@ -255,7 +255,7 @@ def test_a_subscription_that_ends_returns_what_is_not_settled_with_the_delay(
     clock: ManualClock, is_async: bool
 ) -> None:
     """Messages that the caller has seen and not settled, too; without the option, those stay leased."""
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         jobs = plane.queue("jobs")
         jobs.put_many(range(5))
 

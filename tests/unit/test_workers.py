@@ -8,31 +8,31 @@ from typing import Any
 
 import pytest
 
-import holdfast
-from holdfast import AsyncPlane, AsyncWorker, Delivery, Plane, QueuePolicy, Worker
-from holdfast.errors import (
+import fastness
+from fastness import AsyncPlane, AsyncWorker, Delivery, Plane, QueuePolicy, Worker
+from fastness.errors import (
     Closed,
     DamagedDatabase,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     NotAllowed,
     Unreachable,
     rebuild,
 )
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.queues import AsyncQueue
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.queues import Queue
-from holdfast.handles.workers import RestartPolicy
-from holdfast.handles.workers.consumers import Window, batches
-from holdfast.limits import WORKER_BUFFERED_SECONDS_MAX, WORKER_WINDOW_SECONDS
-from holdfast.wire.queues import AckMessages, NackMessages, ReceiveMessages
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.queues import AsyncQueue
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.queues import Queue
+from fastness.handles.workers import RestartPolicy
+from fastness.handles.workers.consumers import Window, batches
+from fastness.limits import WORKER_BUFFERED_SECONDS_MAX, WORKER_WINDOW_SECONDS
+from fastness.wire.queues import AckMessages, NackMessages, ReceiveMessages
 
 
 @pytest.fixture
 def plane() -> Iterator[Plane]:
-    with holdfast.open("memory:") as plane:
+    with fastness.open("memory:") as plane:
         yield plane
 
 
@@ -232,7 +232,7 @@ def test_one_thread_with_quick_handlers_makes_one_call_for_a_window(plane: Plane
 
 
 async def test_64_slots_with_quick_handlers_make_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         for _ in range(10):
             await jobs.put_many(range(200))
@@ -284,7 +284,7 @@ def test_slow_handlers_leave_the_rest_to_other_workers(plane: Plane, calls: list
 
 
 async def test_slow_async_handlers_leave_the_rest_to_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(40))
         calls = recorded(plane, monkeypatch)
@@ -339,7 +339,7 @@ def test_what_waits_for_a_handler_that_became_slow_is_settled_by_itself(plane: P
 async def test_what_waits_for_an_async_handler_that_became_slow_is_settled_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(20))
         calls = recorded(plane, monkeypatch)
@@ -413,7 +413,7 @@ def test_stopping_returns_buffered_messages_in_one_call(plane: Plane, calls: lis
 async def test_stopping_returns_buffered_messages_of_an_async_worker_in_one_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(20))
         calls = recorded(plane, monkeypatch)
@@ -459,7 +459,7 @@ def test_a_message_of_a_window_that_is_lost_is_reported_and_the_others_settle(pl
 
 
 async def test_a_message_of_an_async_batch_that_is_lost_is_reported_and_the_others_settle() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(20))
         errors: list[str] = []
@@ -498,7 +498,7 @@ def test_handlers_of_a_window_may_settle_messages_themselves_or_raise(plane: Pla
 
 
 async def test_async_handlers_of_a_window_may_settle_messages_themselves_or_raise() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(60))
 
@@ -527,7 +527,7 @@ async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
     With one busy slot, a receive waits for messages when its message is handled. With two, and no prefetch, the second
     one is handled while a receive acknowledges the first one, and finds nothing.
     """
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(-busy, 0))
         leave, most = [asyncio.Event(), asyncio.Event()], 0
@@ -559,7 +559,7 @@ async def test_an_async_worker_holds_at_most_its_slots_and_the_prefetch(
 @pytest.mark.parametrize("fails", ["receive", "both"])
 async def test_an_async_worker_acknowledges_although_receives_fail(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
     """Messages that are handled while it pauses after an error are acknowledged by themselves."""
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many([1, 2, 3])
         receive_many, leave, refused = AsyncQueue.receive_many, asyncio.Event(), asyncio.Event()
@@ -678,7 +678,7 @@ def test_a_failed_handler_is_logged_and_kept_with_its_traceback(plane: Plane, ca
 
 
 async def test_a_failed_async_handler_is_logged_and_kept_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         receipt = await plane.queue("jobs").put("x", max_attempts=2)
 
         async def fail(message: AsyncMessage) -> None:
@@ -700,7 +700,7 @@ def check_failures(letter: Delivery, caplog: pytest.LogCaptureFixture, id: str) 
         (1, "ada", "ValueError", "attempt 1"),
         (2, "ada", "ValueError", "attempt 2"),
     ]
-    logged = [record for record in caplog.records if record.name == "holdfast.worker"]
+    logged = [record for record in caplog.records if record.name == "fastness.worker"]
     assert [record.getMessage() for record in logged] == [
         f"jobs: message {id} failed on attempt {attempt}: ValueError" for attempt in (1, 2)
     ]
@@ -842,7 +842,7 @@ def test_a_consumer_retries_after_an_error_of_the_plane(plane: Plane, monkeypatc
 
 @pytest.mark.parametrize("error", [NotAllowed("no"), InvalidName("no"), Closed("no"), DamagedDatabase("no")], ids=repr)
 async def test_a_worker_ends_with_an_error_that_no_retry_can_pass(
-    plane: Plane, monkeypatch: pytest.MonkeyPatch, error: HoldfastError
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, error: FastnessError
 ) -> None:
     """The consumers of its other queues end too, and their running handlers finish."""
     plane.queue("fine").put("x")
@@ -868,7 +868,7 @@ async def test_a_worker_ends_with_an_error_that_no_retry_can_pass(
     assert raised.value is worker.error is error
     assert (worker.stats.handled, worker.stats.restarts, plane.queue("fine").stats().acked_total) == (1, 0, 1)
 
-    async with holdfast.open_async("memory:") as async_plane:
+    async with fastness.open_async("memory:") as async_plane:
 
         async def refuse_async(self: AsyncQueue, count: int, **options: Any) -> list[AsyncMessage]:
             if self.name == "fine":
@@ -915,7 +915,7 @@ def test_a_worker_without_handlers_is_refused(plane: Plane) -> None:
 
 
 async def test_an_async_worker_handles_fails_and_drains() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(["good", "bad", "slow"])
         seen: list[str] = []
@@ -970,7 +970,7 @@ def test_a_message_that_cannot_be_settled_does_not_end_its_consumer(plane: Plane
 
 
 async def test_a_message_that_cannot_be_settled_does_not_end_its_async_consumer() -> None:
-    async with await holdfast.open_async("memory:") as plane:
+    async with await fastness.open_async("memory:") as plane:
         await plane.queue("jobs").put_many(["poison", "fine"])
         handled: list[str] = []
 
@@ -1018,7 +1018,7 @@ def test_free_threads_share_one_receive(plane: Plane) -> None:
 
 
 async def test_free_tasks_share_one_receive() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         at_work = 0
 
@@ -1060,7 +1060,7 @@ async def test_a_stopped_async_worker_leaves_no_leases(
     monkeypatch: pytest.MonkeyPatch, turns: int, delay: int, cancelled: bool
 ) -> None:
     """It is stopped or cancelled at every step: receiving, starting handlers, running, settling."""
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(100))
         delay_calls(plane, monkeypatch, delay)
@@ -1089,7 +1089,7 @@ async def test_a_stopped_async_worker_with_batches_leaves_no_leases(
     monkeypatch: pytest.MonkeyPatch, turns: int, cancelled: bool
 ) -> None:
     """At every step, also while it returns messages that were delivered before, for which it has no slot."""
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put_many(range(50))
         await jobs.nack_many(await jobs.receive_many(20), intent="defer")
@@ -1114,7 +1114,7 @@ async def test_a_stopped_async_worker_with_batches_leaves_no_leases(
 
 
 async def test_a_cancelled_handler_returns_its_message() -> None:
-    async with holdfast.open_async("memory:") as plane:
+    async with fastness.open_async("memory:") as plane:
         jobs = plane.queue("jobs")
         await jobs.put("x")
         times: list[int] = []

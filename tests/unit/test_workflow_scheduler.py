@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.errors import RunCancelled, RunFailed, StepFailed, WorkflowChanged, WorkflowMisuse
-from holdfast.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall
-from holdfast.hosts.workflows.records import CANCEL, ENDED, FIRED, RECEIVED, START, Record, fold
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.hosts.workflows.scheduler import Scheduler
-from holdfast.hosts.workflows.workflow import Workflow
-from holdfast.wire import run_records as words
-from holdfast.wire import runs
-from holdfast.wire.canonical import canonical
-from holdfast.wire.restores import Entry
+from fastness.errors import RunCancelled, RunFailed, StepFailed, WorkflowChanged, WorkflowMisuse
+from fastness.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall
+from fastness.hosts.workflows.records import CANCEL, ENDED, FIRED, RECEIVED, START, Record, fold
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.hosts.workflows.scheduler import Scheduler
+from fastness.hosts.workflows.workflow import Workflow
+from fastness.wire import run_records as words
+from fastness.wire import runs
+from fastness.wire.canonical import canonical
+from fastness.wire.restores import Entry
 
 
 def begin(workflow: Workflow[..., Any], history: list[Record], generation: int = 0) -> Scheduler:

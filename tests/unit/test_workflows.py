@@ -13,19 +13,19 @@ import cbor2
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import AsyncHost, AsyncPlane, HostApp, Retry, TaskApp, WorkflowRun
-from holdfast.errors import Backend, Fenced, RunCancelled, RunFailed, StepFailed
-from holdfast.hosts.hosted_world import HostedWorld, HostPolicy
-from holdfast.hosts.runners import Runner
-from holdfast.hosts.workflows.records import fold
-from holdfast.limits import HOST_LEASE_SECONDS, RUN_RESULT_BYTES_MAX, RUN_VALUE_BYTES_MAX
-from holdfast.tasks.planes import async_plane_of
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.hosting import ClaimWorlds, CommitTurn
-from holdfast.wire.requests import Request
-from holdfast.wire.run_records import FAILED, RETRY, STEP
+import fastness
+from fastness import AsyncHost, AsyncPlane, HostApp, Retry, TaskApp, WorkflowRun
+from fastness.errors import Backend, Fenced, RunCancelled, RunFailed, StepFailed
+from fastness.hosts.hosted_world import HostedWorld, HostPolicy
+from fastness.hosts.runners import Runner
+from fastness.hosts.workflows.records import fold
+from fastness.limits import HOST_LEASE_SECONDS, RUN_RESULT_BYTES_MAX, RUN_VALUE_BYTES_MAX
+from fastness.tasks.planes import async_plane_of
+from fastness.testing.clock import ManualClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.hosting import ClaimWorlds, CommitTurn
+from fastness.wire.requests import Request
+from fastness.wire.run_records import FAILED, RETRY, STEP
 
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 
@@ -36,13 +36,13 @@ async def plane(
 ) -> AsyncIterator[AsyncPlane]:
     url = {"memory": "memory:", "rocksdb": f"dir:{tmp_path}"}.get(backend) or request.getfixturevalue("postgres_url")
     objects = f"dir:{tmp_path / 'objects'}" if backend == "postgres" else None
-    async with await holdfast.open_async(url, clock=clock, objects=objects) as plane:
+    async with await fastness.open_async(url, clock=clock, objects=objects) as plane:
         yield plane
 
 
 @pytest.fixture
 async def memory(clock: ManualClock) -> AsyncIterator[AsyncPlane]:
-    async with await holdfast.open_async("memory:", clock=clock) as plane:
+    async with await fastness.open_async("memory:", clock=clock) as plane:
         yield plane
 
 
@@ -423,7 +423,7 @@ async def test_steps_may_be_functions_coroutines_and_what_returns_one(memory: As
         when: datetime
 
     def on_thread(name: str) -> Found:
-        assert threading.current_thread().name.startswith("holdfast-step")
+        assert threading.current_thread().name.startswith("fastness-step")
         return Found(name, datetime(2026, 1, 1, tzinfo=UTC))
 
     async def on_loop() -> tuple[int, ...]:
@@ -562,7 +562,7 @@ def test_a_step_on_a_queue_is_put_once_and_its_result_survives_the_host(clock: M
             return [length, error.error_type]
         return []
 
-    with holdfast.open("memory:", clock=clock) as plane:
+    with fastness.open("memory:", clock=clock) as plane:
         tasks.use(plane)
         plane.workflows.start(film, "dawn", id="f")
 

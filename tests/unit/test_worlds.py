@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-import holdfast
-from holdfast import Plane
-from holdfast.errors import InvalidArgument, InvalidName, WorldExists, WorldNotActive, WorldNotFound
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import inboxes, journal_records, journals, worlds
-from holdfast.layers.worlds import Origin, World, WorldMeta, WorldState
-from holdfast.testing.clock import ManualClock
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control
+import fastness
+from fastness import Plane
+from fastness.errors import InvalidArgument, InvalidName, WorldExists, WorldNotActive, WorldNotFound
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import inboxes, journal_records, journals, worlds
+from fastness.layers.worlds import Origin, World, WorldMeta, WorldState
+from fastness.testing.clock import ManualClock
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control
 
 ADA = World("main", "ada")
 BOB = World("main", "bob")
@@ -198,7 +198,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def plane(url: str) -> Iterator[Plane]:
-    with holdfast.open(url) as plane:
+    with fastness.open(url) as plane:
         yield plane
 
 
@@ -222,7 +222,7 @@ def test_a_handle_creates_describes_and_lists_worlds(plane: Plane) -> None:
 
 
 async def test_an_async_handle_does_the_same(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         ada = plane.world("ada")
         with pytest.raises(WorldNotFound):
             await ada.describe()
@@ -286,7 +286,7 @@ def test_one_entry_instead_of_a_list_is_refused(plane: Plane, entries: Any) -> N
 
 
 def test_handles_of_universes_have_separate_worlds() -> None:
-    with holdfast.open("memory:", universe="Tenant") as plane:
+    with fastness.open("memory:", universe="Tenant") as plane:
         plane.world("ada").create()
         assert plane.transact(worlds.names, "Tenant", limit=5) == ["ada"]
         assert plane.transact(worlds.names, "main", limit=5) == []
@@ -300,7 +300,7 @@ def test_two_worlds_change_atomically(plane: Plane) -> None:
         sequence = inboxes.enqueue(tx, BOB, ITEM)
         return journals.append(tx, ADA, [ENTRY], expected_head=expected_head), sequence
 
-    with pytest.raises(holdfast.errors.HeadAdvanced):
+    with pytest.raises(fastness.errors.HeadAdvanced):
         plane.transact(send, heads["ada"] + 1)
     assert (plane.world("ada").head(), plane.world("bob").inbox.read()) == (heads["ada"], [])
     assert plane.transact(send, heads["ada"]) == (heads["ada"], 0)
@@ -309,7 +309,7 @@ def test_two_worlds_change_atomically(plane: Plane) -> None:
 
 
 async def test_two_worlds_change_atomically_on_an_event_loop(url: str) -> None:
-    async with holdfast.open_async(url) as plane:
+    async with fastness.open_async(url) as plane:
         head = (await plane.world("ada").create()).head
         await plane.world("bob").create()
 
@@ -318,14 +318,14 @@ async def test_two_worlds_change_atomically_on_an_event_loop(url: str) -> None:
             journals.append(tx, ADA, [ENTRY], expected_head=head)
 
         await plane.transact(send)
-        with pytest.raises(holdfast.errors.HeadAdvanced):
+        with pytest.raises(fastness.errors.HeadAdvanced):
             await plane.transact(send)
         assert await plane.world("ada").head() == head + 1
         assert await plane.world("bob").inbox.read() == [(0, ITEM)]
 
 
 def test_a_world_is_durable(tmp_path: Path) -> None:
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         ada = plane.world("ada")
         head = ada.create().head
         ada.append(["x"], expected_head=head)
@@ -333,7 +333,7 @@ def test_a_world_is_durable(tmp_path: Path) -> None:
         ada.inbox.put(ITEM)
         ada.drain(limit=1)
         before = (ada.describe(), ada.read(), ada.inbox.read(), ada.inbox.cursor())
-    with holdfast.open(f"dir:{tmp_path}") as plane:
+    with fastness.open(f"dir:{tmp_path}") as plane:
         ada = plane.world("ada")
         assert (ada.describe(), ada.read(), ada.inbox.read(), ada.inbox.cursor()) == before
         assert ada.drain() == [head + 2]

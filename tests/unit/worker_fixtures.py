@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from holdfast import AsyncPlane, AsyncWorker, Plane, Worker
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness import AsyncPlane, AsyncWorker, Plane, Worker
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 
 PATIENCE_SECONDS = 60.0  # Bounds every wait; far longer than any step takes.
 KINDS = ("threads", "tasks")

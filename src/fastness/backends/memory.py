@@ -7,10 +7,10 @@ dictionary. A read snapshot shares both; the next commit copies them first.
 import threading
 from bisect import bisect_left, insort
 
-from holdfast.clock import Clock, IdSource, SystemClock
-from holdfast.kv import Pair, Transaction
-from holdfast.kv.serial_database import SerialDatabase
-from holdfast.tiers import Tier
+from fastness.clock import Clock, IdSource, SystemClock
+from fastness.kv import Pair, Transaction
+from fastness.kv.serial_database import SerialDatabase
+from fastness.tiers import Tier
 
 
 class Pairs:

@@ -1,5 +1,5 @@
-"""Runs the `holdfast` command with `python -m holdfast.cli`."""
+"""Runs the `fastness` command with `python -m fastness.cli`."""
 
-from holdfast.cli.main import main
+from fastness.cli.main import main
 
 main()

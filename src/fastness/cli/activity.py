@@ -1,4 +1,4 @@
-"""`holdfast activity`: session logs, including the events that the plane itself logs."""
+"""`fastness activity`: session logs, including the events that the plane itself logs."""
 
 import time
 from collections import deque
@@ -7,12 +7,12 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.cli.durations import SECONDS
-from holdfast.errors import InvalidValue
-from holdfast.handles.sync.plane import Plane
-from holdfast.wire.activity import LoggedRecord
+from fastness.cli import connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.cli.durations import SECONDS
+from fastness.errors import InvalidValue
+from fastness.handles.sync.plane import Plane
+from fastness.wire.activity import LoggedRecord
 
 _PAGE: Final = 1_000
 
@@ -22,7 +22,7 @@ def activity() -> None:
     """Write and read session logs: queue events, and your own records."""
 
 
-@activity.command(examples=['holdfast activity log build-17 \'{"step": "compile", "ms": 812}\''])
+@activity.command(examples=['fastness activity log build-17 \'{"step": "compile", "ms": 812}\''])
 @click.argument("session")
 @click.argument("record", required=False)
 @click.option("--file", metavar="PATH", help="Read records from a file, one per line; - is standard input.")
@@ -39,7 +39,7 @@ def log(session: str, record: str | None, file: str | None, kind: str) -> None:
 
 
 @activity.command(
-    examples=["holdfast activity tail --kind queues -n 50", "holdfast activity tail --session build-17 -f"]
+    examples=["fastness activity tail --kind queues -n 50", "fastness activity tail --session build-17 -f"]
 )
 @click.option("--session", help="Show only this session.")
 @click.option("--kind", help="Show only this kind; `queues` has the events of messages.")

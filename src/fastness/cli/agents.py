@@ -1,16 +1,16 @@
-"""`holdfast agent`: registered agents, with their public keys and the worlds that receive their mail."""
+"""`fastness agent`: registered agents, with their public keys and the worlds that receive their mail."""
 
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from holdfast.cli import completion, connect, printing
-from holdfast.cli.commands import CommandGroup
-from holdfast.encryption import AgentKey
-from holdfast.errors import InvalidArgument, NotFound
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire.agents import Agent
+from fastness.cli import completion, connect, printing
+from fastness.cli.commands import CommandGroup
+from fastness.encryption import AgentKey
+from fastness.errors import InvalidArgument, NotFound
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire.agents import Agent
 
 _COLUMNS: Final = ("name", "public_key", "world", "registered_at")
 
@@ -22,8 +22,8 @@ def agent() -> None:
 
 @agent.command(
     examples=[
-        "holdfast agent register ada --key ada.key",
-        "holdfast agent register planner --world plans",
+        "fastness agent register ada --key ada.key",
+        "fastness agent register planner --world plans",
     ]
 )
 @click.argument("name", metavar="AGENT")
@@ -46,7 +46,7 @@ def show(name: str) -> None:
     with connect.open_plane() as plane:
         found = plane.agents.get(name)
     if found is None:
-        raise NotFound(f"Agent {name} is not registered; register it with: holdfast agent register {name}")
+        raise NotFound(f"Agent {name} is not registered; register it with: fastness agent register {name}")
     printing.record(_fields(found))
 
 

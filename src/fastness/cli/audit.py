@@ -1,4 +1,4 @@
-"""`holdfast audit`: who did what, when and from where."""
+"""`fastness audit`: who did what, when and from where."""
 
 import time
 from collections.abc import Callable
@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import LeafCommand
-from holdfast.cli.durations import SECONDS
-from holdfast.limits import AUDIT_LISTED_MAX
-from holdfast.wire.audit import AuditEntry, AuditPage
+from fastness.cli import connect, printing
+from fastness.cli.commands import LeafCommand
+from fastness.cli.durations import SECONDS
+from fastness.limits import AUDIT_LISTED_MAX
+from fastness.wire.audit import AuditEntry, AuditPage
 
 _COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count", "detail")
 
@@ -18,9 +18,9 @@ _COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count"
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast audit --since 1d",
-        "holdfast audit --action 'queue:*' --actor worker",
-        "holdfast audit --plane --action token:revoke --json",
+        "fastness audit --since 1d",
+        "fastness audit --action 'queue:*' --actor worker",
+        "fastness audit --plane --action token:revoke --json",
     ],
 )
 @click.option("--plane", "of_plane", is_flag=True, help="Show the log of the plane itself: tokens, backups, refusals.")

@@ -15,13 +15,13 @@ from typing import IO, Final
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.cli import printing
-from holdfast.cli.values import read_chunks
-from holdfast.errors import Conflict, HashMismatch, MissingObject, ObjectNotFound
-from holdfast.json_checksums import add_checksum
-from holdfast.limits import OBJECT_LIST_MAX
-from holdfast.wire.backups import BackupFile
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.cli import printing
+from fastness.cli.values import read_chunks
+from fastness.errors import Conflict, HashMismatch, MissingObject, ObjectNotFound
+from fastness.json_checksums import add_checksum
+from fastness.limits import OBJECT_LIST_MAX
+from fastness.wire.backups import BackupFile
 
 BACKUP_FORMAT: Final = 1
 STARTED: Final = "started.json"
@@ -146,7 +146,7 @@ def copy_file(file: BackupFile, open_file: Callable[[], Iterator[bytes]], target
             yield chunk
         if file.sha256 is not None and (size, sha.hexdigest()) != (file.size, file.sha256):
             raise HashMismatch(
-                f"{file.path} is damaged, so the backup is incomplete; run `holdfast doctor` to find all damage"
+                f"{file.path} is damaged, so the backup is incomplete; run `fastness doctor` to find all damage"
             )
 
     try:
@@ -179,7 +179,7 @@ def object_size(store: ObjectStore, path: str) -> int | None:
 def missing_object(path: str) -> MissingObject:
     return MissingObject(
         f"{path} is missing from the object store, so the backup is incomplete; "
-        "run `holdfast doctor` to find all damage"
+        "run `fastness doctor` to find all damage"
     )
 
 

@@ -1,4 +1,4 @@
-"""`holdfast backup`: a consistent, complete and checked copy of a plane. An interrupted backup resumes.
+"""`fastness backup`: a consistent, complete and checked copy of a plane. An interrupted backup resumes.
 
     checkpoint of the key space ──► its files, hashed ──► the objects it refers to, checked ──► session logs ──► done
 
@@ -22,19 +22,19 @@ from typing import Final
 import click
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli import backup_format, connect, directories, printing, server_backup
-from holdfast.cli.backup_format import BackupSummary, ManifestEntry, ManifestWriter
-from holdfast.cli.commands import LeafCommand
-from holdfast.cli.values import read_chunks
-from holdfast.errors import InvalidArgument
-from holdfast.folders import sync_folder, sync_tree
-from holdfast.kv.formats import FORMAT
-from holdfast.plane.formats import check_marker
-from holdfast.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
-from holdfast.version import __version__
-from holdfast.wire.backups import BackupFile
+from fastness.backends.objects import ObjectStore
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.cli import backup_format, connect, directories, printing, server_backup
+from fastness.cli.backup_format import BackupSummary, ManifestEntry, ManifestWriter
+from fastness.cli.commands import LeafCommand
+from fastness.cli.values import read_chunks
+from fastness.errors import InvalidArgument
+from fastness.folders import sync_folder, sync_tree
+from fastness.kv.formats import FORMAT
+from fastness.plane.formats import check_marker
+from fastness.runtime.maintenance.checkpoints import referenced_objects, rotated_logs
+from fastness.version import __version__
+from fastness.wire.backups import BackupFile
 
 _KEY_SPACE_COPIED: Final = "keyspace.jsonl"  # Written when all files of the key space are copied.
 
@@ -42,9 +42,9 @@ _KEY_SPACE_COPIED: Final = "keyspace.jsonl"  # Written when all files of the key
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast --url dir:./data backup ./backups/monday",
-        "holdfast --url dir:./data backup s3://bucket/monday",
-        "holdfast --url http://127.0.0.1:9440 backup ./backups/monday",
+        "fastness --url dir:./data backup ./backups/monday",
+        "fastness --url dir:./data backup s3://bucket/monday",
+        "fastness --url http://127.0.0.1:9440 backup ./backups/monday",
     ],
 )
 @click.argument("dest")

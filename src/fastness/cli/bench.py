@@ -1,4 +1,4 @@
-"""`holdfast bench`: measures a queue's throughput and latency, as one client sees them."""
+"""`fastness bench`: measures a queue's throughput and latency, as one client sees them."""
 
 import asyncio
 import time
@@ -7,24 +7,24 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import LeafCommand
-from holdfast.cli.completion import Names, queues
-from holdfast.client.transport import AsyncRemoteTransport
-from holdfast.errors import Conflict, HoldfastError
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.queues import AsyncQueue
-from holdfast.plane import Options, open_plane_async
-from holdfast.tiers import Tier
-from holdfast.wire.queues import QueuePolicy
+from fastness.cli import connect, printing
+from fastness.cli.commands import LeafCommand
+from fastness.cli.completion import Names, queues
+from fastness.client.transport import AsyncRemoteTransport
+from fastness.errors import Conflict, FastnessError
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.queues import AsyncQueue
+from fastness.plane import Options, open_plane_async
+from fastness.tiers import Tier
+from fastness.wire.queues import QueuePolicy
 
 _ACKS_AT_ONCE: Final = 256
 _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_ms")
 
 
 @click.command(
-    cls=LeafCommand, examples=["holdfast bench --messages 20000 --callers 256", "holdfast --url dir:./scratch bench"]
+    cls=LeafCommand, examples=["fastness bench --messages 20000 --callers 256", "fastness --url dir:./scratch bench"]
 )
 @click.option(
     "--messages", type=click.IntRange(1, 10_000_000), default=5_000, show_default=True, help="The number of messages."
@@ -44,7 +44,7 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
     "--queue",
     "name",
     type=Names(queues),
-    default="holdfast-bench",
+    default="fastness-bench",
     show_default=True,
     help="The queue to use. It must be empty.",
 )
@@ -105,10 +105,10 @@ async def _delete(queue: AsyncQueue) -> None:
     """Delete the queue that the measurement created."""
     try:
         await queue.delete(force=True)
-    except HoldfastError as error:
+    except FastnessError as error:
         click.echo(
-            f"holdfast: cannot delete {queue.name} ({error}); delete it with: "
-            f"holdfast queue delete {queue.name} --force",
+            f"fastness: cannot delete {queue.name} ({error}); delete it with: "
+            f"fastness queue delete {queue.name} --force",
             err=True,
         )
 
@@ -119,10 +119,10 @@ async def _remove_messages(queue: AsyncQueue, leased: list[AsyncMessage]) -> Non
         for start in range(0, len(leased), _ACKS_AT_ONCE):
             await asyncio.gather(*(message.ack() for message in leased[start : start + _ACKS_AT_ONCE]))
         await queue.purge()
-    except HoldfastError as error:
+    except FastnessError as error:
         click.echo(
-            f"holdfast: cannot remove the messages of {queue.name} ({error}); remove them with: "
-            f"holdfast queue purge {queue.name}",
+            f"fastness: cannot remove the messages of {queue.name} ({error}); remove them with: "
+            f"fastness queue purge {queue.name}",
             err=True,
         )
 

@@ -1,4 +1,4 @@
-"""`holdfast blob`: immutable bytes, addressed by their SHA-256 hash."""
+"""`fastness blob`: immutable bytes, addressed by their SHA-256 hash."""
 
 import os
 import sys
@@ -9,9 +9,9 @@ from typing import IO
 
 import click
 
-from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.errors import BlobNotFound, PathUnusable
+from fastness.cli import connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.errors import BlobNotFound, PathUnusable
 
 
 @click.group(cls=CommandGroup)
@@ -21,9 +21,9 @@ def blob() -> None:
 
 @blob.command(
     examples=[
-        "holdfast blob put report.pdf",
-        "tar c . | holdfast blob put -",
-        "holdfast blob put part.bin --unpinned      # then put a message or a state that names its hash",
+        "fastness blob put report.pdf",
+        "tar c . | fastness blob put -",
+        "fastness blob put part.bin --unpinned      # then put a message or a state that names its hash",
     ]
 )
 @click.argument("file")
@@ -52,7 +52,7 @@ def put(file: str, unpinned: bool) -> None:
     printing.result(hash, {"hash": hash})
 
 
-@blob.command(examples=["holdfast blob get 9f86d0… --out report.pdf", "holdfast blob get 9f86d0… --length 100"])
+@blob.command(examples=["fastness blob get 9f86d0… --out report.pdf", "fastness blob get 9f86d0… --length 100"])
 @click.argument("hash")
 @click.option(
     "--out", metavar="PATH", help="Write to a file, which appears when it is complete.  [default: standard output]"
@@ -82,7 +82,7 @@ def has(hash: str) -> None:
     printing.result("yes", {"hash": hash, "stored": True})
 
 
-@blob.command(examples=["holdfast blob pin 9f86d0…"])
+@blob.command(examples=["fastness blob pin 9f86d0…"])
 @click.argument("hash")
 def pin(hash: str) -> None:
     """Keep a blob although nothing names its hash. Pinning it again changes nothing."""
@@ -91,7 +91,7 @@ def pin(hash: str) -> None:
     printing.result(f"Pinned: {hash} is kept until it is unpinned", {"hash": hash, "pinned": True})
 
 
-@blob.command(examples=["holdfast blob unpin 9f86d0…", "holdfast gc --dry-run      # is it still named?"])
+@blob.command(examples=["fastness blob unpin 9f86d0…", "fastness gc --dry-run      # is it still named?"])
 @click.argument("hash")
 def unpin(hash: str) -> None:
     """Keep a blob only as long as something names its hash, and for the grace period after that."""

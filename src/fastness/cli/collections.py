@@ -1,15 +1,15 @@
-"""`holdfast collections`: the rows that are stored in collections."""
+"""`fastness collections`: the rows that are stored in collections."""
 
 from typing import Any
 
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.errors import InvalidKey
-from holdfast.limits import COLLECTION_ROWS_MAX
-from holdfast.wire.collections import Row, RowKey
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.errors import InvalidKey
+from fastness.limits import COLLECTION_ROWS_MAX
+from fastness.wire.collections import Row, RowKey
 
 _limit = click.option(
     "--limit",
@@ -49,8 +49,8 @@ def partitions(collection: str, prefix: str, after: str, limit: int) -> None:
 
 @collections.command(
     examples=[
-        "holdfast collections scan langgraph thread:7",
-        "holdfast collections scan langgraph thread:7 --prefix '[\"\"]' --reverse --limit 1",
+        "fastness collections scan langgraph thread:7",
+        "fastness collections scan langgraph thread:7 --prefix '[\"\"]' --reverse --limit 1",
     ]
 )
 @click.argument("collection")

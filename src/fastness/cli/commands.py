@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import context_file
-from holdfast.cli.completion import Find, Names, universes
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.given_options import GlobalOptions, given_options, wants_json
+from fastness.cli import context_file
+from fastness.cli.completion import Find, Names, universes
+from fastness.cli.durations import SECONDS
+from fastness.cli.given_options import GlobalOptions, given_options, wants_json
 
 __all__ = ["CommandGroup", "GlobalOptions", "LeafCommand", "given_options", "global_options", "wants_json"]
 
@@ -18,7 +18,7 @@ _GLOBAL_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
         "--url",
         {"metavar": "URL", "help": "The plane: a server (http://HOST:9440), dir:PATH or postgresql://…"},
     ),
-    ("--token", {"metavar": "TOKEN", "help": "Access token. Prefer HOLDFAST_TOKEN, which does not show in `ps`."}),
+    ("--token", {"metavar": "TOKEN", "help": "Access token. Prefer FASTNESS_TOKEN, which does not show in `ps`."}),
     (
         "--universe",
         {

@@ -1,6 +1,6 @@
 """Shell completion with the names in the selected plane: queues, worlds, runs, agents, locks, schedules and so on.
 
-The shell runs `holdfast` while its user waits, so this never waits long, never prints an error, and changes nothing: a
+The shell runs `fastness` while its user waits, so this never waits long, never prints an error, and changes nothing: a
 plane is not created, and a data directory is read without its lock, also while another process has it open.
 """
 
@@ -18,14 +18,14 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
-from holdfast.errors import HoldfastError
-from holdfast.limits import NAME_BYTES_MAX, RUN_ID_BYTES_MAX
+from fastness.errors import FastnessError
+from fastness.limits import NAME_BYTES_MAX, RUN_ID_BYTES_MAX
 
 if TYPE_CHECKING:
-    from holdfast.cli.connect import Target
-    from holdfast.client.transport import RemoteTransport
-    from holdfast.kv import Database
-    from holdfast.wire.requests import Request
+    from fastness.cli.connect import Target
+    from fastness.client.transport import RemoteTransport
+    from fastness.kv import Database
+    from fastness.wire.requests import Request
 
     Call = Callable[[Request[Any]], Any]
     Opener = Callable[[], AbstractContextManager[Call]]
@@ -58,28 +58,28 @@ Find = Callable[[Lookup], list[str]]
 
 
 def queues(lookup: Lookup) -> list[str]:
-    from holdfast.wire.queues import ListQueues
+    from fastness.wire.queues import ListQueues
 
     names: list[str] = lookup.call(ListQueues(*lookup.page)).names
     return names
 
 
 def collections(lookup: Lookup) -> list[str]:
-    from holdfast.wire.collections import ListCollections
+    from fastness.wire.collections import ListCollections
 
     names: list[str] = lookup.call(ListCollections(*lookup.page)).names
     return names
 
 
 def worlds(lookup: Lookup) -> list[str]:
-    from holdfast.wire.worlds import ListWorlds
+    from fastness.wire.worlds import ListWorlds
 
     names: list[str] = lookup.call(ListWorlds(*lookup.page)).names
     return names
 
 
 def runs(lookup: Lookup) -> list[str]:
-    from holdfast.wire.runs import ListRuns
+    from fastness.wire.runs import ListRuns
 
     after, limit, universe = lookup.page
     after = after[:RUN_ID_BYTES_MAX]  # The padding of the page is as long as a name may be.
@@ -88,7 +88,7 @@ def runs(lookup: Lookup) -> list[str]:
 
 def workflows(lookup: Lookup) -> list[str]:
     """The workflows of the first runs: which ones hosts have is not known to the plane."""
-    from holdfast.wire.runs import ListRuns
+    from fastness.wire.runs import ListRuns
 
     found = lookup.call(ListRuns(limit=_NAMES_MAX, universe=lookup.universe)).runs
     return sorted({each.workflow for each in found})
@@ -96,32 +96,32 @@ def workflows(lookup: Lookup) -> list[str]:
 
 def agents(lookup: Lookup) -> list[str]:
     """Registered agents and mailboxes; a token may allow only one of the lists."""
-    from holdfast.wire.agents import ListAgents
-    from holdfast.wire.mail import ListMailboxes
+    from fastness.wire.agents import ListAgents
+    from fastness.wire.mail import ListMailboxes
 
     names: set[str] = set()
-    with suppress(HoldfastError):
+    with suppress(FastnessError):
         names.update(each.name for each in lookup.call(ListAgents(*lookup.page)).agents)
-    with suppress(HoldfastError):
+    with suppress(FastnessError):
         names.update(each.agent for each in lookup.call(ListMailboxes(*lookup.page)).mailboxes)
     return sorted(names)
 
 
 def locks(lookup: Lookup) -> list[str]:
-    from holdfast.wire.leases import ListLeases
+    from fastness.wire.leases import ListLeases
 
     return [each.key for each in lookup.call(ListLeases(*lookup.page)).leases]
 
 
 def lock_sessions(lookup: Lookup) -> list[str]:
-    from holdfast.wire.locks import ListLockSessions
+    from fastness.wire.locks import ListLockSessions
 
     return [each.number for each in lookup.call(ListLockSessions(*lookup.page)).sessions]
 
 
 def schedules(lookup: Lookup) -> list[str]:
     """The schedules of the queue that is given before them."""
-    from holdfast.wire.queues import ListSchedules
+    from fastness.wire.queues import ListSchedules
 
     found = lookup.call(ListSchedules(lookup.arguments["name"], lookup.universe)).schedules
     return [each.name for each in found]
@@ -129,13 +129,13 @@ def schedules(lookup: Lookup) -> list[str]:
 
 def tokens(lookup: Lookup) -> list[str]:
     """The names of tokens that are not revoked."""
-    from holdfast.wire.tokens import ListTokens
+    from fastness.wire.tokens import ListTokens
 
     return sorted({each.name for each in lookup.call(ListTokens()).tokens if each.revoked_ms is None})
 
 
 def universes(lookup: Lookup) -> list[str]:
-    from holdfast.wire.universes import ListUniverses
+    from fastness.wire.universes import ListUniverses
 
     names: list[str] = lookup.call(ListUniverses(*lookup.page[:2])).names
     return names
@@ -150,12 +150,12 @@ class Names(StringParamType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         del param
         try:
-            from holdfast.cli.connect import current_target
+            from fastness.cli.connect import current_target
 
             with ctx.scope(cleanup=False):
                 target = current_target()
             open_plane = _opener(target)
-        except HoldfastError:
+        except FastnessError:
             return []
         names = _find_in_time(self._find, open_plane, target.universe, incomplete, dict(ctx.params))
         return [CompletionItem(name) for name in names[:_NAMES_MAX] if name.startswith(incomplete)]
@@ -171,7 +171,7 @@ def _find_in_time(find: Find, open_plane: "Opener", universe: str, typed: str, a
 
     disabled = logging.root.manager.disable
     logging.disable()  # A log line would appear in the middle of the user's command line.
-    finding = threading.Thread(target=run, name="holdfast-completion", daemon=True)
+    finding = threading.Thread(target=run, name="fastness-completion", daemon=True)
     finding.start()
     finding.join(_SECONDS_MAX)
     if finding.is_alive():
@@ -195,19 +195,19 @@ def _exit_without_waiting() -> None:
 
 
 def _opener(target: "Target") -> "Opener":
-    """A function that opens the plane to call it. Raises HoldfastError if the target cannot be opened."""
+    """A function that opens the plane to call it. Raises FastnessError if the target cannot be opened."""
     if target.is_server:
-        from holdfast.client.transport import RemoteTransport
+        from fastness.client.transport import RemoteTransport
 
         transport = RemoteTransport(
             target.url, token=target.token, tls=target.tls(), patience_seconds=_CONNECT_SECONDS_MAX
         )
         return lambda: _connected(transport)
-    from holdfast.names import folder_at
-    from holdfast.plane.open import open_database
+    from fastness.names import folder_at
+    from fastness.plane.open import open_database
 
     if target.is_exclusive:
-        from holdfast.backends.rocksdb import RocksReader
+        from fastness.backends.rocksdb import RocksReader
 
         path = folder_at(target.url) / "kv"
         return lambda: _reading(RocksReader(path, lock=False))
@@ -224,7 +224,7 @@ def _connected(transport: "RemoteTransport") -> "Iterator[Call]":
 
 @contextmanager
 def _reading(database: "Database") -> "Iterator[Call]":
-    from holdfast.plane.operations import execute
+    from fastness.plane.operations import execute
 
     with database:
         yield lambda request: database.read(execute, request)

@@ -17,13 +17,13 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from holdfast.cli import context_file
-from holdfast.cli.given_options import given_options
-from holdfast.errors import DirectoryInUse, InvalidArgument
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.sync.plane import Plane
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.wire import AsyncTransport, Transport
+from fastness.cli import context_file
+from fastness.cli.given_options import given_options
+from fastness.errors import DirectoryInUse, InvalidArgument
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.sync.plane import Plane
+from fastness.names import UNIVERSE, checked_name
+from fastness.wire import AsyncTransport, Transport
 
 PATIENCE_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.05  # Between two attempts to open a directory that is in use.
@@ -56,7 +56,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     def tls(self) -> ssl.SSLContext | None:
         """The TLS context for the server; None if the connection is not encrypted."""
-        from holdfast.client import tls
+        from fastness.client import tls
 
         return tls.context(self.url, ca=self.ca, cert=self.cert, key=self.key)
 
@@ -96,12 +96,12 @@ async def open_plane_async(target: Target, *, create: bool = False) -> AsyncIter
 
 async def _open_transport_async(target: Target, *, create: bool) -> AsyncTransport:
     if target.is_server:
-        from holdfast.client.transport import AsyncRemoteTransport
+        from fastness.client.transport import AsyncRemoteTransport
 
         return AsyncRemoteTransport(
             target.url, token=target.token, tls=target.tls(), patience_seconds=target.patience_seconds
         )
-    from holdfast import plane as embedded
+    from fastness import plane as embedded
 
     options = embedded.Options(create=create, objects=target.objects, caller=embedded.command_caller())
     deadline = time.monotonic() + target.patience_seconds
@@ -118,12 +118,12 @@ def open_transport(target: Target, *, create: bool) -> Transport:
     """The transport to a plane. Retries while another process has the directory open."""
     # Imported here: a command for a server does not load the storage engine, and the other way round.
     if target.is_server:
-        from holdfast.client.transport import RemoteTransport
+        from fastness.client.transport import RemoteTransport
 
         return RemoteTransport(
             target.url, token=target.token, tls=target.tls(), patience_seconds=target.patience_seconds
         )
-    from holdfast import plane as embedded
+    from fastness import plane as embedded
 
     options = embedded.Options(create=create, objects=target.objects, caller=embedded.command_caller())
     return retry_while_in_use(lambda: embedded.open_plane(target.url, options), target.patience_seconds)

@@ -10,19 +10,19 @@ from uuid import UUID
 
 import click
 
-from holdfast.cli import connect, exports, payload_files, printing, values
-from holdfast.cli.commands import LeafCommand, wants_json
-from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.cli.exit_codes import NOTHING_RECEIVED
-from holdfast.errors import InvalidArgument, InvalidValue, PathUnusable
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.plane import Plane
-from holdfast.handles.sync.queues import Queue
-from holdfast.wire.queues import Delivery, Failure
+from fastness.cli import connect, exports, payload_files, printing, values
+from fastness.cli.commands import LeafCommand, wants_json
+from fastness.cli.durations import SECONDS, WAIT
+from fastness.cli.exit_codes import NOTHING_RECEIVED
+from fastness.errors import InvalidArgument, InvalidValue, PathUnusable
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.plane import Plane
+from fastness.handles.sync.queues import Queue
+from fastness.wire.queues import Delivery, Failure
 
 _LEASE_ID: Final = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-[0-9a-f]{34}")
 _VARIABLES: Final = tuple(
-    f"HOLDFAST_QUEUE_{name}"
+    f"FASTNESS_QUEUE_{name}"
     for name in (
         "NAME",
         "MESSAGE_ID",
@@ -46,9 +46,9 @@ _VARIABLES: Final = tuple(
     cls=LeafCommand,
     aliases=["dequeue", "receive"],
     examples=[
-        'eval "$(holdfast queue get jobs --wait 20)"',
-        'work < "$HOLDFAST_QUEUE_PAYLOAD_PATH" && holdfast queue ack || holdfast queue nack --error "it failed"',
-        'while eval "$(holdfast queue get jobs --wait forever)"; do …; holdfast queue ack; done',
+        'eval "$(fastness queue get jobs --wait 20)"',
+        'work < "$FASTNESS_QUEUE_PAYLOAD_PATH" && fastness queue ack || fastness queue nack --error "it failed"',
+        'while eval "$(fastness queue get jobs --wait forever)"; do …; fastness queue ack; done',
     ],
 )
 @click.argument("name", metavar="QUEUE")
@@ -66,8 +66,8 @@ def get(
 ) -> None:
     """Lease the next message, write its payload to a file, and export its lease for `queue ack`.
 
-    Prints shell lines for `eval`. HOLDFAST_QUEUE_PAYLOAD_PATH is the file, which only you can read, in
-    ~/.local/state/holdfast/messages/QUEUE (or below XDG_STATE_HOME). `queue ack` and `queue reject` remove it; after
+    Prints shell lines for `eval`. FASTNESS_QUEUE_PAYLOAD_PATH is the file, which only you can read, in
+    ~/.local/state/fastness/messages/QUEUE (or below XDG_STATE_HOME). `queue ack` and `queue reject` remove it; after
     `queue nack` it is kept for up to 7 days. A file of --payload-out is yours to remove.
 
     The lease is not renewed after this command has ended: settle or extend the message before the lease expires. Exit
@@ -100,12 +100,12 @@ def _delivery_options(command: Any) -> Any:
     """The options that name a message, which default to what `get` exported; or the lease ids of several messages."""
     for option in (
         click.option(
-            "--fence", type=int, envvar="HOLDFAST_QUEUE_FENCING_TOKEN", help="The fence of the delivery's lease."
+            "--fence", type=int, envvar="FASTNESS_QUEUE_FENCING_TOKEN", help="The fence of the delivery's lease."
         ),
-        click.option("--lease-id", envvar="HOLDFAST_QUEUE_LEASE_ID", help="The id of the delivery's lease."),
-        click.option("--id", "id", envvar="HOLDFAST_QUEUE_MESSAGE_ID", help="The message id."),
+        click.option("--lease-id", envvar="FASTNESS_QUEUE_LEASE_ID", help="The id of the delivery's lease."),
+        click.option("--id", "id", envvar="FASTNESS_QUEUE_MESSAGE_ID", help="The message id."),
         click.argument("lease_ids", metavar="[LEASE_ID]…", nargs=-1),
-        click.argument("name", metavar="[QUEUE]", envvar="HOLDFAST_QUEUE_NAME", required=False),
+        click.argument("name", metavar="[QUEUE]", envvar="FASTNESS_QUEUE_NAME", required=False),
     ):
         command = option(command)
     return command
@@ -125,10 +125,10 @@ class Delivered(TypedDict):
     "ack",
     cls=LeafCommand,
     examples=[
-        "holdfast queue ack",
-        "holdfast queue ack jobs --id … --lease-id … --fence 1",
-        "holdfast queue ack jobs 0198f…-1 0198f…-3",
-        "holdfast queue ack --result '{\"total\": 3}'",
+        "fastness queue ack",
+        "fastness queue ack jobs --id … --lease-id … --fence 1",
+        "fastness queue ack jobs 0198f…-1 0198f…-3",
+        "fastness queue ack --result '{\"total\": 3}'",
     ],
 )
 @_delivery_options
@@ -174,8 +174,8 @@ def _json_or_bytes(data: bytes) -> Any:
     "nack",
     cls=LeafCommand,
     examples=[
-        "holdfast queue nack --delay 30s --error 'the API was down'",
-        "holdfast queue nack jobs 0198f…-1 --defer",
+        "fastness queue nack --delay 30s --error 'the API was down'",
+        "fastness queue nack jobs 0198f…-1 --defer",
     ],
 )
 @_delivery_options
@@ -194,7 +194,7 @@ def nack(*, delay: float | None, defer: bool, error: str | None, **delivered: Un
     _print_outcome("Released {}", messages, "nacked")
 
 
-@click.command("reject", cls=LeafCommand, examples=["holdfast queue reject --error 'no such customer'"])
+@click.command("reject", cls=LeafCommand, examples=["fastness queue reject --error 'no such customer'"])
 @_delivery_options
 @click.option("--error", help="The error to record with the dead letter.")
 def reject(*, error: str | None, **delivered: Unpack[Delivered]) -> None:
@@ -206,7 +206,7 @@ def reject(*, error: str | None, **delivered: Unpack[Delivered]) -> None:
     _print_outcome("Moved {} to the dead letters", messages, "rejected")
 
 
-@click.command("extend", cls=LeafCommand, examples=["holdfast queue extend --by 5m"])
+@click.command("extend", cls=LeafCommand, examples=["fastness queue extend --by 5m"])
 @_delivery_options
 @click.option("--by", "seconds", type=SECONDS, default=30.0, help="The minimum lease time from now.  [default: 30]")
 def extend(*, seconds: float, **delivered: Unpack[Delivered]) -> None:
@@ -309,7 +309,7 @@ def _variables(message: Message, path: Path | None) -> dict[str, Any]:
             "STATE_FENCING_TOKEN": state_lease.fence,
         }
         found["STATE_PATH"] = _write_state(message)
-    return {f"HOLDFAST_QUEUE_{name}": value for name, value in found.items()}
+    return {f"FASTNESS_QUEUE_{name}": value for name, value in found.items()}
 
 
 def _write_payload(message: Message, payload_out: str | None) -> Path:
@@ -354,7 +354,7 @@ def _held_messages(plane: Plane, delivered: Delivered) -> tuple[Queue, list[Mess
         return queue, [_held_message(queue, each) for each in delivered["lease_ids"]]
     if name is None or id is None or lease_id is None or fence is None:
         raise InvalidArgument(
-            'No message given; run eval "$(holdfast queue get QUEUE)" first, '
+            'No message given; run eval "$(fastness queue get QUEUE)" first, '
             "or give QUEUE and lease ids, or QUEUE, --id, --lease-id and --fence"
         )
     queue = plane.queue(name)
@@ -365,7 +365,7 @@ def _held_message(queue: Queue, lease_id: str) -> Message:
     """A message by its lease id, which has the message id and the fence."""
     match = _LEASE_ID.fullmatch(lease_id)
     if match is None:
-        raise InvalidArgument(f"{lease_id[:80]!r} is not a lease id; `holdfast queue leased {queue.name}` shows them")
+        raise InvalidArgument(f"{lease_id[:80]!r} is not a lease id; `fastness queue leased {queue.name}` shows them")
     return queue.held(str(UUID(match[1])), lease_id=lease_id, fence=int(match[2]))
 
 

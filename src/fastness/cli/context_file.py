@@ -1,6 +1,6 @@
 """The file of saved contexts: several servers by name, in a TOML file that only its user can read.
 
-    $XDG_CONFIG_HOME/holdfast/contexts.toml
+    $XDG_CONFIG_HOME/fastness/contexts.toml
 
     current = "prod"
 
@@ -8,7 +8,7 @@
     url = "https://plane.example:9440"
     token = "…"
 
-The first of these that sets a field wins: flags, the context given by --context, HOLDFAST_* variables, the current
+The first of these that sets a field wins: flags, the context given by --context, FASTNESS_* variables, the current
 context. The token of a context is sent to the URL of that context only.
 """
 
@@ -23,8 +23,8 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument, NotFound, PathUnusable
-from holdfast.folders import make_folder, sync_folder
+from fastness.errors import FastnessError, InvalidArgument, NotFound, PathUnusable
+from fastness.folders import make_folder, sync_folder
 
 DEFAULT_URL: Final = "http://127.0.0.1:9440"
 
@@ -58,10 +58,10 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, A
         NotFound: the selected context does not exist.
     """
     from_environment = {
-        name: environ[variable] for name in FIELDS if environ.get(variable := f"HOLDFAST_{name.upper()}")
+        name: environ[variable] for name in FIELDS if environ.get(variable := f"FASTNESS_{name.upper()}")
     }
     explicit = flags.get("context")
-    named = explicit or ("" if from_environment.get("url") else environ.get("HOLDFAST_CONTEXT"))
+    named = explicit or ("" if from_environment.get("url") else environ.get("FASTNESS_CONTEXT"))
     stored = load() if named or not (flags.get("url") or from_environment.get("url")) else Contexts()
     name = named or stored.current
     context = msgspec.to_builtins(named_context(stored, name)) if name else {}
@@ -77,7 +77,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, A
 
 def path() -> Path:
     """The path of the file."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "holdfast" / "contexts.toml"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "fastness" / "contexts.toml"
 
 
 def load() -> Contexts:
@@ -117,7 +117,7 @@ def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) 
     """The names of contexts, for shell completion."""
     try:
         return [name for name in load().contexts if name.startswith(incomplete)]
-    except HoldfastError:
+    except FastnessError:
         return []
 
 
@@ -127,7 +127,7 @@ def named_context(stored: Contexts, name: str) -> Context:
     if found is None:
         known = ", ".join(sorted(stored.contexts)) or "none yet"
         raise NotFound(
-            f"No context {name} in {path()} (known: {known}); add it with: holdfast context add {name} --url URL"
+            f"No context {name} in {path()} (known: {known}); add it with: fastness context add {name} --url URL"
         )
     return found
 

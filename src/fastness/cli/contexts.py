@@ -1,12 +1,12 @@
-"""`holdfast context`: several servers, by name."""
+"""`fastness context`: several servers, by name."""
 
 import click
 
-from holdfast.cli import printing
-from holdfast.cli.commands import CommandGroup, given_options
-from holdfast.cli.context_file import DEFAULT_URL, FIELDS, Context, Contexts, complete, load, named_context, save
-from holdfast.errors import InvalidArgument
-from holdfast.names import checked_name
+from fastness.cli import printing
+from fastness.cli.commands import CommandGroup, given_options
+from fastness.cli.context_file import DEFAULT_URL, FIELDS, Context, Contexts, complete, load, named_context, save
+from fastness.errors import InvalidArgument
+from fastness.names import checked_name
 
 
 @click.group(cls=CommandGroup)
@@ -14,7 +14,7 @@ def context() -> None:
     """Manage contexts: several servers, by name."""
 
 
-@context.command(examples=["holdfast context add prod --url https://plane.example:9440 --token hft_…"])
+@context.command(examples=["fastness context add prod --url https://plane.example:9440 --token hft_…"])
 @click.argument("name")
 @click.option("--use", is_flag=True, help="Make this the current context.")
 def add(name: str, use: bool) -> None:

@@ -1,4 +1,4 @@
-"""`holdfast demo`: runs the demonstration in `holdfast.demo`."""
+"""`fastness demo`: runs the demonstration in `fastness.demo`."""
 
 import os
 import sys
@@ -10,16 +10,16 @@ from typing import Final
 import click
 import msgspec
 
-from holdfast.cli import printing
-from holdfast.cli.commands import LeafCommand, wants_json
+from fastness.cli import printing
+from fastness.cli.commands import LeafCommand, wants_json
 
-_REPORT: Final = "holdfast-demo-report.html"
+_REPORT: Final = "fastness-demo-report.html"
 _CLAIM_FAILED: Final = 1
 
 
 @click.command(
     cls=LeafCommand,
-    examples=["holdfast demo", "holdfast demo --without-spark", "holdfast demo --keep ./demo"],
+    examples=["fastness demo", "fastness demo --without-spark", "fastness demo --keep ./demo"],
 )
 @click.option("--without-spark", is_flag=True, help="Skip the Spark pipeline and its report.")
 @click.option("--no-open", is_flag=True, help="Do not open the report in a browser.")
@@ -30,9 +30,9 @@ def demo(*, without_spark: bool, no_open: bool, keep: Path | None) -> None:
     """Run a demonstration with real processes, some of which are killed, and check every claim it prints.
 
     The demo starts its own server on a free port with a temporary data directory, and leaves only the report,
-    holdfast-demo-report.html. Exit code 0 means that every claim holds.
+    fastness-demo-report.html. Exit code 0 means that every claim holds.
     """
-    from holdfast.demo import story  # Imported here: no other command needs it.
+    from fastness.demo import story  # Imported here: no other command needs it.
 
     result = story.run(
         sys.stdout, quiet=wants_json(), with_spark=not without_spark, keep=keep, report=Path.cwd() / _REPORT
@@ -58,6 +58,6 @@ def _print_next_steps(report: str | None, kept: str | None) -> None:
     folder = kept or "./demo"
     click.echo("\nTo explore the data in the console, run" + ("" if kept else " the demo again and keep its data:"))
     if not kept:
-        click.echo(f"    holdfast demo --keep {folder}")
-    click.echo(f"    holdfast serve --data dir:{folder}/data --pipeline-reports {folder}/lake/reports")
+        click.echo(f"    fastness demo --keep {folder}")
+    click.echo(f"    fastness serve --data dir:{folder}/data --pipeline-reports {folder}/lake/reports")
     click.echo("and open http://127.0.0.1:9440/console")

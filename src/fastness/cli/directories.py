@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli.connect import Target, retry_while_in_use
-from holdfast.errors import InvalidUrl, Unsupported
-from holdfast.layers.migrations import check_complete
-from holdfast.names import folder_at
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.cli.connect import Target, retry_while_in_use
+from fastness.errors import InvalidUrl, Unsupported
+from fastness.layers.migrations import check_complete
+from fastness.names import folder_at
 
 
 def data_directory(target: Target, *, purpose: str) -> Path:

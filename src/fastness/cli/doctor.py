@@ -1,4 +1,4 @@
-"""`holdfast doctor`: checks the stored data of a plane, and lists what is damaged."""
+"""`fastness doctor`: checks the stored data of a plane, and lists what is damaged."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -9,16 +9,16 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import connect, directories, printing
-from holdfast.cli.commands import LeafCommand, wants_json
-from holdfast.cli.exit_codes import DAMAGED
-from holdfast.cli.space import storage_warnings
-from holdfast.errors import Corrupt, InvalidArgument, NotAllowed, PathUnusable, Validation
-from holdfast.handles.sync.plane import Plane
-from holdfast.names import folder_at
-from holdfast.plane.formats import check_exists, check_marker
-from holdfast.private_files import make_private, readable_by_others
-from holdfast.wire.health_checks import Finding, Seen
+from fastness.cli import connect, directories, printing
+from fastness.cli.commands import LeafCommand, wants_json
+from fastness.cli.exit_codes import DAMAGED
+from fastness.cli.space import storage_warnings
+from fastness.errors import Corrupt, InvalidArgument, NotAllowed, PathUnusable, Validation
+from fastness.handles.sync.plane import Plane
+from fastness.names import folder_at
+from fastness.plane.formats import check_exists, check_marker
+from fastness.private_files import make_private, readable_by_others
+from fastness.wire.health_checks import Finding, Seen
 
 _PATHS_SHOWN: Final = 5
 
@@ -34,10 +34,10 @@ class HealthCheck(msgspec.Struct):
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast doctor ./data",
-        "holdfast --url dir:./data doctor --deep --json",
-        "holdfast --url http://127.0.0.1:9440 doctor",
-        "holdfast doctor ./data --salvage ./salvaged",
+        "fastness doctor ./data",
+        "fastness --url dir:./data doctor --deep --json",
+        "fastness --url http://127.0.0.1:9440 doctor",
+        "fastness doctor ./data --salvage ./salvaged",
     ],
 )
 @click.argument("path", required=False)
@@ -120,7 +120,7 @@ def _storage_warnings(plane: Plane) -> list[str]:
 
 def _salvage(source: Path, target: Path) -> None:
     """Copy what can be read of a data directory, and list what is lost."""
-    from holdfast.cli.salvage import salvage_directory
+    from fastness.cli.salvage import salvage_directory
 
     salvaged = salvage_directory(source, target)
     if wants_json():
@@ -130,7 +130,7 @@ def _salvage(source: Path, target: Path) -> None:
             click.echo(printing.escape_control(f"✗ lost: {what}"))
         click.echo(
             f"Copied {salvaged.pairs:,} pairs and {salvaged.files:,} files to {target}; {len(salvaged.lost):,} losses. "
-            f"Check the copy with: holdfast doctor --deep {target}"
+            f"Check the copy with: fastness doctor --deep {target}"
         )
     click.get_current_context().exit(DAMAGED if salvaged.lost else 0)
 
@@ -140,10 +140,10 @@ def _check_directory(folder: Path, target: connect.Target, identity: dict[str, s
 
     The plane's identity is added to `identity`.
     """
-    from holdfast.backends.objects.encrypted import encrypted
-    from holdfast.layers import lineages
-    from holdfast.runtime.maintenance import health_checks
-    from holdfast.runtime.maintenance.checkpoints import check_lines
+    from fastness.backends.objects.encrypted import encrypted
+    from fastness.layers import lineages
+    from fastness.runtime.maintenance import health_checks
+    from fastness.runtime.maintenance.checkpoints import check_lines
 
     try:
         check_marker(folder)
@@ -179,7 +179,7 @@ def _print_modes(location: str, others: list[Path], fixed: int) -> None:
     if others:
         click.echo(
             f"{len(others):,} files and folders are accessible to other users; if that is not intended, run: "
-            f"holdfast doctor --fix {shlex.quote(location)}"
+            f"fastness doctor --fix {shlex.quote(location)}"
         )
 
 

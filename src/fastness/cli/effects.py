@@ -1,17 +1,17 @@
-"""`holdfast effects`: the external calls that worlds ask for. They can be carried out from a shell."""
+"""`fastness effects`: the external calls that worlds ask for. They can be carried out from a shell."""
 
 from typing import Any, Final
 
 import click
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.exit_codes import NOTHING_RECEIVED
-from holdfast.handles.sync.effects import EffectClaim
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import EFFECT_CLAIMS_MAX, EFFECT_LEASE_SECONDS, READ_ENTRIES_MAX
-from holdfast.wire.effects import EffectInfo
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.cli.durations import SECONDS
+from fastness.cli.exit_codes import NOTHING_RECEIVED
+from fastness.handles.sync.effects import EffectClaim
+from fastness.handles.sync.plane import Plane
+from fastness.limits import EFFECT_CLAIMS_MAX, EFFECT_LEASE_SECONDS, READ_ENTRIES_MAX
+from fastness.wire.effects import EffectInfo
 
 _COLUMNS: Final = ("world", "height", "number", "kind", "state", "due_at", "attempts", "fence", "owner", "error")
 
@@ -32,7 +32,7 @@ def list_(world: str | None, after: str, limit: int) -> None:
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No effects.")
 
 
-@effects.command(examples=["holdfast effects claim charge_card --wait 20 --json"])
+@effects.command(examples=["fastness effects claim charge_card --wait 20 --json"])
 @click.argument("kinds", metavar="KIND…", nargs=-1, required=True)
 @click.option("--owner", help="Who carries them out.  [default: a random name]")
 @click.option("-n", "limit", type=click.IntRange(1, EFFECT_CLAIMS_MAX), default=1, help="At most this many effects.")
@@ -63,7 +63,7 @@ def _effect_arguments(command: Any) -> Any:
     return command
 
 
-@effects.command(examples=["holdfast effects complete order-17 4 0 --fence 1 '{\"paid\": true}'"])
+@effects.command(examples=["fastness effects complete order-17 4 0 --fence 1 '{\"paid\": true}'"])
 @_effect_arguments
 @click.argument("result", required=False)
 @click.option("--file", metavar="PATH", help="Take the result from this file; - is standard input.")
@@ -83,7 +83,7 @@ def complete(
     )
 
 
-@effects.command(examples=['holdfast effects fail order-17 4 0 --fence 1 "the bank does not answer" --delay 1m'])
+@effects.command(examples=['fastness effects fail order-17 4 0 --fence 1 "the bank does not answer" --delay 1m'])
 @_effect_arguments
 @click.argument("error")
 @click.option("--delay", type=SECONDS, help="Until the next attempt.  [default: a back-off]")

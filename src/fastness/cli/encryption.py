@@ -1,14 +1,14 @@
-"""`holdfast encryption`: encryption at rest, with a key for each universe."""
+"""`fastness encryption`: encryption at rest, with a key for each universe."""
 
 import time
 from typing import Any
 
 import click
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import CommandGroup, wants_json
-from holdfast.encryption_keys import new_master_key
-from holdfast.wire.encryption import UniverseEncryption
+from fastness.cli import connect, printing
+from fastness.cli.commands import CommandGroup, wants_json
+from fastness.encryption_keys import new_master_key
+from fastness.wire.encryption import UniverseEncryption
 
 _PLANE = "(repeated calls)"  # The plane's own key, which encrypts the answers of repeated calls.
 
@@ -18,7 +18,7 @@ def encryption() -> None:
     """Encrypt the stored data of universes, and change their keys. Without the master key, the data is lost."""
 
 
-@encryption.command("new-key", examples=["holdfast encryption new-key > keys && chmod 600 keys"])
+@encryption.command("new-key", examples=["fastness encryption new-key > keys && chmod 600 keys"])
 @click.argument("name", default="")
 def new_key(name: str) -> None:
     """Print a new master key, as a line of a key file. Keep a copy of the file apart from the data and its backups.
@@ -31,23 +31,23 @@ def new_key(name: str) -> None:
     click.echo(line)
 
 
-@encryption.command(examples=["holdfast encryption enable shop", "holdfast --url dir:./data encryption enable shop"])
+@encryption.command(examples=["fastness encryption enable shop", "fastness --url dir:./data encryption enable shop"])
 @click.argument("universe")
 def enable(universe: str) -> None:
     """Encrypt the values and objects of UNIVERSE from now on. It cannot be turned off again.
 
-    Values that are stored already stay as they are until `holdfast encryption rewrite`. The plane must have a master
-    key: --encryption-key-file of the server, or HOLDFAST_ENCRYPTION_KEY_FILE for a data directory.
+    Values that are stored already stay as they are until `fastness encryption rewrite`. The plane must have a master
+    key: --encryption-key-file of the server, or FASTNESS_ENCRYPTION_KEY_FILE for a data directory.
     """
     with connect.open_plane(create=True) as plane:
         found = plane.encryption.enable(universe)
     text = (
-        f"The universe {universe} is encrypted. Encrypt what it stored before: holdfast encryption rewrite {universe}"
+        f"The universe {universe} is encrypted. Encrypt what it stored before: fastness encryption rewrite {universe}"
     )
     printing.result(text if not found.all_encrypted else f"The universe {universe} is encrypted", _fields(found))
 
 
-@encryption.command(examples=["holdfast encryption show", "holdfast encryption show --json"])
+@encryption.command(examples=["fastness encryption show", "fastness encryption show --json"])
 def show() -> None:
     """Show which universes are encrypted, the number and age of their keys, and whether older values are left."""
     with connect.open_plane() as plane:
@@ -63,9 +63,9 @@ def show() -> None:
 
 @encryption.command(
     examples=[
-        "holdfast encryption rotate shop && holdfast encryption rewrite shop",
-        "holdfast encryption rotate --master shop",
-        "holdfast encryption rotate --plane",
+        "fastness encryption rotate shop && fastness encryption rewrite shop",
+        "fastness encryption rotate --master shop",
+        "fastness encryption rotate --plane",
     ]
 )
 @click.argument("universe", default="")
@@ -79,7 +79,7 @@ def rotate(universe: str, *, is_plane: bool, master: bool) -> None:
     printing.result(f"{done}: {found.universe or _PLANE}", _fields(found))
 
 
-@encryption.command(examples=["holdfast encryption rewrite shop", "holdfast encryption rewrite --plane"])
+@encryption.command(examples=["fastness encryption rewrite shop", "fastness encryption rewrite --plane"])
 @click.argument("universe", default="")
 @click.option("--plane", "is_plane", is_flag=True, help="Rewrite the answers of repeated calls.")
 def rewrite(universe: str, *, is_plane: bool) -> None:

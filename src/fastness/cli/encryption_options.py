@@ -7,5 +7,5 @@ import click
 key_file_option: Final = click.option(
     "--encryption-key-file",
     metavar="FILE",
-    help="The file with the master keys of encrypted universes.  [default: HOLDFAST_ENCRYPTION_KEY_FILE]",
+    help="The file with the master keys of encrypted universes.  [default: FASTNESS_ENCRYPTION_KEY_FILE]",
 )

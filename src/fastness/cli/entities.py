@@ -1,14 +1,14 @@
-"""`holdfast entity`: versioned records whose fields have durability tiers."""
+"""`fastness entity`: versioned records whose fields have durability tiers."""
 
 from typing import Any, Final
 
 import click
 
-from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.errors import NotFound
-from holdfast.handles.sync.entities import Entity
-from holdfast.limits import READ_ENTRIES_MAX
+from fastness.cli import connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.errors import NotFound
+from fastness.handles.sync.entities import Entity
+from fastness.limits import READ_ENTRIES_MAX
 
 _HISTORY_COLUMNS: Final = ("version", "at", "durability", "fields", "removed", "deleted")
 
@@ -39,8 +39,8 @@ def get(kind: str, id: str, *, best_effort: bool) -> None:
 @entity.command(
     "set",
     examples=[
-        "holdfast entity set task t-1 status=done tries:=3",
-        "holdfast entity set task t-1 status=open --if-version 4      # replaces all fields",
+        "fastness entity set task t-1 status=done tries:=3",
+        "fastness entity set task t-1 status=open --if-version 4      # replaces all fields",
     ],
 )
 @click.argument("kind")

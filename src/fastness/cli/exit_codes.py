@@ -10,7 +10,7 @@ from typing import Final
 import click
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     Backend,
     Busy,
     Closed,
@@ -18,12 +18,12 @@ from holdfast.errors import (
     Conflict,
     Corrupt,
     Fenced,
-    HoldfastError,
+    FastnessError,
     NotAllowed,
     NotFound,
     Validation,
 )
-from holdfast.wire.problems import Problem, problem_of
+from fastness.wire.problems import Problem, problem_of
 
 NOTHING_RECEIVED: Final = 3
 DAMAGED: Final = 10
@@ -34,7 +34,7 @@ _USAGE: Final = 2
 _BACKEND: Final = 9
 
 # The first class that an error belongs to determines its code.
-_CODES: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
+_CODES: Final[tuple[tuple[type[FastnessError], int], ...]] = (
     (Validation, _USAGE),
     (NotFound, 4),
     (Conflict, 5),
@@ -49,7 +49,7 @@ _CODES: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
 
 MEANINGS: Final = {
     0: "success",
-    _INTERNAL: "internal error: a bug in Holdfast",
+    _INTERNAL: "internal error: a bug in Fastness",
     _USAGE: "wrong usage or invalid request; nothing was written",
     NOTHING_RECEIVED: "nothing arrived in time",
     4: "not found",
@@ -67,7 +67,7 @@ MEANINGS: Final = {
 
 def code_of(error: BaseException) -> int:
     """The exit code for an error."""
-    if isinstance(error, HoldfastError):
+    if isinstance(error, FastnessError):
         return next((code for error_class, code in _CODES if isinstance(error, error_class)), _INTERNAL)
     if isinstance(error, click.ClickException):
         return _USAGE
@@ -81,34 +81,34 @@ def report(error: BaseException, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(_problem(error)).decode(), err=True)
     else:
-        click.echo(f"holdfast: {_message(error)}", err=True)
-        if isinstance(error, HoldfastError):
+        click.echo(f"fastness: {_message(error)}", err=True)
+        if isinstance(error, FastnessError):
             click.echo(f"help: {error.help}", err=True)
-    if code_of(error) == _INTERNAL and os.environ.get("HOLDFAST_DEBUG"):
+    if code_of(error) == _INTERNAL and os.environ.get("FASTNESS_DEBUG"):
         traceback.print_exception(error)
 
 
 def _problem(error: BaseException) -> Problem:
-    if isinstance(error, HoldfastError):
+    if isinstance(error, FastnessError):
         return problem_of(error)
     code, status = {_USAGE: ("usage", 400), INTERRUPTED: ("interrupted", 499)}.get(code_of(error), ("error", 500))
-    return Problem(code=code, title=code, status=status, detail=_message(error), type=f"urn:holdfast:error:{code}")
+    return Problem(code=code, title=code, status=status, detail=_message(error), type=f"urn:fastness:error:{code}")
 
 
 def _message(error: BaseException) -> str:
     if isinstance(error, click.UsageError):
-        command = error.ctx.command_path if error.ctx is not None else "holdfast"
+        command = error.ctx.command_path if error.ctx is not None else "fastness"
         text = _one_line(error.format_message()).rstrip(".")
         return f"{text}{' See' if text.endswith('?') else '; see'}: {command} --help"
     if isinstance(error, click.ClickException):
         return _one_line(error.format_message())
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, HoldfastError):
+    if isinstance(error, FastnessError):
         return _one_line(str(error))
     if isinstance(error, OSError):
         return _one_line(f"{error.filename or 'the system'}: {error.strerror or error}")
-    return _one_line(f"internal error ({type(error).__name__}: {error}); set HOLDFAST_DEBUG=1 to see the traceback")
+    return _one_line(f"internal error ({type(error).__name__}: {error}); set FASTNESS_DEBUG=1 to see the traceback")
 
 
 def _one_line(text: str) -> str:

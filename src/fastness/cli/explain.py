@@ -1,4 +1,4 @@
-"""`holdfast explain`: the cause and the remedy of an error code."""
+"""`fastness explain`: the cause and the remedy of an error code."""
 
 from difflib import get_close_matches
 from typing import Any, Final
@@ -6,15 +6,15 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from holdfast import errors
-from holdfast.cli import printing
-from holdfast.cli.commands import LeafCommand
-from holdfast.errors import HoldfastError, NotFound
-from holdfast.remedies import OTHER_CODES, REMEDIES
-from holdfast.wire.problems import status_of
+from fastness import errors
+from fastness.cli import printing
+from fastness.cli.commands import LeafCommand
+from fastness.errors import FastnessError, NotFound
+from fastness.remedies import OTHER_CODES, REMEDIES
+from fastness.wire.problems import status_of
 
 _CLASSES: Final = {
-    each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError)
+    each.code: each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FastnessError)
 }
 
 
@@ -24,7 +24,7 @@ def _codes(_context: click.Context, _parameter: click.Parameter, incomplete: str
 
 @click.command(
     cls=LeafCommand,
-    examples=["holdfast explain lease_expired", "holdfast explain queue_full --json", "holdfast explain"],
+    examples=["fastness explain lease_expired", "fastness explain queue_full --json", "fastness explain"],
 )
 @click.argument("code", required=False, shell_complete=_codes)
 def explain(code: str | None) -> None:
@@ -35,10 +35,10 @@ def explain(code: str | None) -> None:
     if code is None:
         printing.rows([_fields(each) for each in REMEDIES], ["code", "cause"])
         return
-    known = code.strip().lower().removeprefix("urn:holdfast:error:")
+    known = code.strip().lower().removeprefix("urn:fastness:error:")
     if known not in REMEDIES:
         near = get_close_matches(known, REMEDIES, n=1, cutoff=0.6)
-        hint = f"perhaps you mean: holdfast explain {near[0]}" if near else "list all codes with: holdfast explain"
+        hint = f"perhaps you mean: fastness explain {near[0]}" if near else "list all codes with: fastness explain"
         raise NotFound(f"There is no error code {code[:80]!r}; {hint}")
     printing.result(_text(known), _fields(known))
 

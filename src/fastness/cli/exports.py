@@ -1,7 +1,7 @@
 """Shell variables: the result of a command as lines for `eval`, and its exit code if there is none.
 
-    while eval "$(holdfast queue get jobs --wait 20)"; do
-        work < "$HOLDFAST_QUEUE_PAYLOAD_PATH" && holdfast queue ack || holdfast queue nack
+    while eval "$(fastness queue get jobs --wait 20)"; do
+        work < "$FASTNESS_QUEUE_PAYLOAD_PATH" && fastness queue ack || fastness queue nack
     done
 
 `eval` of empty output succeeds, and the variables of the previous message would still be set. So a command that failed,
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import click
 
-from holdfast.cli.exit_codes import code_of
-from holdfast.cli.given_options import wants_json
-from holdfast.errors import HoldfastError
+from fastness.cli.exit_codes import code_of
+from fastness.cli.given_options import wants_json
+from fastness.errors import FastnessError
 
 
 def export_lines(variables: Mapping[str, object]) -> str:
@@ -34,7 +34,7 @@ def unset_on_failure(names: Sequence[str]) -> Iterator[None]:
     """Print lines that unset the variables if the command fails."""
     try:
         yield
-    except (HoldfastError, OSError, KeyboardInterrupt) as error:
+    except (FastnessError, OSError, KeyboardInterrupt) as error:
         if not wants_json():
             click.echo(unset_lines(names, code_of(error)))
         raise

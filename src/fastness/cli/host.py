@@ -1,4 +1,4 @@
-"""`holdfast host`: runs the programs, workflows and adapters of a Python module."""
+"""`fastness host`: runs the programs, workflows and adapters of a Python module."""
 
 import logging
 import os
@@ -9,14 +9,14 @@ from typing import Final, Literal
 import click
 import msgspec
 
-from holdfast.cli import connect
-from holdfast.cli.commands import LeafCommand, given_options
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.modules import load_module
-from holdfast.errors import InvalidArgument
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.default_app import DEFAULT_HOST_APP
-from holdfast.hosts.threads import Host
+from fastness.cli import connect
+from fastness.cli.commands import LeafCommand, given_options
+from fastness.cli.durations import SECONDS
+from fastness.cli.modules import load_module
+from fastness.errors import InvalidArgument
+from fastness.hosts.apps import HostApp
+from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.threads import Host
 
 _PATIENCE_SECONDS: Final = 30.0  # A host outlives a restart of its server.
 
@@ -24,8 +24,8 @@ _PATIENCE_SECONDS: Final = 30.0  # A host outlives a restart of its server.
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast host shop.agents",
-        "holdfast host shop.agents:app --concurrency 16",
+        "fastness host shop.agents",
+        "fastness host shop.agents:app --concurrency 16",
         "kill -HUP PID     # finish the running turns, then start again with the changed code",
     ],
 )
@@ -132,7 +132,7 @@ def _find_app(name: str) -> HostApp:
     apps = [key for key, value in vars(module).items() if isinstance(value, HostApp)]
     found = getattr(module, attribute, None) if attribute else DEFAULT_HOST_APP
     if not isinstance(found, HostApp):
-        known = f"it has {', '.join(apps)}" if apps else "leave it out for programs of holdfast.program"
+        known = f"it has {', '.join(apps)}" if apps else "leave it out for programs of fastness.program"
         raise InvalidArgument(f"{attribute} of module {module_name} is not a HostApp; {known}")
     if not attribute and not DEFAULT_HOST_APP.runners and not DEFAULT_HOST_APP.adapters and apps:
         raise InvalidArgument(f"The programs of module {module_name} belong to an app; write {module_name}:{apps[0]}")

@@ -1,4 +1,4 @@
-"""`holdfast lock`: distributed locks with fencing tokens. `lock_run` runs a command while a lock is held."""
+"""`fastness lock`: distributed locks with fencing tokens. `lock_run` runs a command while a lock is held."""
 
 import os
 import socket
@@ -6,16 +6,16 @@ from typing import Any, Final, TypedDict
 
 import click
 
-from holdfast.cli import completion, connect, exports, lock_run, printing
-from holdfast.cli.commands import CommandGroup, wants_json
-from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.errors import HoldfastError, InvalidArgument, LeaseHeld, NotFound
-from holdfast.handles.sync.leases import Lease
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import LEASE_TTL_SECONDS, READ_ENTRIES_MAX
-from holdfast.wire.leases import Granted
+from fastness.cli import completion, connect, exports, lock_run, printing
+from fastness.cli.commands import CommandGroup, wants_json
+from fastness.cli.durations import SECONDS, WAIT
+from fastness.errors import FastnessError, InvalidArgument, LeaseHeld, NotFound
+from fastness.handles.sync.leases import Lease
+from fastness.handles.sync.plane import Plane
+from fastness.limits import LEASE_TTL_SECONDS, READ_ENTRIES_MAX
+from fastness.wire.leases import Granted
 
-_VARIABLES: Final = ("HOLDFAST_LOCK_KEY", "HOLDFAST_LEASE_ID", "HOLDFAST_FENCE", "HOLDFAST_LEASE_TXN_ID")
+_VARIABLES: Final = ("FASTNESS_LOCK_KEY", "FASTNESS_LEASE_ID", "FASTNESS_FENCE", "FASTNESS_LEASE_TXN_ID")
 _COLUMNS: Final = ("key", "owner", "fencing_token", "acquired_at", "expires_at")
 
 
@@ -43,8 +43,8 @@ def _acquire_options(command: Any) -> Any:
 
 @lock.command(
     examples=[
-        "holdfast lock run deploy -- ./deploy.sh",
-        "holdfast lock run nightly --wait 10m --ttl 1m -- make report",
+        "fastness lock run deploy -- ./deploy.sh",
+        "fastness lock run nightly --wait 10m --ttl 1m -- make report",
     ],
 )
 @click.argument("key", metavar="NAME")
@@ -66,8 +66,8 @@ def run(
     """Run COMMAND while holding the lock NAME, and exit with COMMAND's exit code.
 
     The lock is renewed every third of its --ttl. If it is lost anyway, COMMAND is stopped with SIGTERM and then SIGKILL
-    before another owner can acquire the lock, and the exit code is 6. COMMAND's environment has HOLDFAST_LOCK_KEY,
-    HOLDFAST_LEASE_ID and HOLDFAST_FENCE, a number that grows with each grant; the systems that COMMAND writes to can
+    before another owner can acquire the lock, and the exit code is 6. COMMAND's environment has FASTNESS_LOCK_KEY,
+    FASTNESS_LEASE_ID and FASTNESS_FENCE, a number that grows with each grant; the systems that COMMAND writes to can
     reject older fences. Signals are forwarded to COMMAND.
     """
     with connect.PlaneCaller(connect.current_target(), create=True) as caller:
@@ -82,7 +82,7 @@ def run(
     click.get_current_context().exit(code)
 
 
-@lock.command(examples=['eval "$(holdfast lock acquire deploy --wait 60)"; …; holdfast lock release'])
+@lock.command(examples=['eval "$(fastness lock acquire deploy --wait 60)"; …; fastness lock release'])
 @click.argument("key", metavar="NAME")
 @_acquire_options
 def acquire(key: str, ttl: float, wait: float, owner: str | None, txn_id: str | None) -> None:
@@ -131,16 +131,16 @@ def held_lease(
         InvalidArgument: the lease is identified only in part.
     """
     if locked:
-        lock_key = lock_key or os.environ.get("HOLDFAST_LOCK_KEY")
-        lease_id = lease_id or os.environ.get("HOLDFAST_LEASE_ID")
-        txn_id = txn_id or os.environ.get("HOLDFAST_LEASE_TXN_ID") or None
-        found = os.environ.get("HOLDFAST_FENCE", "")
+        lock_key = lock_key or os.environ.get("FASTNESS_LOCK_KEY")
+        lease_id = lease_id or os.environ.get("FASTNESS_LEASE_ID")
+        txn_id = txn_id or os.environ.get("FASTNESS_LEASE_TXN_ID") or None
+        found = os.environ.get("FASTNESS_FENCE", "")
         fence = int(found) if fence is None and found.isdigit() else fence
     if lock_key is None and lease_id is None and fence is None and not locked:
         return None
     if lock_key is None or lease_id is None or fence is None:
         raise InvalidArgument(
-            'No lock given; run eval "$(holdfast lock acquire NAME)" first, or give its name, --lease-id and --fence'
+            'No lock given; run eval "$(fastness lock acquire NAME)" first, or give its name, --lease-id and --fence'
         )
     return plane.lease(lock_key).held(lease_id, fence=fence, txn_id=txn_id, ttl_seconds=ttl_seconds)
 
@@ -148,10 +148,10 @@ def held_lease(
 def _exported_lease_options(command: Any) -> Any:
     """The options that identify a lease, which default to the exported variables."""
     for option in (
-        click.option("--txn-id", envvar="HOLDFAST_LEASE_TXN_ID", help="The transaction id of the lock."),
-        click.option("--fence", type=int, envvar="HOLDFAST_FENCE", help="The fence of the lock's lease."),
-        click.option("--lease-id", envvar="HOLDFAST_LEASE_ID", help="The id of the lock's lease."),
-        click.argument("lock_key", metavar="[NAME]", envvar="HOLDFAST_LOCK_KEY", required=False),
+        click.option("--txn-id", envvar="FASTNESS_LEASE_TXN_ID", help="The transaction id of the lock."),
+        click.option("--fence", type=int, envvar="FASTNESS_FENCE", help="The fence of the lock's lease."),
+        click.option("--lease-id", envvar="FASTNESS_LEASE_ID", help="The id of the lock's lease."),
+        click.argument("lock_key", metavar="[NAME]", envvar="FASTNESS_LOCK_KEY", required=False),
     ):
         command = option(command)
     return command
@@ -179,7 +179,7 @@ def release(lock_key: str | None, lease_id: str | None, fence: int | None, txn_i
     printing.result(f"{lease.key} {text}", {"key": lease.key, "released": released})
 
 
-@lock.command("break", examples=["holdfast lock describe deploy", "holdfast lock break deploy --fence 41"])
+@lock.command("break", examples=["fastness lock describe deploy", "fastness lock break deploy --fence 41"])
 @click.argument("key", metavar="NAME")
 @click.option("--fence", type=int, required=True, help="The fence of the lease to end, as `lock describe` shows it.")
 def break_(key: str, fence: int) -> None:
@@ -242,8 +242,8 @@ def _acquire(
 def _release(caller: connect.PlaneCaller, granted: Granted) -> None:
     try:
         caller.call(lambda plane: _lease_handle(plane, granted, LEASE_TTL_SECONDS).release())
-    except HoldfastError as error:
-        click.echo(f"holdfast: cannot release {granted.key} ({error}); it expires by itself", err=True)
+    except FastnessError as error:
+        click.echo(f"fastness: cannot release {granted.key} ({error}); it expires by itself", err=True)
 
 
 def _require_lease(

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 
 import click
 
-from holdfast.errors import Backend, Busy, HoldfastError, LeaseExpired
+from fastness.errors import Backend, Busy, FastnessError, LeaseExpired
 
 _CHECK_SECONDS: Final = 0.05  # How often the lease is checked while the command runs.
 _KILL_MARGIN_DIVISOR: Final = 10  # SIGKILL comes a tenth of the ttl before expiry, for a busy machine.
@@ -38,12 +38,12 @@ class LockRenewer:
 
     def __init__(self, renew: Callable[[], Any], ttl_seconds: float) -> None:
         self.ttl_seconds = ttl_seconds
-        self.lost: HoldfastError | None = None
-        self.last_error: HoldfastError | None = None
+        self.lost: FastnessError | None = None
+        self.last_error: FastnessError | None = None
         self.held_until = 0.0
         self._renew = renew
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-renewer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fastness-renewer", daemon=True)
 
     def start(self) -> None:
         """Renew once, to know when the lease started, and then regularly.
@@ -72,7 +72,7 @@ class LockRenewer:
                 self.last_error, pause = None, self.ttl_seconds / 3
             except (Backend, Busy) as error:
                 self.last_error, pause = error, min(self.ttl_seconds / 10, _RETRY_SECONDS)
-            except HoldfastError as error:
+            except FastnessError as error:
                 self.lost = error
                 return
 
@@ -104,10 +104,10 @@ def _start(
     try:
         return subprocess.Popen(command, env=environment, process_group=None if has_terminal else 0)
     except FileNotFoundError:
-        click.echo(f"holdfast: command not found: {command[0]}", err=True)
+        click.echo(f"fastness: command not found: {command[0]}", err=True)
         return _COMMAND_NOT_FOUND
     except OSError as error:
-        click.echo(f"holdfast: cannot run {command[0]} ({error.strerror})", err=True)
+        click.echo(f"fastness: cannot run {command[0]} ({error.strerror})", err=True)
         return _CANNOT_RUN
 
 
@@ -121,7 +121,7 @@ def _supervise(
         process.wait()
         ended.set()
 
-    threading.Thread(target=wait, name="holdfast-command", daemon=True).start()
+    threading.Thread(target=wait, name="fastness-command", daemon=True).start()
     while not ended.wait(_CHECK_SECONDS):
         if renewer.lost is not None:
             _stop(process, ended, time.monotonic() + grace_seconds, has_terminal)

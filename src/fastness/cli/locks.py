@@ -1,14 +1,14 @@
-"""`holdfast locks`: the sessions that hold ordered locks of the database, entity types and records."""
+"""`fastness locks`: the sessions that hold ordered locks of the database, entity types and records."""
 
 from typing import Any, Final
 
 import click
 
-from holdfast.cli import completion, connect, printing
-from holdfast.cli.commands import CommandGroup
-from holdfast.errors import NotFound
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire.locks import LockHolding, LockSessionInfo
+from fastness.cli import completion, connect, printing
+from fastness.cli.commands import CommandGroup
+from fastness.errors import NotFound
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire.locks import LockHolding, LockSessionInfo
 
 _COLUMNS: Final = ("number", "owner", "since", "expires_at", "holds", "waits_for")
 
@@ -17,11 +17,11 @@ _COLUMNS: Final = ("number", "owner", "since", "expires_at", "holds", "waits_for
 def locks() -> None:
     """Show and end the sessions that hold ordered locks.
 
-    A session is one caller of `plane.locks`, such as a thread of a program. `holdfast lock` is for leases on any name.
+    A session is one caller of `plane.locks`, such as a thread of a program. `fastness lock` is for leases on any name.
     """
 
 
-@locks.command("list", examples=["holdfast locks list", "holdfast locks list --json"])
+@locks.command("list", examples=["fastness locks list", "fastness locks list --json"])
 @click.option("--after", default="", help="Start after the session with this number.")
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
@@ -34,7 +34,7 @@ def list_(after: str, limit: int) -> None:
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No ordered locks are held.")
 
 
-@locks.command(examples=["holdfast locks end 5ac52464988b344a86662cdc"])
+@locks.command(examples=["fastness locks end 5ac52464988b344a86662cdc"])
 @click.argument("number")
 def end(number: str) -> None:
     """End the session NUMBER: its locks are released at once, and its holder is fenced off.
@@ -44,7 +44,7 @@ def end(number: str) -> None:
     with connect.open_plane() as plane:
         ended = plane.locks.end_session(number)
     if not ended:
-        raise NotFound(f"There is no session {number} of locks; `holdfast locks list` shows them")
+        raise NotFound(f"There is no session {number} of locks; `fastness locks list` shows them")
     printing.result(f"Session {number} has ended", {"number": number, "ended": True})
 
 

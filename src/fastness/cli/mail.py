@@ -1,4 +1,4 @@
-"""`holdfast mail`: send, read and confirm mail, and read its receipts."""
+"""`fastness mail`: send, read and confirm mail, and read its receipts."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.cli.message_options import guess_content_type
-from holdfast.encryption import AgentKey
-from holdfast.errors import SealBroken
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.cli.durations import SECONDS, WAIT
+from fastness.cli.message_options import guess_content_type
+from fastness.encryption import AgentKey
+from fastness.errors import SealBroken
+from fastness.handles.sync.plane import Plane
+from fastness.limits import MAIL_BATCH_MAX, MAIL_BYTES_MAX, READ_ENTRIES_MAX
+from fastness.wire.mail import Envelope, MailboxSize, MailPolicy, MailReceipt
 
 _MAIL_COLUMNS: Final = ("sequence", "id", "from", "sent_at", "payload")
 _MAILBOX_COLUMNS: Final = ("agent", "pending", "oldest_at", "joined")
@@ -35,8 +35,8 @@ def mail() -> None:
 
 @mail.command(
     examples=[
-        "holdfast mail send ada bob 'the build is green'",
-        "holdfast mail send ada bob --file plan.json --key ada.key --seal",
+        "fastness mail send ada bob 'the build is green'",
+        "fastness mail send ada bob --file plan.json --key ada.key --seal",
     ]
 )
 @click.argument("sender", metavar="FROM")
@@ -78,7 +78,7 @@ def send(
     printing.result(sent.id, {"id": sent.id, "durability": sent.durability, "duplicate": sent.duplicate})
 
 
-@mail.command(examples=["holdfast mail read bob --confirm --json"])
+@mail.command(examples=["fastness mail read bob --confirm --json"])
 @click.argument("agent", metavar="AGENT")
 @click.option("-n", "count", type=click.IntRange(1, MAIL_BATCH_MAX), default=50, help="The maximum number of results.")
 @click.option("--after", type=int, default=-1, help="Start after this sequence number.")
@@ -120,7 +120,7 @@ def read(
             raise SealBroken(f"Mail {each.id} from {each.sender} is not accepted: {each.seal_error}")
 
 
-@mail.command(examples=["holdfast mail watch bob --json | while read -r line; do …; done"])
+@mail.command(examples=["fastness mail watch bob --json | while read -r line; do …; done"])
 @click.argument("agent", metavar="AGENT")
 @click.option("-n", "count", type=click.IntRange(1), help="Exit after this many mails.")
 @click.option("--keep", is_flag=True, help="Do not confirm printed mail.")
@@ -224,13 +224,13 @@ def block(agent: str, sender: str | None, off: bool) -> None:
     printing.result(f"{verb} mail from {sender} to {agent}", {"agent": agent, "sender": sender, "blocked": not off})
 
 
-@mail.command(examples=["holdfast mail policy --max 5000 --ttl 30d"])
+@mail.command(examples=["fastness mail policy --max 5000 --ttl 30d"])
 @click.option("--max", "pending_max", type=int, help="The maximum number of pending mails per mailbox.")
 @click.option("--ttl", "ttl_seconds", type=SECONDS, help="Remove mail after this time.")
 def policy(pending_max: int | None, ttl_seconds: float | None) -> None:
     """Show the mail policy of the universe. Options change it.
 
-    A universe whose policy was never changed has the one of the server (`holdfast serve --mail-max --mail-ttl`).
+    A universe whose policy was never changed has the one of the server (`fastness serve --mail-max --mail-ttl`).
     """
     with connect.open_plane(create=pending_max is not None or ttl_seconds is not None) as plane:
         mail_policy: MailPolicy = plane.mail_policy()

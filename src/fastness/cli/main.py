@@ -1,4 +1,4 @@
-"""The `holdfast` command: the root of all subcommands, its global options, and its error handling."""
+"""The `fastness` command: the root of all subcommands, its global options, and its error handling."""
 
 import importlib
 import sys
@@ -8,9 +8,9 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from holdfast.cli import exit_codes
-from holdfast.cli.commands import CommandGroup, GlobalOptions, LeafCommand, global_options
-from holdfast.version import __version__
+from fastness.cli import exit_codes
+from fastness.cli.commands import CommandGroup, GlobalOptions, LeafCommand, global_options
+from fastness.version import __version__
 
 # The module and name of each command. A module is imported when its command is used.
 _COMMANDS: Final = {
@@ -56,13 +56,13 @@ _COMMANDS: Final = {
     "pipeline": "pipeline:pipeline",
 }
 ENVIRONMENT: Final = (
-    ("HOLDFAST_URL, HOLDFAST_TOKEN, HOLDFAST_UNIVERSE, HOLDFAST_OBJECTS", "defaults for the options of the same names"),
-    ("HOLDFAST_CA, HOLDFAST_CERT, HOLDFAST_KEY", "defaults for the options of the same names"),
-    ("HOLDFAST_ENCRYPTION_KEY_FILE, HOLDFAST_ENCRYPTION_COMMAND", "the master keys of encrypted universes"),
-    ("HOLDFAST_LAKE", "default for --lake of `holdfast pipeline`"),
-    ("HOLDFAST_LINEAGE, HOLDFAST_LINEAGE_TOKEN", "where `holdfast pipeline` sends OpenLineage events"),
-    ("HOLDFAST_CONTEXT", "the context to use if no URL is given"),
-    ("HOLDFAST_QUEUE_*, HOLDFAST_LOCK_KEY, …", "exported by `queue get`, `lock acquire` and `lock run`"),
+    ("FASTNESS_URL, FASTNESS_TOKEN, FASTNESS_UNIVERSE, FASTNESS_OBJECTS", "defaults for the options of the same names"),
+    ("FASTNESS_CA, FASTNESS_CERT, FASTNESS_KEY", "defaults for the options of the same names"),
+    ("FASTNESS_ENCRYPTION_KEY_FILE, FASTNESS_ENCRYPTION_COMMAND", "the master keys of encrypted universes"),
+    ("FASTNESS_LAKE", "default for --lake of `fastness pipeline`"),
+    ("FASTNESS_LINEAGE, FASTNESS_LINEAGE_TOKEN", "where `fastness pipeline` sends OpenLineage events"),
+    ("FASTNESS_CONTEXT", "the context to use if no URL is given"),
+    ("FASTNESS_QUEUE_*, FASTNESS_LOCK_KEY, …", "exported by `queue get`, `lock acquire` and `lock run`"),
 )
 
 
@@ -76,7 +76,7 @@ class Root(CommandGroup):
         if cmd_name not in _COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, _, name = _COMMANDS[cmd_name].partition(":")
-        found: click.Command = getattr(importlib.import_module(f"holdfast.cli.{module}"), name)
+        found: click.Command = getattr(importlib.import_module(f"fastness.cli.{module}"), name)
         return found
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -102,8 +102,8 @@ class Root(CommandGroup):
         try:
             code = super().main(
                 arguments,
-                prog_name or "holdfast",
-                complete_var or "_HOLDFAST_COMPLETE",
+                prog_name or "fastness",
+                complete_var or "_FASTNESS_COMPLETE",
                 standalone_mode=False,
                 windows_expand_args=windows_expand_args,
                 **extra,
@@ -116,9 +116,9 @@ class Root(CommandGroup):
 
 
 @click.group(cls=Root, params=global_options(hidden=False), context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="holdfast", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="fastness", message="%(prog)s %(version)s")
 def root() -> None:
-    """Holdfast: queues, locks, state and history for fleets of agents.
+    """Fastness: queues, locks, state and history for fleets of agents.
 
     Commands call the server at --url, or open a data directory that no other process has open (--url dir:./data).
     Global options can be given before or after the subcommand.
@@ -127,9 +127,9 @@ def root() -> None:
 
 @root.command(
     examples=[
-        'eval "$(holdfast completion bash)"                     # in ~/.bashrc',
-        'eval "$(holdfast completion zsh)"                      # in ~/.zshrc',
-        "holdfast completion fish > ~/.config/fish/completions/holdfast.fish",
+        'eval "$(fastness completion bash)"                     # in ~/.bashrc',
+        'eval "$(fastness completion zsh)"                      # in ~/.zshrc',
+        "fastness completion fish > ~/.config/fish/completions/fastness.fish",
     ],
     cls=LeafCommand,
 )
@@ -140,9 +140,9 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(root, {}, "holdfast", "_HOLDFAST_COMPLETE").source())
+    click.echo(found(root, {}, "fastness", "_FASTNESS_COMPLETE").source())
 
 
 def main() -> NoReturn:
-    """The entry point of the `holdfast` command."""
+    """The entry point of the `fastness` command."""
     root.main()

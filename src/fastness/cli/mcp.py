@@ -1,4 +1,4 @@
-"""`holdfast mcp`: serves agents over standard input and output with the Model Context Protocol."""
+"""`fastness mcp`: serves agents over standard input and output with the Model Context Protocol."""
 
 import asyncio
 import logging
@@ -9,13 +9,13 @@ from functools import partial
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, mcp_expose
-from holdfast.cli.commands import CommandGroup, given_options
-from holdfast.errors import InvalidArgument, Unsupported
-from holdfast.names import UNIVERSE
-from holdfast.stop_signals import stop_on_signals
-from holdfast.wire.permissions import EVERYTHING, covers, covers_queue
-from holdfast.wire.tokens import TokenInfo
+from fastness.cli import completion, connect, mcp_expose
+from fastness.cli.commands import CommandGroup, given_options
+from fastness.errors import InvalidArgument, Unsupported
+from fastness.names import UNIVERSE
+from fastness.stop_signals import stop_on_signals
+from fastness.wire.permissions import EVERYTHING, covers, covers_queue
+from fastness.wire.tokens import TokenInfo
 
 _AGENT = "local"  # The agent of a plane that knows no tokens.
 _PATIENCE_SECONDS = 30.0  # An agent's session outlives a restart of its server.
@@ -24,7 +24,7 @@ _PATIENCE_SECONDS = 30.0  # An agent's session outlives a restart of its server.
 class _McpGroup(CommandGroup):
     """Without a command, it serves. Its examples are of that."""
 
-    examples = ("holdfast mcp --context work", "holdfast mcp --url dir:./data --agent ada")
+    examples = ("fastness mcp --context work", "fastness mcp --url dir:./data --agent ada")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return click.Group.parse_args(self, ctx, args)
@@ -59,7 +59,7 @@ for _command in (mcp_expose.expose, mcp_expose.exposed, mcp_expose.conceal):
 def serve(agent: str | None) -> None:
     """Serve until the client closes its end, or a signal."""
     try:
-        import holdfast.mcp  # noqa: F401
+        import fastness.mcp  # noqa: F401
     except ImportError as error:
         raise Unsupported(str(error)) from error
     logging.basicConfig(
@@ -71,9 +71,9 @@ def serve(agent: str | None) -> None:
 async def _serve(target: connect.Target, agent: str | None) -> None:
     import anyio
 
-    from holdfast.mcp import Caller, make_server
-    from holdfast.mcp.stdio import serve_stdio
-    from holdfast.mcp.subscriptions import polling_subscriptions
+    from fastness.mcp import Caller, make_server
+    from fastness.mcp.stdio import serve_stdio
+    from fastness.mcp.subscriptions import polling_subscriptions
 
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(connect.open_plane_async(target))

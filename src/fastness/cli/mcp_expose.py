@@ -1,23 +1,23 @@
-"""`holdfast mcp expose`: queues and workflows as tools of agents."""
+"""`fastness mcp expose`: queues and workflows as tools of agents."""
 
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from holdfast.cli import connect, printing, values
-from holdfast.cli.commands import LeafCommand
-from holdfast.errors import Unsupported
+from fastness.cli import connect, printing, values
+from fastness.cli.commands import LeafCommand
+from fastness.errors import Unsupported
 
 if TYPE_CHECKING:
-    from holdfast.mcp.exposed_tools import ExposedTool
+    from fastness.mcp.exposed_tools import ExposedTool
 
 
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast mcp expose resize --schema resize.json --description 'Resizes an image.'",
-        'holdfast mcp expose orders --name place_order --schema \'{"type": "object"}\' --workflow',
+        "fastness mcp expose resize --schema resize.json --description 'Resizes an image.'",
+        'fastness mcp expose orders --name place_order --schema \'{"type": "object"}\' --workflow',
     ],
 )
 @click.argument("name", metavar="QUEUE")
@@ -59,7 +59,7 @@ def expose(
     printing.result(f"The {tool.kind} {tool.target} is the tool {tool.name}", _fields(tool))
 
 
-@click.command(cls=LeafCommand, examples=["holdfast mcp exposed --json"])
+@click.command(cls=LeafCommand, examples=["fastness mcp exposed --json"])
 def exposed() -> None:
     """List the queues and workflows that are tools."""
     exposing = _exposing()
@@ -69,7 +69,7 @@ def exposed() -> None:
     printing.rows([_fields(tool) for tool in found], columns, empty="No queue or workflow is a tool.")
 
 
-@click.command(cls=LeafCommand, examples=["holdfast mcp conceal resize"])
+@click.command(cls=LeafCommand, examples=["fastness mcp conceal resize"])
 @click.argument("tool")
 def conceal(tool: str) -> None:
     """Offer a tool no more. Its jobs go on, and the agents that started them still find them."""
@@ -82,7 +82,7 @@ def conceal(tool: str) -> None:
 def _exposing() -> ModuleType:
     """The module that needs the SDK, which may not be installed."""
     try:
-        from holdfast.mcp import exposing
+        from fastness.mcp import exposing
     except ImportError as error:
         raise Unsupported(str(error)) from error
     return exposing

@@ -8,11 +8,11 @@ import click
 import msgspec
 from click.shell_completion import CompletionItem
 
-from holdfast.cli import values
-from holdfast.cli.durations import SECONDS, Seconds
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
-from holdfast.wire.queues import NewMessage
+from fastness.cli import values
+from fastness.cli.durations import SECONDS, Seconds
+from fastness.handles.sync.plane import Plane
+from fastness.limits import PAYLOAD_INLINE_BYTES_MAX
+from fastness.wire.queues import NewMessage
 
 
 class MessageOptions(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""`holdfast message`: search for messages; show, cancel, change, move and delete them; and read their results."""
+"""`fastness message`: search for messages; show, cancel, change, move and delete them; and read their results."""
 
 import base64
 import sys
@@ -8,14 +8,14 @@ from typing import Any, Final, get_args
 import cbor2
 import click
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup, wants_json
-from holdfast.cli.consume import failure_fields
-from holdfast.cli.durations import SECONDS, WAIT
-from holdfast.errors import MessageNotFound, ResultNotReady, rebuild
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SEARCH_LIST_MAX
-from holdfast.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup, wants_json
+from fastness.cli.consume import failure_fields
+from fastness.cli.durations import SECONDS, WAIT
+from fastness.errors import MessageNotFound, ResultNotReady, rebuild
+from fastness.handles.sync.plane import Plane
+from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SEARCH_LIST_MAX
+from fastness.wire.queues import Failure, FoundMessage, MessageInfo, MessageState, Outcome
 
 _FOUND_COLUMNS: Final = ("id", "state", "created_at", "attempts", "owner", "key", "last_error")
 _CANCEL_COLUMNS: Final = ("id", "state", "attempts", "finished_at")
@@ -26,7 +26,7 @@ def message() -> None:
     """Search for messages; show, cancel, change, move and delete them; and read their results."""
 
 
-@message.command(examples=["holdfast message show jobs 0198f…", "holdfast message show jobs 0198f… --json | jq .state"])
+@message.command(examples=["fastness message show jobs 0198f…", "fastness message show jobs 0198f… --json | jq .state"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("id")
 def show(name: str, id: str) -> None:
@@ -47,7 +47,7 @@ def show(name: str, id: str) -> None:
     print_failures(found.id, found.failures)
 
 
-@message.command(examples=["holdfast message cancel jobs 0198f… 0198f…"])
+@message.command(examples=["fastness message cancel jobs 0198f… 0198f…"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 def cancel(name: str, ids: tuple[str, ...]) -> None:
@@ -72,8 +72,8 @@ def cancel(name: str, ids: tuple[str, ...]) -> None:
 
 @message.command(
     examples=[
-        "holdfast message search jobs --state dead --error Timeout --older-than 1h",
-        "holdfast message search jobs --state leased --owner worker-7 --json | jq -r '.[].id'",
+        "fastness message search jobs --state dead --error Timeout --older-than 1h",
+        "fastness message search jobs --state leased --owner worker-7 --json | jq -r '.[].id'",
     ]
 )
 @click.argument("name", metavar="QUEUE")
@@ -140,7 +140,7 @@ def search(
         click.echo(f"Searched {scanned:,} {'record' if scanned == 1 else 'records'}{more}.", err=True)
 
 
-@message.command(examples=["holdfast message move jobs 0198f… 0198f… --to jobs-slow"])
+@message.command(examples=["fastness message move jobs 0198f… 0198f… --to jobs-slow"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option("--to", required=True, metavar="QUEUE", help="The queue that gets the messages.")
@@ -155,7 +155,7 @@ def move(name: str, ids: tuple[str, ...], to: str) -> None:
     _print_outcomes(name, ids, outcomes, f"moved to {to}")
 
 
-@message.command(examples=["holdfast message delete jobs 0198f… --yes"])
+@message.command(examples=["fastness message delete jobs 0198f… --yes"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
@@ -188,7 +188,7 @@ def _print_outcomes(name: str, ids: Sequence[str], outcomes: Sequence[Outcome], 
 
 
 @message.command(
-    examples=["holdfast message update jobs 0198f… --priority 9", "holdfast message update jobs 0198f… --delay 0"]
+    examples=["fastness message update jobs 0198f… --priority 9", "fastness message update jobs 0198f… --delay 0"]
 )
 @click.argument("name", metavar="QUEUE")
 @click.argument("id")
@@ -205,8 +205,8 @@ def update(name: str, id: str, priority: int | None, delay: float | None) -> Non
 
 @message.command(
     examples=[
-        "holdfast message result jobs 0198f… --wait 30",
-        'id=$(holdfast queue put jobs --keep-result 1) && holdfast message result jobs "$id" --wait forever',
+        "fastness message result jobs 0198f… --wait 30",
+        'id=$(fastness queue put jobs --keep-result 1) && fastness message result jobs "$id" --wait forever',
     ]
 )
 @click.argument("name", metavar="QUEUE")

@@ -1,4 +1,4 @@
-"""`holdfast migrate`: copies a plane between a directory and PostgreSQL with S3, or upgrades its tables in place."""
+"""`fastness migrate`: copies a plane between a directory and PostgreSQL with S3, or upgrades its tables in place."""
 
 import os
 from contextlib import ExitStack
@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import LeafCommand, given_options
-from holdfast.cli.encryption_options import key_file_option
-from holdfast.encryption_keys import provider_of
-from holdfast.errors import InvalidArgument, PlaneInUse
-from holdfast.layers.migrations import Migration, State
-from holdfast.names import folder_at
-from holdfast.plane.formats import check_marker
-from holdfast.plane.migrations import (
+from fastness.cli import connect, printing
+from fastness.cli.commands import LeafCommand, given_options
+from fastness.cli.encryption_options import key_file_option
+from fastness.encryption_keys import provider_of
+from fastness.errors import InvalidArgument, PlaneInUse
+from fastness.layers.migrations import Migration, State
+from fastness.names import folder_at
+from fastness.plane.formats import check_marker
+from fastness.plane.migrations import (
     check_unused,
     folder_of,
     opened_source,
@@ -23,17 +23,17 @@ from holdfast.plane.migrations import (
     upgrade_tables,
     without_password,
 )
-from holdfast.runtime.maintenance.migrations import Migrator
+from fastness.runtime.maintenance.migrations import Migrator
 
 
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast migrate dir:./data postgresql://me@db/plane --objects s3://bucket/plane",
-        "holdfast migrate postgresql://me@db/plane dir:./data --objects s3://bucket/plane",
-        "holdfast migrate dir:./data dir:/mnt/new/data",
-        "holdfast migrate postgresql://owner@db/plane",
-        "holdfast migrate --sql postgresql://owner@db/plane > upgrade.sql",
+        "fastness migrate dir:./data postgresql://me@db/plane --objects s3://bucket/plane",
+        "fastness migrate postgresql://me@db/plane dir:./data --objects s3://bucket/plane",
+        "fastness migrate dir:./data dir:/mnt/new/data",
+        "fastness migrate postgresql://owner@db/plane",
+        "fastness migrate --sql postgresql://owner@db/plane > upgrade.sql",
     ],
 )
 @click.argument("source")
@@ -150,7 +150,7 @@ def _shared_objects(url: str) -> str | None:
     """The value of --objects, for PostgreSQL. A data directory has its own object store."""
     if url.startswith("dir:"):
         return None
-    return given_options().get("objects") or os.environ.get("HOLDFAST_OBJECTS")
+    return given_options().get("objects") or os.environ.get("FASTNESS_OBJECTS")
 
 
 def _check_paths(source: str, target: str) -> None:

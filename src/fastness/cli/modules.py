@@ -1,4 +1,4 @@
-"""The Python modules of users that `holdfast worker` and `holdfast host` run."""
+"""The Python modules of users that `fastness worker` and `fastness host` run."""
 
 import importlib
 import logging
@@ -6,7 +6,7 @@ import os
 import sys
 from types import ModuleType
 
-from holdfast.errors import InvalidArgument
+from fastness.errors import InvalidArgument
 
 
 def load_module(name: str) -> ModuleType:
@@ -24,5 +24,5 @@ def load_module(name: str) -> ModuleType:
             raise InvalidArgument(
                 f"There is no module {name}; run the command in its folder, or set PYTHONPATH"
             ) from error
-        logging.getLogger("holdfast.cli").error("module %s cannot be imported", name, exc_info=error)
+        logging.getLogger("fastness.cli").error("module %s cannot be imported", name, exc_info=error)
         raise InvalidArgument(f"Module {name} cannot be imported: {type(error).__name__}: {error}") from error

@@ -1,14 +1,14 @@
-"""`holdfast nodes` and `holdfast upgrade`: the processes that share a plane, and the format that all of them know."""
+"""`fastness nodes` and `fastness upgrade`: the processes that share a plane, and the format that all of them know."""
 
 from typing import Any, Final
 
 import click
 import msgspec
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import LeafCommand, wants_json
-from holdfast.cli.status import identity_fields
-from holdfast.wire.nodes import Nodes, NodeStatus
+from fastness.cli import connect, printing
+from fastness.cli.commands import LeafCommand, wants_json
+from fastness.cli.status import identity_fields
+from fastness.wire.nodes import Nodes, NodeStatus
 
 _COLUMNS: Final = (
     *("id", "kind", "state", "maintenance", "version", "formats", "address", "host", "pid", "seen"),
@@ -18,7 +18,7 @@ _COLUMNS: Final = (
 
 @click.command(
     cls=LeafCommand,
-    examples=["holdfast nodes", "holdfast nodes --json", "holdfast --url postgresql://me@db/plane nodes"],
+    examples=["fastness nodes", "fastness nodes --json", "fastness --url postgresql://me@db/plane nodes"],
 )
 def nodes() -> None:
     """List the nodes that share a plane on PostgreSQL: servers, and programs that have it open.
@@ -36,11 +36,11 @@ def nodes() -> None:
     click.echo(_format_line(found), err=True)
 
 
-@click.command(cls=LeafCommand, examples=["holdfast --url postgresql://me@db/plane upgrade"])
+@click.command(cls=LeafCommand, examples=["fastness --url postgresql://me@db/plane upgrade"])
 def upgrade() -> None:
     """Raise the data format of a plane on PostgreSQL to the newest one of this version.
 
-    Run this once every node has this version; `holdfast nodes` shows them. It is refused while a process that does not
+    Run this once every node has this version; `fastness nodes` shows them. It is refused while a process that does not
     know the format has the plane open. Afterwards older versions cannot open the plane, and it cannot be undone. Data
     is not converted: this version reads both formats. If the plane has the format already, nothing changes.
     """
@@ -57,7 +57,7 @@ def _format_line(found: Nodes) -> str:
     if newest <= found.data_format:
         return line
     if min(known) == newest:
-        return f"{line}. All nodes know format {newest}; raise it with: holdfast upgrade"
+        return f"{line}. All nodes know format {newest}; raise it with: fastness upgrade"
     return f"{line}. {known.count(newest)} of {len(known)} nodes know format {newest}; upgrade the others"
 
 

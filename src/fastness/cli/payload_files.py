@@ -1,7 +1,7 @@
 """The files that `queue get` writes: the payload of a leased message, and its workflow state.
 
-    $XDG_STATE_HOME/holdfast/messages/QUEUE/ID-FENCE.payload     ~/.local/state by default
-    $XDG_STATE_HOME/holdfast/messages/QUEUE/ID-FENCE.state.json
+    $XDG_STATE_HOME/fastness/messages/QUEUE/ID-FENCE.payload     ~/.local/state by default
+    $XDG_STATE_HOME/fastness/messages/QUEUE/ID-FENCE.state.json
 
 Only their user can read them. `queue ack` and `queue reject` remove the files of a message. After `queue nack` they
 stay, because the next delivery may be elsewhere and the file may show why the message failed. Files that are older than
@@ -14,13 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.limits import PAYLOAD_FILE_SECONDS
-from holdfast.names import checked_name, folder_at
+from fastness.limits import PAYLOAD_FILE_SECONDS
+from fastness.names import checked_name, folder_at
 
 
 def folder() -> Path:
     """The folder of all files."""
-    return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "messages"
+    return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "fastness" / "messages"
 
 
 def create(queue: str, id: str, fence: int, ending: str) -> tuple[BinaryIO, Path]:

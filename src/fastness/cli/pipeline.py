@@ -1,4 +1,4 @@
-"""`holdfast pipeline`: Spark jobs that copy history into the tables of a lake, audit it, and summarise it.
+"""`fastness pipeline`: Spark jobs that copy history into the tables of a lake, audit it, and summarise it.
 
 Every command starts Spark on this machine, unless --master or --remote selects another one.
 """
@@ -8,12 +8,12 @@ from typing import Unpack
 
 import click
 
-from holdfast.cli import printing
-from holdfast.cli.commands import CommandGroup, given_options
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.exit_codes import DAMAGED
-from holdfast.cli.pipeline_observers import health_option, metrics_option
-from holdfast.cli.pipeline_options import (
+from fastness.cli import printing
+from fastness.cli.commands import CommandGroup, given_options
+from fastness.cli.durations import SECONDS
+from fastness.cli.exit_codes import DAMAGED
+from fastness.cli.pipeline_observers import health_option, metrics_option
+from fastness.cli.pipeline_options import (
     LAKE,
     STORAGE,
     JobArguments,
@@ -27,8 +27,8 @@ from holdfast.cli.pipeline_options import (
     retention,
     source_options,
 )
-from holdfast.cli.pipeline_output import print_status
-from holdfast.cli.pipeline_runs import (
+from fastness.cli.pipeline_output import print_status
+from fastness.cli.pipeline_runs import (
     check_plane,
     configure,
     require_spark,
@@ -36,7 +36,7 @@ from holdfast.cli.pipeline_runs import (
     start_spark,
     translate_spark_errors,
 )
-from holdfast.errors import InvalidArgument
+from fastness.errors import InvalidArgument
 
 
 @click.group(cls=CommandGroup)
@@ -46,8 +46,8 @@ def pipeline() -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline run --data ./data --lake ./lake",
-        "holdfast pipeline run --data http://127.0.0.1:9440 --lake s3://bucket/lake --master spark://host:7077",
+        "fastness pipeline run --data ./data --lake ./lake",
+        "fastness pipeline run --data http://127.0.0.1:9440 --lake s3://bucket/lake --master spark://host:7077",
     ]
 )
 @job_options
@@ -57,15 +57,15 @@ def run(**options: Unpack[JobArguments]) -> None:
 
     Exit code 10 means that the audit found damage; the other jobs run anyway.
     """
-    from holdfast.pipeline import jobs
+    from fastness.pipeline import jobs
 
     run_jobs(jobs.FULL_RUN, options)
 
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline ingest --data ./data --lake ./lake",
-        "holdfast pipeline ingest --data http://127.0.0.1:9440 --lake ./lake --follow --health 0.0.0.0:8080",
+        "fastness pipeline ingest --data ./data --lake ./lake",
+        "fastness pipeline ingest --data http://127.0.0.1:9440 --lake ./lake --follow --health 0.0.0.0:8080",
     ]
 )
 @job_options
@@ -81,7 +81,7 @@ def ingest(follow: bool, health: str | None, **options: Unpack[JobArguments]) ->
     run_jobs(["ingest"], options, follows=follow, health=health)
 
 
-@pipeline.command(examples=["holdfast pipeline audit --data ./data --lake ./lake --json"])
+@pipeline.command(examples=["fastness pipeline audit --data ./data --lake ./lake --json"])
 @job_options
 @reducer_option
 def audit(**options: Unpack[JobArguments]) -> None:
@@ -93,7 +93,7 @@ def audit(**options: Unpack[JobArguments]) -> None:
     run_jobs(["audit"], options)
 
 
-@pipeline.command(examples=["holdfast pipeline reachability --data ./data --lake ./lake"])
+@pipeline.command(examples=["fastness pipeline reachability --data ./data --lake ./lake"])
 @job_options
 def reachability(**options: Unpack[JobArguments]) -> None:
     """Find blobs that nothing refers to, and their size. Nothing is deleted."""
@@ -102,8 +102,8 @@ def reachability(**options: Unpack[JobArguments]) -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline contents --data ./data --lake ./lake",
-        "holdfast pipeline contents --data http://127.0.0.1:9440 --lake ./lake --payloads",
+        "fastness pipeline contents --data ./data --lake ./lake",
+        "fastness pipeline contents --data http://127.0.0.1:9440 --lake ./lake --payloads",
     ]
 )
 @job_options
@@ -116,7 +116,7 @@ def contents(payloads: bool, **options: Unpack[JobArguments]) -> None:
     run_jobs(["contents"], options, payloads=payloads)
 
 
-@pipeline.command(examples=["holdfast pipeline rollup --data ./data --lake ./lake"])
+@pipeline.command(examples=["fastness pipeline rollup --data ./data --lake ./lake"])
 @job_options
 def rollup(**options: Unpack[JobArguments]) -> None:
     """Summarise latency, throughput, retries, dead letters, mailboxes, locks and storage."""
@@ -125,8 +125,8 @@ def rollup(**options: Unpack[JobArguments]) -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline report --data ./data --lake ./lake",
-        "holdfast pipeline report --data http://127.0.0.1:9440 --lake ./lake --universe main --publish",
+        "fastness pipeline report --data ./data --lake ./lake",
+        "fastness pipeline report --data http://127.0.0.1:9440 --lake ./lake --universe main --publish",
     ]
 )
 @job_options
@@ -142,8 +142,8 @@ def report(publish: bool, **options: Unpack[JobArguments]) -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline live --data http://127.0.0.1:9440 --lake ./lake --health 0.0.0.0:8080",
-        "holdfast pipeline live --data ./data --lake ./lake --once",
+        "fastness pipeline live --data http://127.0.0.1:9440 --lake ./lake --health 0.0.0.0:8080",
+        "fastness pipeline live --data ./data --lake ./lake --once",
     ]
 )
 @job_options
@@ -197,8 +197,8 @@ def live(
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline load jobs.jsonl --data http://127.0.0.1:9440 --queue jobs --name 2026-11-15 --key id",
-        "holdfast pipeline load mails.parquet --data ./data --target mail --name welcome",
+        "fastness pipeline load jobs.jsonl --data http://127.0.0.1:9440 --queue jobs --name 2026-11-15 --key id",
+        "fastness pipeline load mails.parquet --data ./data --target mail --name welcome",
     ]
 )
 @job_options
@@ -249,9 +249,9 @@ def load(
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline accept --data ./restored --lake ./lake",
-        "holdfast pipeline accept --data ./data --lake ./lake --world ada",
-        "holdfast pipeline accept --data ./data --lake ./lake --kind order --lost",
+        "fastness pipeline accept --data ./restored --lake ./lake",
+        "fastness pipeline accept --data ./data --lake ./lake --world ada",
+        "fastness pipeline accept --data ./data --lake ./lake --kind order --lost",
     ]
 )
 @job_options
@@ -272,8 +272,8 @@ def accept(worlds: tuple[str, ...], kinds: tuple[str, ...], lost: bool, **option
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline reset --data ./data --lake ./lake --world ada",
-        "holdfast pipeline reset --data ./data --lake ./lake --universe main --all --allow-loss",
+        "fastness pipeline reset --data ./data --lake ./lake --world ada",
+        "fastness pipeline reset --data ./data --lake ./lake --universe main --all --allow-loss",
     ]
 )
 @job_options
@@ -292,9 +292,9 @@ def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline backfill --data ./data --lake ./lake --world ada",
-        "holdfast pipeline backfill --data ./data --lake ./lake --all --activity ./restored-logs",
-        "holdfast pipeline backfill --data ./data --lake ./lake --kind order --lost",
+        "fastness pipeline backfill --data ./data --lake ./lake --world ada",
+        "fastness pipeline backfill --data ./data --lake ./lake --all --activity ./restored-logs",
+        "fastness pipeline backfill --data ./data --lake ./lake --kind order --lost",
     ]
 )
 @job_options
@@ -312,8 +312,8 @@ def backfill(lost: bool, **options: Unpack[SourceArguments]) -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline forget --data ./data --lake ./lake --deleted --vacuum",
-        "holdfast pipeline forget --data ./data --lake ./lake --match mail.sender=ada --vacuum --key-file key",
+        "fastness pipeline forget --data ./data --lake ./lake --deleted --vacuum",
+        "fastness pipeline forget --data ./data --lake ./lake --match mail.sender=ada --vacuum --key-file key",
     ]
 )
 @job_options
@@ -367,8 +367,8 @@ def forget(
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline vacuum --lake ./lake",
-        "holdfast pipeline vacuum --lake ./lake --retain activity=90d --retain queue_events=30d",
+        "fastness pipeline vacuum --lake ./lake",
+        "fastness pipeline vacuum --lake ./lake --retain activity=90d --retain queue_events=30d",
     ]
 )
 @job_options
@@ -376,7 +376,7 @@ def forget(
     "--retain",
     metavar="TABLE=AGE",
     multiple=True,
-    envvar="HOLDFAST_LAKE_RETAIN",
+    envvar="FASTNESS_LAKE_RETAIN",
     help="Remove rows of this table that are older, such as activity=90d, by whole days in UTC. Repeatable.",
 )
 def vacuum(retain: tuple[str, ...], **options: Unpack[JobArguments]) -> None:
@@ -389,8 +389,8 @@ def vacuum(retain: tuple[str, ...], **options: Unpack[JobArguments]) -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline status --lake ./lake",
-        "holdfast pipeline status --lake s3://bucket/lake --data http://127.0.0.1:9440 --json",
+        "fastness pipeline status --lake ./lake",
+        "fastness pipeline status --lake s3://bucket/lake --data http://127.0.0.1:9440 --json",
     ]
 )
 @lake_options
@@ -403,11 +403,11 @@ def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
     """
     config = configure(job_arguments(options), needs_lake=True)
     with require_spark():
-        from holdfast.pipeline.observation import metrics as prometheus
-        from holdfast.pipeline.observation.status import lake_status
-        from holdfast.pipeline.views import open_view
+        from fastness.pipeline.observation import metrics as prometheus
+        from fastness.pipeline.observation.status import lake_status
+        from fastness.pipeline.views import open_view
 
-    if options["data"] or given_options().get("url") or os.environ.get("HOLDFAST_URL"):
+    if options["data"] or given_options().get("url") or os.environ.get("FASTNESS_URL"):
         check_plane(config, creates=False)
         with open_view(config) as view:
             found = lake_status(config, view)
@@ -422,8 +422,8 @@ def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
 
 @pipeline.command(
     examples=[
-        "holdfast pipeline publish --lake ./lake --duckdb lake.duckdb",
-        "holdfast pipeline publish --lake s3://bucket/lake --spark-schema lake --remote sc://spark.example:15002",
+        "fastness pipeline publish --lake ./lake --duckdb lake.duckdb",
+        "fastness pipeline publish --lake s3://bucket/lake --spark-schema lake --remote sc://spark.example:15002",
     ]
 )
 @LAKE
@@ -462,10 +462,10 @@ def publish(
     }
     config = configure(job_arguments(options), needs_lake=True)
     with require_spark():
-        from holdfast.pipeline.catalogue import duckdb_file
-        from holdfast.pipeline.catalogue import spark_schema as spark_catalogue
-        from holdfast.pipeline.lake import Lake
-        from holdfast.pipeline.observation.status import lake_status
+        from fastness.pipeline.catalogue import duckdb_file
+        from fastness.pipeline.catalogue import spark_schema as spark_catalogue
+        from fastness.pipeline.lake import Lake
+        from fastness.pipeline.observation.status import lake_status
 
     lake_status(config)  # A mistyped lake fails here.
     tables, published = Lake(config.lake, config.storage), dict[str, list[str]]()
@@ -478,14 +478,14 @@ def publish(
     printing.result(text, {"published": published})
 
 
-@pipeline.command(examples=["holdfast pipeline warm"])
+@pipeline.command(examples=["fastness pipeline warm"])
 def warm() -> None:
     """Halve the start time of Spark on this machine.
 
     Java stores an archive of the classes that Spark loads, about 170 MB, in the user's cache folder.
     """
     with require_spark():
-        from holdfast.pipeline import sessions
+        from fastness.pipeline import sessions
 
         with printing.progress("Starting Spark and archiving its classes"):
             path = sessions.warm()

@@ -1,4 +1,4 @@
-"""What `holdfast pipeline` tells others while it runs: the record in the lake, metrics, lineage and health."""
+"""What `fastness pipeline` tells others while it runs: the record in the lake, metrics, lineage and health."""
 
 import logging
 import os
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.errors import HoldfastError
+from fastness.errors import FastnessError
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.config import Config, JobResult
-    from holdfast.pipeline.jobs import JobOptions
-    from holdfast.pipeline.observation.observers import Observer
+    from fastness.pipeline.config import Config, JobResult
+    from fastness.pipeline.jobs import JobOptions
+    from fastness.pipeline.observation.observers import Observer
 
-_log = logging.getLogger("holdfast.pipeline")
+_log = logging.getLogger("fastness.pipeline")
 
 metrics_option = click.option(
     "--metrics",
@@ -28,7 +28,7 @@ metrics_option = click.option(
 lineage_option = click.option(
     "--lineage",
     metavar="URL",
-    envvar="HOLDFAST_LINEAGE",
+    envvar="FASTNESS_LINEAGE",
     help="Send OpenLineage events to http(s)://HOST[:PORT][/PATH], or append them to file:PATH.",
 )
 health_option = click.option(
@@ -42,10 +42,10 @@ class Observation:
     """The observers of one run, and its health."""
 
     def __init__(self, config: "Config", *, metrics: str | None = None, lineage: str | None = None) -> None:
-        from holdfast.pipeline.lake.locations import parse_location
-        from holdfast.pipeline.observation.health import FollowHealth
-        from holdfast.pipeline.observation.metrics import MetricsFile
-        from holdfast.pipeline.observation.runs import RunRecorder
+        from fastness.pipeline.lake.locations import parse_location
+        from fastness.pipeline.observation.health import FollowHealth
+        from fastness.pipeline.observation.metrics import MetricsFile
+        from fastness.pipeline.observation.runs import RunRecorder
 
         self.health = FollowHealth()
         self.observers: list[Observer] = []
@@ -69,7 +69,7 @@ class Observation:
 
         with ExitStack() as resources:
             if address is not None:
-                from holdfast.pipeline.observation.health import serve_health
+                from fastness.pipeline.observation.health import serve_health
 
                 resources.enter_context(serve_health(address, self.health, self._metrics))
             if threading.current_thread() is threading.main_thread():
@@ -86,28 +86,28 @@ class Observation:
 
         return report
 
-    def _round_ended(self, outcome: "JobResult | HoldfastError") -> None:
+    def _round_ended(self, outcome: "JobResult | FastnessError") -> None:
         self.health.round_ended(outcome)
-        if isinstance(outcome, HoldfastError) or self._recorder is None:
+        if isinstance(outcome, FastnessError) or self._recorder is None:
             return
         try:
             self._recorder.round_ended(outcome)
             if self._file is not None:
                 self._file.write()
-        except (HoldfastError, OSError) as error:
+        except (FastnessError, OSError) as error:
             _log.warning("The record of the run could not be written: %s", error)
 
     def _metrics(self) -> bytes:
-        from holdfast.pipeline.observation import metrics
+        from fastness.pipeline.observation import metrics
 
         return metrics.text(metrics.registry(self._recorder.records.values() if self._recorder is not None else ()))
 
 
 def _lineage(config: "Config", url: str) -> "Observer":
-    from holdfast.client import tls
-    from holdfast.pipeline.observation.lineage import Lineage, parent_from, transport
+    from fastness.client import tls
+    from fastness.pipeline.observation.lineage import Lineage, parent_from, transport
 
     send = transport(
-        url, token=os.environ.get("HOLDFAST_LINEAGE_TOKEN"), tls=tls.context(url, ca=config.ca, cert=None, key=None)
+        url, token=os.environ.get("FASTNESS_LINEAGE_TOKEN"), tls=tls.context(url, ca=config.ca, cert=None, key=None)
     )
     return Lineage(config, send, parent=parent_from(os.environ))

@@ -1,17 +1,17 @@
-"""The options of `holdfast pipeline`, and their values."""
+"""The options of `fastness pipeline`, and their values."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NotRequired, TypedDict
 
 import click
 
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.encryption_options import key_file_option
-from holdfast.cli.pipeline_observers import lineage_option, metrics_option
-from holdfast.errors import InvalidArgument
+from fastness.cli.durations import SECONDS
+from fastness.cli.encryption_options import key_file_option
+from fastness.cli.pipeline_observers import lineage_option, metrics_option
+from fastness.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.jobs import JobOptions
+    from fastness.pipeline.jobs import JobOptions
 
 
 class JobArguments(TypedDict):
@@ -37,7 +37,7 @@ _DATA: Final = click.option(
     "--data", metavar="URL", help="The plane: a data directory, postgresql://… or a server.  [default: --url]"
 )
 LAKE: Final = click.option(
-    "--lake", metavar="PATH", envvar="HOLDFAST_LAKE", help="The lake: a folder or s3://BUCKET/PATH."
+    "--lake", metavar="PATH", envvar="FASTNESS_LAKE", help="The lake: a folder or s3://BUCKET/PATH."
 )
 _UNIVERSE: Final = click.option(
     "--universe", "universes", metavar="NAME", multiple=True, help="Process only this universe. Repeatable."
@@ -69,13 +69,13 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
             click.option(
                 "--key-file",
                 metavar="FILE",
-                envvar="HOLDFAST_LAKE_KEY_FILE",
+                envvar="FASTNESS_LAKE_KEY_FILE",
                 help="A file with the secret key of the digests in the lake.",
             ),
             click.option(
                 "--redact",
                 metavar="FILE",
-                envvar="HOLDFAST_LAKE_REDACT",
+                envvar="FASTNESS_LAKE_REDACT",
                 help="A TOML file with the fields that are replaced before they are stored in the lake.",
             ),
             click.option("--master", metavar="URL", help="The Spark master: spark://…, yarn, k8s://… or local[4]."),

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from holdfast.cli import printing
-from holdfast.cli.commands import wants_json
+from fastness.cli import printing
+from fastness.cli.commands import wants_json
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.config import JobResult
-    from holdfast.pipeline.observation.status import LakeStatus
+    from fastness.pipeline.config import JobResult
+    from fastness.pipeline.observation.status import LakeStatus
 
 _FINDINGS_SHOWN: Final = 20  # --json has them all.
 

@@ -1,4 +1,4 @@
-"""Runs jobs for `holdfast pipeline`: checks what was given, starts Spark, shows progress, and translates errors."""
+"""Runs jobs for `fastness pipeline`: checks what was given, starts Spark, shows progress, and translates errors."""
 
 import logging
 import os
@@ -12,25 +12,25 @@ from urllib.parse import urlsplit
 
 import click
 
-from holdfast.cli import connect, context_file, printing
-from holdfast.cli.commands import given_options, wants_json
-from holdfast.cli.exit_codes import DAMAGED
-from holdfast.cli.pipeline_observers import Observation
-from holdfast.cli.pipeline_options import JobArguments
-from holdfast.cli.pipeline_output import print_results
-from holdfast.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
-from holdfast.names import checked_name, folder_at
+from fastness.cli import connect, context_file, printing
+from fastness.cli.commands import given_options, wants_json
+from fastness.cli.exit_codes import DAMAGED
+from fastness.cli.pipeline_observers import Observation
+from fastness.cli.pipeline_options import JobArguments
+from fastness.cli.pipeline_output import print_results
+from fastness.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
+from fastness.names import checked_name, folder_at
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.pipeline.config import Config, JobResult
-    from holdfast.pipeline.jobs import JobOptions
-    from holdfast.pipeline.progress import ProgressCallback
+    from fastness.pipeline.config import Config, JobResult
+    from fastness.pipeline.jobs import JobOptions
+    from fastness.pipeline.progress import ProgressCallback
 
 _CAUSE_CHARACTERS: Final = 600
 _PAUSE_SECONDS: Final = 0.2
-_INSTALL_SPARK: Final = "run: pip install 'holdfast[spark]'"
+_INSTALL_SPARK: Final = "run: pip install 'fastness[spark]'"
 
 
 def run_jobs(
@@ -46,7 +46,7 @@ def run_jobs(
     config = configure(options, needs_lake=needs_lake)
     with require_spark():
         observation = Observation(config, metrics=options.get("metrics"), lineage=options.get("lineage"))
-    from holdfast.pipeline import jobs
+    from fastness.pipeline import jobs
 
     if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE) or extra.get("publish"):
         check_plane(config, creates="load" in names)
@@ -74,12 +74,12 @@ def run_jobs(
 
 def configure(options: JobArguments, *, needs_lake: bool) -> "Config":
     with require_spark():
-        from holdfast.pipeline.config import PATIENCE_SECONDS, Config
-        from holdfast.pipeline.lake.locations import parse_location
+        from fastness.pipeline.config import PATIENCE_SECONDS, Config
+        from fastness.pipeline.lake.locations import parse_location
 
     lake = options["lake"] or ""
     if needs_lake and not lake:
-        raise InvalidArgument("A job needs a lake; give --lake (a folder or s3://BUCKET/PATH), or set HOLDFAST_LAKE")
+        raise InvalidArgument("A job needs a lake; give --lake (a folder or s3://BUCKET/PATH), or set FASTNESS_LAKE")
     if lake:
         parse_location(lake, {})  # A mistyped lake fails here, before Spark starts.
     flags = given_options() | ({"url": options["data"]} if options["data"] else {})
@@ -118,7 +118,7 @@ def check_plane(config: "Config", *, creates: bool) -> None:
         config.tls()
         _check_reachable(config.data, given_options().get("patience", connect.PATIENCE_SECONDS))
     elif config.data.startswith("dir:") and not creates:
-        from holdfast.plane.formats import check_exists
+        from fastness.plane.formats import check_exists
 
         check_exists(folder_at(config.data))
 
@@ -137,7 +137,7 @@ def _check_reachable(url: str, patience_seconds: float) -> None:
             return
         except OSError as error:
             if time.monotonic() >= deadline:
-                raise Unreachable(f"{url} does not answer ({error}); check that `holdfast serve` runs there") from error
+                raise Unreachable(f"{url} does not answer ({error}); check that `fastness serve` runs there") from error
             time.sleep(_PAUSE_SECONDS)
 
 
@@ -156,7 +156,7 @@ def require_spark() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("holdfast"):
+        if (error.name or "").startswith("fastness"):
             raise
         raise Unsupported(f"The pipeline needs {error.name}; {_INSTALL_SPARK}") from error
 
@@ -166,9 +166,9 @@ def start_spark(master: str | None, remote: str | None, *, ui: bool = False) -> 
     if ui and remote is not None:
         raise InvalidArgument("--ui is for a Spark that this command starts; a Spark Connect server has its own")
     with require_spark():
-        from holdfast.pipeline import sessions
+        from fastness.pipeline import sessions
 
-        if not os.environ.get("HOLDFAST_DEBUG"):
+        if not os.environ.get("FASTNESS_DEBUG"):
             logging.getLogger().addFilter(_is_not_py4j_interrupt)
         before = sessions.running()
         with printing.progress("Starting Spark"):

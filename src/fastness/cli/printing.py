@@ -19,8 +19,8 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli.given_options import wants_json
-from holdfast.wire.json_values import non_finite_text
+from fastness.cli.given_options import wants_json
+from fastness.wire.json_values import non_finite_text
 
 _GAP: Final = 2  # Spaces between two columns.
 _FOLDED_WIDTH_MIN: Final = 10

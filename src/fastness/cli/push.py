@@ -1,4 +1,4 @@
-"""`holdfast push`: push data to agents, watch pushes as they are accepted, and show the statistics of the ingress."""
+"""`fastness push`: push data to agents, watch pushes as they are accepted, and show the statistics of the ingress."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -8,14 +8,14 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup, global_options, wants_json
-from holdfast.cli.message_options import guess_content_type
-from holdfast.errors import InvalidArgument
-from holdfast.handles.sync.ingress import PushWatch
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import PUSH_PAYLOAD_BYTES_MAX
-from holdfast.wire.ingress import DataPush
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup, global_options, wants_json
+from fastness.cli.message_options import guess_content_type
+from fastness.errors import InvalidArgument
+from fastness.handles.sync.ingress import PushWatch
+from fastness.handles.sync.plane import Plane
+from fastness.limits import PUSH_PAYLOAD_BYTES_MAX
+from fastness.wire.ingress import DataPush
 
 _DEFAULT: Final = "send"
 # Global options, and whether they take a value.
@@ -53,7 +53,7 @@ class _PushGroup(CommandGroup):
 def push() -> None:
     """Push data to agents: accepted in memory at once, and stored as mail up to 200 ms later.
 
-    `holdfast push AGENT TOPIC BODY` is short for `holdfast push send AGENT TOPIC BODY`. Each sender may push 120 times
+    `fastness push AGENT TOPIC BODY` is short for `fastness push send AGENT TOPIC BODY`. Each sender may push 120 times
     a minute, unless the server's setting ingress_pushes_per_minute says otherwise; the error says how long to wait.
     """
 
@@ -61,9 +61,9 @@ def push() -> None:
 @push.command(
     "send",
     examples=[
-        "holdfast push bob build.done '{\"ok\": true}'",
-        "holdfast push bob report --file report.pdf --synced --key report-7",
-        "holdfast push send watch build.done ok          # an agent called `watch`",
+        "fastness push bob build.done '{\"ok\": true}'",
+        "fastness push bob report --file report.pdf --synced --key report-7",
+        "fastness push send watch build.done ok          # an agent called `watch`",
     ],
 )
 @click.argument("agent", metavar="AGENT")
@@ -117,7 +117,7 @@ def send(
     printing.result(pushed.id, msgspec.to_builtins(pushed))
 
 
-@push.command(examples=["holdfast push watch --to bob --json | while read -r line; do …; done"])
+@push.command(examples=["fastness push watch --to bob --json | while read -r line; do …; done"])
 @click.option("--to", metavar="AGENT", help="Only pushes to this agent.")
 @click.option("--topic", help="Only pushes with exactly this topic.")
 @click.option("--after", metavar="POSITION", help="Continue after the push with this position.  [default: now]")

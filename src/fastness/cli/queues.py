@@ -1,4 +1,4 @@
-"""`holdfast queue`: put, inspect, purge, delete, pause, redrive. `consume` has the commands that lease and settle."""
+"""`fastness queue`: put, inspect, purge, delete, pause, redrive. `consume` has the commands that lease and settle."""
 
 import itertools
 import time
@@ -9,16 +9,16 @@ import click
 import msgspec
 from msgspec import UnsetType
 
-from holdfast.cli import completion, connect, consume, printing, schedules, values
-from holdfast.cli.commands import CommandGroup, wants_json
-from holdfast.cli.consume import delivery_fields
-from holdfast.cli.durations import NONE, SECONDS, OrNone
-from holdfast.cli.message_options import MessageOptions, inline_message, message_options, read_message
-from holdfast.cli.messages import print_failures
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import MESSAGES_MAX, READ_ENTRIES_MAX
-from holdfast.tiers import Tier
-from holdfast.wire.queues import Delivery, KeyInfo, LeasedMessage, QueuePolicy, QueueStats, Receipt
+from fastness.cli import completion, connect, consume, printing, schedules, values
+from fastness.cli.commands import CommandGroup, wants_json
+from fastness.cli.consume import delivery_fields
+from fastness.cli.durations import NONE, SECONDS, OrNone
+from fastness.cli.message_options import MessageOptions, inline_message, message_options, read_message
+from fastness.cli.messages import print_failures
+from fastness.handles.sync.plane import Plane
+from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX
+from fastness.tiers import Tier
+from fastness.wire.queues import Delivery, KeyInfo, LeasedMessage, QueuePolicy, QueueStats, Receipt
 
 _STATS_COLUMNS: Final = (
     "queue",
@@ -83,11 +83,11 @@ queue.add_command(schedules.schedule)
 @queue.command(
     aliases=["enqueue", "send"],
     examples=[
-        "holdfast queue put jobs '{\"n\": 1}' --priority 7 --idempotency-key order-17",
-        "holdfast queue put jobs --file report.pdf --delay 5m",
-        'holdfast queue put jobs \'{"url": "…"}\' --key example.org --unique-key page-7 --keep-result',
-        "generate | holdfast queue put jobs -",
-        "cat jobs.jsonl | holdfast queue put jobs - --lines",
+        "fastness queue put jobs '{\"n\": 1}' --priority 7 --idempotency-key order-17",
+        "fastness queue put jobs --file report.pdf --delay 5m",
+        'fastness queue put jobs \'{"url": "…"}\' --key example.org --unique-key page-7 --keep-result',
+        "generate | fastness queue put jobs -",
+        "cat jobs.jsonl | fastness queue put jobs - --lines",
     ],
 )
 @click.argument("name", metavar="QUEUE")
@@ -134,7 +134,7 @@ def list_(after: str, limit: int) -> None:
     printing.rows([{"queue": name} for name in names], ["queue"], empty="No queues.")
 
 
-@queue.command(examples=["holdfast queue stats jobs --json"])
+@queue.command(examples=["fastness queue stats jobs --json"])
 @click.argument("names", metavar="[QUEUE]…", nargs=-1)
 def stats(names: tuple[str, ...]) -> None:
     """Show how many messages are in each state, for the given queues or all."""
@@ -169,7 +169,7 @@ def dead(name: str, count: int, failures: bool) -> None:
     _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.", failures=failures)
 
 
-@queue.command(examples=["holdfast queue redrive jobs", "holdfast queue redrive jobs 0198f… 0198f…"])
+@queue.command(examples=["fastness queue redrive jobs", "fastness queue redrive jobs 0198f… 0198f…"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("ids", metavar="[ID]…", nargs=-1)
 @click.option(
@@ -182,7 +182,7 @@ def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
     printing.result(f"Moved {count:,} dead letters back to {name}", {"queue": name, "count": count})
 
 
-@queue.command(examples=["holdfast queue leased jobs", "holdfast queue leased jobs --json | jq -r '.[].lease_id'"])
+@queue.command(examples=["fastness queue leased jobs", "fastness queue leased jobs --json | jq -r '.[].lease_id'"])
 @click.argument("name", metavar="QUEUE")
 @click.option(
     "-n", "count", type=click.IntRange(1, READ_ENTRIES_MAX), default=100, help="The maximum number of results."
@@ -241,7 +241,7 @@ def resume(name: str) -> None:
     printing.result(f"{name} is resumed", {"queue": name, "paused": False})
 
 
-@queue.command(examples=["holdfast queue key jobs example.org"])
+@queue.command(examples=["fastness queue key jobs example.org"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("key")
 def key(name: str, key: str) -> None:
@@ -251,7 +251,7 @@ def key(name: str, key: str) -> None:
     printing.record(_key_fields(name, found))
 
 
-@queue.command("pause-key", examples=["holdfast queue pause-key jobs example.org 5m"])
+@queue.command("pause-key", examples=["fastness queue pause-key jobs example.org 5m"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("key")
 @click.argument("seconds", type=SECONDS)
@@ -275,10 +275,10 @@ def resume_key(name: str, key: str) -> None:
 
 @queue.command(
     examples=[
-        "holdfast queue policy jobs",
-        "holdfast queue policy jobs --max-attempts 3 --visibility 5m",
-        "holdfast queue policy jobs --rate none",
-        "holdfast queue policy jobs --concurrency-per-key 2 --rate-per-key 10 --fair",
+        "fastness queue policy jobs",
+        "fastness queue policy jobs --max-attempts 3 --visibility 5m",
+        "fastness queue policy jobs --rate none",
+        "fastness queue policy jobs --concurrency-per-key 2 --rate-per-key 10 --fair",
     ]
 )
 @click.argument("name", metavar="QUEUE")
@@ -361,7 +361,7 @@ def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     printing.record({"queue": name, **msgspec.structs.asdict(found)})
 
 
-@queue.command(examples=["holdfast queue watch jobs --json | while read -r line; do …; done"])
+@queue.command(examples=["fastness queue watch jobs --json | while read -r line; do …; done"])
 @click.argument("name", metavar="QUEUE")
 @click.option("--interval", type=SECONDS, default=1.0, help="How often to read the counts.  [default: 1]")
 @click.option("-n", "count", type=click.IntRange(1), help="Exit after this many changes.")

@@ -1,4 +1,4 @@
-"""`holdfast quota`: how much a universe may hold and do."""
+"""`fastness quota`: how much a universe may hold and do."""
 
 import time
 from typing import Any, Final
@@ -6,11 +6,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, printing
-from holdfast.cli.commands import CommandGroup, wants_json
-from holdfast.cli.sizes import SIZE, size_text
-from holdfast.errors import InvalidArgument
-from holdfast.wire.quotas import Quota, Usage
+from fastness.cli import completion, connect, printing
+from fastness.cli.commands import CommandGroup, wants_json
+from fastness.cli.sizes import SIZE, size_text
+from fastness.errors import InvalidArgument
+from fastness.wire.quotas import Quota, Usage
 
 _NONE: Final = "none"  # Removes one limit.
 
@@ -34,8 +34,8 @@ def quota() -> None:
 @quota.command(
     "set",
     examples=[
-        "holdfast quota set shop --messages 1000000 --bytes 10GiB --connections 200 --rate 500",
-        "holdfast quota set shop --rate none",
+        "fastness quota set shop --messages 1000000 --bytes 10GiB --connections 200 --rate 500",
+        "fastness quota set shop --rate none",
     ],
 )
 @click.argument("universe")
@@ -73,7 +73,7 @@ def set_(*, universe: str, bytes_: Any, **limits: Any) -> None:
     printing.result(f"Universe {universe}: {_quota_text(new)}", {"universe": universe, **_quota_fields(new)})
 
 
-@quota.command(examples=["holdfast quota show shop", "holdfast quota show shop --json"])
+@quota.command(examples=["fastness quota show shop", "fastness quota show shop --json"])
 @click.argument("universe", required=False)
 def show(universe: str | None) -> None:
     """Show what a universe holds and does, and its quota. Without a name, of the universe of this command.
@@ -90,7 +90,7 @@ def show(universe: str | None) -> None:
     click.echo("\n".join(usage_lines(universe, found, time.time() * 1_000)))
 
 
-@quota.command(examples=["holdfast quota clear shop"])
+@quota.command(examples=["fastness quota clear shop"])
 @click.argument("universe")
 def clear(universe: str) -> None:
     """Remove all limits of a universe."""

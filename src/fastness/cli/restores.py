@@ -1,4 +1,4 @@
-"""`holdfast restore`: creates a data directory from a backup, and checks every byte.
+"""`fastness restore`: creates a data directory from a backup, and checks every byte.
 
 Files are restored to TARGET.restoring, which is renamed to TARGET when it is complete. An interrupted restore resumes:
 files that exist already are hashed again instead of copied.
@@ -14,19 +14,19 @@ import click
 import msgspec
 from obstore.store import LocalStore
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.cli import connect, printing
-from holdfast.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, BackupSummary, ManifestEntry
-from holdfast.cli.commands import LeafCommand
-from holdfast.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
-from holdfast.folders import sync_folder, sync_tree
-from holdfast.json_checksums import has_valid_checksum
-from holdfast.kv.formats import FORMAT
-from holdfast.layers import lineages
-from holdfast.layers.lineages import Identity
-from holdfast.names import folder_at
-from holdfast.plane.formats import MARKER
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.cli import connect, printing
+from fastness.cli.backup_format import BACKUP_FORMAT, FINISHED, MANIFEST, BackupSummary, ManifestEntry
+from fastness.cli.commands import LeafCommand
+from fastness.errors import Conflict, HashMismatch, MissingObject, NotFound, ObjectNotFound, SchemaMismatch
+from fastness.folders import sync_folder, sync_tree
+from fastness.json_checksums import has_valid_checksum
+from fastness.kv.formats import FORMAT
+from fastness.layers import lineages
+from fastness.layers.lineages import Identity
+from fastness.names import folder_at
+from fastness.plane.formats import MARKER
 
 _FOLDERS: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity"}  # By part of a backup.
 
@@ -34,8 +34,8 @@ _FOLDERS: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast restore ./backups/monday ./data",
-        "holdfast restore s3://bucket/monday ./data --objects s3://bucket/objects",
+        "fastness restore ./backups/monday ./data",
+        "fastness restore s3://bucket/monday ./data --objects s3://bucket/objects",
     ],
 )
 @click.argument("source")
@@ -108,14 +108,14 @@ def _read_summary(store: ObjectStore, source: str) -> BackupSummary:
     except ObjectNotFound:
         raise NotFound(
             f"{source} is not a complete backup ({FINISHED} is missing); complete it with: "
-            f"holdfast --url URL backup {source}"
+            f"fastness --url URL backup {source}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise HashMismatch(f"{FINISHED} in {source} is damaged ({error}); use another backup") from None
     if summary.format != BACKUP_FORMAT or summary.data_format != FORMAT:
         raise SchemaMismatch(
             f"The backup has format {summary.format} with data format {summary.data_format}; this version supports "
-            f"{BACKUP_FORMAT} and {FORMAT}; upgrade Holdfast"
+            f"{BACKUP_FORMAT} and {FORMAT}; upgrade Fastness"
         )
     return summary
 

@@ -1,4 +1,4 @@
-"""Copies what can be read of a damaged data directory to a new one, for `holdfast doctor --salvage`."""
+"""Copies what can be read of a damaged data directory to a new one, for `fastness doctor --salvage`."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.backends.rocksdb.directory_lock import directory_lock
-from holdfast.backends.rocksdb.salvage import salvage
-from holdfast.errors import Conflict, DirectoryInUse, NotFound
-from holdfast.folders import make_folder
-from holdfast.kv.formats import FORMAT
-from holdfast.layers import lineages
-from holdfast.plane.formats import MARKER
-from holdfast.private_files import FILE_MODE, open_private
-from holdfast.runtime.maintenance.queue_repair import repair_queues
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb.directory_lock import directory_lock
+from fastness.backends.rocksdb.salvage import salvage
+from fastness.errors import Conflict, DirectoryInUse, NotFound
+from fastness.folders import make_folder
+from fastness.kv.formats import FORMAT
+from fastness.layers import lineages
+from fastness.plane.formats import MARKER
+from fastness.private_files import FILE_MODE, open_private
+from fastness.runtime.maintenance.queue_repair import repair_queues
 
 _FOLDERS = ("objects", "activity")
 

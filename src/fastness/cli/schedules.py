@@ -1,14 +1,14 @@
-"""`holdfast queue schedule`: messages that are put on a cron schedule."""
+"""`fastness queue schedule`: messages that are put on a cron schedule."""
 
 from typing import Any, Unpack
 
 import click
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.cli.message_options import MessageOptions, message_options, read_message
-from holdfast.errors import NotFound
-from holdfast.wire.queues import NewMessage, Schedule
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.cli.message_options import MessageOptions, message_options, read_message
+from fastness.errors import NotFound
+from fastness.wire.queues import NewMessage, Schedule
 
 
 @click.group(cls=CommandGroup, completions={"name": completion.queues, "schedule_name": completion.schedules})
@@ -17,7 +17,7 @@ def schedule() -> None:
 
 
 @schedule.command(
-    examples=["holdfast queue schedule add jobs nightly '0 3 * * *' '{\"report\": true}' --timezone Europe/Berlin"]
+    examples=["fastness queue schedule add jobs nightly '0 3 * * *' '{\"report\": true}' --timezone Europe/Berlin"]
 )
 @click.argument("name", metavar="QUEUE")
 @click.argument("schedule_name", metavar="NAME")
@@ -62,7 +62,7 @@ def remove(name: str, schedule_name: str) -> None:
     with connect.open_plane() as plane:
         if not plane.queue(name).unschedule(schedule_name):
             raise NotFound(
-                f"Queue {name} has no schedule {schedule_name}; list them with: holdfast queue schedule list {name}"
+                f"Queue {name} has no schedule {schedule_name}; list them with: fastness queue schedule list {name}"
             )
     printing.result(f"Removed schedule {schedule_name}", {"queue": name, "removed": schedule_name})
 

@@ -15,13 +15,13 @@ from typing import IO, Final
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.cli import backup_format, connect, printing
-from holdfast.cli.backup_format import BackupSummary, ManifestEntry, ManifestWriter
-from holdfast.cli.printing import Advance
-from holdfast.errors import MissingObject, NotFound
-from holdfast.handles.sync.plane import Plane
-from holdfast.wire.backups import BackupBegun, BackupFile
+from fastness.backends.objects import ObjectStore
+from fastness.cli import backup_format, connect, printing
+from fastness.cli.backup_format import BackupSummary, ManifestEntry, ManifestWriter
+from fastness.cli.printing import Advance
+from fastness.errors import MissingObject, NotFound
+from fastness.handles.sync.plane import Plane
+from fastness.wire.backups import BackupBegun, BackupFile
 
 _ATTEMPTS: Final = 3
 _PER_CHECKPOINT: Final = ("keyspace", "activity")  # The parts that differ between checkpoints.

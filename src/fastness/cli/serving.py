@@ -1,25 +1,25 @@
-"""`holdfast serve`: runs a server. Flags override HOLDFAST_* variables, which override a TOML file."""
+"""`fastness serve`: runs a server. Flags override FASTNESS_* variables, which override a TOML file."""
 
 import os
 from typing import Final
 
 import click
 
-from holdfast.cli.commands import LeafCommand, given_options
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.sizes import SIZE
+from fastness.cli.commands import LeafCommand, given_options
+from fastness.cli.durations import SECONDS
+from fastness.cli.sizes import SIZE
 
 # Variables that the other commands read; the server has no such settings.
-_CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOLDFAST_DEBUG")
+_CLIENT_VARIABLES: Final = ("FASTNESS_CA", "FASTNESS_CERT", "FASTNESS_KEY", "FASTNESS_DEBUG")
 
 
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast serve --data dir:./data",
-        "holdfast serve --data postgresql://holdfast@db/holdfast --objects s3://bucket/holdfast",
-        "holdfast serve --data 'postgresql://holdfast@a,b/holdfast' --read-from standby",
-        "holdfast serve --host 0.0.0.0 --tokens --tls-cert server.pem --tls-key server.key",
+        "fastness serve --data dir:./data",
+        "fastness serve --data postgresql://fastness@db/fastness --objects s3://bucket/fastness",
+        "fastness serve --data 'postgresql://fastness@a,b/fastness' --read-from standby",
+        "fastness serve --host 0.0.0.0 --tokens --tls-cert server.pem --tls-key server.key",
     ],
 )
 @click.option("--config", type=click.Path(exists=True, dir_okay=False), help="Read settings from this TOML file.")
@@ -145,7 +145,7 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
     "mail_pending_max",
     type=int,
     help="The maximum number of pending mails per mailbox, in universes without a mail policy of their own "
-    "(`holdfast mail policy`).  [default: 1000]",
+    "(`fastness mail policy`).  [default: 1000]",
 )
 @click.option(
     "--mail-ttl",
@@ -156,7 +156,7 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 @click.option(
     "--mcp/--no-mcp",
     default=None,
-    help="Whether agents can use MCP at /mcp.  [default: if the extra holdfast[mcp] is installed]",
+    help="Whether agents can use MCP at /mcp.  [default: if the extra fastness[mcp] is installed]",
 )
 @click.option("--mcp-agent", help="The name of every MCP client of a server without tokens.  [default: local]")
 @click.option(
@@ -209,9 +209,9 @@ _CLIENT_VARIABLES: Final = ("HOLDFAST_CA", "HOLDFAST_CERT", "HOLDFAST_KEY", "HOL
 def serve(config: str | None, *, init: bool, **flags: object) -> None:
     """Serve a plane over HTTP and WebSocket until SIGTERM."""
     # Imported here: no other command needs the server, and its import is slow.
-    from holdfast.plane.migrations import upgrade_tables
-    from holdfast.server.serving import run
-    from holdfast.server.settings import Settings
+    from fastness.plane.migrations import upgrade_tables
+    from fastness.server.serving import run
+    from fastness.server.settings import Settings
 
     settings = {name: value for name, value in flags.items() if value is not None}
     if "objects" not in settings and given_options().get("objects"):

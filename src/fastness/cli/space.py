@@ -1,21 +1,21 @@
-"""`holdfast gc` and `holdfast space`: delete what nothing needs any more, and show what is kept and why."""
+"""`fastness gc` and `fastness space`: delete what nothing needs any more, and show what is kept and why."""
 
 from datetime import UTC, datetime
 
 import click
 import msgspec
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import LeafCommand, wants_json
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.exit_codes import DAMAGED
-from holdfast.cli.sizes import size_text
-from holdfast.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
+from fastness.cli import connect, printing
+from fastness.cli.commands import LeafCommand, wants_json
+from fastness.cli.durations import SECONDS
+from fastness.cli.exit_codes import DAMAGED
+from fastness.cli.sizes import size_text
+from fastness.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
 
 
 @click.command(
     cls=LeafCommand,
-    examples=["holdfast gc --dry-run", "holdfast gc", "holdfast --url dir:./data gc --grace 1h"],
+    examples=["fastness gc --dry-run", "fastness gc", "fastness --url dir:./data gc --grace 1h"],
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be deleted now.")
 @click.option(
@@ -43,7 +43,7 @@ def gc(dry_run: bool, grace_seconds: float | None, with_old: bool) -> None:
     click.get_current_context().exit(DAMAGED if done.unsearched else 0)
 
 
-@click.command(cls=LeafCommand, examples=["holdfast space", "holdfast space --status", "holdfast space --json"])
+@click.command(cls=LeafCommand, examples=["fastness space", "fastness space --status", "fastness space --json"])
 @click.option(
     "--status", is_flag=True, help="Only show the key space, the disk and the last collection. Reads no data."
 )
@@ -77,7 +77,7 @@ def storage_warnings(status: StorageStatus) -> list[str]:
         warnings.append(
             f"The disk is nearly full: {_size(status.disk_free_bytes)} are free and the reserve is "
             f"{_size(status.disk_reserve_bytes)}, so new data is refused. Reads, acks and deletes still work. Free "
-            "disk space; `holdfast space` shows what is stored."
+            "disk space; `fastness space` shows what is stored."
         )
     return warnings
 
@@ -90,10 +90,10 @@ def _print_report(report: SpaceReport, *, is_server: bool) -> None:
     )
     lines = [f"Total: {size_text(sum(use.bytes for use in report.uses))}", *_status_lines(report.status, is_server)]
     if report.unsearched:
-        lines.append("No blob can be deleted, because these could not be searched; run `holdfast doctor`:")
+        lines.append("No blob can be deleted, because these could not be searched; run `fastness doctor`:")
         lines += [f"  {text}" for text in report.unsearched]
     else:
-        lines.append("See what can be deleted now: holdfast gc --dry-run")
+        lines.append("See what can be deleted now: fastness gc --dry-run")
     click.echo(printing.escape_control("\n".join(lines)), err=True)
 
 
@@ -140,7 +140,7 @@ def _collection_line(last: LastCollection) -> str:
         size = size_text(last.result.deleted_bytes)
         line = f"Last collection: {_time_text(last.succeeded_ms)}; deleted {deleted} ({size}) and {freed}"
     if last.error is not None:
-        line += f"\nThe last attempt failed: {last.error}. It is repeated; try it now: holdfast gc"
+        line += f"\nThe last attempt failed: {last.error}. It is repeated; try it now: fastness gc"
     return line
 
 
@@ -148,7 +148,7 @@ def _collected_lines(done: Collected) -> list[str]:
     verb = "Would delete" if done.dry_run else "Deleted"
     deleted, waiting = _count(done.deleted, "unreferenced blob"), _count(done.waiting, "unreferenced blob")
     later = "large bodies stay for another grace period, for readers and backups"
-    next_one = "`holdfast space` shows when the next one goes"
+    next_one = "`fastness space` shows when the next one goes"
     lines = [
         f"{verb} {deleted} ({size_text(done.deleted_bytes)})" + (f"; {later}" if done.deleted else ""),
         f"{verb} {_count(done.freed, 'body', 'bodies')} of blobs that were deleted earlier",
@@ -156,10 +156,10 @@ def _collected_lines(done: Collected) -> list[str]:
         f"Kept: {_count(done.kept, 'blob')} ({size_text(done.kept_bytes)}), pinned or named by other data",
     ]
     if done.unsearched:
-        lines.append("No blob can be deleted, because these could not be searched; run `holdfast doctor`:")
+        lines.append("No blob can be deleted, because these could not be searched; run `fastness doctor`:")
         lines += [f"  {text}" for text in done.unsearched]
     elif done.dry_run and done.deleted + done.freed:
-        lines.append("Dry run: nothing was deleted. Delete this with: holdfast gc")
+        lines.append("Dry run: nothing was deleted. Delete this with: fastness gc")
     elif done.dry_run:
         lines.append("Dry run: nothing can be deleted now")
     return lines

@@ -1,14 +1,14 @@
-"""`holdfast state`: documents that are changed under a lock or with compare-and-set."""
+"""`fastness state`: documents that are changed under a lock or with compare-and-set."""
 
 from typing import Unpack
 
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.cli.leases import LeaseOptions, held_lease, lease_options
-from holdfast.errors import NotFound
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.cli.leases import LeaseOptions, held_lease, lease_options
+from fastness.errors import NotFound
 
 
 @click.group(cls=CommandGroup, completions={"lock_key": completion.locks})
@@ -16,7 +16,7 @@ def state() -> None:
     """Read and write versioned documents."""
 
 
-@state.command(examples=["holdfast state get orders/17 --json"])
+@state.command(examples=["fastness state get orders/17 --json"])
 @click.argument("key")
 def get(key: str) -> None:
     """Show the document of a key, with its ETag. Exit code 4 means that it does not exist."""
@@ -38,9 +38,9 @@ def get(key: str) -> None:
 @state.command(
     "set",
     examples=[
-        "holdfast state set orders/17 '{\"shipped\": true}'",
-        "holdfast state set orders/17 '{\"shipped\": true}' --if-match 0198f…",
-        "holdfast lock run deploy -- sh -c 'holdfast state set deploy \"{}\" --locked'",
+        "fastness state set orders/17 '{\"shipped\": true}'",
+        "fastness state set orders/17 '{\"shipped\": true}' --if-match 0198f…",
+        "fastness lock run deploy -- sh -c 'fastness state set deploy \"{}\" --locked'",
     ],
 )
 @click.argument("key")

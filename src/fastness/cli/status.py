@@ -1,15 +1,15 @@
-"""`holdfast status` and `holdfast mark-restored`: the identity of a plane, and a new lineage for a copy."""
+"""`fastness status` and `fastness mark-restored`: the identity of a plane, and a new lineage for a copy."""
 
 from typing import Any
 
 import click
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import LeafCommand
-from holdfast.wire.planes import PlaneStatus
+from fastness.cli import connect, printing
+from fastness.cli.commands import LeafCommand
+from fastness.wire.planes import PlaneStatus
 
 
-@click.command(cls=LeafCommand, examples=["holdfast status", "holdfast --url dir:./data status --json"])
+@click.command(cls=LeafCommand, examples=["fastness status", "fastness --url dir:./data status --json"])
 def status() -> None:
     """Show the version that serves the plane, the plane's id, and the lineage of its data.
 
@@ -24,14 +24,14 @@ def status() -> None:
     "mark-restored",
     cls=LeafCommand,
     examples=[
-        "holdfast --url postgresql://me@db/plane mark-restored",
-        "holdfast --url dir:./copy mark-restored",
+        "fastness --url postgresql://me@db/plane mark-restored",
+        "fastness --url dir:./copy mark-restored",
     ],
 )
 def mark_restored() -> None:
-    """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.
+    """Begin another lineage, after the data was restored or copied by other tools than Fastness's.
 
-    `holdfast restore` and `doctor --salvage` do this themselves. After pg_restore, or in a copied directory that is
+    `fastness restore` and `doctor --salvage` do this themselves. After pg_restore, or in a copied directory that is
     used beside its original, run this before anything else writes.
     """
     with connect.open_plane() as plane:

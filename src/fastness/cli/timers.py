@@ -1,13 +1,13 @@
-"""`holdfast timers`: the times at which worlds want an item."""
+"""`fastness timers`: the times at which worlds want an item."""
 
 from typing import Any, Final
 
 import click
 
-from holdfast.cli import completion, connect, printing
-from holdfast.cli.commands import CommandGroup
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire.timers import TimerInfo
+from fastness.cli import completion, connect, printing
+from fastness.cli.commands import CommandGroup
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire.timers import TimerInfo
 
 _COLUMNS: Final = ("due_at", "world", "timer_id", "height")
 

@@ -1,4 +1,4 @@
-"""`holdfast token`: access tokens for a server."""
+"""`fastness token`: access tokens for a server."""
 
 import time
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from typing import Any, Final
 
 import click
 
-from holdfast.cli import completion, connect, printing
-from holdfast.cli.commands import CommandGroup
-from holdfast.cli.durations import SECONDS
-from holdfast.errors import InvalidArgument, NotFound
-from holdfast.handles.sync.plane import Plane
-from holdfast.wire.permissions import SQS_VERBS
-from holdfast.wire.tokens import TokenInfo
+from fastness.cli import completion, connect, printing
+from fastness.cli.commands import CommandGroup
+from fastness.cli.durations import SECONDS
+from fastness.errors import InvalidArgument, NotFound
+from fastness.handles.sync.plane import Plane
+from fastness.wire.permissions import SQS_VERBS
+from fastness.wire.tokens import TokenInfo
 
 _COLUMNS: Final = (
     "id",
@@ -40,9 +40,9 @@ def _needed_without_sqs(context: click.Context, option: click.Parameter, value: 
 
 @token.command(
     examples=[
-        "holdfast token create worker --universe shop --allow queue:put,queue:receive,queue:ack --ttl 30d",
-        "holdfast --url dir:./data token create admin --universe '*' --allow '*'",
-        "holdfast token create shop --sqs --queue 'orders*'",
+        "fastness token create worker --universe shop --allow queue:put,queue:receive,queue:ack --ttl 30d",
+        "fastness --url dir:./data token create admin --universe '*' --allow '*'",
+        "fastness token create shop --sqs --queue 'orders*'",
     ]
 )
 @click.argument("name", default="cli")
@@ -89,7 +89,7 @@ def create(
 
     With --sqs, what is printed are the variables that the AWS SDKs read: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
     The secret is stored encrypted, with the key in the server's --sqs-key-file. For a data directory or PostgreSQL,
-    HOLDFAST_SQS_KEY_FILE names the file.
+    FASTNESS_SQS_KEY_FILE names the file.
     """
     target = connect.current_target()
     with connect.open_plane(target, create=True) as plane:
@@ -128,11 +128,11 @@ def self_() -> None:
     with connect.open_plane() as plane:
         found = plane.tokens.self()
     if found is None:
-        raise NotFound("This plane was opened without a token; give one with --token or HOLDFAST_TOKEN")
+        raise NotFound("This plane was opened without a token; give one with --token or FASTNESS_TOKEN")
     printing.record(_fields(found))
 
 
-@token.command(examples=["holdfast token revoke worker", "holdfast token revoke 0198f2a7c3d94e5f8a1b2c3d4e5f6a7b"])
+@token.command(examples=["fastness token revoke worker", "fastness token revoke 0198f2a7c3d94e5f8a1b2c3d4e5f6a7b"])
 @click.argument("token", metavar="NAME|ID|TOKEN")
 @click.option(
     "--keep-children", is_flag=True, help="Keep the tokens that it created. Without this they are revoked too."
@@ -156,7 +156,7 @@ def _id_of(plane: Plane, name: str) -> str | None:
     """The id of the only usable token with this name; None if all of them are revoked or expired."""
     named = [each for each in _all_tokens(plane) if each.name == name]
     if not named:
-        raise NotFound(f"No token has the name or id {name}; list them with: holdfast token list")
+        raise NotFound(f"No token has the name or id {name}; list them with: fastness token list")
     now_ms = round(time.time() * 1_000)
     usable = [
         each.id for each in named if each.revoked_ms is None and (each.expires_ms is None or now_ms < each.expires_ms)

@@ -1,4 +1,4 @@
-"""`holdfast top`: a live view of a plane: rates, depths, the oldest messages, waits, and nodes.
+"""`fastness top`: a live view of a plane: rates, depths, the oldest messages, waits, and nodes.
 
 thread:  sample ──► sample ──► …      one every second; an error is shown, and the next sample is tried
 screen:  the difference of the last two samples; a keypress changes the order or ends it
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 import msgspec
 
-from holdfast.cli import connect, printing
-from holdfast.cli.commands import LeafCommand, wants_json
-from holdfast.cli.quotas import usage_lines
-from holdfast.errors import DirectoryInUse, HoldfastError, NotAllowed, NotFound, RetryAdvice
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import (
+from fastness.cli import connect, printing
+from fastness.cli.commands import LeafCommand, wants_json
+from fastness.cli.quotas import usage_lines
+from fastness.errors import DirectoryInUse, FastnessError, NotAllowed, NotFound, RetryAdvice
+from fastness.handles.sync.plane import Plane
+from fastness.limits import (
     TOP_KEY_SECONDS,
     TOP_PAGE,
     TOP_REFRESH_SECONDS,
@@ -31,10 +31,10 @@ from holdfast.limits import (
     TOP_ROWS_MAX,
     TOP_WAITS_MAX,
 )
-from holdfast.wire.leases import Waits
-from holdfast.wire.nodes import Nodes
-from holdfast.wire.queues import QueueStats
-from holdfast.wire.quotas import Usage
+from fastness.wire.leases import Waits
+from fastness.wire.nodes import Nodes
+from fastness.wire.queues import QueueStats
+from fastness.wire.quotas import Usage
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -89,7 +89,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 @click.command(
     cls=LeafCommand,
-    examples=["holdfast top", "holdfast top --interval 5", "holdfast top --once --json"],
+    examples=["fastness top", "fastness top --interval 5", "fastness top --once --json"],
 )
 @click.option(
     "--interval",
@@ -153,7 +153,7 @@ class Sampler:
         """What the plane answers now.
 
         Raises:
-            HoldfastError: it does not answer.
+            FastnessError: it does not answer.
         """
         if self._target.is_exclusive:
             with connect.open_plane(self._target) as plane:
@@ -254,19 +254,19 @@ class _Sampling(threading.Thread):
     """Samples until it is stopped. An error does not end it: the server may come back."""
 
     def __init__(self, sampler: Sampler, first: Sample, interval: float) -> None:
-        super().__init__(name="holdfast-top", daemon=True)
+        super().__init__(name="fastness-top", daemon=True)
         self._sampler = sampler
         self._interval = interval
         self._stopping = threading.Event()
         self.before = self.now = first
-        self.error: HoldfastError | None = None
-        self.fatal: HoldfastError | None = None  # Trying again cannot help.
+        self.error: FastnessError | None = None
+        self.fatal: FastnessError | None = None  # Trying again cannot help.
 
     def run(self) -> None:
         while not self._stopping.wait(self._interval):
             try:
                 sample = self._sampler.sample()
-            except HoldfastError as error:
+            except FastnessError as error:
                 self.error = error
                 if error.retry is RetryAdvice.NEVER and not isinstance(error, NotFound | DirectoryInUse):
                     self.fatal = error
@@ -321,7 +321,7 @@ def _keypresses() -> Iterator[Callable[[], str]]:
 
 
 def render(
-    view: Overview, sort: str, *, error: HoldfastError | None = None, height: int | None = None
+    view: Overview, sort: str, *, error: FastnessError | None = None, height: int | None = None
 ) -> "RenderableType":
     """The view as tables."""
     from rich.console import Group
@@ -355,7 +355,7 @@ def render(
         table.add_row(*_cells(row), style="dim" if row.paused else "")
     parts.append(table)
     if not view.queues:
-        parts.append(Text("No queues. Put a message with: holdfast queue put jobs hello"))
+        parts.append(Text("No queues. Put a message with: fastness queue put jobs hello"))
     elif shown < rows or view.has_more:
         parts.append(Text(f"{shown} of {rows}{' and more' if view.has_more else ''} queues are shown.", style="dim"))
     for name in view.not_allowed:

@@ -9,8 +9,8 @@ from typing import IO, Any, Final
 import click
 import msgspec
 
-from holdfast.errors import InvalidArgument, InvalidValue, PathUnusable
-from holdfast.limits import BLOB_PART_BYTES
+from fastness.errors import InvalidArgument, InvalidValue, PathUnusable
+from fastness.limits import BLOB_PART_BYTES
 
 _FIELD_SYNTAX: Final = "use name=text, or name:=JSON as in tries:=3"
 

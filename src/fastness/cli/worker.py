@@ -1,4 +1,4 @@
-"""`holdfast worker`: runs the tasks of a Python module."""
+"""`fastness worker`: runs the tasks of a Python module."""
 
 import logging
 import os
@@ -11,14 +11,14 @@ from typing import Final
 import click
 import msgspec
 
-from holdfast.cli import connect
-from holdfast.cli.commands import LeafCommand, given_options
-from holdfast.cli.completion import Names, queues
-from holdfast.cli.durations import SECONDS
-from holdfast.cli.modules import load_module
-from holdfast.errors import InvalidArgument
-from holdfast.tasks.app import TaskApp
-from holdfast.tasks.default_app import DEFAULT_APP
+from fastness.cli import connect
+from fastness.cli.commands import LeafCommand, given_options
+from fastness.cli.completion import Names, queues
+from fastness.cli.durations import SECONDS
+from fastness.cli.modules import load_module
+from fastness.errors import InvalidArgument
+from fastness.tasks.app import TaskApp
+from fastness.tasks.default_app import DEFAULT_APP
 
 _PATIENCE_SECONDS: Final = 30.0  # A worker outlives a restart of its server.
 
@@ -26,8 +26,8 @@ _PATIENCE_SECONDS: Final = 30.0  # A worker outlives a restart of its server.
 @click.command(
     cls=LeafCommand,
     examples=[
-        "holdfast worker shop.tasks:app --concurrency 8",
-        "holdfast worker shop.tasks --queue emails --queue reports",
+        "fastness worker shop.tasks:app --concurrency 8",
+        "fastness worker shop.tasks --queue emails --queue reports",
         "kill -HUP PID     # finish the running calls, then start again with the changed code",
     ],
 )
@@ -131,7 +131,7 @@ def _find_app(name: str) -> TaskApp:
     apps = [key for key, value in vars(module).items() if isinstance(value, TaskApp)]
     found = getattr(module, attribute, None) if attribute else DEFAULT_APP
     if not isinstance(found, TaskApp):
-        known = f"it has {', '.join(apps)}" if apps else "leave it out for tasks of holdfast.task"
+        known = f"it has {', '.join(apps)}" if apps else "leave it out for tasks of fastness.task"
         raise InvalidArgument(f"{attribute} of module {module_name} is not a TaskApp; {known}")
     if not attribute and not DEFAULT_APP.tasks and apps:
         raise InvalidArgument(f"The tasks of module {module_name} belong to an app; write {module_name}:{apps[0]}")

@@ -1,4 +1,4 @@
-"""`holdfast workflows`: runs of workflows."""
+"""`fastness workflows`: runs of workflows."""
 
 import sys
 from typing import Any, Final
@@ -6,17 +6,17 @@ from typing import Any, Final
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup, wants_json
-from holdfast.cli.durations import WAIT
-from holdfast.errors import InvalidValue, ResultNotReady
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import RUNS_LISTED_MAX
-from holdfast.wire.hosting import HostingInfo
-from holdfast.wire.run_timeline import TimelineEvent
-from holdfast.wire.run_values import decode_value
-from holdfast.wire.runs import RUN_PREFIX, STATES, RunInfo
-from holdfast.wire.timers import TimerInfo
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup, wants_json
+from fastness.cli.durations import WAIT
+from fastness.errors import InvalidValue, ResultNotReady
+from fastness.handles.sync.plane import Plane
+from fastness.limits import RUNS_LISTED_MAX
+from fastness.wire.hosting import HostingInfo
+from fastness.wire.run_timeline import TimelineEvent
+from fastness.wire.run_values import decode_value
+from fastness.wire.runs import RUN_PREFIX, STATES, RunInfo
+from fastness.wire.timers import TimerInfo
 
 _COLUMNS: Final = ("id", "workflow", "state", "started_at", "ended_at", "error")
 _TIMELINE_COLUMNS: Final = ("at", "kind", "name", "duration", "details")
@@ -30,8 +30,8 @@ def workflows() -> None:
 
 @workflows.command(
     examples=[
-        "holdfast workflows start research 'What is a durable queue?' --id r-17",
-        "holdfast workflows start order 4711 --kwarg customer=ada --kwarg express:=true",
+        "fastness workflows start research 'What is a durable queue?' --id r-17",
+        "fastness workflows start order 4711 --kwarg customer=ada --kwarg express:=true",
     ]
 )
 @click.argument("workflow", metavar="NAME")
@@ -58,7 +58,7 @@ def start(workflow: str, arguments: tuple[str, ...], id: str | None, keywords: t
 
 
 @workflows.command(
-    examples=["holdfast workflows signal r-17 approval true", "holdfast workflows signal r-17 edit '{\"page\": 3}'"]
+    examples=["fastness workflows signal r-17 approval true", "fastness workflows signal r-17 edit '{\"page\": 3}'"]
 )
 @click.argument("id")
 @click.argument("name")
@@ -71,7 +71,7 @@ def signal(id: str, name: str, value: str | None) -> None:
 
 
 @workflows.command(
-    examples=["holdfast workflows result r-17 --wait 30", "holdfast workflows result r-17 --wait forever"]
+    examples=["fastness workflows result r-17 --wait 30", "fastness workflows result r-17 --wait forever"]
 )
 @click.argument("id")
 @click.option("--wait", type=WAIT, default=0.0, help="How long to wait for the end, or `forever`.  [default: 0]")
@@ -104,7 +104,7 @@ def result(id: str, wait: float) -> None:
         click.echo(printing.escape_control(printing.compact(found[0])))
 
 
-@workflows.command("list", examples=["holdfast workflows list --state failed --workflow research"])
+@workflows.command("list", examples=["fastness workflows list --state failed --workflow research"])
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--after", default="", help="Start after this id.")
@@ -162,7 +162,7 @@ def query(id: str) -> None:
         click.echo(printing.escape_control(printing.compact(found)))
 
 
-@workflows.command(examples=["holdfast workflows cancel r-17 --reason 'not needed any more'"])
+@workflows.command(examples=["fastness workflows cancel r-17 --reason 'not needed any more'"])
 @click.argument("id")
 @click.option("--reason", default="", help="Why; the error of the run, once it has ended.")
 @click.option("--force", is_flag=True, help="End the run at once, without its clean-up: if no host can run it.")

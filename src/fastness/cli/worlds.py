@@ -1,4 +1,4 @@
-"""`holdfast world`: journals with an inbox and snapshots."""
+"""`fastness world`: journals with an inbox and snapshots."""
 
 import time
 from typing import Any, Final
@@ -7,15 +7,15 @@ import cbor2
 import click
 import msgspec
 
-from holdfast.cli import completion, connect, printing, values
-from holdfast.cli.commands import CommandGroup
-from holdfast.cli.durations import SECONDS
-from holdfast.errors import InvalidValue
-from holdfast.handles.sync.plane import Plane
-from holdfast.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
-from holdfast.wire.hosting import HostingInfo
-from holdfast.wire.inboxes import Control, DomainEvent, InboxItem
-from holdfast.wire.worlds import Described, Record
+from fastness.cli import completion, connect, printing, values
+from fastness.cli.commands import CommandGroup
+from fastness.cli.durations import SECONDS
+from fastness.errors import InvalidValue
+from fastness.handles.sync.plane import Plane
+from fastness.limits import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
+from fastness.wire.hosting import HostingInfo
+from fastness.wire.inboxes import Control, DomainEvent, InboxItem
+from fastness.wire.worlds import Described, Record
 
 _COLUMNS: Final = ("name", "state", "head", "created_at")
 
@@ -64,8 +64,8 @@ def show(name: str) -> None:
 
 @world.command(
     examples=[
-        'holdfast world append ada \'{"said": "hello"}\' --expected-head 0',
-        "cat events.jsonl | holdfast world append ada --lines -",
+        'fastness world append ada \'{"said": "hello"}\' --expected-head 0',
+        "cat events.jsonl | fastness world append ada --lines -",
     ]
 )
 @click.argument("name")
@@ -91,7 +91,7 @@ def append(name: str, entries: tuple[str, ...], lines: str | None, expected_head
     printing.result(f"The head of {name} is {head}", {"world": name, "height": first, "head": head})
 
 
-@world.command(examples=["holdfast world tail ada -n 20", "holdfast world tail ada --follow --json"])
+@world.command(examples=["fastness world tail ada -n 20", "fastness world tail ada --follow --json"])
 @click.argument("name")
 @click.option(
     "-n", "count", type=click.IntRange(0, READ_ENTRIES_MAX), default=10, help="How many records to show.  [default: 10]"
@@ -128,8 +128,8 @@ def inbox() -> None:
 
 @inbox.command(
     examples=[
-        "holdfast world inbox put ada greeting@1 hi",
-        'holdfast world inbox put ada --item \'{"type": "timer_fired", "timer_id": "t-1"}\'',
+        "fastness world inbox put ada greeting@1 hi",
+        'fastness world inbox put ada --item \'{"type": "timer_fired", "timer_id": "t-1"}\'',
     ]
 )
 @click.argument("name")
@@ -179,8 +179,8 @@ def drain(name: str, limit: int) -> None:
 
 @world.command(
     examples=[
-        "holdfast world snapshot ada '{\"count\": 2}' --height 2",
-        "holdfast world snapshot ada --file state.json --height 2 --no-promote",
+        "fastness world snapshot ada '{\"count\": 2}' --height 2",
+        "fastness world snapshot ada --file state.json --height 2 --no-promote",
     ]
 )
 @click.argument("name")
@@ -259,7 +259,7 @@ def compact(name: str, entries: int, margin: int) -> None:
 
 
 @world.command(
-    examples=["holdfast world program order-17", "holdfast world program order-17 counter"],
+    examples=["fastness world program order-17", "fastness world program order-17 counter"],
 )
 @click.argument("name")
 @click.argument("program", required=False)
@@ -375,7 +375,7 @@ def delete(name: str, yes: bool) -> None:
 
 
 @world.command(
-    examples=["holdfast world policy --sends-to bank,shop", "holdfast --universe bank world policy --accepts-from main"]
+    examples=["fastness world policy --sends-to bank,shop", "fastness --universe bank world policy --accepts-from main"]
 )
 @click.option("--sends-to", metavar="UNIVERSES", help="Universes to send to: a,b or *, or none.")
 @click.option("--accepts-from", metavar="UNIVERSES", help="Universes whose sends are accepted: a,b or *, or none.")

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple, Protocol, TypeGuard
 
 import msgspec
 
-from holdfast.client.pending_calls import AnswerFuture
-from holdfast.errors import HoldfastError, Validation
-from holdfast.limits import MESSAGES_MAX
-from holdfast.wire.frames import AnyRequest
-from holdfast.wire.queues import AckMessages, NewResult, Outcomes, PackedAck, PutMessages, Receipts, RefusedAck
+from fastness.client.pending_calls import AnswerFuture
+from fastness.errors import FastnessError, Validation
+from fastness.limits import MESSAGES_MAX
+from fastness.wire.frames import AnyRequest
+from fastness.wire.queues import AckMessages, NewResult, Outcomes, PackedAck, PutMessages, Receipts, RefusedAck
 
 _SPLIT_CALLERS_MIN: Final = 16  # The answer to a batch of at least this many callers is delivered in two halves.
 _BYTES_MAX: Final = 262_144  # Payload bytes per call. Larger calls gain little from batching.
@@ -112,7 +112,7 @@ class RequestBatcher:
             self._call_soon(_distribute, batch[half:], answer.result(), start)
 
     def _fail(self, batch: Sequence[BatchableCall], error: BaseException) -> None:
-        is_invalid = isinstance(error, Validation) or not isinstance(error, HoldfastError)
+        is_invalid = isinstance(error, Validation) or not isinstance(error, FastnessError)
         if is_invalid and len(batch) > 1:  # One call is invalid, and nothing was written.
             for each in batch:
                 if not each.future.done():

@@ -36,20 +36,20 @@ from typing import Any, Final
 import msgspec
 import websockets
 
-from holdfast.client.batching import is_batchable
-from holdfast.client.blocking_socket import BlockingSocket, Opening
-from holdfast.client.pending_calls import PendingCall, is_waiting_call
-from holdfast.client.session import (
+from fastness.client.batching import is_batchable
+from fastness.client.blocking_socket import BlockingSocket, Opening
+from fastness.client.pending_calls import PendingCall, is_waiting_call
+from fastness.client.session import (
     CALL_SLOTS,
     OPEN_SECONDS_MAX,
     RELEASE_SECONDS_MAX,
     WAITING_CALL_SLOTS,
     Session,
 )
-from holdfast.errors import Busy, Closed
-from holdfast.wire.frames import AnyRequest
+from fastness.errors import Busy, Closed
+from fastness.wire.frames import AnyRequest
 
-_log = logging.getLogger("holdfast.client")
+_log = logging.getLogger("fastness.client")
 _IDLE_SECONDS: Final = 0.1  # The background thread reads when no caller has begun to read for this long.
 # How a connection ends by itself. Anything else is raised to the caller: a signal handler may raise any exception.
 _CONNECTION_ERRORS: Final = (
@@ -200,7 +200,7 @@ class BlockingConnection:
         A signal handler inside a call does not wait for that: the call has to fail first.
         """
         if threading.get_ident() in self._inside:
-            threading.Thread(target=self._close, name="holdfast-close").start()
+            threading.Thread(target=self._close, name="fastness-close").start()
         else:
             self._close()
 
@@ -422,7 +422,7 @@ class BlockingConnection:
     # The background thread.
 
     def _start_thread(self) -> None:
-        thread = threading.Thread(target=self._run, name="holdfast-client", daemon=True)
+        thread = threading.Thread(target=self._run, name="fastness-client", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:

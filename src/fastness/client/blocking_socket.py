@@ -18,7 +18,7 @@ from websockets.http11 import USER_AGENT
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from holdfast.wire.websocket_frames import ShortFrameReader, client_frame
+from fastness.wire.websocket_frames import ShortFrameReader, client_frame
 
 _READ_BYTES: Final = 262_144
 _WAKE_BYTES_MAX: Final = 4_096  # More than that many calls of `wake` let several waits return at once.
@@ -59,7 +59,7 @@ class Opening:
         Raises:
             RuntimeError: no thread is available.
         """
-        threading.Thread(target=self._run, name="holdfast-connect", daemon=True).start()
+        threading.Thread(target=self._run, name="fastness-connect", daemon=True).start()
 
     @property
     def is_done(self) -> bool:

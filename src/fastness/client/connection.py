@@ -19,21 +19,21 @@ import msgspec
 import websockets
 from websockets.asyncio.client import connect
 
-from holdfast.adaptive_batching import AdaptiveBatching
-from holdfast.client.batching import BatchableRequest, is_batchable
-from holdfast.client.pending_calls import PendingCall, is_waiting_call
-from holdfast.client.session import (
+from fastness.adaptive_batching import AdaptiveBatching
+from fastness.client.batching import BatchableRequest, is_batchable
+from fastness.client.pending_calls import PendingCall, is_waiting_call
+from fastness.client.session import (
     CALL_SLOTS,
     OPEN_SECONDS_MAX,
     RELEASE_SECONDS_MAX,
     WAITING_CALL_SLOTS,
     Session,
 )
-from holdfast.client.websocket import Socket
-from holdfast.errors import Closed
-from holdfast.wire.frames import AnyRequest
+from fastness.client.websocket import Socket
+from fastness.errors import Closed
+from fastness.wire.frames import AnyRequest
 
-_log = logging.getLogger("holdfast.client")
+_log = logging.getLogger("fastness.client")
 
 
 class Connection:

@@ -8,16 +8,16 @@ from urllib.parse import urlsplit
 
 import websockets
 
-from holdfast.errors import Backend, Busy, Closed, CommitUnknown, HoldfastError, NotAllowed, Unreachable
+from fastness.errors import Backend, Busy, Closed, CommitUnknown, FastnessError, NotAllowed, Unreachable
 
 # A server raises these before it checks the idempotency key (a rate limit, for example), so on a repeated call they
 # do not show whether the first attempt was carried out.
 CHECKED_BEFORE_KEYS: Final = (Backend, Busy, Closed, NotAllowed)
 
 
-def connection_error(url: str, reason: BaseException | None) -> HoldfastError:
+def connection_error(url: str, reason: BaseException | None) -> FastnessError:
     """The error to raise when `url` did not answer in time, `reason` being the last failure."""
-    if isinstance(reason, HoldfastError):
+    if isinstance(reason, FastnessError):
         return reason
     return Unreachable(f"{url} does not answer: {_describe(reason)}")
 
@@ -31,12 +31,12 @@ def unknown(request: object, why: object) -> CommitUnknown:
 
 def refused(url: str, token: str | None) -> NotAllowed:
     """The error to raise when the server at `url` did not accept the caller's token, or the lack of one."""
-    create = "create one with `holdfast token create NAME --allow VERBS`"
+    create = "create one with `fastness token create NAME --allow VERBS`"
     if token:
         return NotAllowed(f"The server refused the token: it is unknown, revoked or expired; {create}")
     host_names = "" if _is_address(url) else ". A server without tokens accepts only localhost and IP addresses"
     return NotAllowed(
-        "The server needs a token and none was given; give it as token=… in Python, or as HOLDFAST_TOKEN or --token on "
+        "The server needs a token and none was given; give it as token=… in Python, or as FASTNESS_TOKEN or --token on "
         f"the command line, or {create}{host_names}"
     )
 
@@ -52,13 +52,13 @@ def _is_address(url: str) -> bool:
 
 def _describe(reason: BaseException | None) -> str:
     if isinstance(reason, websockets.InvalidStatus):
-        return f"it responds with HTTP {reason.response.status_code}; check that the URL is that of a Holdfast server"
+        return f"it responds with HTTP {reason.response.status_code}; check that the URL is that of a Fastness server"
     if isinstance(reason, websockets.InvalidHandshake):
-        return f"it is not a Holdfast server ({reason}); check the URL"
+        return f"it is not a Fastness server ({reason}); check the URL"
     if isinstance(reason, ssl.SSLError):
         return f"TLS failed ({reason}); check the certificate, and whether the URL is https://"
     if isinstance(reason, socket.gaierror):
         return f"unknown host ({reason.strerror}); check the URL"
     if isinstance(reason, TimeoutError) or reason is None:
-        return "no response; check the URL, the network, and that `holdfast serve` runs there"
-    return f"{reason}; check that `holdfast serve` runs there"
+        return "no response; check the URL, the network, and that `fastness serve` runs there"
+    return f"{reason}; check that `fastness serve` runs there"

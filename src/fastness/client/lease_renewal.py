@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.streaming import Server, connect, headers, path
-from holdfast.errors import Closed, HoldfastError, Unreachable, rebuild
-from holdfast.lease_renewal import LeaseRenewer
-from holdfast.wire.leases import Granted, KeepLease, LeaseProof
-from holdfast.wire.locks import LockSession, RenewLocks, SessionRenewed
-from holdfast.wire.problems import Problem, error_of
-from holdfast.wire.queues import ExtendMessages, MessageLease, Outcomes
+from fastness.client.streaming import Server, connect, headers, path
+from fastness.errors import Closed, FastnessError, Unreachable, rebuild
+from fastness.lease_renewal import LeaseRenewer
+from fastness.wire.leases import Granted, KeepLease, LeaseProof
+from fastness.wire.locks import LockSession, RenewLocks, SessionRenewed
+from fastness.wire.problems import Problem, error_of
+from fastness.wire.queues import ExtendMessages, MessageLease, Outcomes
 
 _TIMEOUT_SECONDS: Final = 10.0  # One renewal that hangs must not make all other leases expire.
 _TIMEOUT_SECONDS_MIN: Final = 0.1
@@ -43,7 +43,7 @@ class RemoteLeaseRenewer(LeaseRenewer):
 
     def _extend_messages(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float
-    ) -> list[int | HoldfastError]:
+    ) -> list[int | FastnessError]:
         request = ExtendMessages(queue, leases, seconds, universe)
         outcomes = msgspec.msgpack.decode(self._post(msgspec.msgpack.encode(request)), type=Outcomes).outcomes
         return [

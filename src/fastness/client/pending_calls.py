@@ -5,15 +5,15 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.client.connection_errors import unknown
-from holdfast.client.undo import undo_of
-from holdfast.errors import HoldfastError, InvalidArgument, Unsupported
-from holdfast.limits import FRAME_BYTES_MAX
-from holdfast.wire.answers import decoder_of
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.frames import REVISION, AnyRequest, Call, decode_calls, encode
-from holdfast.wire.queues import (
+from fastness.client.connection_errors import unknown
+from fastness.client.undo import undo_of
+from fastness.errors import FastnessError, InvalidArgument, Unsupported
+from fastness.limits import FRAME_BYTES_MAX
+from fastness.wire.answers import decoder_of
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.blobs import PutBlob
+from fastness.wire.frames import REVISION, AnyRequest, Call, decode_calls, encode
+from fastness.wire.queues import (
     AckMessages,
     GetQueueStats,
     PackedAck,
@@ -95,11 +95,11 @@ class PendingCall(Generic[AnyFuture]):
             tag = self.request.__struct_config__.tag
             self.fail(Unsupported(f"The server is of an older version, which does not know {tag}; upgrade it"))
 
-    def fail(self, error: HoldfastError) -> None:
+    def fail(self, error: FastnessError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
-    def lose(self, error: HoldfastError) -> None:
+    def lose(self, error: FastnessError) -> None:
         """Fail a call whose answer will not arrive: as CommitUnknown if it is a write that may have happened."""
         # A lease that no caller received expires, so repeating such a call is safe.
         is_repeatable = self.key is None or undo_of(self.request) is not None

@@ -22,14 +22,14 @@ from typing import Any, Final, Generic
 
 import websockets
 
-from holdfast.client.batching import BatchableCall, BatchableRequest, RequestBatcher, is_batchable
-from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
-from holdfast.client.pending_calls import AnyFuture, PendingCall, encode_frames, fail_bad_calls, is_waiting_call
-from holdfast.client.undo import undo_of
-from holdfast.errors import HoldfastError, NotAllowed, ShutdownDraining, Unreachable, Unsupported
-from holdfast.limits import CALL_KEY_PERIOD_SECONDS, CALLS_MAX, CONNECT_PAUSE_MS_MAX
-from holdfast.wire.frames import PROTOCOL, AnyRequest, Hello, RawReply, decode_hello, decode_replies, encode
-from holdfast.wire.problems import error_of
+from fastness.client.batching import BatchableCall, BatchableRequest, RequestBatcher, is_batchable
+from fastness.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
+from fastness.client.pending_calls import AnyFuture, PendingCall, encode_frames, fail_bad_calls, is_waiting_call
+from fastness.client.undo import undo_of
+from fastness.errors import FastnessError, NotAllowed, ShutdownDraining, Unreachable, Unsupported
+from fastness.limits import CALL_KEY_PERIOD_SECONDS, CALLS_MAX, CONNECT_PAUSE_MS_MAX
+from fastness.wire.frames import PROTOCOL, AnyRequest, Hello, RawReply, decode_hello, decode_replies, encode
+from fastness.wire.problems import error_of
 
 # The sum is below the server's limit. Calls that wait there have their own slots, so they never block the rest.
 CALL_SLOTS: Final = CALLS_MAX // 2 - 1
@@ -62,7 +62,7 @@ class Session(Generic[AnyFuture]):
     ) -> None:
         """`on_output` is called when the session itself has added a call. `call_soon` is that of the event loop."""
         self.url = url.replace("http", "ws", 1) + "/v1/stream"
-        self.error: HoldfastError | None = None  # Why no more calls are accepted.
+        self.error: FastnessError | None = None  # Why no more calls are accepted.
         self.is_connected = False
         self.pending: dict[int, PendingCall[AnyFuture]] = {}
         self.releases: set[AnyFuture] = set()  # Calls that release what cancelled callers have leased.
@@ -77,7 +77,7 @@ class Session(Generic[AnyFuture]):
         self._numbers = count()
         self._outbox: list[PendingCall[AnyFuture]] = []
         self._cancellations: list[int] = []
-        self._refused: list[tuple[float, PendingCall[AnyFuture], HoldfastError]] = []  # By a draining server, and when.
+        self._refused: list[tuple[float, PendingCall[AnyFuture], FastnessError]] = []  # By a draining server, and when.
         self._revision = 0  # What the server knows; see `Hello`.
         self._jitter = random.Random()
         self._failures = 0
@@ -265,7 +265,7 @@ class Session(Generic[AnyFuture]):
         if isinstance(reason, websockets.ConnectionClosed) and reason.rcvd is not None:
             if reason.rcvd.code == _TOKEN_REVOKED_CODE:
                 self.fail_all(
-                    NotAllowed("The token was revoked; create another with `holdfast token create NAME --allow VERBS`")
+                    NotAllowed("The token was revoked; create another with `fastness token create NAME --allow VERBS`")
                 )
                 return False
             if reason.rcvd.code in _BAD_FRAME_CODES:
@@ -289,7 +289,7 @@ class Session(Generic[AnyFuture]):
                     error = connection_error(self.url, self._reason)
                     pending.fail(unknown(pending.request, error) if pending.sent and pending.key else error)
 
-    def fail_all(self, error: HoldfastError) -> None:
+    def fail_all(self, error: FastnessError) -> None:
         """Fail every pending call, and every later one."""
         self.error = error
         for pending in list(self.pending.values()):

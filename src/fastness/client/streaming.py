@@ -18,19 +18,19 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
-from holdfast.errors import (
+from fastness.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
+from fastness.errors import (
     HashMismatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidValue,
     ShutdownDraining,
     Unreachable,
 )
-from holdfast.limits import BLOB_PART_BYTES, CALL_KEY_PERIOD_SECONDS
-from holdfast.wire.answers import decoder_of
-from holdfast.wire.blobs import OpenBlob, Stored, WriteBlob
-from holdfast.wire.problems import Problem, error_of
+from fastness.limits import BLOB_PART_BYTES, CALL_KEY_PERIOD_SECONDS
+from fastness.wire.answers import decoder_of
+from fastness.wire.blobs import OpenBlob, Stored, WriteBlob
+from fastness.wire.problems import Problem, error_of
 
 _TIMEOUT_SECONDS_MAX: Final = 60.0
 _PAUSE_SECONDS: Final = 0.1
@@ -141,7 +141,7 @@ def _split(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _upload(server: Server, request: WriteBlob, parts: Iterator[bytes]) -> Stored:
-    request_headers = headers(server, X_Holdfast_Universe=request.universe, Content_Type="application/octet-stream")
+    request_headers = headers(server, X_Fastness_Universe=request.universe, Content_Type="application/octet-stream")
     target = "/v1/blobs" if request.pinned else "/v1/blobs?pinned=false"
     connection = connect(server)
     failures: list[Exception] = []
@@ -244,7 +244,7 @@ class Download:
 
     def _open(self) -> http.client.HTTPResponse:
         """Request the rest of the blob."""
-        request_headers = headers(self._server, X_Holdfast_Universe=self._request.universe, Accept="*/*")
+        request_headers = headers(self._server, X_Fastness_Universe=self._request.universe, Accept="*/*")
         start, length = self._request.start, self._request.length
         begin = min(start + self._offset, _OFFSET_MAX)
         if begin or length is not None:
@@ -329,7 +329,7 @@ def post(server: Server, request: Any, key: str | None) -> Any:
             raise error
         return decoder_of(request)(data)
 
-    def on_timeout(error: BaseException) -> HoldfastError:
+    def on_timeout(error: BaseException) -> FastnessError:
         why = connection_error(server.url, error)
         return unknown(request, why) if was_sent and key is not None else why
 
@@ -337,7 +337,7 @@ def post(server: Server, request: Any, key: str | None) -> Any:
 
 
 def retry(
-    server: Server, work: Callable[[], Result], on_timeout: Callable[[BaseException], HoldfastError] | None = None
+    server: Server, work: Callable[[], Result], on_timeout: Callable[[BaseException], FastnessError] | None = None
 ) -> Result:
     """Retry `work` for `patience_seconds`; with `on_timeout`, at most for as long as servers remember keys."""
     seconds = server.patience_seconds if on_timeout is None else min(server.patience_seconds, _KEYS_SECONDS)
@@ -351,7 +351,7 @@ def retry(
         time.sleep(_PAUSE_SECONDS)
 
 
-def error_in(server: Server, status: int, data: bytes) -> HoldfastError:
+def error_in(server: Server, status: int, data: bytes) -> FastnessError:
     """The error in a response, whose body is JSON or MessagePack."""
     if status == http.client.UNAUTHORIZED and not server.token:
         return refused(server.url, None)
@@ -360,4 +360,4 @@ def error_in(server: Server, status: int, data: bytes) -> HoldfastError:
             return error_of(decode(data, type=Problem))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-    return Unreachable(f"The server answered {data[:80]!r}, which is not a Holdfast response; check the URL")
+    return Unreachable(f"The server answered {data[:80]!r}, which is not a Fastness response; check the URL")

@@ -2,7 +2,7 @@
 
 import ssl
 
-from holdfast.errors import PathUnusable
+from fastness.errors import PathUnusable
 
 
 def context(url: str, *, ca: str | None, cert: str | None, key: str | None) -> ssl.SSLContext | None:

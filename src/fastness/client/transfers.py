@@ -8,11 +8,11 @@ import http.client
 from typing import Final
 from urllib.parse import quote, urlencode
 
-from holdfast.client.streaming import Server, connect, error_in, headers, path, retry
-from holdfast.errors import Unreachable
-from holdfast.limits import BLOB_PART_BYTES
-from holdfast.wire.backups import ListBackup, OpenBackup
-from holdfast.wire.health_checks import RunCheckups
+from fastness.client.streaming import Server, connect, error_in, headers, path, retry
+from fastness.errors import Unreachable
+from fastness.limits import BLOB_PART_BYTES
+from fastness.wire.backups import ListBackup, OpenBackup
+from fastness.wire.health_checks import RunCheckups
 
 Streamed = ListBackup | OpenBackup | RunCheckups
 STREAMED: Final = (ListBackup, OpenBackup, RunCheckups)

@@ -11,19 +11,19 @@ from secrets import token_hex
 from typing import Any, Final, NoReturn, TypeVar, get_args
 from urllib.parse import urlsplit
 
-from holdfast.client import streaming
-from holdfast.client.blocking_connection import BlockingConnection
-from holdfast.client.connection import Connection
-from holdfast.client.lease_renewal import RemoteLeaseRenewer
-from holdfast.client.pending_calls import TooLong
-from holdfast.client.transfers import STREAMED, Transfer
-from holdfast.errors import Closed, HoldfastError, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
-from holdfast.lock_sessions import LockSessions
-from holdfast.threads import run_in_thread
-from holdfast.tiers import Tier
-from holdfast.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, Stored, WriteBlob
-from holdfast.wire.frames import AnyRequest
-from holdfast.wire.requests import Answer, Request
+from fastness.client import streaming
+from fastness.client.blocking_connection import BlockingConnection
+from fastness.client.connection import Connection
+from fastness.client.lease_renewal import RemoteLeaseRenewer
+from fastness.client.pending_calls import TooLong
+from fastness.client.transfers import STREAMED, Transfer
+from fastness.errors import Closed, FastnessError, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
+from fastness.lock_sessions import LockSessions
+from fastness.threads import run_in_thread
+from fastness.tiers import Tier
+from fastness.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, Stored, WriteBlob
+from fastness.wire.frames import AnyRequest
+from fastness.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
 
@@ -68,7 +68,7 @@ class _Server(ABC):
     def _upload(self, request: PutBlob) -> Stored:
         try:
             return streaming.put(self, WriteBlob(request.universe, request.pinned), request.data)
-        except HoldfastError as error:
+        except FastnessError as error:
             if request.pinned or "Unknown query parameter 'pinned'" not in str(error):
                 raise
             # A server of an older version, which keeps every blob.
@@ -84,7 +84,7 @@ class AsyncRemoteTransport(_Server):
         """Raises InvalidUrl if `url` is not a server's URL. The first call connects."""
         super().__init__(url, token=token, tls=tls, patience_seconds=patience_seconds)
         self._connection: Connection | None = None
-        self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "holdfast-upload")
+        self._uploads = ThreadPoolExecutor(_UPLOADS_MAX, "fastness-upload")
         self._closed = False
 
     async def call(self, request: Request[Answer]) -> Answer:
@@ -247,7 +247,7 @@ def _reopened_by_server() -> NotEmbedded:
 def _no_connection(connection: object) -> NotEmbedded:
     return NotEmbedded(
         f"The plane is in another process, which has no access to {type(connection).__name__}; open the plane with its "
-        "URL: holdfast.open('postgresql://…')"
+        "URL: fastness.open('postgresql://…')"
     )
 
 

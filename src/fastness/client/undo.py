@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.wire.effects import ClaimedEffect, ClaimEffects, EffectPage, ReleaseEffects
-from holdfast.wire.frames import AnyRequest
-from holdfast.wire.hosting import ClaimedWorlds, ClaimWorlds, ReleaseWorlds
-from holdfast.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
-from holdfast.wire.locks import AcquireLocks, ReleaseLocks
-from holdfast.wire.queues import Deliveries, NackMessages, ReceiveMessages
+from fastness.wire.effects import ClaimedEffect, ClaimEffects, EffectPage, ReleaseEffects
+from fastness.wire.frames import AnyRequest
+from fastness.wire.hosting import ClaimedWorlds, ClaimWorlds, ReleaseWorlds
+from fastness.wire.leases import AcquireLease, Granted, LeaseProof, ReleaseLease
+from fastness.wire.locks import AcquireLocks, ReleaseLocks
+from fastness.wire.queues import Deliveries, NackMessages, ReceiveMessages
 
 
 def undo_of(request: AnyRequest) -> Callable[[Any], AnyRequest | None] | None:

@@ -7,7 +7,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import State
 
-from holdfast.wire.websocket_frames import ShortFrameReader, client_frame
+from fastness.wire.websocket_frames import ShortFrameReader, client_frame
 
 _READ_BYTES: Final = 262_144
 

@@ -1,4 +1,4 @@
-"""`holdfast demo`: agents work against a real server, some processes are killed, and every claim is checked.
+"""`fastness demo`: agents work against a real server, some processes are killed, and every claim is checked.
 
     output     the printed output: chapters, progress bars, claims with a mark each, and the table at the end
     processes  starts, kills and stops the server, agents and workers

@@ -1,7 +1,7 @@
 """The agent processes, which use only the public API and report what they do as lines of JSON.
 
-python -m holdfast.demo.agents reader URL AGENT MAILS
-python -m holdfast.demo.agents desk URL NAME [--encoding utf-8] [--hangs-at N]
+python -m fastness.demo.agents reader URL AGENT MAILS
+python -m fastness.demo.agents desk URL NAME [--encoding utf-8] [--hangs-at N]
 """
 
 import argparse
@@ -10,9 +10,9 @@ import os
 import time
 from typing import Any, Final
 
-import holdfast
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.plane import Plane
+import fastness
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.plane import Plane
 
 TICKETS: Final = "tickets"
 ANSWERS: Final = "answers"
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--encoding", default="utf-8")
     parser.add_argument("--hangs-at", type=int, default=0, help="never finish the ticket of this number")
     arguments = parser.parse_args()
-    with holdfast.connect(arguments.url) as plane:
+    with fastness.connect(arguments.url) as plane:
         if arguments.role == "reader":
             read(plane, arguments.name, arguments.mails)
         else:
@@ -71,7 +71,7 @@ def answer(plane: Plane, name: str, *, encoding: str, hangs_at: int) -> None:
         plane.atomic().ack(message).put(answers, reply).write("task", ticket["ticket"], task).commit()
         _report("answered", id=message.id, fence=message.fence)
 
-    worker = holdfast.Worker(
+    worker = fastness.Worker(
         plane,
         {TICKETS: handle},
         owner=name,

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from holdfast.demo.output import Output
-from holdfast.demo.processes import Processes, Server
-from holdfast.handles.sync.plane import Plane
+from fastness.demo.output import Output
+from fastness.demo.processes import Processes, Server
+from fastness.handles.sync.plane import Plane
 
 
 class DemoContext(msgspec.Struct):

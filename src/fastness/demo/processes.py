@@ -28,8 +28,8 @@ class Child:
     """A process that reports what it does as lines on stdout."""
 
     def __init__(self, arguments: list[str], log: Path) -> None:
-        # HOLDFAST_* variables of the user's shell must not affect the demo's processes.
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+        # FASTNESS_* variables of the user's shell must not affect the demo's processes.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         with log.open("ab") as log_file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
@@ -41,7 +41,7 @@ class Child:
             )
         self.log = log
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._reader = threading.Thread(target=self._read_lines, name="holdfast-demo-listener", daemon=True)
+        self._reader = threading.Thread(target=self._read_lines, name="fastness-demo-listener", daemon=True)
         self._reader.start()
 
     @property
@@ -122,12 +122,12 @@ class Processes:
         """Start a server on the demo's data directory."""
         arguments = ["serve", "--data", f"dir:{self.folder / 'data'}", "--port", str(port)]
         arguments += ["--pipeline-reports", str(self.folder / "lake" / "reports"), "--log-format", "json"]
-        self._server = self._start(["holdfast.cli", *arguments], "server.log")
+        self._server = self._start(["fastness.cli", *arguments], "server.log")
         return Server(self._server)
 
     def agent(self, role: str, *arguments: str) -> Child:
-        """Start an agent; `holdfast.demo.agents` has the roles."""
-        return self._start(["holdfast.demo.agents", role, *arguments], "agents.log")
+        """Start an agent; `fastness.demo.agents` has the roles."""
+        return self._start(["fastness.demo.agents", role, *arguments], "agents.log")
 
     def stop(self, *children: Child) -> None:
         """Stop the processes, all at the same time."""

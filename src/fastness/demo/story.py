@@ -12,12 +12,12 @@ from typing import IO, Any, Final
 
 import msgspec
 
-import holdfast
-from holdfast.demo.chapters import dead_letters, mail, outage, pipeline, server, tickets, tiers, worlds
-from holdfast.demo.context import DemoContext
-from holdfast.demo.output import Claim, Output
-from holdfast.demo.processes import INTERRUPTIONS, PATIENCE_SECONDS, Processes
-from holdfast.errors import PathUnusable
+import fastness
+from fastness.demo.chapters import dead_letters, mail, outage, pipeline, server, tickets, tiers, worlds
+from fastness.demo.context import DemoContext
+from fastness.demo.output import Claim, Output
+from fastness.demo.processes import INTERRUPTIONS, PATIENCE_SECONDS, Processes
+from fastness.errors import PathUnusable
 
 _CHAPTERS: Final[tuple[Callable[[DemoContext], Any], ...]] = (
     server.run,
@@ -55,7 +55,7 @@ def run(out: IO[str], *, quiet: bool, with_spark: bool, keep: Path | None, repor
     output = Output(out, quiet=quiet)
     with _interruptible(), _without_logs(), _folder(keep) as folder:
         output.title(
-            "Holdfast demo",
+            "Fastness demo",
             "A fleet of agents answers support tickets. Some agent processes are killed with kill -9, and so is the "
             "server. Every line with a mark is a claim that was checked before it was printed.",
         )
@@ -81,7 +81,7 @@ def _run_chapters(output: Output, folder: Path, *, with_spark: bool) -> Path | N
     with Processes(folder) as processes:
         try:
             running = processes.serve()
-            with holdfast.connect(running.url, patience_seconds=PATIENCE_SECONDS) as plane:
+            with fastness.connect(running.url, patience_seconds=PATIENCE_SECONDS) as plane:
                 context = DemoContext(output, processes, running, plane)
                 for chapter in _CHAPTERS:
                     chapter(context)
@@ -97,7 +97,7 @@ def _run_chapters(output: Output, folder: Path, *, with_spark: bool) -> Path | N
 def _folder(keep: Path | None) -> Iterator[Path]:
     """The folder of the run: a temporary one, or the one to keep."""
     if keep is None:
-        folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
+        folder = Path(tempfile.mkdtemp(prefix="fastness-demo-"))
         try:
             yield folder
         finally:

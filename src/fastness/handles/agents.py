@@ -1,7 +1,7 @@
 """Agents: registered names, with their keys and worlds."""
 
-from holdfast.wire import AsyncTransport
-from holdfast.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
+from fastness.wire import AsyncTransport
+from fastness.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
 
 
 class AsyncAgents:

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import DELAY_SECONDS_MAX
+from fastness.errors import InvalidArgument
+from fastness.limits import DELAY_SECONDS_MAX
 
 Items = TypeVar("Items")
 

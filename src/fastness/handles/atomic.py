@@ -5,36 +5,36 @@ from typing import Any, Self, Unpack
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.arguments import checked_items
-from holdfast.handles.collections import AsyncCollection
-from holdfast.handles.failed_attempts import nack_request, reject_request
-from holdfast.handles.leases import AsyncLease
-from holdfast.handles.mailboxes import AsyncMailbox
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.queues import AsyncQueue, MessageOptions, new_message, payload_of, stored_messages
-from holdfast.handles.receipts import encoded_result, stored_result
-from holdfast.handles.runs import with_stored_arguments, with_stored_value
-from holdfast.handles.states import AsyncState
-from holdfast.handles.workflow_types import WorkflowLike, encoded_arguments, name_of
-from holdfast.handles.worlds import AsyncWorld
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.atomic import CommitAtomic, Step
-from holdfast.wire.canonical import canonical
-from holdfast.wire.collections import CommitRows, RowChange
-from holdfast.wire.entities import EntityWrite, WriteEntities
-from holdfast.wire.inboxes import InboxItem
-from holdfast.wire.leases import CheckLease
-from holdfast.wire.locks import CheckLock
-from holdfast.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
-from holdfast.wire.queues import AckMessages, CheckMessages, NewMessage, NewResult, PutMessages
-from holdfast.wire.requests import Committed
-from holdfast.wire.run_values import encode_value
-from holdfast.wire.runs import SignalRun, StartRun
-from holdfast.wire.states import RemoveState, UpdateState
-from holdfast.wire.transport import ProvenLock
-from holdfast.wire.worlds import AppendEntries, PutItem
+from fastness.errors import InvalidArgument
+from fastness.handles.arguments import checked_items
+from fastness.handles.collections import AsyncCollection
+from fastness.handles.failed_attempts import nack_request, reject_request
+from fastness.handles.leases import AsyncLease
+from fastness.handles.mailboxes import AsyncMailbox
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.queues import AsyncQueue, MessageOptions, new_message, payload_of, stored_messages
+from fastness.handles.receipts import encoded_result, stored_result
+from fastness.handles.runs import with_stored_arguments, with_stored_value
+from fastness.handles.states import AsyncState
+from fastness.handles.workflow_types import WorkflowLike, encoded_arguments, name_of
+from fastness.handles.worlds import AsyncWorld
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.atomic import CommitAtomic, Step
+from fastness.wire.canonical import canonical
+from fastness.wire.collections import CommitRows, RowChange
+from fastness.wire.entities import EntityWrite, WriteEntities
+from fastness.wire.inboxes import InboxItem
+from fastness.wire.leases import CheckLease
+from fastness.wire.locks import CheckLock
+from fastness.wire.mail import ConfirmMail, Envelope, NewMail, SendMail
+from fastness.wire.queues import AckMessages, CheckMessages, NewMessage, NewResult, PutMessages
+from fastness.wire.requests import Committed
+from fastness.wire.run_values import encode_value
+from fastness.wire.runs import SignalRun, StartRun
+from fastness.wire.states import RemoveState, UpdateState
+from fastness.wire.transport import ProvenLock
+from fastness.wire.worlds import AppendEntries, PutItem
 
 
 class AsyncAtomic:
@@ -170,7 +170,7 @@ class AsyncAtomic:
         """Execute everything; the answers, in order.
 
         Raises:
-            HoldfastError: the error of the first operation that fails; nothing was written.
+            FastnessError: the error of the first operation that fails; nothing was written.
         """
         if not self._steps and not self._checked_here:
             raise InvalidArgument("The commit has no operations; add at least one")

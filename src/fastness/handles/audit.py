@@ -1,7 +1,7 @@
 """The audit log: who did what, when and from where."""
 
-from holdfast.wire import AsyncTransport
-from holdfast.wire.audit import AuditPage, ReadAudit
+from fastness.wire import AsyncTransport
+from fastness.wire.audit import AuditPage, ReadAudit
 
 
 class AsyncAudit:

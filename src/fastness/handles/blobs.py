@@ -2,11 +2,11 @@
 
 from collections.abc import AsyncIterable, AsyncIterator
 
-from holdfast.errors import BlobNotFound
-from holdfast.handles.arguments import checked_items
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import FindBlob, GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
+from fastness.errors import BlobNotFound
+from fastness.handles.arguments import checked_items
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.blobs import FindBlob, GetBlob, OpenBlob, PinBlob, PutBlob, WriteBlob
 
 
 class AsyncBlobs:

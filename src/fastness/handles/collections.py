@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from holdfast.handles.arguments import checked_items
-from holdfast.names import checked_name
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.collections import (
+from fastness.handles.arguments import checked_items
+from fastness.names import checked_name
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.collections import (
     ChangedRows,
     CommitRows,
     GetRows,

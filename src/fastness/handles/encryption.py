@@ -1,7 +1,7 @@
 """Encryption at rest: encrypts universes, and changes their keys."""
 
-from holdfast.wire import AsyncTransport
-from holdfast.wire.encryption import (
+from fastness.wire import AsyncTransport
+from fastness.wire.encryption import (
     EnableEncryption,
     EncryptionStatus,
     RewriteValues,

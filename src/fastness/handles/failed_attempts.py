@@ -4,9 +4,9 @@ import traceback
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.limits import LAST_ERROR_BYTES_MAX, TRACEBACK_BYTES_MAX
-from holdfast.tiers import Tier
-from holdfast.wire.queues import MessageLease, NackMessages, RejectMessages
+from fastness.limits import LAST_ERROR_BYTES_MAX, TRACEBACK_BYTES_MAX
+from fastness.tiers import Tier
+from fastness.wire.queues import MessageLease, NackMessages, RejectMessages
 
 Error = str | BaseException | None  # Of an exception, the type, message and traceback are kept.
 

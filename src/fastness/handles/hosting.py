@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from holdfast.limits import HOST_LEASE_SECONDS
-from holdfast.wire import AsyncTransport
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import (
+from fastness.limits import HOST_LEASE_SECONDS
+from fastness.wire import AsyncTransport
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import (
     ClaimedWorld,
     ClaimWorlds,
     CommitTurn,
@@ -18,7 +18,7 @@ from holdfast.wire.hosting import (
     SetSendPolicy,
     TurnCommitted,
 )
-from holdfast.wire.inboxes import Effect, Timer
+from fastness.wire.inboxes import Effect, Timer
 
 
 class AsyncHosting:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.errors import Busy, HoldfastError, InvalidArgument, InvalidValue, rebuild
-from holdfast.handles.arguments import checked_items
-from holdfast.handles.push_listening import AsyncPushPoller
-from holdfast.limits import PUSH_WATCH_MAX, PUSH_WATCH_SECONDS_MAX
-from holdfast.names import checked_agent
-from holdfast.wire import AsyncTransport
-from holdfast.wire.ingress import (
+from fastness.errors import Busy, FastnessError, InvalidArgument, InvalidValue, rebuild
+from fastness.handles.arguments import checked_items
+from fastness.handles.push_listening import AsyncPushPoller
+from fastness.limits import PUSH_WATCH_MAX, PUSH_WATCH_SECONDS_MAX
+from fastness.names import checked_agent
+from fastness.wire import AsyncTransport
+from fastness.wire.ingress import (
     ACCEPTED,
     SYNCED,
     DataPush,
@@ -27,8 +27,8 @@ from holdfast.wire.ingress import (
     ShowIngress,
     WatchPushes,
 )
-from holdfast.wire.json_values import encode_json
-from holdfast.wire.transport import OnDataPush
+from fastness.wire.json_values import encode_json
+from fastness.wire.transport import OnDataPush
 
 
 class AsyncIngress:
@@ -92,7 +92,7 @@ class AsyncIngress:
 
     async def push_many(
         self, pushes: Iterable[NewDataPush], *, synced: bool = False, sender: str | None = None
-    ) -> list[Pushed | HoldfastError]:
+    ) -> list[Pushed | FastnessError]:
         """Push up to 256 times, with 1 MiB of payloads, in one request; the result or the error of each, in order.
 
         With `synced` they are stored in one commit. A refused push does not affect the others, except that no later one
@@ -313,7 +313,7 @@ def _item(new: NewDataPush) -> PushItem:
     )
 
 
-def _result(outcome: PushOutcome) -> Pushed | HoldfastError:
+def _result(outcome: PushOutcome) -> Pushed | FastnessError:
     if outcome.pushed is not None:
         return outcome.pushed
     error = rebuild(outcome.code or "error", outcome.detail or "")

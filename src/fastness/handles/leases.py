@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Self
 
-from holdfast.errors import Fenced, LeaseExpired
-from holdfast.limits import LEASE_TTL_SECONDS
-from holdfast.names import checked_key
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.leases import (
+from fastness.errors import Fenced, LeaseExpired
+from fastness.limits import LEASE_TTL_SECONDS
+from fastness.names import checked_key
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.leases import (
     AcquireLease,
     BreakLease,
     Described,
@@ -22,9 +22,9 @@ from holdfast.wire.leases import (
     LeaseProof,
     ReleaseLease,
 )
-from holdfast.wire.transport import HeldLeaseRenewal
+from fastness.wire.transport import HeldLeaseRenewal
 
-_log = logging.getLogger("holdfast.leases")
+_log = logging.getLogger("fastness.leases")
 
 
 class AsyncLeaseKey:
@@ -89,7 +89,7 @@ class AsyncLease:
     Outside of a `with` block it expires unless `keepalive` renews it.
 
     A write under the lease must check it in the same commit: `state.update(…, lease=lease)`, or
-    `holdfast.fenced(lease)` in a transaction. A write without this check is not protected.
+    `fastness.fenced(lease)` in a transaction. A write without this check is not protected.
     """
 
     def __init__(

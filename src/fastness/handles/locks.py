@@ -7,17 +7,17 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Final, Self, cast
 
-from holdfast.errors import Closed, Fenced, InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
-from holdfast.limits import (
+from fastness.errors import Closed, Fenced, InvalidArgument, LeaseExpired, LockOrderViolation, LockTimeout
+from fastness.limits import (
     LEASE_WAIT_SECONDS_MAX,
     LOCK_CLAIM_PATHS_MAX,
     LOCK_LEASE_SECONDS,
     LOCK_LEASE_SECONDS_MAX,
     LOCK_LEASE_SECONDS_MIN,
 )
-from holdfast.lock_rules import DATA_LEVELS, Levels, parse_mode, released_error
-from holdfast.wire import AsyncTransport
-from holdfast.wire.locks import (
+from fastness.lock_rules import DATA_LEVELS, Levels, parse_mode, released_error
+from fastness.wire import AsyncTransport
+from fastness.wire.locks import (
     AcquireLocks,
     EndLockSession,
     GrantedLocks,
@@ -28,9 +28,9 @@ from holdfast.wire.locks import (
     RenewLocks,
     ShowLockStats,
 )
-from holdfast.wire.transport import AsyncHeldLock, HeldLockSession, LockStats
+from fastness.wire.transport import AsyncHeldLock, HeldLockSession, LockStats
 
-_log = logging.getLogger("holdfast.locks")
+_log = logging.getLogger("fastness.locks")
 
 _LEVELS: Final = Levels(DATA_LEVELS, nested=True)
 _CLAIM_BYTES: Final = 8  # Unique within a session.
@@ -213,7 +213,7 @@ class AsyncSharedLock:
     def check(self) -> None:
         """Return if the locks are held, as far as this process knows.
 
-        A write is protected only by a check in its own commit: `atomic().check(held)`, or `holdfast.fenced(held)`.
+        A write is protected only by a check in its own commit: `atomic().check(held)`, or `fastness.fenced(held)`.
 
         Raises:
             Fenced: they are lost, or were released.

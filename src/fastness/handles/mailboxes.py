@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.encryption import SEALED, AgentKey, SealBinding, checked_public_key
-from holdfast.errors import Closed, HoldfastError, InvalidArgument, RetryAdvice, SealBroken, rebuild
-from holdfast.handles.arguments import checked_items
-from holdfast.handles.queues import payload_of
-from holdfast.limits import MAIL_WAIT_SECONDS_MAX
-from holdfast.names import checked_agent
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.agents import GetAgent
-from holdfast.wire.mail import (
+from fastness.encryption import SEALED, AgentKey, SealBinding, checked_public_key
+from fastness.errors import Closed, FastnessError, InvalidArgument, RetryAdvice, SealBroken, rebuild
+from fastness.handles.arguments import checked_items
+from fastness.handles.queues import payload_of
+from fastness.limits import MAIL_WAIT_SECONDS_MAX
+from fastness.names import checked_agent
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.agents import GetAgent
+from fastness.wire.mail import (
     BlockSender,
     ConfirmMail,
     CountMail,
@@ -147,7 +147,7 @@ class AsyncMailbox:
         finally:
             # Also if the loop was cancelled before it knew that it had joined. The next reader does not need it, and
             # the plane may be closed.
-            with suppress(HoldfastError):
+            with suppress(FastnessError):
                 await self._transport.call(LeaveMailbox(self.agent, session, self._universe))
 
     async def unseal(self, mail: Envelope) -> Envelope:
@@ -174,7 +174,7 @@ class AsyncMailbox:
         if self._key is None:
             return mails
         unsealed: list[Envelope] = []
-        senders: dict[str, bytes | HoldfastError] = {}
+        senders: dict[str, bytes | FastnessError] = {}
         for mail in mails:
             if mail.content_type == SEALED:
                 if mail.sender not in senders:
@@ -184,13 +184,13 @@ class AsyncMailbox:
                 unsealed.append(self._marked(mail))
         return unsealed
 
-    def _unsealed(self, mail: Envelope, key: AgentKey, sender: bytes | HoldfastError) -> Envelope:
+    def _unsealed(self, mail: Envelope, key: AgentKey, sender: bytes | FastnessError) -> Envelope:
         """The mail, decrypted; or still sealed, with the reason."""
         try:
-            if isinstance(sender, HoldfastError):
+            if isinstance(sender, FastnessError):
                 raise sender
             return self._marked(self._opened(mail, key, sender))
-        except HoldfastError as error:
+        except FastnessError as error:
             return msgspec.structs.replace(mail, seal_error=str(error))
 
     def _opened(self, mail: Envelope, key: AgentKey, sender: bytes) -> Envelope:
@@ -218,11 +218,11 @@ class AsyncMailbox:
             return "The mail has the old sealed format, which does not prove its sender; have it sent again"
         return "The mail is not sealed, and this mailbox requires that; do not trust it"
 
-    async def _find_public_key(self, sender: str) -> bytes | HoldfastError:
+    async def _find_public_key(self, sender: str) -> bytes | FastnessError:
         """A sender's public key, or why it is unknown. Raises failures that may pass: the mail can be read again."""
         try:
             return await self._public_key(sender)
-        except HoldfastError as error:
+        except FastnessError as error:
             if error.retry is not RetryAdvice.NEVER or isinstance(error, Closed):
                 raise
             return error

@@ -8,18 +8,18 @@ from typing import Any, Final, Self, TypeVar
 import cbor2
 import msgspec
 
-from holdfast.errors import MessageCancelled, QueueMessageLeaseMismatch, rebuild
-from holdfast.handles.collections import AsyncCollection
-from holdfast.handles.failed_attempts import nack_request, reject_request
-from holdfast.handles.receipts import new_result
-from holdfast.limits import EXTEND_FOR_SECONDS
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import GetBlob, OpenBlob
-from holdfast.wire.canonical import canonical
-from holdfast.wire.deliveries import delivery_of, message_at
-from holdfast.wire.json_values import decode_json
-from holdfast.wire.queues import (
+from fastness.errors import MessageCancelled, QueueMessageLeaseMismatch, rebuild
+from fastness.handles.collections import AsyncCollection
+from fastness.handles.failed_attempts import nack_request, reject_request
+from fastness.handles.receipts import new_result
+from fastness.limits import EXTEND_FOR_SECONDS
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.blobs import GetBlob, OpenBlob
+from fastness.wire.canonical import canonical
+from fastness.wire.deliveries import delivery_of, message_at
+from fastness.wire.json_values import decode_json
+from fastness.wire.queues import (
     AckMessages,
     ChangeVisibility,
     Deliveries,
@@ -39,11 +39,11 @@ from holdfast.wire.queues import (
     lease_mismatch,
     message_cancelled,
 )
-from holdfast.wire.requests import Request
-from holdfast.wire.states import UpdateState
-from holdfast.wire.stored_messages import StoredMessage, decode_head, format_id
+from fastness.wire.requests import Request
+from fastness.wire.states import UpdateState
+from fastness.wire.stored_messages import StoredMessage, decode_head, format_id
 
-_log = logging.getLogger("holdfast.messages")
+_log = logging.getLogger("fastness.messages")
 
 Result = TypeVar("Result")
 LOST_CODES: Final = (QueueMessageLeaseMismatch.code, MessageCancelled.code)

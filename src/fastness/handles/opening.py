@@ -4,7 +4,7 @@ from collections.abc import Coroutine, Generator
 from types import TracebackType
 from typing import Any
 
-from holdfast.handles.plane import AsyncPlane
+from fastness.handles.plane import AsyncPlane
 
 
 class Opening:

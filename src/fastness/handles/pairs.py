@@ -1,8 +1,8 @@
 """The raw key space, below the layers."""
 
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 
 
 class AsyncPairs:

@@ -4,43 +4,43 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from holdfast.encryption import AgentKey
-from holdfast.handles.activity import AsyncActivity
-from holdfast.handles.agents import AsyncAgents
-from holdfast.handles.atomic import AsyncAtomic
-from holdfast.handles.audit import AsyncAudit
-from holdfast.handles.backups import AsyncBackups
-from holdfast.handles.blobs import AsyncBlobs
-from holdfast.handles.collections import AsyncCollection
-from holdfast.handles.effects import AsyncEffects
-from holdfast.handles.encryption import AsyncEncryption
-from holdfast.handles.entities import AsyncEntities
-from holdfast.handles.hosting import AsyncHosting
-from holdfast.handles.ingress import AsyncIngress
-from holdfast.handles.leases import AsyncLeaseKey
-from holdfast.handles.locks import AsyncLocks
-from holdfast.handles.mailboxes import AsyncMailbox
-from holdfast.handles.pairs import AsyncPairs
-from holdfast.handles.queues import AsyncQueue
-from holdfast.handles.quotas import AsyncQuotas
-from holdfast.handles.runs import AsyncWorkflows
-from holdfast.handles.states import AsyncState
-from holdfast.handles.timers import AsyncTimers
-from holdfast.handles.tokens import AsyncTokens
-from holdfast.handles.within import AsyncWithin
-from holdfast.handles.worlds import AsyncWorld
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.collections import ListCollections
-from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
-from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
-from holdfast.wire.nodes import ListNodes, Nodes
-from holdfast.wire.planes import MarkRestored, PlaneStatus, RaiseFormat, ShowPlane
-from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
-from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
-from holdfast.wire.universes import ListUniverses
-from holdfast.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
+from fastness.encryption import AgentKey
+from fastness.handles.activity import AsyncActivity
+from fastness.handles.agents import AsyncAgents
+from fastness.handles.atomic import AsyncAtomic
+from fastness.handles.audit import AsyncAudit
+from fastness.handles.backups import AsyncBackups
+from fastness.handles.blobs import AsyncBlobs
+from fastness.handles.collections import AsyncCollection
+from fastness.handles.effects import AsyncEffects
+from fastness.handles.encryption import AsyncEncryption
+from fastness.handles.entities import AsyncEntities
+from fastness.handles.hosting import AsyncHosting
+from fastness.handles.ingress import AsyncIngress
+from fastness.handles.leases import AsyncLeaseKey
+from fastness.handles.locks import AsyncLocks
+from fastness.handles.mailboxes import AsyncMailbox
+from fastness.handles.pairs import AsyncPairs
+from fastness.handles.queues import AsyncQueue
+from fastness.handles.quotas import AsyncQuotas
+from fastness.handles.runs import AsyncWorkflows
+from fastness.handles.states import AsyncState
+from fastness.handles.timers import AsyncTimers
+from fastness.handles.tokens import AsyncTokens
+from fastness.handles.within import AsyncWithin
+from fastness.handles.worlds import AsyncWorld
+from fastness.names import UNIVERSE, checked_name
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.collections import ListCollections
+from fastness.wire.leases import Leases, ListLeases, ListWaits, Waits
+from fastness.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
+from fastness.wire.nodes import ListNodes, Nodes
+from fastness.wire.planes import MarkRestored, PlaneStatus, RaiseFormat, ShowPlane
+from fastness.wire.queues import ListQueues, QueueSurvey, SurveyQueues
+from fastness.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
+from fastness.wire.universes import ListUniverses
+from fastness.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
 
 Result = TypeVar("Result")
 
@@ -220,7 +220,7 @@ class AsyncPlane:
         return await self._transport.call(RaiseFormat())
 
     async def mark_restored(self, *, until_ms: int | None = None) -> PlaneStatus:
-        """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.
+        """Begin another lineage, after the data was restored or copied by other tools than Fastness's.
 
         Args:
             until_ms: the time of the copy; now by default.

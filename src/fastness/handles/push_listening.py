@@ -9,11 +9,11 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from holdfast.errors import Backend, Busy, Closed, HoldfastError
-from holdfast.wire.ingress import DataPush
-from holdfast.wire.transport import OnDataPush
+from fastness.errors import Backend, Busy, Closed, FastnessError
+from fastness.wire.ingress import DataPush
+from fastness.wire.transport import OnDataPush
 
-_log = logging.getLogger("holdfast.ingress")
+_log = logging.getLogger("fastness.ingress")
 _PAUSE_SECONDS: Final = 1.0  # Before a server that does not answer is asked again.
 
 
@@ -33,7 +33,7 @@ class AsyncPushPoller:
         while True:
             try:
                 pushes = await self._read()
-            except HoldfastError as error:
+            except FastnessError as error:
                 if not _may_retry(error):
                     return
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -52,7 +52,7 @@ class PushPoller:
         self._callback = callback
         self._stopped = threading.Event()
         self._calling = threading.RLock()  # So that no call starts after `stop` has returned; a callback may call it.
-        threading.Thread(target=self._run, name="holdfast-push-listener", daemon=True).start()
+        threading.Thread(target=self._run, name="fastness-push-listener", daemon=True).start()
 
     def stop(self) -> None:
         """Call the callback no more. The thread ends once its last request is answered."""
@@ -63,7 +63,7 @@ class PushPoller:
         while not self._stopped.is_set():
             try:
                 pushes = self._read()
-            except HoldfastError as error:
+            except FastnessError as error:
                 if not _may_retry(error):
                     return
                 self._stopped.wait(_PAUSE_SECONDS)
@@ -75,7 +75,7 @@ class PushPoller:
                     _call(self._callback, push)
 
 
-def _may_retry(error: HoldfastError) -> bool:
+def _may_retry(error: FastnessError) -> bool:
     if isinstance(error, Closed):
         return False
     if isinstance(error, Backend | Busy):

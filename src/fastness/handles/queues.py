@@ -9,10 +9,10 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch, rebuild
-from holdfast.handles.arguments import check_delay_on_close, checked_items
-from holdfast.handles.failed_attempts import nack_request, reject_request
-from holdfast.handles.messages import (
+from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch, rebuild
+from fastness.handles.arguments import check_delay_on_close, checked_items
+from fastness.handles.failed_attempts import nack_request, reject_request
+from fastness.handles.messages import (
     LOST_CODES,
     AsyncMessage,
     mark_acked,
@@ -20,14 +20,14 @@ from holdfast.handles.messages import (
     received_elsewhere,
     received_messages,
 )
-from holdfast.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipts, read_result
-from holdfast.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
-from holdfast.names import checked_name
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.json_values import encode_json
-from holdfast.wire.queues import (
+from fastness.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipts, read_result
+from fastness.limits import LEASED_LIST_MAX, PAYLOAD_INLINE_BYTES_MAX, RECEIVE_WAIT_SECONDS_MAX
+from fastness.names import checked_name
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.blobs import PutBlob
+from fastness.wire.json_values import encode_json
+from fastness.wire.queues import (
     AckMessages,
     CancelMessage,
     CancelMessages,
@@ -74,7 +74,7 @@ from holdfast.wire.queues import (
     lease_mismatch,
     message_cancelled,
 )
-from holdfast.wire.requests import Request
+from fastness.wire.requests import Request
 
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
@@ -711,7 +711,7 @@ class AsyncQueue:
     ) -> None:
         """Mark each message by its outcome, then raise if there was an error. Those that are not `alone` are packed."""
         answer = await self._transport.call(request)
-        lost, errors = list[AsyncMessage](), list[HoldfastError]()
+        lost, errors = list[AsyncMessage](), list[FastnessError]()
         if len(alone) < len(messages):
             lost += mark_acked(messages, answer.refused)
         by_lease = dict(zip(_leases(alone), answer.outcomes, strict=True))

@@ -1,7 +1,7 @@
 """Quotas: how much each universe may hold and do."""
 
-from holdfast.wire import AsyncTransport
-from holdfast.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
+from fastness.wire import AsyncTransport
+from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
 
 
 class AsyncQuotas:

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
-from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import GetBlob, PutBlob
-from holdfast.wire.json_values import decode_json, encode_json
-from holdfast.wire.queues import GetResult, NewResult, Receipt
+from fastness.limits import PAYLOAD_INLINE_BYTES_MAX
+from fastness.wire import AsyncTransport
+from fastness.wire.blobs import GetBlob, PutBlob
+from fastness.wire.json_values import decode_json, encode_json
+from fastness.wire.queues import GetResult, NewResult, Receipt
 
 _JSON = "application/json"
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import ResultNotReady, RunCancelled, RunFailed
-from holdfast.handles.workflow_types import WorkflowLike, encoded_arguments, name_of, result_type_of
-from holdfast.limits import READ_ENTRIES_MAX, RUN_VALUE_BYTES_MAX, RUN_WAIT_SECONDS_MAX
-from holdfast.names import checked_name
-from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import GetBlob, PutBlob
-from holdfast.wire.run_timeline import Timeline, TimelineEvent
-from holdfast.wire.run_values import decode_value, encode_value
-from holdfast.wire.runs import (
+from fastness.errors import ResultNotReady, RunCancelled, RunFailed
+from fastness.handles.workflow_types import WorkflowLike, encoded_arguments, name_of, result_type_of
+from fastness.limits import READ_ENTRIES_MAX, RUN_VALUE_BYTES_MAX, RUN_WAIT_SECONDS_MAX
+from fastness.names import checked_name
+from fastness.wire import AsyncTransport
+from fastness.wire.blobs import GetBlob, PutBlob
+from fastness.wire.run_timeline import Timeline, TimelineEvent
+from fastness.wire.run_values import decode_value, encode_value
+from fastness.wire.runs import (
     CANCELLED,
     FAILED,
     NO_ARGUMENTS,
@@ -28,8 +28,8 @@ from holdfast.wire.runs import (
     SignalRun,
     StartRun,
 )
-from holdfast.wire.timers import ListTimers, TimerInfo
-from holdfast.wire.worlds import ReadJournal
+from fastness.wire.timers import ListTimers, TimerInfo
+from fastness.wire.worlds import ReadJournal
 
 
 class AsyncWorkflows:

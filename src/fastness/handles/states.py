@@ -5,12 +5,12 @@ from typing import Any
 import cbor2
 import msgspec
 
-from holdfast.handles.leases import AsyncLease
-from holdfast.names import checked_key
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.canonical import canonical
-from holdfast.wire.states import GetState, RemoveState, UpdatedState, UpdateState
+from fastness.handles.leases import AsyncLease
+from fastness.names import checked_key
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.canonical import canonical
+from fastness.wire.states import GetState, RemoveState, UpdatedState, UpdateState
 
 
 class Document(msgspec.Struct, frozen=True):

@@ -5,13 +5,13 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.task_control import Reject
-from holdfast.limits import STATE_BYTES_MAX, TASK_GROUP_RESULT_BYTES_MIN
-from holdfast.wire.canonical import canonical
-from holdfast.wire.json_values import encode_json
-from holdfast.wire.queues import NewMessage
-from holdfast.wire.tasks import TASK_ATTRIBUTE, GroupDocument, Join, Step, TaskCall, TaskGroup, TaskMessage
+from fastness.errors import InvalidArgument
+from fastness.handles.task_control import Reject
+from fastness.limits import STATE_BYTES_MAX, TASK_GROUP_RESULT_BYTES_MIN
+from fastness.wire.canonical import canonical
+from fastness.wire.json_values import encode_json
+from fastness.wire.queues import NewMessage
+from fastness.wire.tasks import TASK_ATTRIBUTE, GroupDocument, Join, Step, TaskCall, TaskGroup, TaskMessage
 
 _GROUP_MEMBER_BYTES: Final = 16  # Of a document, for the number of a member and the length of its result.
 _JSON: Final = "application/json"

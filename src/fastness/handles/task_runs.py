@@ -18,13 +18,13 @@ from uuid import uuid4
 
 import msgspec
 
-from holdfast.errors import CasMismatch, HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, RetryAdvice
-from holdfast.handles.atomic import AsyncAtomic
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipts
-from holdfast.handles.task_control import Reject, RetryLater, TaskDeferred
-from holdfast.handles.task_flow import (
+from fastness.errors import CasMismatch, FastnessError, InvalidArgument, QueueMessageLeaseMismatch, RetryAdvice
+from fastness.handles.atomic import AsyncAtomic
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.receipts import AsyncMessageSource, AsyncPutReceipt, bound_receipts
+from fastness.handles.task_control import Reject, RetryLater, TaskDeferred
+from fastness.handles.task_flow import (
     NO_RESULT,
     FindTask,
     RunnableTask,
@@ -34,10 +34,10 @@ from holdfast.handles.task_flow import (
     start,
     with_result,
 )
-from holdfast.limits import TASK_DEFER_SECONDS, TASK_JOIN_ATTEMPTS_MAX, TASK_JOIN_PAUSE_SECONDS_MAX
-from holdfast.wire.tasks import GroupDocument, Join, Step, TaskMessage
+from fastness.limits import TASK_DEFER_SECONDS, TASK_JOIN_ATTEMPTS_MAX, TASK_JOIN_PAUSE_SECONDS_MAX
+from fastness.wire.tasks import GroupDocument, Join, Step, TaskMessage
 
-_log = logging.getLogger("holdfast.tasks")
+_log = logging.getLogger("fastness.tasks")
 _NO_BODY: Final = TaskMessage("")
 
 
@@ -80,7 +80,7 @@ async def run_message(plane: AsyncPlane, message: AsyncMessage, find_task: FindT
         message.mark_refused(error.code)
         raise
     except Exception as error:
-        if isinstance(error, HoldfastError) and error.retry is not RetryAdvice.NEVER:
+        if isinstance(error, FastnessError) and error.retry is not RetryAdvice.NEVER:
             await _defer(message)  # The task has not failed.
         else:
             await _fail(plane, message, body, error, find_task)
@@ -179,7 +179,7 @@ async def _defer(message: AsyncMessage) -> None:
     """Return a message uncounted, so that the caller does not nack it; if that fails, its lease expires."""
     try:
         await message.nack(intent="defer", delay_seconds=TASK_DEFER_SECONDS)
-    except HoldfastError as error:
+    except FastnessError as error:
         _log.warning("message %s of %s was not returned to its queue: %s", message.id, message.queue, error)
         message.mark_settled()
 

@@ -1,7 +1,7 @@
 """Timers: times at which worlds want an item."""
 
-from holdfast.wire import AsyncTransport
-from holdfast.wire.timers import ListTimers, TimerPage
+from fastness.wire import AsyncTransport
+from fastness.wire.timers import ListTimers, TimerPage
 
 
 class AsyncTimers:

@@ -5,9 +5,9 @@ import secrets
 import string
 from collections.abc import Iterable
 
-from holdfast.handles.arguments import checked_items
-from holdfast.wire import AsyncTransport
-from holdfast.wire.tokens import (
+from fastness.handles.arguments import checked_items
+from fastness.wire import AsyncTransport
+from fastness.wire.tokens import (
     CreateToken,
     ListTokens,
     NewToken,

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.encryption import AgentKey
-from holdfast.errors import rebuild
-from holdfast.handles.collections import AsyncCollection
-from holdfast.handles.entities import AsyncEntities
-from holdfast.handles.mailboxes import AsyncMailbox
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.queues import AsyncQueue
-from holdfast.handles.receipts import new_result
-from holdfast.handles.runs import AsyncWorkflows
-from holdfast.handles.states import AsyncState
-from holdfast.handles.worlds import AsyncWorld
-from holdfast.wire import AsyncTransport
-from holdfast.wire.queues import AckMessages, NewResult
+from fastness.encryption import AgentKey
+from fastness.errors import rebuild
+from fastness.handles.collections import AsyncCollection
+from fastness.handles.entities import AsyncEntities
+from fastness.handles.mailboxes import AsyncMailbox
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.queues import AsyncQueue
+from fastness.handles.receipts import new_result
+from fastness.handles.runs import AsyncWorkflows
+from fastness.handles.states import AsyncState
+from fastness.handles.worlds import AsyncWorld
+from fastness.wire import AsyncTransport
+from fastness.wire.queues import AckMessages, NewResult
 
 
 class AsyncWithin:

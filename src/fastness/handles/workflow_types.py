@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol
 
-from holdfast.errors import InvalidArgument
-from holdfast.wire.run_values import encode_value
+from fastness.errors import InvalidArgument
+from fastness.wire.run_values import encode_value
 
 
 class WorkflowLike(Protocol):
@@ -34,7 +34,7 @@ def name_of(workflow: WorkflowLike | str) -> str:
     """
     name = workflow if isinstance(workflow, str) else getattr(workflow, "name", None)
     if not isinstance(name, str):
-        raise InvalidArgument(f"{workflow!r} is not a workflow; decorate the function with holdfast.workflow")
+        raise InvalidArgument(f"{workflow!r} is not a workflow; decorate the function with fastness.workflow")
     return name
 
 

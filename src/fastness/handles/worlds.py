@@ -7,15 +7,15 @@ from typing import Any, Protocol, TypeVar
 import cbor2
 import msgspec
 
-from holdfast.errors import HashMismatch, MissingEntry
-from holdfast.handles.arguments import Program, checked_items, program_name
-from holdfast.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
-from holdfast.names import checked_name
-from holdfast.tiers import Tier
-from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import GetBlob, PutBlob
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import (
+from fastness.errors import HashMismatch, MissingEntry
+from fastness.handles.arguments import Program, checked_items, program_name
+from fastness.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX, SEGMENT_ENTRIES, SEGMENT_MARGIN
+from fastness.names import checked_name
+from fastness.tiers import Tier
+from fastness.wire import AsyncTransport
+from fastness.wire.blobs import GetBlob, PutBlob
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import (
     AsideItem,
     DescribeHosting,
     HostingInfo,
@@ -24,10 +24,10 @@ from holdfast.wire.hosting import (
     RetryAside,
     SetProgram,
 )
-from holdfast.wire.inboxes import DomainEvent, InboxItem
-from holdfast.wire.json_values import encode_json
-from holdfast.wire.restores import Entry, Restored, Verdict
-from holdfast.wire.worlds import (
+from fastness.wire.inboxes import DomainEvent, InboxItem
+from fastness.wire.json_values import encode_json
+from fastness.wire.restores import Entry, Restored, Verdict
+from fastness.wire.worlds import (
     AppendEntries,
     ChangeWorld,
     Checked,

@@ -15,18 +15,18 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import Fenced, HoldfastError, InvalidArgument, NotFound
-from holdfast.handles.queues import payload_of
-from holdfast.handles.task_control import Reject, RetryLater
-from holdfast.handles.workers import RestartPolicy
-from holdfast.hosts.failures import is_final, text_of
-from holdfast.limits import EFFECT_CLAIMS_MAX, HOST_WAIT_SECONDS_MAX, INBOX_INLINE_BYTES_MAX
-from holdfast.wire import AsyncTransport
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.effects import ClaimEffects, CompleteEffect, EffectInfo, ExtendEffect, FailEffect
-from holdfast.wire.json_values import decode_json
+from fastness.errors import Fenced, FastnessError, InvalidArgument, NotFound
+from fastness.handles.queues import payload_of
+from fastness.handles.task_control import Reject, RetryLater
+from fastness.handles.workers import RestartPolicy
+from fastness.hosts.failures import is_final, text_of
+from fastness.limits import EFFECT_CLAIMS_MAX, HOST_WAIT_SECONDS_MAX, INBOX_INLINE_BYTES_MAX
+from fastness.wire import AsyncTransport
+from fastness.wire.blobs import PutBlob
+from fastness.wire.effects import ClaimEffects, CompleteEffect, EffectInfo, ExtendEffect, FailEffect
+from fastness.wire.json_values import decode_json
 
-_log = logging.getLogger("holdfast.host")
+_log = logging.getLogger("fastness.host")
 _RENEWALS_PER_LEASE: Final = 3
 
 AdapterFunction = Callable[["EffectCall"], Any] | Callable[["EffectCall"], Awaitable[Any]]
@@ -86,13 +86,13 @@ class AdapterPool:
         self._lease_seconds = lease_seconds
         self._running: dict[asyncio.Task[None], EffectInfo] = {}
         self._has_room = asyncio.Event()
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="holdfast-adapter")
+        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="fastness-adapter")
 
     async def run(self) -> None:
         """Carry out effects until it is cancelled.
 
         Raises:
-            HoldfastError: effects cannot be claimed, and a retry cannot succeed.
+            FastnessError: effects cannot be claimed, and a retry cannot succeed.
         """
         if not self._adapters:
             return
@@ -103,7 +103,7 @@ class AdapterPool:
                 try:
                     await self.claim(wait_seconds=HOST_WAIT_SECONDS_MAX)
                     failures = 0
-                except HoldfastError as error:
+                except FastnessError as error:
                     if is_final(error):
                         raise
                     failures += 1
@@ -163,7 +163,7 @@ class AdapterPool:
             await self._complete(effect, payload)
         except (Fenced, NotFound) as error:
             _log.warning("effect %s of world %s was done, but is lost: %s", effect.kind, effect.world, error)
-        except HoldfastError as error:
+        except FastnessError as error:
             if is_final(error):
                 await self._fail(effect, error)
             else:  # Its lease ends, and it is done again with the same idempotency key.
@@ -219,7 +219,7 @@ class AdapterPool:
             is_final=isinstance(error, Reject),
             universe=self._universe,
         )
-        with suppress(HoldfastError):  # It is lost, or its lease ends.
+        with suppress(FastnessError):  # It is lost, or its lease ends.
             await self._transport.call(request)
 
     async def _renew(self) -> None:
@@ -237,5 +237,5 @@ class AdapterPool:
         except (Fenced, NotFound):
             _log.warning("effect %s of world %s is lost: its lease has ended", effect.kind, effect.world)
             task.cancel()
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning("the lease of effect %s of world %s is not extended: %s", effect.kind, effect.world, error)

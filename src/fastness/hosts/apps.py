@@ -5,14 +5,14 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from holdfast.errors import InvalidArgument
-from holdfast.hosts.adapters import Adapter, AdapterFunction
-from holdfast.hosts.program_runner import ProgramRunner
-from holdfast.hosts.programs import Handle, Program
-from holdfast.hosts.runners import RunnerFactory
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.hosts.workflows.runner import workflow_runner
-from holdfast.hosts.workflows.workflow import Workflow
+from fastness.errors import InvalidArgument
+from fastness.hosts.adapters import Adapter, AdapterFunction
+from fastness.hosts.program_runner import ProgramRunner
+from fastness.hosts.programs import Handle, Program
+from fastness.hosts.runners import RunnerFactory
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.hosts.workflows.runner import workflow_runner
+from fastness.hosts.workflows.workflow import Workflow
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

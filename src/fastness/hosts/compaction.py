@@ -3,12 +3,12 @@
 import asyncio
 import logging
 
-from holdfast.errors import HoldfastError, Unsupported
-from holdfast.limits import HOST_WORLDS_MAX
-from holdfast.wire import AsyncTransport
-from holdfast.wire.worlds import CompactWorld
+from fastness.errors import FastnessError, Unsupported
+from fastness.limits import HOST_WORLDS_MAX
+from fastness.wire import AsyncTransport
+from fastness.wire.worlds import CompactWorld
 
-_log = logging.getLogger("holdfast.host")
+_log = logging.getLogger("fastness.host")
 
 
 class Compactor:
@@ -33,5 +33,5 @@ class Compactor:
                 await self._transport.call(CompactWorld(world, universe=self._universe, incarnation=incarnation))
             except Unsupported:
                 self._is_possible = False
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("world %s is not compacted: %s", world, error)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, overload
 
-from holdfast.hosts.adapters import AdapterFunction
-from holdfast.hosts.apps import HostApp, WorkflowDecorator
-from holdfast.hosts.programs import Handle, Program
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.hosts.workflows.workflow import Workflow
+from fastness.hosts.adapters import AdapterFunction
+from fastness.hosts.apps import HostApp, WorkflowDecorator
+from fastness.hosts.programs import Handle, Program
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.hosts.workflows.workflow import Workflow
 
 DEFAULT_HOST_APP: Final = HostApp()
 

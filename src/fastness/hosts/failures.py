@@ -2,8 +2,8 @@
 
 import traceback
 
-from holdfast.errors import HoldfastError, RetryAdvice
-from holdfast.limits import ASIDE_ERROR_BYTES_MAX
+from fastness.errors import FastnessError, RetryAdvice
+from fastness.limits import ASIDE_ERROR_BYTES_MAX
 
 
 def is_final(error: Exception) -> bool:
@@ -11,7 +11,7 @@ def is_final(error: Exception) -> bool:
 
     The base class does not tell: unexpected errors of a server arrive as that, and may pass.
     """
-    return isinstance(error, HoldfastError) and type(error) is not HoldfastError and error.retry is RetryAdvice.NEVER
+    return isinstance(error, FastnessError) and type(error) is not FastnessError and error.retry is RetryAdvice.NEVER
 
 
 def text_of(error: BaseException) -> str:

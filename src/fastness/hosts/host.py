@@ -21,19 +21,19 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
-from holdfast.errors import Backend, Busy, Closed, HeadAdvanced, HoldfastError, InvalidArgument
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.workers import RestartPolicy
-from holdfast.hosts.adapters import AdapterPool
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.compaction import Compactor
-from holdfast.hosts.default_app import DEFAULT_HOST_APP
-from holdfast.hosts.failures import is_final, text_of
-from holdfast.hosts.hosted_world import HostedWorld, HostPolicy
-from holdfast.hosts.programs import Program
-from holdfast.hosts.runners import Runner, StopWorld
-from holdfast.hosts.step_context import StepPlanes
-from holdfast.limits import (
+from fastness.errors import Backend, Busy, Closed, HeadAdvanced, FastnessError, InvalidArgument
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.workers import RestartPolicy
+from fastness.hosts.adapters import AdapterPool
+from fastness.hosts.apps import HostApp
+from fastness.hosts.compaction import Compactor
+from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.failures import is_final, text_of
+from fastness.hosts.hosted_world import HostedWorld, HostPolicy
+from fastness.hosts.programs import Program
+from fastness.hosts.runners import Runner, StopWorld
+from fastness.hosts.step_context import StepPlanes
+from fastness.limits import (
     HOST_LEASE_SECONDS,
     HOST_WAIT_SECONDS_MAX,
     HOST_WORLDS_MAX,
@@ -41,11 +41,11 @@ from holdfast.limits import (
     TURN_DELAY_SECONDS,
     TURN_DELAY_SECONDS_MAX,
 )
-from holdfast.wire.hosting import ClaimedWorld, ClaimWorlds, FailTurn, ReleaseWorlds, RenewWorlds
+from fastness.wire.hosting import ClaimedWorld, ClaimWorlds, FailTurn, ReleaseWorlds, RenewWorlds
 
 Item = TypeVar("Item")
 
-_log = logging.getLogger("holdfast.host")
+_log = logging.getLogger("fastness.host")
 _CLAIMED_AT_ONCE: Final = 64  # So that hosts that start together share the worlds.
 _CHECKS_PER_LEASE: Final = 4  # How often claims are renewed, and idle worlds looked for.
 
@@ -83,7 +83,7 @@ class AsyncHost:
 
         Args:
             plane: where the worlds are.
-            app: the programs and adapters; those of `holdfast.program` and `holdfast.adapter` by default.
+            app: the programs and adapters; those of `fastness.program` and `fastness.adapter` by default.
             programs: run only these programs of the app.
             owner: the name of this host, which no other one has.
             concurrency: how many turns run at a time.
@@ -149,7 +149,7 @@ class AsyncHost:
         """Run worlds until `stop`. Then running turns and adapters are finished, and all worlds given back.
 
         Raises:
-            HoldfastError: worlds cannot be claimed, and a retry cannot succeed (its `retry` is `never`).
+            FastnessError: worlds cannot be claimed, and a retry cannot succeed (its `retry` is `never`).
         """
         claiming = [asyncio.create_task(self._claim_for_ever())]
         if self._app.adapters:
@@ -223,7 +223,7 @@ class AsyncHost:
             try:
                 await self._claim(wait_seconds=HOST_WAIT_SECONDS_MAX)
                 failures = 0
-            except HoldfastError as error:
+            except FastnessError as error:
                 if is_final(error):
                     raise
                 failures += 1
@@ -360,7 +360,7 @@ class AsyncHost:
         )
         try:
             await self._transport.call(request)
-        except HoldfastError as refused:  # It is lost, paused or deleted, or its claim ends.
+        except FastnessError as refused:  # It is lost, paused or deleted, or its claim ends.
             _log.warning("the failure of world %s is not recorded: %s", world.name, refused)
 
     async def _renew_for_ever(self) -> None:
@@ -374,7 +374,7 @@ class AsyncHost:
                 )
                 for some in _chunks(list(self._held.values())):
                     await self._renew(some)
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("claims are not renewed: %s", error)
 
     async def _renew(self, some: "Sequence[_Held]") -> None:
@@ -418,7 +418,7 @@ class AsyncHost:
             for chunk in _chunks(worlds):
                 try:
                     await self._transport.call(ReleaseWorlds(list(chunk), self.owner, has_work, self._universe))
-                except HoldfastError as error:
+                except FastnessError as error:
                     _log.warning("worlds are not given back; their claims end by themselves: %s", error)
 
     async def _drain(self) -> None:

@@ -8,20 +8,20 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.clock import Clock, SystemClock
-from holdfast.errors import BaselineRegressed, Fenced, LeaseRequired, PromotionRefused
-from holdfast.handles.worlds import AsyncWorld, Reducer
-from holdfast.hosts.step_context import StepPlanes
-from holdfast.limits import HOST_LEASE_SECONDS, SEGMENT_ENTRIES, SEGMENT_MARGIN, TURN_ITEMS_MAX
-from holdfast.wire import AsyncTransport
-from holdfast.wire.atomic import CommitAtomic, Step
-from holdfast.wire.blobs import GetBlob
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import ClaimedWorld, CommitTurn, SendToWorld, TurnCommitted
-from holdfast.wire.inboxes import DomainEvent, Effect, InboxItem, Timer
-from holdfast.wire.requests import Answer, Request
-from holdfast.wire.restores import Restored
-from holdfast.wire.worlds import CommitSnapshot, PromoteSnapshot, ReadInbox
+from fastness.clock import Clock, SystemClock
+from fastness.errors import BaselineRegressed, Fenced, LeaseRequired, PromotionRefused
+from fastness.handles.worlds import AsyncWorld, Reducer
+from fastness.hosts.step_context import StepPlanes
+from fastness.limits import HOST_LEASE_SECONDS, SEGMENT_ENTRIES, SEGMENT_MARGIN, TURN_ITEMS_MAX
+from fastness.wire import AsyncTransport
+from fastness.wire.atomic import CommitAtomic, Step
+from fastness.wire.blobs import GetBlob
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import ClaimedWorld, CommitTurn, SendToWorld, TurnCommitted
+from fastness.wire.inboxes import DomainEvent, Effect, InboxItem, Timer
+from fastness.wire.requests import Answer, Request
+from fastness.wire.restores import Restored
+from fastness.wire.worlds import CommitSnapshot, PromoteSnapshot, ReadInbox
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 AroundStep = Callable[[str, str, Work], Coroutine[Any, Any, Any]]  # Runs the work of a step, given its id and name.

@@ -5,16 +5,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import Backend, Busy, Closed, HeadAdvanced, HoldfastError
-from holdfast.hosts.failures import text_of
-from holdfast.hosts.hosted_world import HostedWorld
-from holdfast.hosts.programs import Program, event_of, ingress_of, opened, opening
-from holdfast.hosts.turns import Turn
-from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import InboxItem
+from fastness.errors import Backend, Busy, Closed, HeadAdvanced, FastnessError
+from fastness.hosts.failures import text_of
+from fastness.hosts.hosted_world import HostedWorld
+from fastness.hosts.programs import Program, event_of, ingress_of, opened, opening
+from fastness.hosts.turns import Turn
+from fastness.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import InboxItem
 
-_log = logging.getLogger("holdfast.host")
+_log = logging.getLogger("fastness.host")
 _encode = msgspec.msgpack.Encoder().encode
 _RECORD_BYTES = 64  # What the record of an item may be longer than the item itself.
 
@@ -135,7 +135,7 @@ class ProgramRunner:
         try:
             await self._restore()  # After an item was set aside.
             await self._world.snapshot(self._state)
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning("world %s: the snapshot failed: %s", self._world.name, error)
 
 

@@ -1,6 +1,6 @@
 """Programs: pure reducers that also say what is to be done.
 
-    @holdfast.program
+    @fastness.program
     def counter(state, event, context):
         if event.name == "order":
             context.call("charge_card", event.json())
@@ -25,9 +25,9 @@ from typing import Any, Final, Unpack
 
 import msgspec
 
-from holdfast.errors import BatchTooLarge, InvalidArgument, InvalidValue, PayloadTooLarge, TransactionEnded
-from holdfast.handles.queues import MessageOptions, new_message, payload_of
-from holdfast.limits import (
+from fastness.errors import BatchTooLarge, InvalidArgument, InvalidValue, PayloadTooLarge, TransactionEnded
+from fastness.handles.queues import MessageOptions, new_message, payload_of
+from fastness.limits import (
     EFFECT_ATTEMPTS,
     EFFECT_ATTEMPTS_MAX,
     EFFECT_KIND_BYTES_MAX,
@@ -39,12 +39,12 @@ from holdfast.limits import (
     INBOX_TEXT_BYTES_MAX,
     INTENT_HASH_BYTES_MAX,
 )
-from holdfast.names import checked_key, checked_name
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import InboxItem
-from holdfast.wire.json_values import decode_json
-from holdfast.wire.queues import NewMessage
-from holdfast.wire.restores import Entry
+from fastness.names import checked_key, checked_name
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import InboxItem
+from fastness.wire.json_values import decode_json
+from fastness.wire.queues import NewMessage
+from fastness.wire.restores import Entry
 
 Handle = Callable[[Any, "Event", "TurnContext"], Any]
 

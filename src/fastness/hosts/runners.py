@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.hosts.hosted_world import HostedWorld
+from fastness.hosts.hosted_world import HostedWorld
 
 
 class Runner(Protocol):

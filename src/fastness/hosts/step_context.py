@@ -4,13 +4,13 @@ import asyncio
 import threading
 from contextvars import ContextVar
 
-from holdfast.errors import WorkflowMisuse
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.sync.plane import Plane
-from holdfast.tasks.planes import close_blocking_handle, plane_of
-from holdfast.wire import AsyncTransport
+from fastness.errors import WorkflowMisuse
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.sync.plane import Plane
+from fastness.tasks.planes import close_blocking_handle, plane_of
+from fastness.wire import AsyncTransport
 
-_current: ContextVar["StepContext | None"] = ContextVar("holdfast_step", default=None)
+_current: ContextVar["StepContext | None"] = ContextVar("fastness_step", default=None)
 
 
 class StepPlanes:

@@ -8,15 +8,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Literal, Self, TypedDict, Unpack
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.sync.plane import Plane
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.host import AsyncHost, HostStats
-from holdfast.hosts.programs import Program
-from holdfast.stop_signals import stop_on_signals
-from holdfast.tasks.planes import async_plane_of, close_handle
+from fastness.errors import InvalidArgument
+from fastness.handles.sync.plane import Plane
+from fastness.hosts.apps import HostApp
+from fastness.hosts.host import AsyncHost, HostStats
+from fastness.hosts.programs import Program
+from fastness.stop_signals import stop_on_signals
+from fastness.tasks.planes import async_plane_of, close_handle
 
-_log = logging.getLogger("holdfast.host")
+_log = logging.getLogger("fastness.host")
 _CHECK_SECONDS: Final = 0.5  # How often a running host looks whether it has ended by an error.
 _CLOSE_SECONDS: Final = 10.0  # How long it may take to give worlds back, after the drain.
 
@@ -43,7 +43,7 @@ class Host:
 
         Args:
             plane: where the worlds are.
-            app: the programs and adapters; those of `holdfast.program` and `holdfast.adapter` by default.
+            app: the programs and adapters; those of `fastness.program` and `fastness.adapter` by default.
             options: as `AsyncHost` describes them.
         """
         if not isinstance(plane, Plane):
@@ -75,7 +75,7 @@ class Host:
         Raises:
             InvalidArgument: the app has nothing to run, or an option is out of range.
         """
-        self._thread = threading.Thread(target=self._run_loop, name="holdfast-host", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="fastness-host", daemon=True)
         self._thread.start()
         self._ready.wait()
         if self._host is None and self.error is not None:
@@ -85,7 +85,7 @@ class Host:
         """Finish running turns and adapters, give all worlds back, and end.
 
         Raises:
-            HoldfastError: it has ended by this error before.
+            FastnessError: it has ended by this error before.
         """
         self._stopping.set()
         if self._loop is not None and self._host is not None:
@@ -107,7 +107,7 @@ class Host:
             on_start: called when it has started.
 
         Raises:
-            HoldfastError: worlds cannot be claimed, and a retry cannot succeed (its `retry` is `never`).
+            FastnessError: worlds cannot be claimed, and a retry cannot succeed (its `retry` is `never`).
         """
         with stop_on_signals(self._stop_on_signal, second_ends=True):
             self.start()

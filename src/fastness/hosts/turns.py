@@ -4,9 +4,9 @@ import hashlib
 
 import msgspec
 
-from holdfast.handles.queues import stored_messages
-from holdfast.hosts.hosted_world import HostedWorld
-from holdfast.hosts.programs import (
+from fastness.handles.queues import stored_messages
+from fastness.hosts.hosted_world import HostedWorld
+from fastness.hosts.programs import (
     Emitted,
     EmittedEvent,
     EmittedMail,
@@ -16,14 +16,14 @@ from holdfast.hosts.programs import (
     address_of,
     intent_hash,
 )
-from holdfast.limits import EMITTED_BYTES_MAX, EMITTED_MAX, INBOX_INLINE_BYTES_MAX
-from holdfast.wire.atomic import Step
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.inboxes import DomainEvent, Effect, Timer
-from holdfast.wire.mail import NewMail, SendMail
-from holdfast.wire.queues import NewMessage, PutMessages
-from holdfast.wire.states import UpdateState
-from holdfast.wire.worlds import PutItem
+from fastness.limits import EMITTED_BYTES_MAX, EMITTED_MAX, INBOX_INLINE_BYTES_MAX
+from fastness.wire.atomic import Step
+from fastness.wire.blobs import PutBlob
+from fastness.wire.inboxes import DomainEvent, Effect, Timer
+from fastness.wire.mail import NewMail, SendMail
+from fastness.wire.queues import NewMessage, PutMessages
+from fastness.wire.states import UpdateState
+from fastness.wire.worlds import PutItem
 
 
 class Turn:

@@ -1,9 +1,9 @@
 """The ordered, transactional key space: its contract, keys, transactions and watches."""
 
-from holdfast.kv.contract import CallerTransaction, Database, ReplayedPosition, Result, View, Work
-from holdfast.kv.keys import Subspace, pack, pages, prefix_range, unpack
-from holdfast.kv.transactions import Pair, Transaction
-from holdfast.kv.watches import OnCommit, Watch, Watches
+from fastness.kv.contract import CallerTransaction, Database, ReplayedPosition, Result, View, Work
+from fastness.kv.keys import Subspace, pack, pages, prefix_range, unpack
+from fastness.kv.transactions import Pair, Transaction
+from fastness.kv.watches import OnCommit, Watch, Watches
 
 __all__ = [
     "CallerTransaction",

@@ -7,9 +7,9 @@ function raises after it wrote, the batch is undone and run again with a nested 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from holdfast.errors import HoldfastError
-from holdfast.kv.transactions import Transaction
-from holdfast.limits import TRANSACTION_BYTES_MAX
+from fastness.errors import FastnessError
+from fastness.kv.transactions import Transaction
+from fastness.limits import TRANSACTION_BYTES_MAX
 
 BATCH_WRITE_BYTES_MAX = TRANSACTION_BYTES_MAX // 4  # A batch that wrote more ends; the rest runs in the next.
 
@@ -24,7 +24,7 @@ def _never() -> bool:
 
 
 def run_batch(
-    tx: Transaction, calls: Sequence[BatchedCall], catch: ErrorType = HoldfastError, should_stop: StopCondition = _never
+    tx: Transaction, calls: Sequence[BatchedCall], catch: ErrorType = FastnessError, should_stop: StopCondition = _never
 ) -> list[Any]:
     """The result of each function, or the error it raised. The list is shorter than `calls` if they did not all fit.
 

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import Final, Protocol
 
-_log = logging.getLogger("holdfast.closing")
+_log = logging.getLogger("fastness.closing")
 
 
 class Closable(Protocol):

@@ -4,7 +4,7 @@
     database.read(work, *args)                 runs work(tx, *args) on a snapshot, without blocking writers
     database.watch(prefix)                     wakes when a key below prefix may have changed
 
-What every backend guarantees, and `holdfast.testing.conformance` tests:
+What every backend guarantees, and `fastness.testing.conformance` tests:
 
 - Strictly serializable: transactions behave as if run one at a time, each between its call and its return.
 - A function that raises has written nothing.
@@ -27,12 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
-from holdfast.errors import HoldfastError, Unsupported
-from holdfast.kv.contention import Contention
-from holdfast.kv.quotas import DatabaseQuotas
-from holdfast.kv.watches import OnCommit, Watch
-from holdfast.mail_defaults import MAIL_DEFAULTS
-from holdfast.tiers import Tier
+from fastness.errors import FastnessError, Unsupported
+from fastness.kv.contention import Contention
+from fastness.kv.quotas import DatabaseQuotas
+from fastness.kv.watches import OnCommit, Watch
+from fastness.mail_defaults import MAIL_DEFAULTS
+from fastness.tiers import Tier
 
 Result = TypeVar("Result")
 Work = Callable[..., Result]  # Called with the transaction first. `Concatenate` would reject every lambda.
@@ -57,7 +57,7 @@ class Database(ABC):
     low_space = False  # Whether the disk is nearly full: transactions that add data are refused.
 
     @property
-    def failure(self) -> HoldfastError | None:
+    def failure(self) -> FastnessError | None:
         """Why writes fail until `reopen` succeeds; None while they work."""
         return None
 
@@ -177,7 +177,7 @@ class Database(ABC):
         if error is None:
             self.close()
         else:
-            with suppress(HoldfastError):  # The sync fails too on a full device; the first error is the one to raise.
+            with suppress(FastnessError):  # The sync fails too on a full device; the first error is the one to raise.
                 self.close()
 
 

@@ -4,11 +4,11 @@ import types
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from holdfast import limits
-from holdfast.errors import NestedTransaction, NotSynchronous, UnsupportedTier
-from holdfast.kv.contract import Result, Work
-from holdfast.kv.transactions import Transaction
-from holdfast.tiers import Tier
+from fastness import limits
+from fastness.errors import NestedTransaction, NotSynchronous, UnsupportedTier
+from fastness.kv.contract import Result, Work
+from fastness.kv.transactions import Transaction
+from fastness.tiers import Tier
 
 _LAZY = frozenset({types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType})
 

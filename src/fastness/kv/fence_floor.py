@@ -1,6 +1,6 @@
 """The fence floor: every fence that is issued is above it, so no fence is issued twice.
 
-    ("holdfast", "fence_floor")  ->  8 bytes, big-endian
+    ("fastness", "fence_floor")  ->  8 bytes, big-endian
 
 A commit that nobody waited for (`transact(..., may_lose=True)`) may be lost in a power failure, and with it the record
 of the fences that it issued. So the floor is raised wherever commits may have been lost, before the next fence is
@@ -11,10 +11,10 @@ keep exact, for two million steps.
 
 from typing import Final
 
-from holdfast.kv.keys import Subspace
-from holdfast.kv.transactions import Transaction
+from fastness.kv.keys import Subspace
+from fastness.kv.transactions import Transaction
 
-KEY: Final = Subspace("holdfast").key("fence_floor")
+KEY: Final = Subspace("fastness").key("fence_floor")
 STEP: Final = 1 << 32
 
 

@@ -1,27 +1,27 @@
 """The format of the data of a plane: how its keys and values are encoded.
 
-    ("holdfast", "format")  ->  the number of the format; a plane without it has format 1
+    ("fastness", "format")  ->  the number of the format; a plane without it has format 1
 
 A version reads and writes the formats from `OLDEST_FORMAT` to `FORMAT`. A plane that several nodes share stays in its
 format while they are upgraded one by one: a new version reads both encodings of a record, and writes that of
-`written_format`. Once every node knows the next format, `holdfast upgrade` raises it.
+`written_format`. Once every node knows the next format, `fastness upgrade` raises it.
 
 A change that cannot be read beside the old one raises `OLDEST_FORMAT` too. Then an older plane is not opened, and
-`holdfast migrate` copies it to a new one. A data directory, which has one process, is opened in `FORMAT` only.
+`fastness migrate` copies it to a new one. A data directory, which has one process, is opened in `FORMAT` only.
 """
 
 from typing import Final
 
 import msgspec
 
-from holdfast.errors import SchemaMismatch
-from holdfast.kv import fence_floor
-from holdfast.kv.keys import Subspace, prefix_range
-from holdfast.kv.transactions import Transaction
+from fastness.errors import SchemaMismatch
+from fastness.kv import fence_floor
+from fastness.kv.keys import Subspace, prefix_range
+from fastness.kv.transactions import Transaction
 
 FORMAT: Final = 2  # The newest format of this version,
 OLDEST_FORMAT: Final = 2  # and the oldest one that it reads and writes.
-KEY: Final = Subspace("holdfast").key("format")
+KEY: Final = Subspace("fastness").key("format")
 # The last version that writes each older format.
 _LAST_VERSIONS: Final = {1: "0.1"}
 encode = msgspec.msgpack.Encoder().encode
@@ -56,8 +56,8 @@ def check_supported(place: str, found: int, *, oldest: int = FORMAT) -> None:
 def other_format(place: str, found: int) -> str:
     """What to do about a plane in another format, for an error message."""
     if found > FORMAT:
-        return f"{place} has format {found}, and this version supports {FORMAT}; upgrade Holdfast"
+        return f"{place} has format {found}, and this version supports {FORMAT}; upgrade Fastness"
     return (
-        f"{place} has format {found}, which Holdfast {_LAST_VERSIONS.get(found, '?')} writes; this version supports "
-        f"{FORMAT}; copy it to a new plane with `holdfast migrate SOURCE TARGET`"
+        f"{place} has format {found}, which Fastness {_LAST_VERSIONS.get(found, '?')} writes; this version supports "
+        f"{FORMAT}; copy it to a new plane with `fastness migrate SOURCE TARGET`"
     )

@@ -15,9 +15,9 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Final
 
-from holdfast import limits
-from holdfast.errors import InvalidKey
-from holdfast.kv.transactions import Pair, Transaction
+from fastness import limits
+from fastness.errors import InvalidKey
+from fastness.kv.transactions import Pair, Transaction
 
 # bytes | str | int | bool | None | uuid.UUID | tuple[Element, ...]. As a union, callers would have to narrow every
 # unpacked element.

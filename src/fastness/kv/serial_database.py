@@ -16,18 +16,18 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from holdfast import limits
-from holdfast.clock import Clock, IdSource
-from holdfast.errors import Backend, Busy, Closed
-from holdfast.kv import fence_floor
-from holdfast.kv.contract import Database, Result, View, Work
-from holdfast.kv.execution import check_tier, nested_transaction_error, run
-from holdfast.kv.fork_safety import invalidate_in_children
-from holdfast.kv.keys import pages
-from holdfast.kv.transactions import Transaction
-from holdfast.kv.watches import OnCommit, Watch, Watches
-from holdfast.threads import run_in_thread
-from holdfast.tiers import Tier
+from fastness import limits
+from fastness.clock import Clock, IdSource
+from fastness.errors import Backend, Busy, Closed
+from fastness.kv import fence_floor
+from fastness.kv.contract import Database, Result, View, Work
+from fastness.kv.execution import check_tier, nested_transaction_error, run
+from fastness.kv.fork_safety import invalidate_in_children
+from fastness.kv.keys import pages
+from fastness.kv.transactions import Transaction
+from fastness.kv.watches import OnCommit, Watch, Watches
+from fastness.threads import run_in_thread
+from fastness.tiers import Tier
 
 _CRITICAL: Final = Tier.CRITICAL  # Looking up an enum member costs as much as the rest of a check.
 

@@ -12,8 +12,8 @@ A backend commits by first deleting the cleared ranges, then applying the writes
 import uuid
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from holdfast.clock import Clock, IdSource
-from holdfast.errors import (
+from fastness.clock import Clock, IdSource
+from fastness.errors import (
     InvalidArgument,
     InvalidKey,
     InvalidValue,
@@ -23,12 +23,12 @@ from holdfast.errors import (
     TransactionTooLarge,
     ValueTooLarge,
 )
-from holdfast.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
-from holdfast.mail_defaults import MAIL_DEFAULTS
+from fastness.limits import KEY_BYTES_MAX, SCAN_ITEMS_MAX, TRANSACTION_BYTES_MAX, VALUE_BYTES_MAX, WRITE_COST_BYTES
+from fastness.mail_defaults import MAIL_DEFAULTS
 
 if TYPE_CHECKING:
-    from holdfast.kv.contract import LockingView, View
-    from holdfast.kv.quotas import TransactionQuotas
+    from fastness.kv.contract import LockingView, View
+    from fastness.kv.quotas import TransactionQuotas
 
 Pair = tuple[bytes, bytes]
 

@@ -35,12 +35,12 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast import limits
-from holdfast.encryption_keys import DATA_KEY_BYTES, KeyProvider, RequiresEncryption, provider_of_environment
-from holdfast.errors import DecryptionFailed, EncryptionKeyMissing, InvalidArgument
-from holdfast.kv.fork_safety import invalidate_in_children
-from holdfast.kv.keys import Subspace, pack, prefix_range
-from holdfast.kv.transactions import Pair
+from fastness import limits
+from fastness.encryption_keys import DATA_KEY_BYTES, KeyProvider, RequiresEncryption, provider_of_environment
+from fastness.errors import DecryptionFailed, EncryptionKeyMissing, InvalidArgument
+from fastness.kv.fork_safety import invalidate_in_children
+from fastness.kv.keys import Subspace, pack, prefix_range
+from fastness.kv.transactions import Pair
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -232,7 +232,7 @@ class ValueCipher:
                 raise _unreadable(
                     key,
                     f"The value of a key of {_subject(universe)} is not encrypted with a key of it, although all "
-                    "values are: it was not written by Holdfast; restore a backup",
+                    "values are: it was not written by Fastness; restore a backup",
                 )
             return stored
         sealing = self.derive(data_key, stored[_ID_END:_SALT_END], b"value\0" + universe)
@@ -492,7 +492,7 @@ def _derived(data_key: bytes, salt: bytes, purpose: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    return HKDF(SHA256(), 32, salt, b"holdfast " + purpose).derive(data_key)
+    return HKDF(SHA256(), 32, salt, b"fastness " + purpose).derive(data_key)
 
 
 def _check_of(key: bytes, id: bytes, universe: str) -> bytes:

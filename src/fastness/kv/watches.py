@@ -15,10 +15,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from holdfast import limits
-from holdfast.errors import Busy, Closed, InvalidKey
+from fastness import limits
+from fastness.errors import Busy, Closed, InvalidKey
 
-_log = logging.getLogger("holdfast.watches")
+_log = logging.getLogger("fastness.watches")
 
 Range = tuple[bytes, bytes]
 OnCommit = Callable[[Collection[bytes], Collection[Range]], None]  # Receives the keys and ranges that may have changed.

@@ -1,10 +1,10 @@
 """A checkpointer and a store of LangGraph, on a plane.
 
-    import holdfast
-    from holdfast.langgraph import HoldfastSaver, HoldfastStore
+    import fastness
+    from fastness.langgraph import FastnessSaver, FastnessStore
 
-    with holdfast.open("dir:./data") as plane:
-        graph = builder.compile(checkpointer=HoldfastSaver(plane), store=HoldfastStore(plane))
+    with fastness.open("dir:./data") as plane:
+        graph = builder.compile(checkpointer=FastnessSaver(plane), store=FastnessStore(plane))
         graph.invoke({"messages": []}, {"configurable": {"thread_id": "7"}})
 
 Both work on a `Plane` and on an `AsyncPlane`, in this process or in a server.
@@ -14,10 +14,10 @@ try:
     import langgraph.checkpoint.base
     import langgraph.store.base  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ImportError("LangGraph is not installed; run: pip install 'holdfast[langgraph]'") from error
+    raise ImportError("LangGraph is not installed; run: pip install 'fastness[langgraph]'") from error
 
-from holdfast.langgraph.retention import Retention
-from holdfast.langgraph.saver import HoldfastSaver
-from holdfast.langgraph.store import HoldfastStore
+from fastness.langgraph.retention import Retention
+from fastness.langgraph.saver import FastnessSaver
+from fastness.langgraph.store import FastnessStore
 
-__all__ = ["HoldfastSaver", "HoldfastStore", "Retention"]
+__all__ = ["FastnessSaver", "FastnessStore", "Retention"]

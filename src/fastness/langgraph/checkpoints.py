@@ -30,9 +30,9 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from holdfast import DeleteRow, DeleteRows, PutRow, Row
-from holdfast.errors import Unsupported, VersionConflict
-from holdfast.langgraph.checkpoint_rows import (
+from fastness import DeleteRow, DeleteRows, PutRow, Row
+from fastness.errors import Unsupported, VersionConflict
+from fastness.langgraph.checkpoint_rows import (
     HISTORY_END,
     RUNS,
     THREAD_PREFIX,
@@ -50,8 +50,8 @@ from holdfast.langgraph.checkpoint_rows import (
     run_partition,
     thread_partition,
 )
-from holdfast.langgraph.retention import Retention
-from holdfast.limits import (
+from fastness.langgraph.retention import Retention
+from fastness.limits import (
     COLLECTION_CHANGES_MAX,
     COLLECTION_VALUE_BYTES_MAX,
     LANGGRAPH_BLOB_REUSE_SECONDS,
@@ -65,7 +65,7 @@ from holdfast.limits import (
     LANGGRAPH_WRITE_ROWS_MAX,
     LANGGRAPH_WRITES_BYTES_MAX,
 )
-from holdfast.plane_access import Change, Key, PlaneAccess
+from fastness.plane_access import Change, Key, PlaneAccess
 
 _STRATEGIES = ("keep_latest", "delete")
 _CHECKPOINT_LENGTH = 2  # Of the key of a checkpoint; those of its writes are longer.
@@ -277,7 +277,7 @@ class Checkpoints:
         if len(value) > COLLECTION_VALUE_BYTES_MAX:
             raise Unsupported(
                 f"The checkpoint has {len(value)} bytes, and the plane has no object store for large values; "
-                "open it with objects=, for example objects='s3://bucket/holdfast'"
+                "open it with objects=, for example objects='s3://bucket/fastness'"
             )
 
         partition = thread_partition(thread)

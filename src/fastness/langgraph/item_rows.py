@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.errors import InvalidValue
+from fastness.errors import InvalidValue
 
 Namespace: TypeAlias = tuple[str, ...]
 SEPARATOR: Final = "\0"

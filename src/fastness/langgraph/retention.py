@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import LANGGRAPH_KEEP_CHECKPOINTS_MAX, LANGGRAPH_KEEP_DAYS_MAX
+from fastness.errors import InvalidArgument
+from fastness.limits import LANGGRAPH_KEEP_CHECKPOINTS_MAX, LANGGRAPH_KEEP_DAYS_MAX
 
 
 @dataclass(frozen=True, kw_only=True)

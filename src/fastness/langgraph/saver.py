@@ -14,14 +14,14 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast import AsyncPlane, Plane
-from holdfast.errors import InvalidArgument
-from holdfast.langgraph.checkpoints import Checkpoints
-from holdfast.langgraph.retention import Retention
-from holdfast.plane_access import access_to
+from fastness import AsyncPlane, Plane
+from fastness.errors import InvalidArgument
+from fastness.langgraph.checkpoints import Checkpoints
+from fastness.langgraph.retention import Retention
+from fastness.plane_access import access_to
 
 
-class HoldfastSaver(BaseCheckpointSaver[int]):
+class FastnessSaver(BaseCheckpointSaver[int]):
     """Checkpoints of graphs, stored in a plane.
 
     With a `Plane` the asynchronous methods run in threads. With an `AsyncPlane` the synchronous methods work in other

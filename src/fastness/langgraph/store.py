@@ -21,9 +21,9 @@ from langgraph.store.base import (
     validate_op_namespace,
 )
 
-from holdfast import AsyncPlane, DeleteRow, Plane, PutRow, Row, Tier
-from holdfast.errors import Conflict, InvalidArgument
-from holdfast.langgraph.item_rows import (
+from fastness import AsyncPlane, DeleteRow, Plane, PutRow, Row, Tier
+from fastness.errors import Conflict, InvalidArgument
+from fastness.langgraph.item_rows import (
     SEPARATOR,
     Namespace,
     StoredItem,
@@ -38,8 +38,8 @@ from holdfast.langgraph.item_rows import (
     partition_of,
     time_of,
 )
-from holdfast.langgraph.vectors import VectorIndex, similarities
-from holdfast.limits import (
+from fastness.langgraph.vectors import VectorIndex, similarities
+from fastness.limits import (
     COLLECTION_CHANGES_MAX,
     COLLECTION_ROWS_MAX,
     LANGGRAPH_COPY_BYTES,
@@ -47,10 +47,10 @@ from holdfast.limits import (
     LANGGRAPH_ROW_BYTES_MAX,
     LANGGRAPH_VECTORS_MAX,
 )
-from holdfast.plane_access import Change, Key, access_to
+from fastness.plane_access import Change, Key, access_to
 
 
-class HoldfastStore(BaseStore):
+class FastnessStore(BaseStore):
     """Items in namespaces, stored in a plane.
 
     A search returns items in the order of their namespaces and keys, or by similarity if there is a query and an index.

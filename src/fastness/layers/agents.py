@@ -10,15 +10,15 @@ from functools import lru_cache
 
 import msgspec
 
-from holdfast.encryption import checked_public_key
-from holdfast.errors import AgentExists, InvalidArgument, PayloadTooLarge
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import inboxes
-from holdfast.layers.worlds import World, describe
-from holdfast.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.wire.agents import Agent
-from holdfast.wire.inboxes import InboundMessage
-from holdfast.wire.mail import NewMail
+from fastness.encryption import checked_public_key
+from fastness.errors import AgentExists, InvalidArgument, PayloadTooLarge
+from fastness.kv import Subspace, Transaction
+from fastness.layers import inboxes
+from fastness.layers.worlds import World, describe
+from fastness.limits import INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
+from fastness.wire.agents import Agent
+from fastness.wire.inboxes import InboundMessage
+from fastness.wire.mail import NewMail
 
 MAIL_INBOX = "mail"  # The inbox name of mail in a world's inbox.
 

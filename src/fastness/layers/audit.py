@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Subspace, Transaction
-from holdfast.limits import AUDIT_ENTRIES_MAX, AUDIT_EXPIRY_BATCH, AUDIT_LISTED_MAX, AUDIT_SCANNED_MAX
-from holdfast.wire.audit import AuditEntry, AuditPage
+from fastness.errors import InvalidArgument
+from fastness.kv import Subspace, Transaction
+from fastness.limits import AUDIT_ENTRIES_MAX, AUDIT_EXPIRY_BATCH, AUDIT_LISTED_MAX, AUDIT_SCANNED_MAX
+from fastness.wire.audit import AuditEntry, AuditPage
 
 PLANE: Final = Subspace("audit")
 

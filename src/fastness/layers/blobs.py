@@ -26,9 +26,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import BlobNotFound, Busy, InvalidArgument, SizeMismatch
-from holdfast.kv import Subspace, Transaction, pages
-from holdfast.limits import BLOB_NAMED_MAX, BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX
+from fastness.errors import BlobNotFound, Busy, InvalidArgument, SizeMismatch
+from fastness.kv import Subspace, Transaction, pages
+from fastness.limits import BLOB_NAMED_MAX, BLOB_TOUCH_SECONDS, BLOB_UPLOAD_SECONDS_MAX
 
 
 class Verify(StrEnum):

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     AnswerTooLarge,
     BatchTooLarge,
     EmptyBatch,
@@ -27,9 +27,9 @@ from holdfast.errors import (
     ValueTooLarge,
     VersionConflict,
 )
-from holdfast.kv import Subspace, Transaction
-from holdfast.kv.keys import pack, prefix_range, unpack
-from holdfast.limits import (
+from fastness.kv import Subspace, Transaction
+from fastness.kv.keys import pack, prefix_range, unpack
+from fastness.limits import (
     COLLECTION_CHANGES_MAX,
     COLLECTION_COMMIT_BYTES_MAX,
     COLLECTION_EXPIRED_BATCH,
@@ -47,7 +47,7 @@ from holdfast.limits import (
     COLLECTION_VALUE_BYTES_MAX,
     WRITE_COST_BYTES,
 )
-from holdfast.wire.collections import (
+from fastness.wire.collections import (
     ChangedRow,
     ChangedRows,
     DeleteRow,

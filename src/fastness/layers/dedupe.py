@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
-from holdfast.kv import Subspace, Transaction
+from fastness.kv import Subspace, Transaction
 
 KEY_BYTES: Final = 16
 _ENTRY_BYTES: Final = KEY_BYTES + 8

@@ -13,20 +13,20 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import EffectNotFound, FencingMismatch
-from holdfast.kv import Transaction
-from holdfast.layers import effects, inboxes, worlds
-from holdfast.layers.effects import DueEffect, EffectKey, StoredEffect
-from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
-from holdfast.layers.worlds import World, WorldMeta, WorldState
-from holdfast.limits import (
+from fastness.errors import EffectNotFound, FencingMismatch
+from fastness.kv import Transaction
+from fastness.layers import effects, inboxes, worlds
+from fastness.layers.effects import DueEffect, EffectKey, StoredEffect
+from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
+from fastness.layers.worlds import World, WorldMeta, WorldState
+from fastness.limits import (
     EFFECT_ARCHIVED_SECONDS,
     EFFECT_DELAY_SECONDS,
     EFFECT_DELAY_SECONDS_MAX,
     EFFECT_ERROR_BYTES_MAX,
 )
-from holdfast.wire.effects import Attempted, ClaimedEffect, EffectInfo
-from holdfast.wire.inboxes import EffectReceipt
+from fastness.wire.effects import Attempted, ClaimedEffect, EffectInfo
+from fastness.wire.inboxes import EffectReceipt
 
 _ARCHIVED: Final = frozenset((WorldState.ARCHIVING, WorldState.ARCHIVED))
 _GONE: Final = frozenset((WorldState.DELETING, WorldState.DELETED))

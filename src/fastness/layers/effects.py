@@ -22,13 +22,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers.page_tokens import key_after, token_of
-from holdfast.layers.worlds import World, is_deleting
-from holdfast.limits import EFFECT_ATTEMPTS, EFFECT_KIND_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.wire.effects import EffectInfo, EffectPage
-from holdfast.wire.inboxes import Effect
+from fastness.errors import InvalidArgument
+from fastness.kv import Subspace, Transaction
+from fastness.layers.page_tokens import key_after, token_of
+from fastness.layers.worlds import World, is_deleting
+from fastness.limits import EFFECT_ATTEMPTS, EFFECT_KIND_BYTES_MAX, READ_ENTRIES_MAX
+from fastness.wire.effects import EffectInfo, EffectPage
+from fastness.wire.inboxes import Effect
 
 PENDING: Final = "pending"
 INFLIGHT: Final = "inflight"

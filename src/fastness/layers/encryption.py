@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Pair, Subspace, Transaction, pack, prefix_range
-from holdfast.kv.value_cipher import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Pair, Subspace, Transaction, pack, prefix_range
+from fastness.kv.value_cipher import (
     GENERATION,
     KEYRINGS,
     MANIFEST,
@@ -29,9 +29,9 @@ from holdfast.kv.value_cipher import (
     encode_generation,
     signed_manifest,
 )
-from holdfast.limits import ENCRYPTION_KEYS_MAX, ENCRYPTION_UNIVERSES_MAX
+from fastness.limits import ENCRYPTION_KEYS_MAX, ENCRYPTION_UNIVERSES_MAX
 
-_CHECKED: Final = b"holdfast"
+_CHECKED: Final = b"fastness"
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):

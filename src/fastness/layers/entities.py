@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, InvalidName, ValueTooLarge, VersionConflict
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers.worlds import first_elements
-from holdfast.limits import (
+from fastness.errors import InvalidArgument, InvalidName, ValueTooLarge, VersionConflict
+from fastness.kv import Subspace, Transaction
+from fastness.layers.worlds import first_elements
+from fastness.limits import (
     ENTITY_BYTES_MAX,
     ENTITY_FIELDS_MAX,
     ENTITY_HISTORY_VERSIONS,
@@ -25,8 +25,8 @@ from holdfast.limits import (
     READ_ENTRIES_MAX,
     SUMMARY_LIST_MAX,
 )
-from holdfast.tiers import Tier
-from holdfast.wire.entities import Change, EntityRecord, Fields
+from fastness.tiers import Tier
+from fastness.wire.entities import Change, EntityRecord, Fields
 
 _PAGE: Final = 64
 _FIELD: Final = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import cbor2
 
-from holdfast.errors import BatchTooLarge, EmptyBatch
-from holdfast.kv import Transaction
-from holdfast.layers import entities
-from holdfast.layers.entities import EntityKey
-from holdfast.limits import ENTITY_WRITES_MAX
-from holdfast.names import checked_name
-from holdfast.tiers import Tier, TierPolicy
-from holdfast.wire.entities import EntityWrite, SeenEntity
+from fastness.errors import BatchTooLarge, EmptyBatch
+from fastness.kv import Transaction
+from fastness.layers import entities
+from fastness.layers.entities import EntityKey
+from fastness.limits import ENTITY_WRITES_MAX
+from fastness.names import checked_name
+from fastness.tiers import Tier, TierPolicy
+from fastness.wire.entities import EntityWrite, SeenEntity
 
 BEST_EFFORT_WRITTEN = "loose"  # The event of a write's BEST_EFFORT fields, for the session log.
 LOG_KIND = "entities"  # The kind of that log.

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import LeaseConflict, LeaseExpired, WorldHeld
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import worlds
-from holdfast.layers.worlds import World, WorldState, subspace
+from fastness.errors import LeaseConflict, LeaseExpired, WorldHeld
+from fastness.kv import Subspace, Transaction
+from fastness.layers import worlds
+from fastness.layers.worlds import World, WorldState, subspace
 
 
 class Hosting(msgspec.Struct, frozen=True, array_like=True):

@@ -14,10 +14,10 @@ from zlib import crc32
 
 import msgspec
 
-from holdfast.errors import IdempotencyKeyReused, InvalidArgument
-from holdfast.kv import Subspace, Transaction
-from holdfast.limits import CALL_KEY_BYTES_MAX, CALL_KEY_EXPIRY_BATCH, CALL_KEY_PERIOD_SECONDS
-from holdfast.wire.requests import Request
+from fastness.errors import IdempotencyKeyReused, InvalidArgument
+from fastness.kv import Subspace, Transaction
+from fastness.limits import CALL_KEY_BYTES_MAX, CALL_KEY_EXPIRY_BATCH, CALL_KEY_PERIOD_SECONDS
+from fastness.wire.requests import Request
 
 Answer = TypeVar("Answer")
 

@@ -17,18 +17,18 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import BatchTooLarge, CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
-from holdfast.kv import Transaction
-from holdfast.layers import blobs, effects, hosting, journal_records, journals, timers
-from holdfast.layers.worlds import World, describe, require_active, require_reachable, subspace
-from holdfast.limits import (
+from fastness.errors import BatchTooLarge, CursorAdvanced, InvalidArgument, InvalidValue, PayloadTooLarge
+from fastness.kv import Transaction
+from fastness.layers import blobs, effects, hosting, journal_records, journals, timers
+from fastness.layers.worlds import World, describe, require_active, require_reachable, subspace
+from fastness.limits import (
     BATCH_BYTES_MAX,
     BATCH_ENTRIES_MAX,
     INBOX_INLINE_BYTES_MAX,
     INBOX_ITEM_BYTES_MAX,
     READ_ENTRIES_MAX,
 )
-from holdfast.wire.inboxes import KINDS, DomainEvent, InboxItem, excess_of, fault_of
+from fastness.wire.inboxes import KINDS, DomainEvent, InboxItem, excess_of, fault_of
 
 _SEQUENCE_BYTES: Final = 8
 _SEQUENCES: Final = 1 << 63

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import InboxItem
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import InboxItem
 
 
 class Kind(IntEnum):

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, MissingEntry
-from holdfast.kv import Subspace, Transaction, pack
-from holdfast.layers import worlds
-from holdfast.layers.worlds import World, describe, require_active, subspace
-from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
+from fastness.errors import BatchTooLarge, EmptyBatch, HeadAdvanced, InvalidArgument, MissingEntry
+from fastness.kv import Subspace, Transaction, pack
+from fastness.layers import worlds
+from fastness.layers.worlds import World, describe, require_active, subspace
+from fastness.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, READ_ENTRIES_MAX
 
 _HEIGHT_BYTES: Final = 8
 

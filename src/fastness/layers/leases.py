@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
-from holdfast.limits import LOCK_LATE_MS_MAX, NAMES_CACHED_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.wire.leases import Granted, LeaseProof
+from fastness.errors import FencingMismatch, InvalidArgument, LeaseConflict, LeaseExpired, LeaseHeld, TxnMismatch
+from fastness.kv import Subspace, Transaction
+from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
+from fastness.limits import LOCK_LATE_MS_MAX, NAMES_CACHED_MAX, OWNER_BYTES_MAX, READ_ENTRIES_MAX
+from fastness.wire.leases import Granted, LeaseProof
 
 LEASE_EVENTS: Final = "lease."  # The prefix of lease event kinds.
 

@@ -1,22 +1,22 @@
 """The identity of a plane, and its lineage: which history its data belongs to.
 
-    ("holdfast", "plane")  ->  the plane's id, its lineage, and the lineages before it
+    ("fastness", "plane")  ->  the plane's id, its lineage, and the lineages before it
 
     created ──► restored ──► restored …      the id stays; every restore begins another lineage
 
 Two copies of a plane that both continue have the same id and different lineages, and share the history up to the
 moment of the backup. Readers that keep a position in a plane's history compare the lineage with the one they know. A
-copy that was not made by Holdfast (a copied directory, a dump of PostgreSQL) keeps its lineage until `begin` is called.
+copy that was not made by Fastness (a copied directory, a dump of PostgreSQL) keeps its lineage until `begin` is called.
 """
 
 from typing import Final
 
 import msgspec
 
-from holdfast.kv import Subspace, Transaction, fence_floor, prefix_range
-from holdfast.limits import LINEAGE_PARENTS_MAX
+from fastness.kv import Subspace, Transaction, fence_floor, prefix_range
+from fastness.limits import LINEAGE_PARENTS_MAX
 
-KEY: Final = Subspace("holdfast").key("plane")
+KEY: Final = Subspace("fastness").key("plane")
 
 
 class Parent(msgspec.Struct, frozen=True, array_like=True):

@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Subspace, pack, unpack
-from holdfast.limits import LOCK_KEYS_CACHED_MAX, LOCK_LATE_MS_MAX, LOCK_SESSION_ID_CHARACTERS_MAX
-from holdfast.lock_rules import DATA_LEVELS, Grant, Key, Levels, Mode, Step
-from holdfast.wire.locks import GrantedLock, GrantedLocks, LockSession
+from fastness.errors import InvalidArgument
+from fastness.kv import Subspace, pack, unpack
+from fastness.limits import LOCK_KEYS_CACHED_MAX, LOCK_LATE_MS_MAX, LOCK_SESSION_ID_CHARACTERS_MAX
+from fastness.lock_rules import DATA_LEVELS, Grant, Key, Levels, Mode, Step
+from fastness.wire.locks import GrantedLock, GrantedLocks, LockSession
 
 LEVELS: Final = Levels(DATA_LEVELS, nested=True)
 INTENTS: Final = (Mode.INTENT_SHARED, Mode.INTENT_EXCLUSIVE)

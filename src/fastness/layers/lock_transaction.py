@@ -1,6 +1,6 @@
 """The sessions and locks of a universe in one transaction: taking, waiting, serving and releasing, lock by lock.
 
-`holdfast.layers.locks` has the operations, and says what holds after each of them.
+`fastness.layers.locks` has the operations, and says what holds after each of them.
 """
 
 from collections import deque
@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.errors import Busy
-from holdfast.kv import Pair, Transaction
-from holdfast.layers.lock_records import (
+from fastness.errors import Busy
+from fastness.kv import Pair, Transaction
+from fastness.layers.lock_records import (
     INTENTS,
     LEVELS,
     Claim,
@@ -26,13 +26,13 @@ from holdfast.layers.lock_records import (
     record_key,
     use_key,
 )
-from holdfast.limits import (
+from fastness.limits import (
     LOCK_COMMIT_BYTES_MAX,
     LOCK_OBSTACLES_MAX,
     LOCK_PAIRS_READ_MAX,
     LOCK_SESSIONS_ENDED_MAX,
 )
-from holdfast.lock_rules import Key, Mode
+from fastness.lock_rules import Key, Mode
 
 _HOLDERS_READ = 3  # By a claim that waits, also for its error message; a lock may have thousands of holders.
 _FENCE_BYTES = 8

@@ -1,4 +1,4 @@
-"""Ordered locks that processes share: the rules of `holdfast.lock_rules`, in the key space, under leases, with fences.
+"""Ordered locks that processes share: the rules of `fastness.lock_rules`, in the key space, under leases, with fences.
 
 A session is one caller, such as a thread. It has one lease for all of its locks, begins with its first claim, and ends
 with the release of its last one, or with its lease. A claim is what one call acquires.
@@ -8,7 +8,7 @@ with the release of its last one, or with its lease. A claim is what one call ac
                   ▼                             ▼       │ served         ▼
                 LockOrderViolation             waits in the lock's line  its session's lease ends: released as well
 
-`holdfast.layers.lock_records` has the keys, `holdfast.layers.lock_transaction` the single steps. What holds after every
+`fastness.layers.lock_records` has the keys, `fastness.layers.lock_transaction` the single steps. What holds after every
 transaction:
 
 - No two sessions hold a lock in modes that exclude each other.
@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from zlib import crc32
 
-from holdfast.errors import (
+from fastness.errors import (
     FencingMismatch,
     IdempotencyKeyReused,
     InvalidArgument,
@@ -39,9 +39,9 @@ from holdfast.errors import (
     LeaseExpired,
     LockOrderViolation,
 )
-from holdfast.kv import Transaction, pages
-from holdfast.layers.leases import check_owner
-from holdfast.layers.lock_records import (
+from fastness.kv import Transaction, pages
+from fastness.layers.leases import check_owner
+from fastness.layers.lock_records import (
     INTENTS,
     LEVELS,
     Claim,
@@ -57,8 +57,8 @@ from holdfast.layers.lock_records import (
     sessions_subspace,
     use_key,
 )
-from holdfast.layers.lock_transaction import LockTransaction, Waiting, is_locked
-from holdfast.limits import (
+from fastness.layers.lock_transaction import LockTransaction, Waiting, is_locked
+from fastness.limits import (
     KEY_BYTES_MAX,
     LOCK_CLAIM_PATHS_MAX,
     LOCK_LINE_MAX,
@@ -67,8 +67,8 @@ from holdfast.limits import (
     LOCK_SESSION_LOCKS_MAX,
     READ_ENTRIES_MAX,
 )
-from holdfast.lock_rules import Key, Mode, Path, Step, find_violation, parse_mode
-from holdfast.wire.locks import GrantedLocks, LockHolding, LockProof, LockSession, LockSessionInfo
+from fastness.lock_rules import Key, Mode, Path, Step, find_violation, parse_mode
+from fastness.wire.locks import GrantedLocks, LockHolding, LockProof, LockSession, LockSessionInfo
 
 
 class Obstacle(NamedTuple):

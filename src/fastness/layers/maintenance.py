@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.kv import Subspace, Transaction
+from fastness.kv import Subspace, Transaction
 
 SUBSPACE: Final = Subspace("nodes", "maintenance")
 RELEASED: Final = SUBSPACE.key("released")

@@ -1,6 +1,6 @@
 """The progress of a migration, stored in its target, and the conversion of queue counters.
 
-    ("holdfast", "migration")  ->  copying ──► checking ──► done
+    ("fastness", "migration")  ->  copying ──► checking ──► done
 
 The record changes in the transactions that copy, so a migration resumes exactly where it stopped. Until it is `done`,
 the key space cannot be opened as a plane. Afterwards the record stays to document the source; a later migration does
@@ -18,16 +18,16 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
-from holdfast.kv import Pair, Subspace, Transaction, fence_floor, formats, pages, prefix_range, unpack
-from holdfast.layers import lineages
-from holdfast.layers.queues import counters
-from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import QueueCounters
-from holdfast.layers.queues.keys import QueueKey, QueueKeys
-from holdfast.wire import stored_messages
+from fastness.errors import Conflict, InvalidKey, MigrationUnfinished, TargetNotEmpty
+from fastness.kv import Pair, Subspace, Transaction, fence_floor, formats, pages, prefix_range, unpack
+from fastness.layers import lineages
+from fastness.layers.queues import counters
+from fastness.layers.queues import keys as queue_keys
+from fastness.layers.queues.counters import QueueCounters
+from fastness.layers.queues.keys import QueueKey, QueueKeys
+from fastness.wire import stored_messages
 
-KEY: Final = Subspace("holdfast").key("migration")
+KEY: Final = Subspace("fastness").key("migration")
 BEGIN, END = prefix_range(b"")
 _COUNTERS_ELEMENT: Final = Subspace("tally").prefix
 _decode_counters = msgspec.msgpack.Decoder(QueueCounters).decode
@@ -126,7 +126,7 @@ def check_complete(tx: Transaction) -> None:
     if migration is not None and migration.state is not State.DONE:
         raise MigrationUnfinished(
             f"This is the target of an unfinished migration from {migration.source}; finish it with "
-            "`holdfast migrate SOURCE TARGET`, which resumes where it stopped, or empty the target"
+            "`fastness migrate SOURCE TARGET`, which resumes where it stopped, or empty the target"
         )
 
 

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     InvalidArgument,
     InvalidName,
     MoveTaskNotFound,
@@ -29,16 +29,16 @@ from holdfast.errors import (
     MoveTaskRunning,
     NotDeadLetterQueue,
 )
-from holdfast.kv import Transaction
-from holdfast.layers import queues, sqs, sqs_work
-from holdfast.layers.queues import QueueKey, keys_of
-from holdfast.layers.queues.by_id import WaitingMessage
-from holdfast.layers.queues.counters import QueueTransaction, total_counters
-from holdfast.layers.sqs_attributes import is_fifo
-from holdfast.layers.sqs_work import SQS_WORK, Step, Work, WorkKey, tasks_of
-from holdfast.limits import MOVE_TASK_BATCH, MOVE_TASK_RATE_MAX, MOVE_TASK_SCAN, MOVE_TASKS_LISTED_MAX
-from holdfast.wire.sqs import MoveStatus, MoveTask, MoveTasks
-from holdfast.wire.stored_messages import StoredMessage, decode, format_id
+from fastness.kv import Transaction
+from fastness.layers import queues, sqs, sqs_work
+from fastness.layers.queues import QueueKey, keys_of
+from fastness.layers.queues.by_id import WaitingMessage
+from fastness.layers.queues.counters import QueueTransaction, total_counters
+from fastness.layers.sqs_attributes import is_fifo
+from fastness.layers.sqs_work import SQS_WORK, Step, Work, WorkKey, tasks_of
+from fastness.limits import MOVE_TASK_BATCH, MOVE_TASK_RATE_MAX, MOVE_TASK_SCAN, MOVE_TASKS_LISTED_MAX
+from fastness.wire.sqs import MoveStatus, MoveTask, MoveTasks
+from fastness.wire.stored_messages import StoredMessage, decode, format_id
 
 _NO_SOURCE: Final = "CouldNotDetermineMessageSource"  # The message was sent to the dead-letter queue itself.
 _NO_QUEUE: Final = "AWS.SimpleQueueService.NonExistentQueue"

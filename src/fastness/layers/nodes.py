@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.kv import Subspace, Transaction
-from holdfast.limits import NODE_FORGOTTEN_SECONDS, NODE_GONE_SECONDS, NODES_MAX
+from fastness.kv import Subspace, Transaction
+from fastness.limits import NODE_FORGOTTEN_SECONDS, NODE_GONE_SECONDS, NODES_MAX
 
 ALL: Final = Subspace("nodes").prefix  # The records of nodes, and the maintenance lease.
 SUBSPACE: Final = Subspace("nodes", "records")

@@ -1,7 +1,7 @@
 """Tokens of pages: where the next page of a list starts, for lists whose keys are not shown to callers."""
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import KEY_BYTES_MAX
+from fastness.errors import InvalidArgument
+from fastness.limits import KEY_BYTES_MAX
 
 
 def token_of(prefix: bytes, key: bytes) -> str:

@@ -6,10 +6,10 @@
 
 import msgspec
 
-from holdfast.errors import Busy
-from holdfast.kv import Subspace, Transaction, pages
-from holdfast.limits import QUOTAS_MAX
-from holdfast.wire.quotas import Quota
+from fastness.errors import Busy
+from fastness.kv import Subspace, Transaction, pages
+from fastness.limits import QUOTAS_MAX
+from fastness.wire.quotas import Quota
 
 SUBSPACE = Subspace("quotas")
 _VERSION = SUBSPACE.key("version")

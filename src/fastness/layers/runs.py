@@ -17,11 +17,11 @@ from typing import Final
 import cbor2
 import msgspec
 
-from holdfast.errors import InvalidArgument, InvalidName, PayloadTooLarge, RunEnded, RunExists, RunNotEnded, RunNotFound
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, hosting, inboxes, snapshots, timers, turns, worlds
-from holdfast.layers.worlds import World, WorldState, subspace
-from holdfast.limits import (
+from fastness.errors import InvalidArgument, InvalidName, PayloadTooLarge, RunEnded, RunExists, RunNotEnded, RunNotFound
+from fastness.kv import Subspace, Transaction
+from fastness.layers import blobs, hosting, inboxes, snapshots, timers, turns, worlds
+from fastness.layers.worlds import World, WorldState, subspace
+from fastness.limits import (
     RUN_ERROR_BYTES_MAX,
     RUN_ID_BYTES_MAX,
     RUN_REASON_BYTES_MAX,
@@ -30,10 +30,10 @@ from holdfast.limits import (
     RUNS_LISTED_MAX,
     RUNS_SCANNED_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import Control, DomainEvent
-from holdfast.wire.runs import (
+from fastness.names import checked_name
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import Control, DomainEvent
+from fastness.wire.runs import (
     CANCEL,
     CANCELLED,
     CHILD,

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.kv import Subspace, Transaction
-from holdfast.kv.keys import pages
-from holdfast.layers.worlds import first_elements
-from holdfast.limits import (
+from fastness.kv import Subspace, Transaction
+from fastness.kv.keys import pages
+from fastness.layers.worlds import first_elements
+from fastness.limits import (
     HISTORY_COARSE_SAMPLES,
     HISTORY_COARSE_SECONDS,
     HISTORY_FINE_SAMPLES,

@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingEntry, SegmentExists
-from holdfast.kv import Subspace, Transaction, pages
-from holdfast.layers import journals, snapshots, worlds
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
-from holdfast.wire.worlds import Described
+from fastness.errors import ChecksumMismatch, InvalidArgument, MalformedSegment, MissingEntry, SegmentExists
+from fastness.kv import Subspace, Transaction, pages
+from fastness.layers import journals, snapshots, worlds
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
+from fastness.wire.worlds import Described
 
 _LENGTH: Final = struct.Struct(">Q")
 

@@ -11,15 +11,15 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, InvalidName, PayloadTooLarge, SendRefused
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import hosting, inboxes
-from holdfast.layers.worlds import World
-from holdfast.limits import SEND_BYTES_MAX, SEND_UNIVERSES_MAX
-from holdfast.names import checked_name
-from holdfast.wire.hosting import SendPolicy
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.runs import RUN_PREFIX
+from fastness.errors import InvalidArgument, InvalidName, PayloadTooLarge, SendRefused
+from fastness.kv import Subspace, Transaction
+from fastness.layers import hosting, inboxes
+from fastness.layers.worlds import World
+from fastness.limits import SEND_BYTES_MAX, SEND_UNIVERSES_MAX
+from fastness.names import checked_name
+from fastness.wire.hosting import SendPolicy
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.runs import RUN_PREFIX
 
 ALL: Final = "*"  # Every universe.
 _NONE: Final = SendPolicy()
@@ -83,12 +83,12 @@ def _require_allowed(tx: Transaction, source: str, target: str) -> None:
     if not _has(policy_of(tx, source).sends_to, target):
         raise SendRefused(
             f"Universe {source} does not allow sends to {target}; add {target} to sends_to in {source} "
-            f"(plane.hosting.set_policy, or `holdfast world policy --sends-to {target}`)"
+            f"(plane.hosting.set_policy, or `fastness world policy --sends-to {target}`)"
         )
     if not _has(policy_of(tx, target).accepts_from, source):
         raise SendRefused(
             f"Universe {target} does not accept sends from {source}; add {source} to accepts_from in {target} "
-            f"(plane.hosting.set_policy, or `holdfast world policy --accepts-from {source}`)"
+            f"(plane.hosting.set_policy, or `fastness world policy --accepts-from {source}`)"
         )
 
 

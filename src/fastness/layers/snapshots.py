@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     BaselineRegressed,
     Conflict,
     Corrupt,
@@ -29,13 +29,13 @@ from holdfast.errors import (
     SnapshotExists,
     SnapshotNotFound,
 )
-from holdfast.kv import Transaction, pages
-from holdfast.layers import blobs, effects, journal_records, journals, worlds
-from holdfast.layers.blobs import Blob
-from holdfast.layers.journal_records import Kind
-from holdfast.layers.worlds import World, subspace
-from holdfast.wire.canonical import canonical
-from holdfast.wire.worlds import Snapshot
+from fastness.kv import Transaction, pages
+from fastness.layers import blobs, effects, journal_records, journals, worlds
+from fastness.layers.blobs import Blob
+from fastness.layers.journal_records import Kind
+from fastness.layers.worlds import World, subspace
+from fastness.wire.canonical import canonical
+from fastness.wire.worlds import Snapshot
 
 NO_MANIFEST: Final = hashlib.sha256(b"").hexdigest()  # The manifest hash of a world without a manifest.
 NOW: Final = -1  # As logical time: use the time of the commit.

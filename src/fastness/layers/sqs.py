@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     InvalidArgument,
     InvalidSqsAttribute,
     PurgeInProgress,
@@ -23,22 +23,22 @@ from holdfast.errors import (
     SqsQueueDeletedRecently,
     SqsQueueExists,
 )
-from holdfast.kv import Transaction
-from holdfast.layers import queues, sqs_attributes, sqs_work
-from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import DeleteProgress, PurgeProgress, QueueKey, dead_letter_sources, keys_of
-from holdfast.layers.queues.counters import total_counters
-from holdfast.layers.queues.dead_letter_sources import forget as forget_source
-from holdfast.layers.queues.policies import DELETED
-from holdfast.layers.sqs_attributes import is_fifo
-from holdfast.layers.sqs_work import Step, Work, WorkKey
-from holdfast.limits import (
+from fastness.kv import Transaction
+from fastness.layers import queues, sqs_attributes, sqs_work
+from fastness.layers.idempotency import KeyedCall, store_result, stored_result
+from fastness.layers.queues import DeleteProgress, PurgeProgress, QueueKey, dead_letter_sources, keys_of
+from fastness.layers.queues.counters import total_counters
+from fastness.layers.queues.dead_letter_sources import forget as forget_source
+from fastness.layers.queues.policies import DELETED
+from fastness.layers.sqs_attributes import is_fifo
+from fastness.layers.sqs_work import Step, Work, WorkKey
+from fastness.limits import (
     SQS_DELETED_SECONDS,
     SQS_LIST_MAX,
     SQS_MESSAGE_BYTES_MAX,
     SQS_PURGE_SECONDS,
 )
-from holdfast.wire.sqs import ARN_PREFIX, SqsQueue, SqsQueueNames, SqsSettings
+from fastness.wire.sqs import ARN_PREFIX, SqsQueue, SqsQueueNames, SqsSettings
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

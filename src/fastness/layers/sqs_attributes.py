@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, InvalidName, InvalidSqsAttribute, UnknownSqsAttribute
-from holdfast.layers.queues.policies import SUFFIX, queue_name
-from holdfast.limits import (
+from fastness.errors import InvalidArgument, InvalidName, InvalidSqsAttribute, UnknownSqsAttribute
+from fastness.layers.queues.policies import SUFFIX, queue_name
+from fastness.limits import (
     MAX_ATTEMPTS_MAX,
     SQS_DELAY_SECONDS_MAX,
     SQS_KEY_ID_CHARACTERS_MAX,
@@ -37,8 +37,8 @@ from holdfast.limits import (
     SQS_VISIBILITY_SECONDS_MAX,
     SQS_WAIT_SECONDS_MAX,
 )
-from holdfast.wire.queues import QueuePolicy
-from holdfast.wire.sqs import ATTRIBUTES, FIFO_SUFFIX
+from fastness.wire.queues import QueuePolicy
+from fastness.wire.sqs import ATTRIBUTES, FIFO_SUFFIX
 
 NO_VISIBILITY_SECONDS: Final = 0.001  # What a policy has for VisibilityTimeout=0: a lease that ends at once.
 

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from holdfast.kv import Subspace, Transaction
-from holdfast.limits import SQS_WORK_LISTED_MAX, SQS_WORKER_SECONDS
+from fastness.kv import Subspace, Transaction
+from fastness.limits import SQS_WORK_LISTED_MAX, SQS_WORKER_SECONDS
 
 Kind = Literal["delete", "move", "purge"]
 SQS_WORK: Final = "sqs_work"  # The event of a commit that adds work, or makes it due: the universe.

@@ -10,12 +10,12 @@ from functools import lru_cache
 
 import msgspec
 
-from holdfast.errors import CasMismatch, InvalidArgument, LeaseRequired, ValueTooLarge
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import leases
-from holdfast.layers.leases import LeaseKey
-from holdfast.limits import CORRELATION_ID_CHARACTERS_MAX, STATE_BYTES_MAX
-from holdfast.wire.leases import LeaseProof
+from fastness.errors import CasMismatch, InvalidArgument, LeaseRequired, ValueTooLarge
+from fastness.kv import Subspace, Transaction
+from fastness.layers import leases
+from fastness.layers.leases import LeaseKey
+from fastness.limits import CORRELATION_ID_CHARACTERS_MAX, STATE_BYTES_MAX
+from fastness.wire.leases import LeaseProof
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):

@@ -7,13 +7,13 @@ is gone is removed. A world that is paused or archived gets the item, and handle
 import hashlib
 from collections.abc import Sequence
 
-from holdfast.kv import Transaction
-from holdfast.layers import blobs, inboxes, timers, worlds
-from holdfast.layers.blobs import Blob
-from holdfast.layers.timers import DueTimer
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import INBOX_INLINE_BYTES_MAX
-from holdfast.wire.inboxes import TimerFired
+from fastness.kv import Transaction
+from fastness.layers import blobs, inboxes, timers, worlds
+from fastness.layers.blobs import Blob
+from fastness.layers.timers import DueTimer
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import INBOX_INLINE_BYTES_MAX
+from fastness.wire.inboxes import TimerFired
 
 
 def fire(tx: Transaction, universe: str, due: Sequence[DueTimer]) -> int:

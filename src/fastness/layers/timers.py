@@ -15,13 +15,13 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers.page_tokens import key_after, token_of
-from holdfast.layers.worlds import World, WorldState, find, is_deleting, subspace
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire.inboxes import Timer
-from holdfast.wire.timers import TimerInfo, TimerPage
+from fastness.errors import InvalidArgument
+from fastness.kv import Subspace, Transaction
+from fastness.layers.page_tokens import key_after, token_of
+from fastness.layers.worlds import World, WorldState, find, is_deleting, subspace
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire.inboxes import Timer
+from fastness.wire.timers import TimerInfo, TimerPage
 
 TIMER_SET: Final = "timer_set"  # The event of a commit that sets a timer: the universe.
 _NS_PER_MS: Final = 1_000_000

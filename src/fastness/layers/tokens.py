@@ -17,10 +17,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import Busy, InvalidArgument, NotAllowed, NotFound
-from holdfast.kv import Subspace, Transaction
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire.permissions import covers, covers_queues, covers_universes
+from fastness.errors import Busy, InvalidArgument, NotAllowed, NotFound
+from fastness.kv import Subspace, Transaction
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire.permissions import covers, covers_queues, covers_universes
 
 TOKENS_MAX: Final = 10_000  # Every server keeps all of them in memory.
 KEPT_SECONDS: Final = 30 * 86_400  # How long an expired or revoked token stays listed.
@@ -221,7 +221,7 @@ def check(token: Token | None, secret_hash: bytes, now_ms: int) -> Token:
     # Constant time: the duration must not reveal how much of a guess was right.
     matches = hmac.compare_digest(_NO_HASH if token is None else token.hash, secret_hash)
     if token is None or not matches:
-        raise NotAllowed("The token is unknown; create one with: holdfast token create NAME --allow VERBS")
+        raise NotAllowed("The token is unknown; create one with: fastness token create NAME --allow VERBS")
     return check_usable(token, now_ms)
 
 

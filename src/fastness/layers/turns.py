@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.errors import BatchTooLarge, HeadAdvanced, InvalidArgument, ItemNotFound
-from holdfast.kv import Transaction
-from holdfast.layers import effects, hosting, inboxes, journal_records, journals, timers, worlds
-from holdfast.layers.hosting import Hosting, Ready
-from holdfast.layers.worlds import World, WorldState, subspace
-from holdfast.limits import (
+from fastness.errors import BatchTooLarge, HeadAdvanced, InvalidArgument, ItemNotFound
+from fastness.kv import Transaction
+from fastness.layers import effects, hosting, inboxes, journal_records, journals, timers, worlds
+from fastness.layers.hosting import Hosting, Ready
+from fastness.layers.worlds import World, WorldState, subspace
+from fastness.limits import (
     ASIDE_ERROR_BYTES_MAX,
     BATCH_BYTES_MAX,
     INBOX_ITEM_BYTES_MAX,
@@ -25,10 +25,10 @@ from holdfast.limits import (
     TURN_ITEMS_MAX,
     TURN_REQUESTS_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import AsideItem, ClaimedWorld, CommitTurn, HostingInfo, RenewedWorld, TurnCommitted
-from holdfast.wire.inboxes import Effect, InboxItem, Timer, check_requests
+from fastness.names import checked_name
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import AsideItem, ClaimedWorld, CommitTurn, HostingInfo, RenewedWorld, TurnCommitted
+from fastness.wire.inboxes import Effect, InboxItem, Timer, check_requests
 
 _Asked = TypeVar("_Asked", Effect, Timer)
 _NEW = Hosting(None)

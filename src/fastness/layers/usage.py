@@ -1,11 +1,11 @@
 """Measures what a universe holds."""
 
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import blobs, segments
-from holdfast.layers.queues.counters import total_counters
-from holdfast.layers.queues.keys import QueueKey, keys_of, queues
-from holdfast.layers.worlds import first_elements
-from holdfast.limits import READ_ENTRIES_MAX
+from fastness.kv import Subspace, Transaction
+from fastness.layers import blobs, segments
+from fastness.layers.queues.counters import total_counters
+from fastness.layers.queues.keys import QueueKey, keys_of, queues
+from fastness.layers.worlds import first_elements
+from fastness.limits import READ_ENTRIES_MAX
 
 
 def count_messages(tx: Transaction, universe: str) -> int:

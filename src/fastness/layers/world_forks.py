@@ -7,10 +7,10 @@ end     the target is active
 
 from typing import NamedTuple
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journals, snapshots, worlds
-from holdfast.layers.worlds import Origin, World, WorldState
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import inboxes, journals, snapshots, worlds
+from fastness.layers.worlds import Origin, World, WorldState
 
 
 class Incarnations(NamedTuple):

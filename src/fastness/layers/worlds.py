@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import DecryptionFailed, InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
-from holdfast.kv import Subspace, Transaction, pack, prefix_range
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire.runs import RUN_PREFIX, STATES
+from fastness.errors import DecryptionFailed, InvalidArgument, WorldExists, WorldNotActive, WorldNotFound
+from fastness.kv import Subspace, Transaction, pack, prefix_range
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire.runs import RUN_PREFIX, STATES
 
 
 class World(NamedTuple):

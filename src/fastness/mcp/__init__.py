@@ -1,4 +1,4 @@
-"""Holdfast as tools, resources and durable tasks of the Model Context Protocol.
+"""Fastness as tools, resources and durable tasks of the Model Context Protocol.
 
 server = make_server(lambda context: Caller(plane, agent="ada"))
 
@@ -9,10 +9,10 @@ A transport (stdio, HTTP) says for each request who calls; see `caller`.
 try:
     import mcp as _mcp  # noqa: F401
 except ImportError as error:
-    raise ImportError("MCP is not installed; run: pip install 'holdfast[mcp]'") from error
+    raise ImportError("MCP is not installed; run: pip install 'fastness[mcp]'") from error
 
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.server import HoldfastServer, ToolSource, make_server
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.caller import Caller
+from fastness.mcp.server import FastnessServer, ToolSource, make_server
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
 
-__all__ = ["Caller", "HoldfastServer", "Tool", "ToolInput", "ToolOutput", "ToolSource", "make_server"]
+__all__ = ["Caller", "FastnessServer", "Tool", "ToolInput", "ToolOutput", "ToolSource", "make_server"]

@@ -1,14 +1,14 @@
 """Who sent a request: the agent, its plane, and what its token allows.
 
-The identity comes from the transport: the token of an HTTP request, or the context that `holdfast mcp` was started in.
+The identity comes from the transport: the token of an HTTP request, or the context that `fastness mcp` was started in.
 No tool has an argument that names the caller.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from holdfast import AsyncPlane
-from holdfast.names import checked_agent
+from fastness import AsyncPlane
+from fastness.names import checked_agent
 
 Report = Callable[[float, float | None, str | None], Awaitable[None]]
 

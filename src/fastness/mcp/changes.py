@@ -15,13 +15,13 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from holdfast import AsyncPlane
-from holdfast.errors import Busy, Closed, HoldfastError, NotFound
-from holdfast.limits import MCP_LISTED_NAMES_MAX, MCP_PAGE, MCP_WATCHED_MAX
-from holdfast.mcp.exposed_tools import COLLECTION, PARTITION
-from holdfast.names import REPORTS
+from fastness import AsyncPlane
+from fastness.errors import Busy, Closed, FastnessError, NotFound
+from fastness.limits import MCP_LISTED_NAMES_MAX, MCP_PAGE, MCP_WATCHED_MAX
+from fastness.mcp.exposed_tools import COLLECTION, PARTITION
+from fastness.names import REPORTS
 
-_log = logging.getLogger("holdfast.mcp")
+_log = logging.getLogger("fastness.mcp")
 
 
 class Target(NamedTuple):
@@ -150,7 +150,7 @@ async def _fingerprint(plane: AsyncPlane, target: Target) -> bytes | None:
         return error.code.encode()
     except Closed:
         raise
-    except HoldfastError as error:
+    except FastnessError as error:
         _log.debug("%s cannot be read for its subscribers: %s", target.kind, error)
         return None
 

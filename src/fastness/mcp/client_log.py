@@ -11,13 +11,13 @@ import mcp_types
 from mcp_types import LOG_LEVEL_META_KEY
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.dispatch import HoldfastServer, RequestContext
+from fastness.mcp.caller import Caller
+from fastness.mcp.dispatch import FastnessServer, RequestContext
 
 _LEVELS: Final[tuple[str, ...]] = get_args(mcp_types.LoggingLevel)
 
 
-def add_client_log(server: HoldfastServer) -> None:
+def add_client_log(server: FastnessServer) -> None:
     """Serve `logging/setLevel`, and send the messages of `server`."""
     log = ClientLog()
     server.handle("logging/setLevel", mcp_types.SetLevelRequestParams, log.set_level)
@@ -34,7 +34,7 @@ class ClientLog:
         """Send a message to the client of a request, if it asked for this level."""
         if not self._is_wanted(context, level):
             return
-        params = mcp_types.LoggingMessageNotificationParams(level=level, logger="holdfast", data=text)
+        params = mcp_types.LoggingMessageNotificationParams(level=level, logger="fastness", data=text)
         notification = mcp_types.LoggingMessageNotification(params=params)
         await context.session.send_notification(notification, related_request_id=context.request_id)
 

@@ -6,13 +6,13 @@ from typing import Final
 
 import mcp_types
 
-from holdfast.errors import NotAllowed
-from holdfast.limits import MCP_COMPLETIONS_MAX, NAME_BYTES_MAX
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.dispatch import HoldfastServer, RequestContext
-from holdfast.mcp.resources import named_reports, own_mails
-from holdfast.mcp.task_marks import TASK_WORLD
-from holdfast.names import REPORTS
+from fastness.errors import NotAllowed
+from fastness.limits import MCP_COMPLETIONS_MAX, NAME_BYTES_MAX
+from fastness.mcp.caller import Caller
+from fastness.mcp.dispatch import FastnessServer, RequestContext
+from fastness.mcp.resources import named_reports, own_mails
+from fastness.mcp.task_marks import TASK_WORLD
+from fastness.names import REPORTS
 
 _CHARACTERS: Final = "".join(sorted(f"{string.ascii_letters}{string.digits}._@:+=-"))  # Of names.
 _READ_MAX: Final = MCP_COMPLETIONS_MAX + 1  # One more than is shown tells whether there are others.
@@ -50,7 +50,7 @@ _BY_ARGUMENT: Final[dict[str, Callable[[Caller, str], Awaitable[list[str]]]]] = 
 }
 
 
-def add_completion(server: HoldfastServer) -> None:
+def add_completion(server: FastnessServer) -> None:
     """Complete the arguments of prompts and resource templates."""
     server.handle("completion/complete", mcp_types.CompleteRequestParams, _complete)
 

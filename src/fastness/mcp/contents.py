@@ -12,9 +12,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-import holdfast
-from holdfast.errors import InvalidArgument
-from holdfast.limits import INTEGER_BITS_MAX, MCP_CONTENT_BYTES_MAX, VALUE_DEPTH_MAX
+import fastness
+from fastness.errors import InvalidArgument
+from fastness.limits import INTEGER_BITS_MAX, MCP_CONTENT_BYTES_MAX, VALUE_DEPTH_MAX
 
 JSON: Final = "application/json"
 BYTES: Final = "application/octet-stream"
@@ -75,8 +75,8 @@ def encoded_value(value: Any) -> bytes:
 
 
 async def content_of_stored(
-    plane: holdfast.AsyncPlane,
-    stored: "holdfast.Delivery | holdfast.MessageInfo",
+    plane: fastness.AsyncPlane,
+    stored: "fastness.Delivery | fastness.MessageInfo",
     *,
     rest: Rest,
     start: int = 0,
@@ -92,7 +92,7 @@ async def content_of_stored(
     return content_of_part(part, rest=rest, size=stored.size, start=start)
 
 
-async def read_range(plane: holdfast.AsyncPlane, hash: str, start: int, length: int) -> bytes:
+async def read_range(plane: fastness.AsyncPlane, hash: str, start: int, length: int) -> bytes:
     """At most `length` bytes of a blob, from `start` on."""
     chunks = await plane.blobs.open(hash, start=start, length=length)
     return b"".join([chunk async for chunk in chunks])

@@ -17,18 +17,18 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, ValidationError
 
-from holdfast.errors import HoldfastError, NotAllowed
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.errors import protocol_error, result_of_error, unexpected_error
-from holdfast.mcp.instructions import INSTRUCTIONS
-from holdfast.mcp.tool import Tool
-from holdfast.version import __version__
+from fastness.errors import FastnessError, NotAllowed
+from fastness.mcp.caller import Caller
+from fastness.mcp.errors import protocol_error, result_of_error, unexpected_error
+from fastness.mcp.instructions import INSTRUCTIONS
+from fastness.mcp.tool import Tool
+from fastness.version import __version__
 
 RequestContext = ServerRequestContext[Any, Any]
 Params = TypeVar("Params", bound=BaseModel)
 Handler = Callable[[RequestContext, Caller, Params], Awaitable[HandlerResult]]
 Identify = Callable[[RequestContext], Caller]
-Feature = Callable[["HoldfastServer"], None]
+Feature = Callable[["FastnessServer"], None]
 LogToClient = Callable[[RequestContext, mcp_types.LoggingLevel, str], Awaitable[None]]
 AddCapabilities = Callable[[mcp_types.ServerCapabilities, bool], mcp_types.ServerCapabilities]
 
@@ -48,12 +48,12 @@ class ToolSource(Protocol):
         """The result of a call; None if the tool is not one of these.
 
         Raises:
-            HoldfastError: the call was refused; becomes a result with `isError`.
+            FastnessError: the call was refused; becomes a result with `isError`.
         """
         ...
 
 
-class HoldfastServer(Server[Any]):
+class FastnessServer(Server[Any]):
     """A low-level MCP server whose handlers know their caller."""
 
     def __init__(
@@ -64,9 +64,9 @@ class HoldfastServer(Server[Any]):
         correlation_id: Callable[[RequestContext], str],
     ) -> None:
         super().__init__(
-            "holdfast",
+            "fastness",
             version=__version__,
-            title="Holdfast",
+            title="Fastness",
             instructions=INSTRUCTIONS,
             get_tool_input_schema=_no_headers,
         )
@@ -84,12 +84,12 @@ class HoldfastServer(Server[Any]):
     def handle(self, method: str, params: type[Params], handler: Handler[Params]) -> None:
         """Serve a method with `await handler(context, caller, params)`; replaces the method's handler.
 
-        HoldfastError becomes a JSON-RPC error with its message and advice, any other exception -32603 with an id.
+        FastnessError becomes a JSON-RPC error with its message and advice, any other exception -32603 with an id.
         """
         self.add_request_handler(method, params, partial(self._handle, handler))
 
     def add_tool_source(self, source: ToolSource) -> None:
-        """List and call the tools of `source` after the tools of Holdfast itself."""
+        """List and call the tools of `source` after the tools of Fastness itself."""
         self._sources.append(source)
 
     def add_capabilities(self, add: AddCapabilities) -> None:
@@ -131,7 +131,7 @@ class HoldfastServer(Server[Any]):
     async def call_tool(
         self, context: RequestContext, caller: Caller, params: mcp_types.CallToolRequestParams
     ) -> HandlerResult:
-        """The result of a tool call. What Holdfast refuses is a result with `isError`.
+        """The result of a tool call. What Fastness refuses is a result with `isError`.
 
         Raises:
             MCPError: there is no such tool.
@@ -146,7 +146,7 @@ class HoldfastServer(Server[Any]):
                 found = await source.call_tool(context, caller, params)
                 if found is not None:
                     return found
-        except HoldfastError as error:
+        except FastnessError as error:
             return result_of_error(error)
         raise MCPError(code=mcp_types.INVALID_PARAMS, message=f"Unknown tool {params.name[:128]!r}; list the tools")
 
@@ -183,7 +183,7 @@ class HoldfastServer(Server[Any]):
             return await call_next(ctx)
         except (MCPError, ValidationError):  # The SDK answers an invalid request without pydantic's text.
             raise
-        except HoldfastError as error:
+        except FastnessError as error:
             raise protocol_error(error) from error
         except Exception as error:
             found = unexpected_error(error, ctx.method, self._correlation_id(ctx))

@@ -22,9 +22,9 @@ from typing import Any, Final, Literal
 import mcp_types
 import msgspec
 
-from holdfast import AsyncPlane, MessageInfo, RunInfo
-from holdfast.errors import (
-    HoldfastError,
+from fastness import AsyncPlane, MessageInfo, RunInfo
+from fastness.errors import (
+    FastnessError,
     InvalidArgument,
     MessageCancelled,
     MessageFailed,
@@ -39,16 +39,16 @@ from holdfast.errors import (
     RunNotFound,
     Validation,
 )
-from holdfast.limits import (
+from fastness.limits import (
     MCP_STATUS_CHARACTERS_MAX,
     MCP_TASK_ID_CHARACTERS_MAX,
     MCP_TASK_POLL_SECONDS,
 )
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.exposed_tools import ExposedTool, check_arguments, check_value, find_tool
-from holdfast.mcp.task_marks import job_mark, mark_of_job, mark_of_run, owner_of, run_mark
-from holdfast.mcp.task_results import result_of_value
-from holdfast.mcp.task_rows import (
+from fastness.mcp.caller import Caller
+from fastness.mcp.exposed_tools import ExposedTool, check_arguments, check_value, find_tool
+from fastness.mcp.task_marks import job_mark, mark_of_job, mark_of_run, owner_of, run_mark
+from fastness.mcp.task_results import result_of_value
+from fastness.mcp.task_rows import (
     COLLECTION,
     ROWS_MAX,
     SIGNAL,
@@ -61,7 +61,7 @@ from holdfast.mcp.task_rows import (
     now_ms,
     read_rows,
 )
-from holdfast.threads import run_in_thread
+from fastness.threads import run_in_thread
 
 Status = Literal["working", "input_required", "completed", "failed", "cancelled"]
 OnChange = Callable[["TaskView"], Awaitable[None]]
@@ -113,7 +113,7 @@ async def create(caller: Caller, tool: ExposedTool, arguments: dict[str, Any]) -
 
     Raises:
         InvalidArgument: the arguments do not fit the tool's schema; nothing was started.
-        HoldfastError: the plane has refused the job.
+        FastnessError: the plane has refused the job.
     """
     await run_in_thread(check_arguments, tool, arguments)
     owner = owner_of(caller.universe, caller.agent, tool.target)
@@ -123,7 +123,7 @@ async def create(caller: Caller, tool: ExposedTool, arguments: dict[str, Any]) -
         run = await caller.plane.workflows.start(tool.target, id=run_mark(owner, number, tool.name), **arguments)
         return _RUN + run.id
     body: Any = arguments if tool.task is None else {"task": tool.task, "kwargs": arguments}
-    attributes = {"mcp-tool": tool.name} if tool.task is None else {"mcp-tool": tool.name, "holdfast-task": tool.task}
+    attributes = {"mcp-tool": tool.name} if tool.task is None else {"mcp-tool": tool.name, "fastness-task": tool.task}
     receipt = await caller.plane.queue(tool.target).put(
         body, keep_result=True, correlation_id=job_mark(owner, number, tool.name), attributes=attributes
     )
@@ -144,7 +144,7 @@ async def read_created(caller: Caller, task_id: str) -> TaskView:
     """A task that was created before; if it cannot be read now, that it exists."""
     try:
         return await read(caller, task_id, with_result=False)
-    except HoldfastError:
+    except FastnessError:
         return TaskView(id=task_id, status="working", created_ms=now_ms(), updated_ms=now_ms())
 
 

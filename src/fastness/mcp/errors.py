@@ -1,6 +1,6 @@
 """Errors, in the form that a model can act on.
 
-A refusal of Holdfast during a tool call is a result with `isError`: the model reads the message and what to do next. In
+A refusal of Fastness during a tool call is a result with `isError`: the model reads the message and what to do next. In
 other requests (resources, prompts, tasks) it is a JSON-RPC error with the same data. An unexpected exception is logged
 with a correlation id, and the client gets the id only.
 """
@@ -13,10 +13,10 @@ import mcp_types
 import msgspec
 from mcp.shared.exceptions import MCPError
 
-from holdfast.errors import (
+from fastness.errors import (
     Closed,
     Corrupt,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     LeaseHeld,
     NotAllowed,
@@ -26,7 +26,7 @@ from holdfast.errors import (
     Validation,
 )
 
-AnyError = TypeVar("AnyError", bound=HoldfastError)
+AnyError = TypeVar("AnyError", bound=FastnessError)
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _BY_CODE: Final = {
     "lease_expired": "Your lease has ended. Acquire it again, and read what changed before you write.",
     "fencing_mismatch": "The lease was granted again since. Acquire it, and read what changed before you write.",
     "result_not_ready": "It is not done yet: call again with wait_seconds.",
-    "unreachable": "The Holdfast server cannot be reached now: wait, then repeat the call.",
+    "unreachable": "The Fastness server cannot be reached now: wait, then repeat the call.",
 }
 
 
@@ -70,7 +70,7 @@ def invalid_argument(error: msgspec.ValidationError) -> InvalidArgument:
     return with_fields(InvalidArgument(f"{problem} (in {where}); {advice}"), path=path)
 
 
-def advice_of(error: HoldfastError) -> str:
+def advice_of(error: FastnessError) -> str:
     """What the caller should do next."""
     found = _BY_CODE.get(error.code)
     if found is None and isinstance(error, Validation):
@@ -80,7 +80,7 @@ def advice_of(error: HoldfastError) -> str:
     return found or _BY_ADVICE[error.retry]
 
 
-def data_of(error: HoldfastError) -> dict[str, Any]:
+def data_of(error: FastnessError) -> dict[str, Any]:
     """The error as structured content."""
     found: dict[str, Any] = {
         "code": error.code,
@@ -97,16 +97,16 @@ def data_of(error: HoldfastError) -> dict[str, Any]:
     return found | more
 
 
-def result_of_error(error: HoldfastError) -> mcp_types.CallToolResult:
-    """The result of a tool call that Holdfast refused."""
+def result_of_error(error: FastnessError) -> mcp_types.CallToolResult:
+    """The result of a tool call that Fastness refused."""
     data = data_of(error)
     text = f"{data['code']}: {data['detail'].rstrip('.')}. {data['advice']}"
     content = [mcp_types.TextContent(type="text", text=text)]
     return mcp_types.CallToolResult(content=list(content), structured_content=data, is_error=True)
 
 
-def protocol_error(error: HoldfastError) -> MCPError:
-    """The JSON-RPC error of a request, other than a tool call, that Holdfast refused."""
+def protocol_error(error: FastnessError) -> MCPError:
+    """The JSON-RPC error of a request, other than a tool call, that Fastness refused."""
     if isinstance(error, Closed | Corrupt) or not isinstance(error, Validation | NotFound | NotAllowed):
         code = mcp_types.INTERNAL_ERROR
     else:

@@ -23,18 +23,18 @@ from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from holdfast import AsyncPlane, PutRow, Row
-from holdfast.errors import InvalidArgument
-from holdfast.limits import (
+from fastness import AsyncPlane, PutRow, Row
+from fastness.errors import InvalidArgument
+from fastness.limits import (
     MCP_EXPOSED_TOOLS_MAX,
     MCP_SCHEMA_BYTES_MAX,
     MCP_SCHEMA_DEPTH_MAX,
     MCP_TOOL_DESCRIPTION_CHARACTERS_MAX,
     MCP_VALIDATION_SECONDS,
 )
-from holdfast.mcp.errors import with_fields
-from holdfast.mcp.schema_validator import BoundedValidator, ValidationTooLong, check_pattern, errors_of
-from holdfast.names import checked_name
+from fastness.mcp.errors import with_fields
+from fastness.mcp.schema_validator import BoundedValidator, ValidationTooLong, check_pattern, errors_of
+from fastness.names import checked_name
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def checked_tool(
     if not _NAME.match(chosen):
         raise InvalidArgument(f"{chosen[:80]!r} cannot be the name of a tool; use 1 to 64 letters, digits, _ and -")
     if chosen in reserved:
-        raise InvalidArgument(f"{chosen!r} is a tool of Holdfast itself; choose another name for the tool of {target}")
+        raise InvalidArgument(f"{chosen!r} is a tool of Fastness itself; choose another name for the tool of {target}")
     kind: Literal["queue", "workflow"] = "workflow" if is_workflow else "queue"
     text = description or f"Runs a job of the {kind} {target} and returns its result. The job may take long."
     if len(text) > MCP_TOOL_DESCRIPTION_CHARACTERS_MAX:

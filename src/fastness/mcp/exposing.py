@@ -5,11 +5,11 @@
 The tools of a universe are stored in it: every MCP server of the plane offers them from then on.
 """
 
-from holdfast import AsyncPlane, DeleteRow, Plane
-from holdfast.errors import InvalidArgument, NotFound
-from holdfast.limits import MCP_EXPOSED_TOOLS_MAX
-from holdfast.mcp.exposed_tools import COLLECTION, PARTITION, ExposedTool, checked_tool, list_tools, row_of, tools_of
-from holdfast.mcp.tools import TOOLS
+from fastness import AsyncPlane, DeleteRow, Plane
+from fastness.errors import InvalidArgument, NotFound
+from fastness.limits import MCP_EXPOSED_TOOLS_MAX
+from fastness.mcp.exposed_tools import COLLECTION, PARTITION, ExposedTool, checked_tool, list_tools, row_of, tools_of
+from fastness.mcp.tools import TOOLS
 
 
 def expose(
@@ -36,7 +36,7 @@ def expose(
         description: what a model reads to decide whether to call it.
         output_schema: JSON Schema of the result, if it is always an object.
         is_workflow: the target is a workflow.
-        task: the name of a task (`holdfast.task`) of the queue, which is called with the arguments.
+        task: the name of a task (`fastness.task`) of the queue, which is called with the arguments.
 
     Raises:
         InvalidArgument, InvalidName: the name or a schema cannot be used, or there are too many tools.
@@ -122,9 +122,9 @@ def _check_room(found: list[ExposedTool], tool: ExposedTool) -> None:
     if len(found) >= MCP_EXPOSED_TOOLS_MAX and tool.name not in {each.name for each in found}:
         raise InvalidArgument(
             f"{len(found)} tools are exposed, the most that a universe can have; conceal one first: "
-            f"holdfast mcp conceal {found[0].name}"
+            f"fastness mcp conceal {found[0].name}"
         )
 
 
 def _not_exposed(name: str) -> NotFound:
-    return NotFound(f"No tool {name[:80]!r} is exposed; list them with: holdfast mcp exposed")
+    return NotFound(f"No tool {name[:80]!r} is exposed; list them with: fastness mcp exposed")

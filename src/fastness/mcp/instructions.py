@@ -3,7 +3,7 @@
 from typing import Final
 
 INSTRUCTIONS: Final = """\
-Holdfast keeps work, mail and state for a fleet of agents. What a tool confirms is durable.
+Fastness keeps work, mail and state for a fleet of agents. What a tool confirms is durable.
 
 You are one agent; your name comes from your token. You read your own mailbox only.
 

@@ -1,16 +1,16 @@
-"""The task of a message, for event loops; `holdfast.mcp.sync` has the same for threads."""
+"""The task of a message, for event loops; `fastness.mcp.sync` has the same for threads."""
 
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast import AsyncMessage
-from holdfast.limits import MCP_ANSWER_DELAY_SECONDS
-from holdfast.mcp.questions import InputNeeded, checked_answer, was_put_by_a_tool
-from holdfast.mcp.task_rows import COLLECTION, ROWS_MAX, Answer, checked_question, progress_row, question_row
+from fastness import AsyncMessage
+from fastness.limits import MCP_ANSWER_DELAY_SECONDS
+from fastness.mcp.questions import InputNeeded, checked_answer, was_put_by_a_tool
+from fastness.mcp.task_rows import COLLECTION, ROWS_MAX, Answer, checked_question, progress_row, question_row
 
 
 class AsyncTask:
-    """The task of a message; see `holdfast.mcp.tasks.task_of`."""
+    """The task of a message; see `fastness.mcp.tasks.task_of`."""
 
     def __init__(self, message: AsyncMessage) -> None:
         self.message = message

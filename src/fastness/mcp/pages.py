@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
+from fastness.errors import InvalidArgument
 
 Place = TypeVar("Place")
 

@@ -5,12 +5,12 @@ from typing import Final
 
 import mcp_types
 
-from holdfast.errors import InvalidArgument
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import JSON
-from holdfast.mcp.dispatch import HoldfastServer, RequestContext
-from holdfast.mcp.resources import read, uri_of
-from holdfast.names import checked_agent, checked_name
+from fastness.errors import InvalidArgument
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import JSON
+from fastness.mcp.dispatch import FastnessServer, RequestContext
+from fastness.mcp.resources import read, uri_of
+from fastness.names import checked_agent, checked_name
 
 _HAND_OVER: Final = """\
 Hand your unfinished work over to the agent {to}.
@@ -84,7 +84,7 @@ PROMPTS: Final[dict[str, tuple[mcp_types.Prompt, _Get]]] = {
 }
 
 
-def add_prompts(server: HoldfastServer) -> None:
+def add_prompts(server: FastnessServer) -> None:
     """List and get prompts."""
     server.handle("prompts/list", mcp_types.PaginatedRequestParams, _list_prompts)
     server.handle("prompts/get", mcp_types.GetPromptRequestParams, _get_prompt)

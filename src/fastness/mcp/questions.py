@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from holdfast import AsyncMessage, Message, Row, TaskDeferred
-from holdfast.errors import InvalidArgument
-from holdfast.limits import MCP_QUESTIONS_MAX
-from holdfast.mcp.task_marks import mark_of_job
-from holdfast.mcp.task_rows import Answer, read_rows
+from fastness import AsyncMessage, Message, Row, TaskDeferred
+from fastness.errors import InvalidArgument
+from fastness.limits import MCP_QUESTIONS_MAX
+from fastness.mcp.task_marks import mark_of_job
+from fastness.mcp.task_rows import Answer, read_rows
 
 
 class InputNeeded(TaskDeferred):

@@ -1,10 +1,10 @@
 """Resources: queues, their dead letters, worlds, the caller's own mail threads, and reports, as JSON documents.
 
-    holdfast://{universe}/queues/{queue}                 counts of a queue
-    holdfast://{universe}/queues/{queue}/dead-letters    its first dead letters
-    holdfast://{universe}/worlds/{world}                 the state of a world, and its last entries
-    holdfast://{universe}/mail/{thread}                  mails of the caller with this correlation id
-    holdfast://{universe}/reports/{report}               a JSON document that a program has published
+    fastness://{universe}/queues/{queue}                 counts of a queue
+    fastness://{universe}/queues/{queue}/dead-letters    its first dead letters
+    fastness://{universe}/worlds/{world}                 the state of a world, and its last entries
+    fastness://{universe}/mail/{thread}                  mails of the caller with this correlation id
+    fastness://{universe}/reports/{report}               a JSON document that a program has published
 
 A report is a row of the collection `reports`: its partition is `reports`, its key is the name.
 A caller sees its own universe and mailbox only: any other URI is not found, whether it exists or not.
@@ -18,9 +18,9 @@ from urllib.parse import quote, unquote
 import mcp_types
 import msgspec
 
-from holdfast import Envelope, Row, RowKey
-from holdfast.errors import HoldfastError, InvalidName, NotFound
-from holdfast.limits import (
+from fastness import Envelope, Row, RowKey
+from fastness.errors import FastnessError, InvalidName, NotFound
+from fastness.limits import (
     MAIL_BATCH_MAX,
     MCP_DEAD_LETTERS_SHOWN,
     MCP_ENTRIES_SHOWN,
@@ -28,21 +28,21 @@ from holdfast.limits import (
     MCP_PAGE,
     MCP_URI_CHARACTERS_MAX,
 )
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import JSON, content_of
-from holdfast.mcp.dispatch import HoldfastServer, RequestContext
-from holdfast.mcp.pages import cursor_of, place_of
-from holdfast.mcp.task_marks import TASK_WORLD
-from holdfast.mcp.tool import converted
-from holdfast.mcp.tools import TOOLS
-from holdfast.mcp.tools.mail import shown_mails
-from holdfast.names import REPORTS, checked_name
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import JSON, content_of
+from fastness.mcp.dispatch import FastnessServer, RequestContext
+from fastness.mcp.pages import cursor_of, place_of
+from fastness.mcp.task_marks import TASK_WORLD
+from fastness.mcp.tool import converted
+from fastness.mcp.tools import TOOLS
+from fastness.mcp.tools.mail import shown_mails
+from fastness.names import REPORTS, checked_name
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 Kind = Literal["queue", "dead_letters", "world", "mail", "report"]
 
 _TOOLS: Final = {tool.name: tool for tool in TOOLS}
-_SCHEME: Final = "holdfast://"
+_SCHEME: Final = "fastness://"
 _FORMS: Final[dict[Kind, tuple[str, str]]] = {  # Before and after the name.
     "dead_letters": ("queues/", "/dead-letters"),
     "queue": ("queues/", ""),
@@ -108,7 +108,7 @@ async def read(caller: Caller, uri: str) -> str:
     return msgspec.json.encode(await _READERS[found.kind](caller, found.name)).decode()
 
 
-def add_resources(server: HoldfastServer) -> None:
+def add_resources(server: FastnessServer) -> None:
     """List and read resources."""
     server.handle("resources/list", mcp_types.PaginatedRequestParams, _list_resources)
     server.handle("resources/templates/list", mcp_types.PaginatedRequestParams, _list_templates)
@@ -271,7 +271,7 @@ async def _read_report(caller: Caller, name: str) -> Any:
     row = await caller.plane.collection(REPORTS).get(REPORTS, (name,))
     if row is None:
         raise NotFound(f"There is no report {name!r}; list the resources for the names of reports")
-    rest = f"The resource ends here. To read all: holdfast collections scan {REPORTS} {REPORTS} --prefix '[\"{name}\"]'"
+    rest = f"The resource ends here. To read all: fastness collections scan {REPORTS} {REPORTS} --prefix '[\"{name}\"]'"
     return {"report": name, "version": row.version, "body": content_of(row.value, JSON, rest=lambda _: rest)}
 
 
@@ -298,7 +298,7 @@ def _checked(kind: Kind, name: str) -> str:
         return name
     try:
         return checked_name(kind, name)
-    except HoldfastError as error:
+    except FastnessError as error:
         raise NotFound(str(error)) from error
 
 

@@ -24,8 +24,8 @@ from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import ValidationError
 from pydantic_core import SchemaError, SchemaValidator, core_schema
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import (
+from fastness.errors import InvalidArgument
+from fastness.limits import (
     MCP_PATTERN_CHARACTERS_MAX,
     MCP_UNEVALUATED_MAX,
     MCP_VALIDATION_SECONDS,

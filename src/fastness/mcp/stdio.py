@@ -18,14 +18,14 @@ from typing import Any, Final
 import anyio
 from mcp.server.stdio import stdio_server
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import MCP_LINE_BYTES_MAX, MCP_LINES_BUFFERED
-from holdfast.mcp.dispatch import HoldfastServer
+from fastness.errors import InvalidArgument
+from fastness.limits import MCP_LINE_BYTES_MAX, MCP_LINES_BUFFERED
+from fastness.mcp.dispatch import FastnessServer
 
 _READ_BYTES: Final = 65_536
 
 
-async def serve_stdio(server: HoldfastServer) -> None:
+async def serve_stdio(server: FastnessServer) -> None:
     """Serve one client until it closes its end. Cancel it to stop earlier; requests that still run are cancelled then.
 
     Raises:
@@ -67,7 +67,7 @@ class _Lines:
         self._loop = loop
         self._descriptor = descriptor
         self._lines = asyncio.Queue[bytes | None](MCP_LINES_BUFFERED)
-        threading.Thread(target=self._read, name="holdfast-mcp-stdin", daemon=True).start()
+        threading.Thread(target=self._read, name="fastness-mcp-stdin", daemon=True).start()
 
     def __aiter__(self) -> AsyncIterator[str]:
         return self
@@ -113,7 +113,7 @@ class _Output:
         self._descriptor = descriptor
         self._on_broken = on_broken
         self._writes = queue.SimpleQueue[tuple[bytes, asyncio.Future[None]]]()
-        threading.Thread(target=self._write, name="holdfast-mcp-stdout", daemon=True).start()
+        threading.Thread(target=self._write, name="fastness-mcp-stdout", daemon=True).start()
 
     async def write(self, text: str) -> int:
         done = self._loop.create_future()

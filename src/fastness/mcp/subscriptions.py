@@ -27,20 +27,20 @@ from mcp.shared.subscriptions import (
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from holdfast.errors import Busy, HoldfastError, InvalidArgument
-from holdfast.limits import (
+from fastness.errors import Busy, FastnessError, InvalidArgument
+from fastness.limits import (
     MCP_CHECK_SECONDS,
     MCP_POLL_SECONDS,
     MCP_STREAMS_MAX,
     MCP_STREAMS_PER_AGENT_MAX,
     MCP_SUBSCRIPTIONS_MAX,
 )
-from holdfast.mcp import resources
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.changes import Changes, PollHint, Target
-from holdfast.mcp.dispatch import HoldfastServer, RequestContext
+from fastness.mcp import resources
+from fastness.mcp.caller import Caller
+from fastness.mcp.changes import Changes, PollHint, Target
+from fastness.mcp.dispatch import FastnessServer, RequestContext
 
-_log = logging.getLogger("holdfast.mcp")
+_log = logging.getLogger("fastness.mcp")
 
 _SESSION_HEADER: Final = "mcp-session-id"
 _LISTS: Final[dict[str, ServerEvent]] = {
@@ -63,7 +63,7 @@ class Subscriptions:
         self._is_closed = False
         self._caller_of: Callable[[RequestContext], Caller]
 
-    def install(self, server: HoldfastServer) -> None:
+    def install(self, server: FastnessServer) -> None:
         """Add subscriptions to a server."""
         server.handle("resources/subscribe", mcp_types.SubscribeRequestParams, self._subscribe)
         server.handle("resources/unsubscribe", mcp_types.UnsubscribeRequestParams, self._unsubscribe)
@@ -174,7 +174,7 @@ class Subscriptions:
         event = _LISTS.get(ctx.method)
         if event is not None and ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS and not self._is_closed:
             caller = self._caller_of(ctx)
-            with suppress(HoldfastError):  # The list is the answer, with or without notifications.
+            with suppress(FastnessError):  # The list is the answer, with or without notifications.
                 await self._add(self._session(ctx, caller), caller, [event])
         return result
 
@@ -245,7 +245,7 @@ class _Subscriber:
         """Whether the caller's token is still valid."""
         try:
             self.caller.is_allowed("queue:get")
-        except HoldfastError:
+        except FastnessError:
             return False
         return True
 

@@ -26,16 +26,16 @@ from mcp.shared.message import ServerMessageMetadata
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field
 
-from holdfast.errors import HoldfastError, InvalidArgument, NotAllowed
-from holdfast.limits import MCP_QUESTIONS_MAX, MCP_TASK_POLL_SECONDS, MCP_TASK_WAIT_SECONDS
-from holdfast.mcp import durable_tasks
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.dispatch import HoldfastServer, RequestContext
-from holdfast.mcp.durable_tasks import TaskView, questions_form
-from holdfast.mcp.exposed_tools import ExposedTool, find_tool, list_tools, listed
-from holdfast.mcp.task_results import problem, wire_form
-from holdfast.mcp.task_rows import Answer, Question
-from holdfast.mcp.tools import TOOLS
+from fastness.errors import FastnessError, InvalidArgument, NotAllowed
+from fastness.limits import MCP_QUESTIONS_MAX, MCP_TASK_POLL_SECONDS, MCP_TASK_WAIT_SECONDS
+from fastness.mcp import durable_tasks
+from fastness.mcp.caller import Caller
+from fastness.mcp.dispatch import FastnessServer, RequestContext
+from fastness.mcp.durable_tasks import TaskView, questions_form
+from fastness.mcp.exposed_tools import ExposedTool, find_tool, list_tools, listed
+from fastness.mcp.task_results import problem, wire_form
+from fastness.mcp.task_rows import Answer, Question
+from fastness.mcp.tools import TOOLS
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class UpdateTaskParams(mcp_types.RequestParams):
     input_responses: dict[str, dict[str, Any]] = Field(max_length=MCP_QUESTIONS_MAX)
 
 
-def add_tasks(server: HoldfastServer) -> None:
+def add_tasks(server: FastnessServer) -> None:
     """Offer exposed queues and workflows as tools, and their jobs as tasks, in both protocols."""
     protocols = TaskProtocols()
     server.add_tool_source(protocols)
@@ -188,7 +188,7 @@ async def _wait_for_result(
     """The result of a task for a client that waits for it; after a bounded time, how to go on."""
     try:
         view = await _wait_and_ask(context, caller, task_id)
-    except HoldfastError as error:  # As when the server stops. The job goes on, and must not be started again.
+    except FastnessError as error:  # As when the server stops. The job goes on, and must not be started again.
         view = await durable_tasks.read_created(caller, task_id)
         _log.info("a call of %s has stopped waiting for task %s: %s", tool.name, task_id, error)
     if view.result is not None:

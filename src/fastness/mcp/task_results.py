@@ -7,8 +7,8 @@ import mcp_types
 import msgspec
 from pydantic import ValidationError
 
-from holdfast.limits import MCP_RESULT_BYTES_MAX
-from holdfast.mcp.exposed_tools import check_value
+from fastness.limits import MCP_RESULT_BYTES_MAX
+from fastness.mcp.exposed_tools import check_value
 
 _RESULT_FIELDS: Final = {"content", "structuredContent", "isError", "_meta"}
 
@@ -64,7 +64,7 @@ def _sized(
 
 def _blob(value: bytes, task_id: str) -> mcp_types.EmbeddedResource:
     contents = mcp_types.BlobResourceContents(
-        uri=f"holdfast://tasks/{task_id}/result",
+        uri=f"fastness://tasks/{task_id}/result",
         mime_type="application/octet-stream",
         blob=base64.b64encode(value).decode(),
     )

@@ -18,9 +18,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from holdfast import PutRow, Row
-from holdfast.errors import InvalidArgument
-from holdfast.limits import (
+from fastness import PutRow, Row
+from fastness.errors import InvalidArgument
+from fastness.limits import (
     MCP_QUESTION_CHARACTERS_MAX,
     MCP_QUESTIONS_MAX,
     MCP_SCHEMA_BYTES_MAX,

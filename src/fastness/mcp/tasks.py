@@ -1,6 +1,6 @@
 """For the workers of tools: report progress, and ask the person behind the client.
 
-A tool that is a queue (`holdfast mcp expose`) is served by any consumer of the queue. In a loop or the handler of a
+A tool that is a queue (`fastness mcp expose`) is served by any consumer of the queue. In a loop or the handler of a
 worker:
 
     for message in plane.queue("resize").subscribe(wait_seconds=20):
@@ -9,7 +9,7 @@ worker:
             answer = task.ask("size", "How wide should it be?", {"type": "object", "properties": {...}})
             message.ack(result={"width": answer.content["width"]})
 
-In the function of a task (`holdfast.task`), without a block, because what it returns is the result:
+In the function of a task (`fastness.task`), without a block, because what it returns is the result:
 
     task = task_of()
 
@@ -25,12 +25,12 @@ from typing import Any, overload
 
 import msgspec
 
-from holdfast import AsyncMessage, Message, WorkflowRun, current_job
-from holdfast.errors import InvalidArgument
-from holdfast.mcp.message_tasks import AsyncTask
-from holdfast.mcp.questions import InputNeeded
-from holdfast.mcp.sync.message_tasks import Task
-from holdfast.mcp.task_rows import SIGNAL, Answer, checked_question
+from fastness import AsyncMessage, Message, WorkflowRun, current_job
+from fastness.errors import InvalidArgument
+from fastness.mcp.message_tasks import AsyncTask
+from fastness.mcp.questions import InputNeeded
+from fastness.mcp.sync.message_tasks import Task
+from fastness.mcp.task_rows import SIGNAL, Answer, checked_question
 
 __all__ = ["Answer", "AsyncTask", "InputNeeded", "RunTask", "Task", "task_of"]
 

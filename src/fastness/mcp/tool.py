@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 import mcp_types
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.errors import invalid_argument
-from holdfast.mcp.schemas import schema_of
+from fastness.errors import InvalidArgument
+from fastness.mcp.caller import Caller
+from fastness.mcp.errors import invalid_argument
+from fastness.mcp.schemas import schema_of
 
 
 class ToolInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,13 +28,13 @@ Output = TypeVar("Output", bound=ToolOutput)
 
 @dataclass(frozen=True, kw_only=True)
 class Tool(Generic[Input, Output]):
-    """A tool that is part of Holdfast.
+    """A tool that is part of Fastness.
 
     Attributes:
         name: lower-case words joined by underscores.
         title: the name that people see.
         description: what a model reads: what the tool does, when to use it, what to do with the answer.
-        call: does the work. It raises HoldfastError for what the model can act on.
+        call: does the work. It raises FastnessError for what the model can act on.
         read_only: it changes nothing.
         destructive: it may delete or replace what others wrote.
         idempotent: a repeated call with the same arguments changes nothing more.
@@ -78,7 +78,7 @@ class Tool(Generic[Input, Output]):
         """Call the tool.
 
         Raises:
-            HoldfastError: the call was refused, or an argument is wrong.
+            FastnessError: the call was refused, or an argument is wrong.
         """
         output = await self.call(caller, converted(arguments, self.input))
         return result_of(msgspec.to_builtins(output))

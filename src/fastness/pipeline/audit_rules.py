@@ -16,14 +16,14 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from holdfast.errors import Corrupt, HashMismatch, HoldfastError, ObjectNotFound
-from holdfast.layers.journal_records import Kind
-from holdfast.layers.snapshots import NO_MANIFEST, SnapshotRecord, is_completion
-from holdfast.limits import FINDINGS_PER_WORLD_MAX, STATE_REPORTED_BYTES_MAX
-from holdfast.pipeline import codec, replays
-from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
-from holdfast.wire.canonical import canonical
-from holdfast.wire.restores import Entry
+from fastness.errors import Corrupt, HashMismatch, FastnessError, ObjectNotFound
+from fastness.layers.journal_records import Kind
+from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord, is_completion
+from fastness.limits import FINDINGS_PER_WORLD_MAX, STATE_REPORTED_BYTES_MAX
+from fastness.pipeline import codec, replays
+from fastness.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
+from fastness.wire.canonical import canonical
+from fastness.wire.restores import Entry
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -343,7 +343,7 @@ class _WorldAuditor:
     def _encode_state(self, height: int, state: Any) -> bytes:
         try:
             return canonical(state)
-        except HoldfastError as error:
+        except FastnessError as error:
             self._add_finding(height, "reducer", f"the state cannot be encoded as CBOR ({error})")
             return b""
 

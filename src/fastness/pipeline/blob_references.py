@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 import numpy
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import ObjectNotFound
-from holdfast.layers.blobs import HASH_CHARACTERS, digit_runs
-from holdfast.pipeline.journal_chunks import OpenStore, Stores, staged_object_missing
+from fastness.backends.objects import ObjectStore
+from fastness.errors import ObjectNotFound
+from fastness.layers.blobs import HASH_CHARACTERS, digit_runs
+from fastness.pipeline.journal_chunks import OpenStore, Stores, staged_object_missing
 
 
 class Source(msgspec.Struct, frozen=True):

@@ -18,14 +18,14 @@ import msgspec
 import orjson
 import pyarrow as pa
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import ChecksumMismatch, Corrupt, MalformedSegment, MissingObject, ObjectNotFound
-from holdfast.layers import segments
-from holdfast.layers.journal_records import Kind
-from holdfast.layers.segments import SegmentRecord
-from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
-from holdfast.pipeline.schemas import JOURNAL, decoded
+from fastness.backends.objects import ObjectStore
+from fastness.errors import ChecksumMismatch, Corrupt, MalformedSegment, MissingObject, ObjectNotFound
+from fastness.layers import segments
+from fastness.layers.journal_records import Kind
+from fastness.layers.segments import SegmentRecord
+from fastness.limits import ROWS_BATCH, ROWS_BATCH_BYTES
+from fastness.pipeline.journal_chunks import JournalChunk, OpenStore, staged_object_missing
+from fastness.pipeline.schemas import JOURNAL, decoded
 
 
 class Damaged(msgspec.Struct, frozen=True):
@@ -180,7 +180,7 @@ def _default(value: Any) -> Any:
 def record_fault(record: bytes, error: Exception) -> tuple[str, str]:
     """The reason code and the detail for a record that cannot be decoded."""
     if len(record) > 1 and record[0] == _PAIR and record[1] not in KINDS:
-        return "schema", f"its kind {record[1]} is unknown to this version; upgrade Holdfast"
+        return "schema", f"its kind {record[1]} is unknown to this version; upgrade Fastness"
     return "malformed", f"it is not a valid record ({type(error).__name__}: {error}); restore it from a backup"
 
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from holdfast.layers import queues
-from holdfast.limits import SUMMARY_LIST_MAX
-from holdfast.pipeline.lake import Lake, LakeFile, Move, files, retries
-from holdfast.pipeline.schemas import QUEUE_COUNTERS, ROLLUP_QUEUES
-from holdfast.pipeline.views import View
+from fastness.layers import queues
+from fastness.limits import SUMMARY_LIST_MAX
+from fastness.pipeline.lake import Lake, LakeFile, Move, files, retries
+from fastness.pipeline.schemas import QUEUE_COUNTERS, ROLLUP_QUEUES
+from fastness.pipeline.views import View
 
 
 class Counted(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.client import tls
-from holdfast.encryption_keys import KeyProvider, provider_of
-from holdfast.kv.value_cipher import ValueCipher
+from fastness.client import tls
+from fastness.encryption_keys import KeyProvider, provider_of
+from fastness.kv.value_cipher import ValueCipher
 
 PATIENCE_SECONDS: Final = 30.0
 

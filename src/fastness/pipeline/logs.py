@@ -10,14 +10,14 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import MissingObject, ObjectNotFound
-from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.journal_chunks import OpenStore, staged_object_missing
-from holdfast.pipeline.lifecycles import AT_MS_MAX
-from holdfast.pipeline.schemas import ACTIVITY, decoded
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Line
+from fastness.backends.objects import ObjectStore
+from fastness.errors import MissingObject, ObjectNotFound
+from fastness.limits import ROWS_BATCH, ROWS_BATCH_BYTES
+from fastness.pipeline.journal_chunks import OpenStore, staged_object_missing
+from fastness.pipeline.lifecycles import AT_MS_MAX
+from fastness.pipeline.schemas import ACTIVITY, decoded
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Line
 
 
 class LogChunk(msgspec.Struct, frozen=True):

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import msgspec
 import pyarrow as pa
 
-from holdfast.layers import mailboxes, queues
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import ERROR_CHARACTERS_MEASURED, MAIL_BATCH_MAX, MESSAGES_MEASURED, SUMMARY_LIST_MAX
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.lifecycles import PresentMessage
-from holdfast.pipeline.schemas import ROLLUP_STORAGE, TABLES
-from holdfast.pipeline.views import View
+from fastness.layers import mailboxes, queues
+from fastness.layers.mailboxes import Address
+from fastness.limits import ERROR_CHARACTERS_MEASURED, MAIL_BATCH_MAX, MESSAGES_MEASURED, SUMMARY_LIST_MAX
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.lifecycles import PresentMessage
+from fastness.pipeline.schemas import ROLLUP_STORAGE, TABLES
+from fastness.pipeline.views import View
 
 
 class Size(NamedTuple):

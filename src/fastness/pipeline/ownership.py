@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import AnotherHistory
-from holdfast.layers.lineages import Identity
-from holdfast.pipeline.lake import Lake, LakeTable, Move, files, fingerprints, retries
-from holdfast.pipeline.schemas import PLANES
-from holdfast.pipeline.views import View
+from fastness.errors import AnotherHistory
+from fastness.layers.lineages import Identity
+from fastness.pipeline.lake import Lake, LakeTable, Move, files, fingerprints, retries
+from fastness.pipeline.schemas import PLANES
+from fastness.pipeline.views import View
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -120,7 +120,7 @@ def _check_owner(owner: Owner, identity: Identity | None) -> None:
     if identity is None:
         raise AnotherHistory(
             f"Universe {universe} of the lake has the history of plane {owner.plane}, and this plane has no identity "
-            "yet: only older versions have opened it. Open it once with this version: holdfast --url URL status"
+            "yet: only older versions have opened it. Open it once with this version: fastness --url URL status"
         )
     if identity.plane != owner.plane:
         raise AnotherHistory(
@@ -133,12 +133,12 @@ def _check_owner(owner: Owner, identity: Identity | None) -> None:
         raise AnotherHistory(
             f"The plane was {identity.cause} after the last ingest: universe {universe} of the lake follows lineage "
             f"{owner.lineage}, and the plane is {identity.lineage}. Use another lake, or replace the rows that the "
-            "plane no longer has with: holdfast pipeline accept"
+            "plane no longer has with: fastness pipeline accept"
         )
     raise AnotherHistory(
         f"Universe {universe} of the lake follows lineage {owner.lineage} of plane {owner.plane}, and this is another "
         f"copy of it, with lineage {identity.lineage}; give the copy that the lake follows, use another lake, or "
-        "replace the rows that this copy does not have with: holdfast pipeline accept"
+        "replace the rows that this copy does not have with: fastness pipeline accept"
     )
 
 

@@ -35,7 +35,7 @@ def report_progress(spark: "SparkSession | None", callback: ProgressCallback | N
         poller = threading.Thread(
             target=_poll,
             args=(spark.sparkContext.statusTracker(), callback, stopped),
-            name="holdfast-progress",
+            name="fastness-progress",
             daemon=True,
         )
         poller.start()

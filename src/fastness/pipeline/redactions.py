@@ -23,14 +23,14 @@ import cbor2
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import InvalidArgument, PathUnusable
-from holdfast.layers.journal_records import Kind
-from holdfast.names import folder_at
-from holdfast.pipeline import tombstones
-from holdfast.pipeline.codec import payload_of
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.lake import Lake, Move, retries
-from holdfast.pipeline.schemas import PLANES
+from fastness.errors import InvalidArgument, PathUnusable
+from fastness.layers.journal_records import Kind
+from fastness.names import folder_at
+from fastness.pipeline import tombstones
+from fastness.pipeline.codec import payload_of
+from fastness.pipeline.config import Config
+from fastness.pipeline.lake import Lake, Move, retries
+from fastness.pipeline.schemas import PLANES
 
 MARKER: Final = "[redacted]"
 _WATERMARK: Final = "redaction"

@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 
 import cbor2
 
-from holdfast.errors import InvalidArgument
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.programs import Program
-from holdfast.hosts.workflows.records import fold
-from holdfast.layers import journal_records
-from holdfast.layers.journal_records import Kind
-from holdfast.wire.canonical import canonical
-from holdfast.wire.restores import Entry
-from holdfast.wire.runs import RUN_PREFIX
+from fastness.errors import InvalidArgument
+from fastness.hosts.apps import HostApp
+from fastness.hosts.programs import Program
+from fastness.hosts.workflows.records import fold
+from fastness.layers import journal_records
+from fastness.layers.journal_records import Kind
+from fastness.wire.canonical import canonical
+from fastness.wire.restores import Entry
+from fastness.wire.runs import RUN_PREFIX
 
 Reducer: TypeAlias = Callable[[Any, Entry], Any]
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from holdfast.errors import HoldfastError, InvalidArgument, Unreachable, Unsupported
-from holdfast.pipeline import java_runtime
+from fastness.errors import FastnessError, InvalidArgument, Unreachable, Unsupported
+from fastness.pipeline import java_runtime
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +40,7 @@ _JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 def start(
     *,
-    app: str = "holdfast",
+    app: str = "fastness",
     master: str | None = None,
     remote: str | None = None,
     conf: Mapping[str, str] | None = None,
@@ -76,7 +76,7 @@ def running() -> "SparkSession | None":
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise Unsupported("The pipeline needs Spark; run: pip install 'holdfast[spark]'") from error
+        raise Unsupported("The pipeline needs Spark; run: pip install 'fastness[spark]'") from error
     session = SparkSession.getActiveSession()
     if session is not None and has_ended(session):
         _forget()
@@ -120,7 +120,7 @@ def report_end_of_java(spark: "SparkSession | None", job: str) -> Iterator[None]
     """
     try:
         yield
-    except HoldfastError:
+    except FastnessError:
         raise
     except Exception as error:  # py4j, sockets and PySpark have unrelated exception types.
         if spark is None or not has_ended(spark):
@@ -262,7 +262,7 @@ def _start_local(app: str, conf: Mapping[str, str], *options: str) -> "SparkSess
     for name, value in {**_local_settings(app, *options), **conf}.items():
         settings.set(name, value)
     with tempfile.TemporaryFile() as output:
-        quiet = {} if os.environ.get("HOLDFAST_DEBUG") else {"stdout": output, "stderr": output}
+        quiet = {} if os.environ.get("FASTNESS_DEBUG") else {"stdout": output, "stderr": output}
         try:
             with _kill_java_on_error():
                 gateway = launch_gateway(settings, quiet)  # type: ignore[no-untyped-call]
@@ -308,7 +308,7 @@ def _local_settings(app: str, *options: str) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": str(max(2, cores)),
-        "spark.sql.warehouse.dir": (Path(tempfile.gettempdir()) / "holdfast-warehouse").as_uri(),  # Never used.
+        "spark.sql.warehouse.dir": (Path(tempfile.gettempdir()) / "fastness-warehouse").as_uri(),  # Never used.
     }
 
 

@@ -6,7 +6,7 @@ KeyError: 'user-4711' in /srv/app/worker.py line 31      KeyError: 'user-<n>' in
 import re
 from typing import Final
 
-from holdfast.limits import LAST_ERROR_BYTES_MAX, SIGNATURE_CHARACTERS_MAX
+from fastness.limits import LAST_ERROR_BYTES_MAX, SIGNATURE_CHARACTERS_MAX
 
 NO_ERROR: Final = "(no error was told)"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from holdfast.errors import HoldfastError, rebuild
+from fastness.errors import FastnessError, rebuild
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +31,10 @@ def execute(spark: "SparkSession | None", work: Callable[[bytes], bytes], tasks:
     """The result of each task, in any order.
 
     Spark splits a small table into as many partitions as it has cores, so with that many tasks of equal size each core
-    runs one. `work` is pickled by name: executors need Holdfast installed.
+    runs one. `work` is pickled by name: executors need Fastness installed.
 
     Raises:
-        HoldfastError: raised by `work`, on an executor or here.
+        FastnessError: raised by `work`, on an executor or here.
     """
     if spark is None or not tasks:
         yield from map(work, tasks)
@@ -56,7 +56,7 @@ def _result_row(work: Callable[[bytes], bytes], task: bytes) -> dict[str, bytes 
     """The result, or the error's code and message: an exception that leaves an executor becomes a Java stack trace."""
     try:
         return {"answer": work(task)}
-    except HoldfastError as error:
+    except FastnessError as error:
         return {"code": error.code, "message": str(error)}
 
 

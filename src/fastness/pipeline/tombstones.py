@@ -18,10 +18,10 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import InvalidArgument, PathUnusable
-from holdfast.names import folder_at
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import TOMBSTONES
+from fastness.errors import InvalidArgument, PathUnusable
+from fastness.names import folder_at
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import TOMBSTONES
 
 SOURCES: Final = ("world", "kind", "queue", "session")
 # The field of session log records, by kind of log, that a target is compared with.
@@ -113,7 +113,7 @@ def digest(key: bytes, universe: str, target: str, name: str) -> str:
 
 def key_id(key: bytes) -> str | None:
     """A name for a key, which does not reveal it."""
-    return hashlib.sha256(b"holdfast key id\0" + key).hexdigest()[:_KEY_ID_DIGITS] if key else None
+    return hashlib.sha256(b"fastness key id\0" + key).hexdigest()[:_KEY_ID_DIGITS] if key else None
 
 
 def read_key(path: str | None) -> bytes:

@@ -1,12 +1,12 @@
 """Session logs: a record is accepted in memory; file access runs in a thread."""
 
-from holdfast.errors import InvalidArgument
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.names import checked_name
-from holdfast.plane.handlers import immediate, service
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.runtime.activity.log import ActivityLog, Position
-from holdfast.wire.activity import (
+from fastness.errors import InvalidArgument
+from fastness.layers.idempotency import KeyedCall
+from fastness.names import checked_name
+from fastness.plane.handlers import immediate, service
+from fastness.plane.stores import AnyStores, Served
+from fastness.runtime.activity.log import ActivityLog, Position
+from fastness.wire.activity import (
     ACCEPTED,
     EndSession,
     ListLogs,
@@ -17,7 +17,7 @@ from holdfast.wire.activity import (
     LogRecords,
     ReadLog,
 )
-from holdfast.wire.requests import Committed
+from fastness.wire.requests import Committed
 
 
 @immediate

@@ -1,10 +1,10 @@
 """Handlers of agent requests."""
 
-from holdfast.kv import Transaction
-from holdfast.layers import agents
-from holdfast.names import checked_agent, checked_name
-from holdfast.plane.handlers import transaction
-from holdfast.wire.agents import Agent, AgentsPage, FoundAgent, GetAgent, ListAgents, RegisterAgent
+from fastness.kv import Transaction
+from fastness.layers import agents
+from fastness.names import checked_agent, checked_name
+from fastness.plane.handlers import transaction
+from fastness.wire.agents import Agent, AgentsPage, FoundAgent, GetAgent, ListAgents, RegisterAgent
 
 
 @transaction

@@ -4,22 +4,22 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, HoldfastError, MailNotFound, rebuild
-from holdfast.kv import Transaction
-from holdfast.layers.idempotency import KeyedCall, run_idempotent
-from holdfast.limits import ATOMIC_OPERATIONS_MAX
-from holdfast.plane import entities
-from holdfast.plane.handlers import HANDLERS, service
-from holdfast.plane.services import Services
-from holdfast.plane.sharing import share_queues
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.runtime.locks.table import LocksBegun
-from holdfast.wire.answers import decoder_of
-from holdfast.wire.atomic import Answers, CommitAtomic
-from holdfast.wire.entities import WriteEntities
-from holdfast.wire.mail import ConfirmMail, SentMails
-from holdfast.wire.queues import Outcomes, RefusedAck
-from holdfast.wire.requests import Answer, Request
+from fastness.errors import BatchTooLarge, EmptyBatch, FastnessError, MailNotFound, rebuild
+from fastness.kv import Transaction
+from fastness.layers.idempotency import KeyedCall, run_idempotent
+from fastness.limits import ATOMIC_OPERATIONS_MAX
+from fastness.plane import entities
+from fastness.plane.handlers import HANDLERS, service
+from fastness.plane.services import Services
+from fastness.plane.sharing import share_queues
+from fastness.plane.stores import AnyStores, Served
+from fastness.runtime.locks.table import LocksBegun
+from fastness.wire.answers import decoder_of
+from fastness.wire.atomic import Answers, CommitAtomic
+from fastness.wire.entities import WriteEntities
+from fastness.wire.mail import ConfirmMail, SentMails
+from fastness.wire.queues import Outcomes, RefusedAck
+from fastness.wire.requests import Answer, Request
 
 
 @service
@@ -69,7 +69,7 @@ def execute_all(tx: Transaction, services: Services, request: CommitAtomic) -> A
     return Answers(answers)
 
 
-def _refused(ack: RefusedAck) -> HoldfastError:
+def _refused(ack: RefusedAck) -> FastnessError:
     """The error of a packed ack that was refused."""
     return rebuild(
         ack.code,

@@ -9,16 +9,16 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import HoldfastError
-from holdfast.kv import Transaction
-from holdfast.layers import audit
-from holdfast.names import checked_name
-from holdfast.plane.handlers import HANDLERS, transaction
-from holdfast.wire.atomic import Answers
-from holdfast.wire.audit import OK, AuditEntry, AuditPage, ReadAudit, count_of, detail_of, target_of
-from holdfast.wire.mail import GetMailPolicy, SetMailPolicy
-from holdfast.wire.queues import GetQueuePolicy, SetQueuePolicy
-from holdfast.wire.requests import Request, permission_of
+from fastness.errors import FastnessError
+from fastness.kv import Transaction
+from fastness.layers import audit
+from fastness.names import checked_name
+from fastness.plane.handlers import HANDLERS, transaction
+from fastness.wire.atomic import Answers
+from fastness.wire.audit import OK, AuditEntry, AuditPage, ReadAudit, count_of, detail_of, target_of
+from fastness.wire.mail import GetMailPolicy, SetMailPolicy
+from fastness.wire.queues import GetQueuePolicy, SetQueuePolicy
+from fastness.wire.requests import Request, permission_of
 
 # The reads of what a request replaces, so that its entry says which fields change.
 _BEFORE: Final[dict[type[Request[Any]], Callable[[Any], Request[Any]]]] = {
@@ -102,7 +102,7 @@ def _universe_of(request: Request[Any]) -> str | None:
     """The universe whose log has a request's entry; None: the plane's own."""
     universe: str | None = getattr(request, "universe", None)
     if universe is not None:
-        with suppress(HoldfastError):
+        with suppress(FastnessError):
             return checked_name("universe", universe)
     return None
 
@@ -111,7 +111,7 @@ def _before(tx: Transaction, request: Request[Any]) -> msgspec.Struct | None:
     make = _BEFORE.get(type(request))
     if make is None:
         return None
-    with suppress(HoldfastError):  # The request itself is refused for the same reason.
+    with suppress(FastnessError):  # The request itself is refused for the same reason.
         current = make(request)
         run = HANDLERS[type(current)].run
         assert run is not None

@@ -11,19 +11,19 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from holdfast.errors import Busy, HoldfastError
-from holdfast.layers.blobs import Verify
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.limits import AUDITED_CALLS_MAX
-from holdfast.plane import audit
-from holdfast.plane.audit import Caller
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.services import HasServices, Services
-from holdfast.tiers import Tier
-from holdfast.wire.audit import FAILED, OK, audited_parts, may_be_audited
-from holdfast.wire.requests import Answer, Request
+from fastness.errors import Busy, FastnessError
+from fastness.layers.blobs import Verify
+from fastness.layers.idempotency import KeyedCall
+from fastness.limits import AUDITED_CALLS_MAX
+from fastness.plane import audit
+from fastness.plane.audit import Caller
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.services import HasServices, Services
+from fastness.tiers import Tier
+from fastness.wire.audit import FAILED, OK, audited_parts, may_be_audited
+from fastness.wire.requests import Answer, Request
 
-_log = logging.getLogger("holdfast.audit")
+_log = logging.getLogger("fastness.audit")
 _TIER: Final = Tier.IMPORTANT  # The sync of the action makes the entry before it durable, too.
 
 
@@ -51,7 +51,7 @@ async def call_recorded(
 
 
 def _log_unexpected(task: "asyncio.Task[Any]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, HoldfastError):
+    if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, FastnessError):
         _log.error("unexpected error in a call whose caller has left", exc_info=error)
 
 
@@ -63,7 +63,7 @@ async def _call_recorded(
     try:
         answer = await call()
     except Exception as error:
-        code = error.code if isinstance(error, HoldfastError) else FAILED
+        code = error.code if isinstance(error, FastnessError) else FAILED
         await _finish_async(stores, audit.finish, entries, parts, code)
         raise
     await _finish_async(stores, audit.finish, entries, parts, OK, answer)
@@ -73,11 +73,11 @@ async def _call_recorded(
 async def _finish_async(stores: HasServices, work: Callable[..., None], *args: Any) -> None:
     try:
         await stores.services.database.transact_async(work, *args, tier=_TIER)
-    except HoldfastError as error:
+    except FastnessError as error:
         _warn_of_missing_outcome(error)
 
 
-def _warn_of_missing_outcome(error: HoldfastError) -> None:
+def _warn_of_missing_outcome(error: FastnessError) -> None:
     _log.warning("the outcome of an action is missing in the audit log: %s", error)
 
 
@@ -105,7 +105,7 @@ class AuditedTransport(EmbeddedTransport):
         try:
             answer = super().call(request, call)
         except Exception as error:
-            self._finish(audit.finish, entries, parts, error.code if isinstance(error, HoldfastError) else FAILED)
+            self._finish(audit.finish, entries, parts, error.code if isinstance(error, FastnessError) else FAILED)
             raise
         self._finish(audit.finish, entries, parts, OK, answer)
         return answer
@@ -113,7 +113,7 @@ class AuditedTransport(EmbeddedTransport):
     def _finish(self, work: Callable[..., None], *args: Any) -> None:
         try:
             self._transact(work, *args, tier=_TIER)
-        except HoldfastError as error:
+        except FastnessError as error:
             _warn_of_missing_outcome(error)
 
 

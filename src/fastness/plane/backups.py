@@ -1,9 +1,9 @@
 """Handlers of backup and health check requests."""
 
-from holdfast.plane.handlers import service
-from holdfast.plane.stores import AnyStores, Served, Streamed
-from holdfast.wire.backups import BackupBegun, BackupEnded, BeginBackup, EndBackup, ListBackup, OpenBackup
-from holdfast.wire.health_checks import RunCheckups
+from fastness.plane.handlers import service
+from fastness.plane.stores import AnyStores, Served, Streamed
+from fastness.wire.backups import BackupBegun, BackupEnded, BeginBackup, EndBackup, ListBackup, OpenBackup
+from fastness.wire.health_checks import RunCheckups
 
 
 @service

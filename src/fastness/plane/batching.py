@@ -17,25 +17,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.errors import Closed, CommitUnknown, HoldfastError
-from holdfast.kv import Database, Transaction
-from holdfast.kv.batch import BatchedCall, run_batch, run_isolated
-from holdfast.kv.execution import check_tier
-from holdfast.layers.idempotency import IsNewCall, keyed_call, run_idempotent
-from holdfast.limits import READ_BATCH_REPLY_BYTES
-from holdfast.plane.atomic import execute_all
-from holdfast.plane.handlers import BEST_EFFORT_READS, Run
-from holdfast.plane.operations import OPERATIONS, handler_of
-from holdfast.plane.services import HasServices, Services
-from holdfast.plane.sharing import share_queues
-from holdfast.plane.stale_reads import may_be_stale
-from holdfast.plane.unknown_commits import repeat_async
-from holdfast.tiers import Tier
-from holdfast.wire.answers import read_answer
-from holdfast.wire.atomic import Answers, CommitAtomic
-from holdfast.wire.frames import Call, encode
-from holdfast.wire.mail import MailReceipts, Mails
-from holdfast.wire.requests import Answer, Request
+from fastness.errors import Closed, CommitUnknown, FastnessError
+from fastness.kv import Database, Transaction
+from fastness.kv.batch import BatchedCall, run_batch, run_isolated
+from fastness.kv.execution import check_tier
+from fastness.layers.idempotency import IsNewCall, keyed_call, run_idempotent
+from fastness.limits import READ_BATCH_REPLY_BYTES
+from fastness.plane.atomic import execute_all
+from fastness.plane.handlers import BEST_EFFORT_READS, Run
+from fastness.plane.operations import OPERATIONS, handler_of
+from fastness.plane.services import HasServices, Services
+from fastness.plane.sharing import share_queues
+from fastness.plane.stale_reads import may_be_stale
+from fastness.plane.unknown_commits import repeat_async
+from fastness.tiers import Tier
+from fastness.wire.answers import read_answer
+from fastness.wire.atomic import Answers, CommitAtomic
+from fastness.wire.frames import Call, encode
+from fastness.wire.mail import MailReceipts, Mails
+from fastness.wire.requests import Answer, Request
 
 Events = list[tuple[Any, ...]]
 
@@ -192,7 +192,7 @@ async def call_batch(
                 raise
             attempt = partial(run, _run_wanted, works, answers, is_wanted, requests, tier=tier)
             outcomes, events = await repeat_async(attempt, error)
-    except HoldfastError as error:
+    except FastnessError as error:
         outcomes = [error] * len(calls)
     if events:  # Published after the answers are sent.
         asyncio.get_running_loop().call_soon(stores.services.publish, events)

@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterable, Iterable
 from typing import cast
 
-from holdfast.kv import Transaction
-from holdfast.layers import blobs
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, AsyncStores, Served, Streamed
-from holdfast.wire.blobs import Body, FindBlob, GetBlob, Known, OpenBlob, PinBlob, PutBlob, Stored, WriteBlob
-from holdfast.wire.requests import Committed
+from fastness.kv import Transaction
+from fastness.layers import blobs
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, AsyncStores, Served, Streamed
+from fastness.wire.blobs import Body, FindBlob, GetBlob, Known, OpenBlob, PinBlob, PutBlob, Stored, WriteBlob
+from fastness.wire.requests import Committed
 
 
 @transaction

@@ -1,13 +1,13 @@
 """Handlers of requests on collections."""
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import collections
-from holdfast.limits import COLLECTION_WAIT_SECONDS_MAX
-from holdfast.names import checked_name
-from holdfast.plane.handlers import low_space_error, service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.collections import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import collections
+from fastness.limits import COLLECTION_WAIT_SECONDS_MAX
+from fastness.names import checked_name
+from fastness.plane.handlers import low_space_error, service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.collections import (
     ChangedRows,
     CollectionNames,
     CommitRows,

@@ -2,12 +2,12 @@
 
 from typing import Protocol
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import effect_leases, effects, leases
-from holdfast.layers.effects import EffectKey
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.limits import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import effect_leases, effects, leases
+from fastness.layers.effects import EffectKey
+from fastness.layers.idempotency import KeyedCall
+from fastness.limits import (
     EFFECT_CLAIMS_MAX,
     EFFECT_DELAY_SECONDS_LONGEST,
     EFFECT_KIND_BYTES_MAX,
@@ -15,10 +15,10 @@ from holdfast.limits import (
     EFFECT_LEASE_SECONDS_MAX,
     HOST_WAIT_SECONDS_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.effects import (
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.effects import (
     Attempted,
     ClaimEffects,
     CompleteEffect,
@@ -28,7 +28,7 @@ from holdfast.wire.effects import (
     ListEffects,
     ReleaseEffects,
 )
-from holdfast.wire.requests import Committed
+from fastness.wire.requests import Committed
 
 
 class _NamesEffect(Protocol):

@@ -9,23 +9,23 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
-from holdfast.errors import CommitUnknown, InvalidArgument
-from holdfast.layers.blobs import Verify
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.limits import AUDIT_CLOSE_SECONDS
-from holdfast.plane.batching import CallBatcher
-from holdfast.plane.handlers import Handler, Serve
-from holdfast.plane.idempotency import idempotent
-from holdfast.plane.operations import execute, handler_of
-from holdfast.plane.services import Services
-from holdfast.plane.sharing import run_alone
-from holdfast.plane.stale_reads import STALE_READS
-from holdfast.plane.stores import AsyncStores, Stores
-from holdfast.plane.unknown_commits import may_repeat, repeat, repeat_async
-from holdfast.plane.within import AsyncWithinTransport, WithinTransport
-from holdfast.runtime.locks.table import CallerLocks
-from holdfast.tiers import Tier
-from holdfast.wire.requests import Answer, Request
+from fastness.errors import CommitUnknown, InvalidArgument
+from fastness.layers.blobs import Verify
+from fastness.layers.idempotency import KeyedCall
+from fastness.limits import AUDIT_CLOSE_SECONDS
+from fastness.plane.batching import CallBatcher
+from fastness.plane.handlers import Handler, Serve
+from fastness.plane.idempotency import idempotent
+from fastness.plane.operations import execute, handler_of
+from fastness.plane.services import Services
+from fastness.plane.sharing import run_alone
+from fastness.plane.stale_reads import STALE_READS
+from fastness.plane.stores import AsyncStores, Stores
+from fastness.plane.unknown_commits import may_repeat, repeat, repeat_async
+from fastness.plane.within import AsyncWithinTransport, WithinTransport
+from fastness.runtime.locks.table import CallerLocks
+from fastness.tiers import Tier
+from fastness.wire.requests import Answer, Request
 
 
 class EmbeddedTransport(Stores):

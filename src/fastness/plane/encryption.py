@@ -1,11 +1,11 @@
 """Handlers of requests for encryption at rest."""
 
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service
-from holdfast.plane.services import Services
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.runtime.maintenance.encryption import Encryption
-from holdfast.wire.encryption import (
+from fastness.names import checked_name
+from fastness.plane.handlers import service
+from fastness.plane.services import Services
+from fastness.plane.stores import AnyStores, Served
+from fastness.runtime.maintenance.encryption import Encryption
+from fastness.wire.encryption import (
     EnableEncryption,
     EncryptionStatus,
     RewriteValues,

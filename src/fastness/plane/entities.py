@@ -5,19 +5,19 @@ A read with `best_effort` goes through the store, too, which adds values of the 
 
 from collections.abc import Sequence
 
-from holdfast.errors import LockTimeout
-from holdfast.kv import Transaction
-from holdfast.layers import entities, field_tiers, locks
-from holdfast.layers.field_tiers import TieredWrite
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.lock_records import LEVELS
-from holdfast.names import checked_name
-from holdfast.plane.handlers import best_effort_read, service, transaction
-from holdfast.plane.services import Services
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.runtime.activity import format as log_format
-from holdfast.tiers import Tier
-from holdfast.wire.entities import (
+from fastness.errors import LockTimeout
+from fastness.kv import Transaction
+from fastness.layers import entities, field_tiers, locks
+from fastness.layers.field_tiers import TieredWrite
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.lock_records import LEVELS
+from fastness.names import checked_name
+from fastness.plane.handlers import best_effort_read, service, transaction
+from fastness.plane.services import Services
+from fastness.plane.stores import AnyStores, Served
+from fastness.runtime.activity import format as log_format
+from fastness.tiers import Tier
+from fastness.wire.entities import (
     Changes,
     DeleteEntity,
     Entities,

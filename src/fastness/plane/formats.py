@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import DamagedDatabase, NotFound, PathUnusable, SchemaMismatch
-from holdfast.kv.formats import FORMAT, other_format
+from fastness.errors import DamagedDatabase, NotFound, PathUnusable, SchemaMismatch
+from fastness.kv.formats import FORMAT, other_format
 
-MARKER: Final = "holdfast.json"  # The file that records it.
+MARKER: Final = "fastness.json"  # The file that records it.
 
 
 def check_used(path: Path) -> None:
@@ -36,8 +36,8 @@ def check_exists(path: Path) -> None:
     if not (path / "kv" / "CURRENT").exists():
         url = shlex.quote(f"dir:{path}")
         raise NotFound(
-            f"There is no plane in {path}; check the path, or create one with `holdfast serve --data {url}` or a "
-            f"command that writes, such as `holdfast --url {url} queue put QUEUE BODY`"
+            f"There is no plane in {path}; check the path, or create one with `fastness serve --data {url}` or a "
+            f"command that writes, such as `fastness --url {url} queue put QUEUE BODY`"
         )
 
 

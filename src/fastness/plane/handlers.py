@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import DiskFull
-from holdfast.kv import Transaction
-from holdfast.wire.requests import Request
+from fastness.errors import DiskFull
+from fastness.kv import Transaction
+from fastness.wire.requests import Request
 
 Function = TypeVar("Function", bound=Callable[..., object])
 Serve = Callable[..., Any]  # A handler that takes the stores.
@@ -127,5 +127,5 @@ def low_space_error() -> DiskFull:
     """The error of a write while the disk is nearly full."""
     return DiskFull(
         "The disk is nearly full (disk_reserve_bytes); nothing was written. Reads, acks and deletes still work: "
-        "free some space, then try again. `holdfast space` shows what is stored"
+        "free some space, then try again. `fastness space` shows what is stored"
     )

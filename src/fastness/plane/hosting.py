@@ -2,21 +2,21 @@
 
 from typing import Protocol
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import leases, sends, turns
-from holdfast.layers.worlds import World
-from holdfast.limits import (
+from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import leases, sends, turns
+from fastness.layers.worlds import World
+from fastness.limits import (
     DELAY_SECONDS_MAX,
     HOST_LEASE_SECONDS_MAX,
     HOST_PROGRAMS_MAX,
     HOST_WAIT_SECONDS_MAX,
     HOSTED_WORLDS_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.hosting import (
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.hosting import (
     AsideItems,
     ClaimedWorlds,
     ClaimWorlds,
@@ -37,8 +37,8 @@ from holdfast.wire.hosting import (
     SetSendPolicy,
     TurnCommitted,
 )
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.requests import Committed
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.requests import Committed
 
 
 class _OfWorld(Protocol):

@@ -4,16 +4,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from holdfast.kv import Result, Transaction
-from holdfast.layers.idempotency import KeyedCall, keyed_call, run_idempotent
-from holdfast.layers.queues import abandon_receive
-from holdfast.plane.handlers import Run
-from holdfast.plane.queues import nack
-from holdfast.plane.services import HasServices
-from holdfast.tiers import Tier
-from holdfast.wire.answers import read_answer
-from holdfast.wire.queues import MessageLease, NackMessages, ReceiveMessages
-from holdfast.wire.requests import Answer, Request
+from fastness.kv import Result, Transaction
+from fastness.layers.idempotency import KeyedCall, keyed_call, run_idempotent
+from fastness.layers.queues import abandon_receive
+from fastness.plane.handlers import Run
+from fastness.plane.queues import nack
+from fastness.plane.services import HasServices
+from fastness.tiers import Tier
+from fastness.wire.answers import read_answer
+from fastness.wire.queues import MessageLease, NackMessages, ReceiveMessages
+from fastness.wire.requests import Answer, Request
 
 
 def keyed_call_of(

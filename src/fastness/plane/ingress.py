@@ -2,20 +2,20 @@
 
 from typing import Protocol
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, HoldfastError, InvalidArgument
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import (
+from fastness.errors import BatchTooLarge, EmptyBatch, FastnessError, InvalidArgument
+from fastness.layers.mailboxes import Address
+from fastness.limits import (
     PUSH_BATCH_BYTES_MAX,
     PUSH_BATCH_MAX,
     PUSH_TEXT_CHARACTERS_MAX,
     PUSH_WATCH_MAX,
     PUSH_WATCH_SECONDS_MAX,
 )
-from holdfast.names import checked_agent, checked_name
-from holdfast.plane.handlers import immediate, service
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.runtime.ingress.ingress import AddressedPush, Ingress
-from holdfast.wire.ingress import (
+from fastness.names import checked_agent, checked_name
+from fastness.plane.handlers import immediate, service
+from fastness.plane.stores import AnyStores, Served
+from fastness.runtime.ingress.ingress import AddressedPush, Ingress
+from fastness.wire.ingress import (
     ACCEPTED,
     ANYBODY,
     SYNCED,
@@ -46,7 +46,7 @@ async def push_data(stores: HasIngress, sender: str | None, to: str, new: NewPus
 
     Raises:
         InvalidName: an address is invalid, or in another universe.
-        HoldfastError: as `Ingress.push`.
+        FastnessError: as `Ingress.push`.
     """
     universe = checked_name("universe", universe)
     return await stores.ingress.push(_sender(sender, universe), _address(to, universe), new)
@@ -98,10 +98,10 @@ def show(stores: AnyStores, request: ShowIngress) -> IngressStats:
     return stores.ingress.stats()
 
 
-def _item(item: PushItem, durability: Durability, universe: str) -> AddressedPush | HoldfastError:
+def _item(item: PushItem, durability: Durability, universe: str) -> AddressedPush | FastnessError:
     try:
         return _address(item.to, universe), _new_push(item, durability)
-    except HoldfastError as error:
+    except FastnessError as error:
         return error
 
 

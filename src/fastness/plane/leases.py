@@ -2,16 +2,16 @@
 
 from typing import Protocol, overload
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import leases, locks
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.leases import LeaseKey
-from holdfast.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SUMMARY_LIST_MAX
-from holdfast.names import checked_key, checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.leases import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import leases, locks
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.leases import LeaseKey
+from fastness.limits import LEASE_TTL_SECONDS_MAX, LEASE_WAIT_SECONDS_MAX, SUMMARY_LIST_MAX
+from fastness.names import checked_key, checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.leases import (
     AcquireLease,
     BreakLease,
     CheckLease,
@@ -27,8 +27,8 @@ from holdfast.wire.leases import (
     ReleaseLease,
     Waits,
 )
-from holdfast.wire.requests import Committed
-from holdfast.wire.transport import ProvenLock
+from fastness.wire.requests import Committed
+from fastness.wire.transport import ProvenLock
 
 
 class _OfKey(Protocol):
@@ -93,7 +93,7 @@ def fenced(held: ProvenLock | Proven) -> LockFence | Fence:
         fence(tx)
         tx.put(...)
 
-    fence = holdfast.fenced(lease)
+    fence = fastness.fenced(lease)
     plane.transact(work)
     """
     return Fence(held.proof) if isinstance(held.proof, LeaseProof) else LockFence(held)

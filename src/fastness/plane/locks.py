@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import locks
-from holdfast.layers.lock_records import LEVELS, SessionKey
-from holdfast.limits import LEASE_WAIT_SECONDS_MAX, LOCK_LEASE_SECONDS_MAX, LOCK_LEASE_SECONDS_MIN
-from holdfast.lock_rules import DATA_LEVELS
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.tiers import TierPolicy
-from holdfast.wire.locks import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import locks
+from fastness.layers.lock_records import LEVELS, SessionKey
+from fastness.limits import LEASE_WAIT_SECONDS_MAX, LOCK_LEASE_SECONDS_MAX, LOCK_LEASE_SECONDS_MIN
+from fastness.lock_rules import DATA_LEVELS
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.tiers import TierPolicy
+from fastness.wire.locks import (
     AcquireLocks,
     CheckLock,
     EndLockSession,
@@ -26,7 +26,7 @@ from holdfast.wire.locks import (
     SessionRenewed,
     ShowLockStats,
 )
-from holdfast.wire.requests import Committed
+from fastness.wire.requests import Committed
 
 
 @service

@@ -3,7 +3,7 @@
 from functools import lru_cache, partial
 from typing import Protocol
 
-from holdfast.errors import (
+from fastness.errors import (
     BatchTooLarge,
     Busy,
     EmptyBatch,
@@ -15,14 +15,14 @@ from holdfast.errors import (
     WorldNotActive,
     WorldNotFound,
 )
-from holdfast.kv import Transaction
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import MAIL_BATCH_MAX, MAIL_WAIT_SECONDS_MAX
-from holdfast.names import checked_agent, checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.mail import (
+from fastness.kv import Transaction
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address
+from fastness.limits import MAIL_BATCH_MAX, MAIL_WAIT_SECONDS_MAX
+from fastness.names import checked_agent, checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.mail import (
     Addresses,
     BlockSender,
     Confirmed,
@@ -49,7 +49,7 @@ from holdfast.wire.mail import (
     SentMails,
     SetMailPolicy,
 )
-from holdfast.wire.requests import Committed
+from fastness.wire.requests import Committed
 
 
 @transaction

@@ -8,17 +8,17 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from obstore.store import LocalStore
 
-from holdfast.backends.objects import ObjectStore, open_objects
-from holdfast.backends.objects.encrypted import encrypted
-from holdfast.backends.rocksdb import RocksReader
-from holdfast.encryption_keys import KeyProvider, provider_of_environment
-from holdfast.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
-from holdfast.kv import Database
-from holdfast.kv.value_cipher import ValueCipher
-from holdfast.names import folder_at
-from holdfast.plane.formats import MARKER
-from holdfast.plane.open import open_database
-from holdfast.runtime.maintenance.migrations import PlaneStores
+from fastness.backends.objects import ObjectStore, open_objects
+from fastness.backends.objects.encrypted import encrypted
+from fastness.backends.rocksdb import RocksReader
+from fastness.encryption_keys import KeyProvider, provider_of_environment
+from fastness.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
+from fastness.kv import Database
+from fastness.kv.value_cipher import ValueCipher
+from fastness.names import folder_at
+from fastness.plane.formats import MARKER
+from fastness.plane.open import open_database
+from fastness.runtime.maintenance.migrations import PlaneStores
 
 _OURS: Final = frozenset({MARKER, "kv", "objects", "activity"})
 _SECRETS: Final = frozenset({"password", "sslpassword"})
@@ -68,7 +68,7 @@ def opened_source(
             yield PlaneStores(database, store, logs or folder / "activity", database.estimated_pairs())
         return
     _check_postgres(url)
-    from holdfast.backends.postgres import PostgresReader
+    from fastness.backends.postgres import PostgresReader
 
     with PostgresReader(url, cipher=_cipher(encryption)) as shared:
         yield PlaneStores(shared, _decrypted(_read_only(objects), shared), logs, shared.estimated_pairs())
@@ -102,7 +102,7 @@ def opened_target(
             yield PlaneStores(database, encrypted(store or open_objects(f"dir:{folder / 'objects'}"), database))
         return
     _check_postgres(url)
-    from holdfast.backends.postgres import PostgresDatabase, exclusive_url
+    from fastness.backends.postgres import PostgresDatabase, exclusive_url
 
     kept = None if objects is None else open_objects(objects)
     with PostgresDatabase(exclusive_url(url), cipher=_cipher(_without_requirements(encryption))) as shared:
@@ -133,7 +133,7 @@ def _decrypted(store: ObjectStore | None, database: Database) -> ObjectStore | N
 def check_unused(url: str) -> None:
     """Raise PlaneInUse if a process has the PostgreSQL plane at `url` open; a folder has a lock for that."""
     if not url.startswith("dir:"):
-        from holdfast.backends.postgres import check_unused
+        from fastness.backends.postgres import check_unused
 
         check_unused(url)
 
@@ -144,10 +144,10 @@ def upgrade_tables(url: str) -> tuple[int, int]:
     Raises:
         InvalidUrl, Unsupported: it is not PostgreSQL, or its driver is missing.
         PlaneInUse: a process uses the tables, and the upgrade needs exclusive use.
-        SchemaMismatch: a newer version of Holdfast created them.
+        SchemaMismatch: a newer version of Fastness created them.
     """
     _check_postgres(url)
-    from holdfast.backends.postgres import exclusive_url, upgrade_schema
+    from fastness.backends.postgres import exclusive_url, upgrade_schema
 
     return upgrade_schema(exclusive_url(url))
 
@@ -155,7 +155,7 @@ def upgrade_tables(url: str) -> tuple[int, int]:
 def upgrade_sql(url: str) -> str:
     """The SQL that `upgrade_tables` would run; empty if there is nothing to do."""
     _check_postgres(url)
-    from holdfast.backends.postgres import exclusive_url, upgrade_script
+    from fastness.backends.postgres import exclusive_url, upgrade_script
 
     return upgrade_script(exclusive_url(url))
 
@@ -190,12 +190,12 @@ def _check_postgres(url: str) -> None:
     if scheme in ("http", "https"):
         raise Unsupported(
             "A running server cannot be migrated; stop it and give its data (dir:PATH or postgresql://…), or migrate "
-            "the directory that `holdfast backup DEST` and `holdfast restore DEST TARGET` make of it"
+            "the directory that `fastness backup DEST` and `fastness restore DEST TARGET` make of it"
         )
     if scheme not in ("postgresql", "postgres"):
         raise InvalidUrl(f"{scheme!r} planes cannot be migrated; write dir:PATH or postgresql://…")
     try:
         import psycopg
     except ImportError as error:
-        raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
+        raise Unsupported("PostgreSQL needs its driver; run: pip install 'fastness[postgres]'") from error
     del psycopg

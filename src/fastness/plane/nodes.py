@@ -2,13 +2,13 @@
 
 import msgspec
 
-from holdfast.kv import Transaction, formats
-from holdfast.layers import maintenance, nodes
-from holdfast.layers.nodes import Node
-from holdfast.plane.handlers import service
-from holdfast.plane.services import Services
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.nodes import ListNodes, NodeLoad, Nodes, NodeStatus
+from fastness.kv import Transaction, formats
+from fastness.layers import maintenance, nodes
+from fastness.layers.nodes import Node
+from fastness.plane.handlers import service
+from fastness.plane.services import Services
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.nodes import ListNodes, NodeLoad, Nodes, NodeStatus
 
 
 @service

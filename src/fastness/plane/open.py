@@ -17,54 +17,54 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.access_keys import secrets_of
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.objects import open_objects
-from holdfast.backends.objects.encrypted import encrypted
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.clock import Clock, IdSource
-from holdfast.encryption_keys import KeyProvider
-from holdfast.errors import InvalidArgument, InvalidUrl, PathUnusable, Unsupported
-from holdfast.folders import make_folder, sync_folder
-from holdfast.kv import Database, Transaction, formats
-from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
-from holdfast.kv.serial_database import SerialDatabase
-from holdfast.kv.value_cipher import ValueCipher
-from holdfast.layers import lineages
-from holdfast.layers.blobs import Verify
-from holdfast.layers.migrations import check_complete
-from holdfast.limits import (
+from fastness.access_keys import secrets_of
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.objects import open_objects
+from fastness.backends.objects.encrypted import encrypted
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.clock import Clock, IdSource
+from fastness.encryption_keys import KeyProvider
+from fastness.errors import InvalidArgument, InvalidUrl, PathUnusable, Unsupported
+from fastness.folders import make_folder, sync_folder
+from fastness.kv import Database, Transaction, formats
+from fastness.kv.formats import FORMAT, OLDEST_FORMAT
+from fastness.kv.serial_database import SerialDatabase
+from fastness.kv.value_cipher import ValueCipher
+from fastness.layers import lineages
+from fastness.layers.blobs import Verify
+from fastness.layers.migrations import check_complete
+from fastness.limits import (
     COMPACT_DELETED_SECONDS,
     DISK_RESERVE_BYTES,
     GC_EVERY_SECONDS,
     PUSHES_PER_MINUTE,
     PUSHES_PER_MINUTE_MAX,
 )
-from holdfast.mail_defaults import MAIL_DEFAULTS, MailDefaults
-from holdfast.names import folder_at
-from holdfast.plane.audit import Caller
-from holdfast.plane.audited import AsyncAuditedTransport, AuditedTransport
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.formats import MARKER, check_exists, check_used
-from holdfast.plane.services import Services
-from holdfast.private_files import open_private, readable_by_others
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
-from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
-from holdfast.runtime.maintenance.space_loop import SpaceLoop
-from holdfast.runtime.maintenance.space_options import SpaceOptions, check_options
-from holdfast.runtime.maintenance.table_compaction import Compactable, TableCompaction
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.tiers import TierPolicy
+from fastness.mail_defaults import MAIL_DEFAULTS, MailDefaults
+from fastness.names import folder_at
+from fastness.plane.audit import Caller
+from fastness.plane.audited import AsyncAuditedTransport, AuditedTransport
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.formats import MARKER, check_exists, check_used
+from fastness.plane.services import Services
+from fastness.private_files import open_private, readable_by_others
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance.compaction_loop import CompactionLoop
+from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor
+from fastness.runtime.maintenance.space_loop import SpaceLoop
+from fastness.runtime.maintenance.space_options import SpaceOptions, check_options
+from fastness.runtime.maintenance.table_compaction import Compactable, TableCompaction
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.tiers import TierPolicy
 
-_log = logging.getLogger("holdfast.open")
+_log = logging.getLogger("fastness.open")
 
 _KNOWN: Final = "memory:, dir:PATH or postgresql://user@host/database"
 
 
 class _Marker(msgspec.Struct):
-    """The content of `holdfast.json`."""
+    """The content of `fastness.json`."""
 
     format: int
 
@@ -88,7 +88,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     read_from: str = "primary"  # "standby": a standby of PostgreSQL serves STALE_READS.
     mail: MailDefaults = MAIL_DEFAULTS  # The mail policy of universes that have none of their own.
     pushes_per_minute: int = PUSHES_PER_MINUTE  # Limit for one peer's `agent.data.push`; 0: no limit.
-    sqs_key_file: str | None = None  # Encrypts the secrets of access keys. None: as in `holdfast.access_keys`.
+    sqs_key_file: str | None = None  # Encrypts the secrets of access keys. None: as in `fastness.access_keys`.
     encryption: KeyProvider | None = None  # Master keys of encrypted universes. None: those that the environment names.
 
 
@@ -164,7 +164,7 @@ def open_database(
         return _open_postgres(url, clock, ids, cipher, create=create, read_from=read_from)
     if scheme in ("http", "https"):
         address = f"{scheme}://HOST:PORT" if "@" in url else url  # Without the password.
-        raise InvalidUrl(f'{address} is the address of a server; connect to it with holdfast.connect("{address}")')
+        raise InvalidUrl(f'{address} is the address of a server; connect to it with fastness.connect("{address}")')
     if rest.isdigit():
         raise InvalidUrl(f"{url!r} has no scheme; for a server write http://{url}")
     if not colon:
@@ -303,7 +303,7 @@ def _logs(url: str, folder: str | None) -> Path | None:
     if url == "memory:":
         return None
     # Processes can share this folder, since each file has one writer.
-    return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity"
+    return folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "fastness" / "activity"
 
 
 def _open_postgres(
@@ -316,9 +316,9 @@ def _open_postgres(
     read_from: Literal["primary", "standby"],
 ) -> Database:
     try:
-        from holdfast.backends.postgres import PostgresDatabase
+        from fastness.backends.postgres import PostgresDatabase
     except ImportError as error:
-        raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
+        raise Unsupported("PostgreSQL needs its driver; run: pip install 'fastness[postgres]'") from error
     return PostgresDatabase(url, clock=clock, ids=ids, create=create, read_from=read_from, cipher=cipher)
 
 
@@ -329,7 +329,7 @@ def _warn_of_other_readers(directory: Path) -> None:
         if found:
             names = ", ".join(path.name for path in found[1:]) or "nothing in it"
             _log.warning(
-                "other users can access the data directory %s (mode %04o; also: %s); run: holdfast doctor --fix %s",
+                "other users can access the data directory %s (mode %04o; also: %s); run: fastness doctor --fix %s",
                 directory,
                 stat.S_IMODE(directory.stat().st_mode),
                 names,
@@ -393,6 +393,6 @@ def _check_format(directory: Path, marker: Path) -> None:
         found = msgspec.json.decode(marker.read_bytes(), type=_Marker).format
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise PathUnusable(
-            f"{marker} is not a Holdfast file ({error}); choose another folder, or restore it"
+            f"{marker} is not a Fastness file ({error}); choose another folder, or restore it"
         ) from error
     formats.check_supported(str(directory), found)

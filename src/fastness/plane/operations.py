@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.plane import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.plane import (
     activity,
     agents,
     atomic,
@@ -38,8 +38,8 @@ from holdfast.plane import (
     tokens,
     worlds,
 )
-from holdfast.plane.handlers import BEST_EFFORT_READS, HANDLERS, Handler
-from holdfast.wire.requests import Answer, Request
+from fastness.plane.handlers import BEST_EFFORT_READS, HANDLERS, Handler
+from fastness.wire.requests import Answer, Request
 
 MODULES: Final = (
     activity,
@@ -81,7 +81,7 @@ def handler_of(request: Request[Answer]) -> Handler:
     """
     handler = HANDLERS.get(type(request))
     if handler is None:
-        raise InvalidArgument(f"{type(request).__name__} is not a request of this plane; send one of holdfast.wire")
+        raise InvalidArgument(f"{type(request).__name__} is not a request of this plane; send one of fastness.wire")
     if type(request) in BEST_EFFORT_READS and request.best_effort:  # type: ignore[attr-defined]
         return BEST_EFFORT_READS[type(request)]
     return handler

@@ -1,9 +1,9 @@
 """Handlers of raw reads and writes of the key space."""
 
-from holdfast.kv import Transaction
-from holdfast.plane.handlers import transaction
-from holdfast.wire.pairs import DeletePair, GetPair, Pairs, PutPair, ScanPairs, Value
-from holdfast.wire.requests import Committed
+from fastness.kv import Transaction
+from fastness.plane.handlers import transaction
+from fastness.wire.pairs import DeletePair, GetPair, Pairs, PutPair, ScanPairs, Value
+from fastness.wire.requests import Committed
 
 
 @transaction

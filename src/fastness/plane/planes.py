@@ -2,16 +2,16 @@
 
 from typing import Protocol, runtime_checkable
 
-from holdfast.errors import PlaneInUse
-from holdfast.kv import Transaction, formats
-from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
-from holdfast.layers import lineages, nodes
-from holdfast.layers.lineages import Identity
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.services import Services
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.version import __version__
-from holdfast.wire.planes import MarkRestored, PlaneParent, PlaneStatus, RaiseFormat, ShowPlane
+from fastness.errors import PlaneInUse
+from fastness.kv import Transaction, formats
+from fastness.kv.formats import FORMAT, OLDEST_FORMAT
+from fastness.layers import lineages, nodes
+from fastness.layers.lineages import Identity
+from fastness.plane.handlers import service, transaction
+from fastness.plane.services import Services
+from fastness.plane.stores import AnyStores, Served
+from fastness.version import __version__
+from fastness.wire.planes import MarkRestored, PlaneParent, PlaneStatus, RaiseFormat, ShowPlane
 
 _UNKNOWN = Identity("", "", 0, "")  # Tools may open a key space that has no identity.
 

@@ -6,22 +6,22 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, Fenced, HoldfastError, InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import queues
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import QueueKey
-from holdfast.limits import (
+from fastness.errors import BatchTooLarge, EmptyBatch, Fenced, FastnessError, InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import queues
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.queues import QueueKey
+from fastness.limits import (
     DELAY_SECONDS_MAX,
     MESSAGES_MAX,
     NAME_BYTES_MAX,
     RECEIVE_WAIT_SECONDS_MAX,
     VISIBILITY_SECONDS_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.queues import (
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.queues import (
     AckMessages,
     CancelMessage,
     CancelMessages,
@@ -75,7 +75,7 @@ from holdfast.wire.queues import (
     UpdateMessage,
     WaitForCancel,
 )
-from holdfast.wire.stored_messages import StoredMessage
+from fastness.wire.stored_messages import StoredMessage
 
 
 @transaction
@@ -112,11 +112,11 @@ def ack(tx: Transaction, request: AckMessages) -> Outcomes:
     refused = queues.ack_packed(tx, queue_key(request), request.packed) if request.packed else []
     if len(request.results) > len(request.leases):
         raise InvalidArgument(f"{len(request.results)} results for {len(request.leases)} leases; give one for each")
-    outcomes: list[str | HoldfastError] = []
+    outcomes: list[str | FastnessError] = []
     if request.leases:
         outcomes = queues.ack_many(tx, queue_key(request), request.leases, request.results, late=request.late)
     return Outcomes(
-        [_refused(each) if isinstance(each, HoldfastError) else Outcome(None, None, 0, each) for each in outcomes],
+        [_refused(each) if isinstance(each, FastnessError) else Outcome(None, None, 0, each) for each in outcomes],
         refused,
     )
 
@@ -384,23 +384,23 @@ def _outcome(settle: Callable[[MessageLease], Outcome], lease: MessageLease) -> 
         return _refused(error)
 
 
-def _leased(messages: list[StoredMessage | HoldfastError]) -> Outcomes:
+def _leased(messages: list[StoredMessage | FastnessError]) -> Outcomes:
     """When the leases of messages end, or why they were refused. One that is not leased any more has no end."""
     return Outcomes(
         [
             _refused(each)
-            if isinstance(each, HoldfastError)
+            if isinstance(each, FastnessError)
             else Outcome(expires_ms=each.due_ms if each.lease_ref else 0, correlation_id=each.correlation_id)
             for each in messages
         ]
     )
 
 
-def _refusals(errors: list[HoldfastError | None]) -> Outcomes:
+def _refusals(errors: list[FastnessError | None]) -> Outcomes:
     return Outcomes([Outcome() if each is None else _refused(each) for each in errors])
 
 
-def _refused(error: HoldfastError) -> Outcome:
+def _refused(error: FastnessError) -> Outcome:
     return Outcome(code=error.code, detail=str(error))
 
 

@@ -1,12 +1,12 @@
 """Handlers of requests for the quotas of universes."""
 
-from holdfast.kv import Transaction
-from holdfast.layers import quotas
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.services import Services
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
+from fastness.kv import Transaction
+from fastness.layers import quotas
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.services import Services
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
 
 
 @service

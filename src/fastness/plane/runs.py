@@ -1,14 +1,14 @@
 """Handlers of run requests."""
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import runs
-from holdfast.limits import RUN_WAIT_SECONDS_MAX
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.requests import Committed
-from holdfast.wire.runs import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import runs
+from fastness.limits import RUN_WAIT_SECONDS_MAX
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.requests import Committed
+from fastness.wire.runs import (
     CancelRun,
     DeleteRun,
     GetRun,

@@ -12,51 +12,51 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from holdfast.access_keys import AccessKeySecrets, MemorySecrets
-from holdfast.backends.objects import ObjectStore
-from holdfast.clock import Clock, SystemClock
-from holdfast.errors import HoldfastError, NestedTransaction
-from holdfast.kv import Database, Transaction
-from holdfast.kv.closing_at_exit import close_at_exit
-from holdfast.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
-from holdfast.layers.leases import keepalive
-from holdfast.layers.locks import renew
-from holdfast.layers.mailboxes.keys import MAIL_EVENTS
-from holdfast.layers.queues import DUE, QueueKey, extend_many
-from holdfast.layers.sqs_work import SQS_WORK
-from holdfast.layers.timers import TIMER_SET
-from holdfast.lease_renewal import LeaseRenewer
-from holdfast.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE
-from holdfast.lock_sessions import LockSessions
-from holdfast.runtime.activity.best_effort import BestEffortFields
-from holdfast.runtime.activity.events import EventLogger
-from holdfast.runtime.activity.log import ActivityLog
-from holdfast.runtime.activity.rotation import FailureTracker
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.locks.counters import LockCounters
-from holdfast.runtime.locks.table import CallerLocks, HolderInfo, LockTable
-from holdfast.runtime.maintenance.compaction_loop import CompactionLoop
-from holdfast.runtime.maintenance.disk_space import DiskSpaceMonitor
-from holdfast.runtime.maintenance.duty import Duty, LeasedDuty
-from holdfast.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
-from holdfast.runtime.maintenance.mail_sweeper import MailSweeper
-from holdfast.runtime.maintenance.space_counters import SpaceCounters
-from holdfast.runtime.maintenance.space_loop import SpaceLoop
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.runtime.maintenance.sqs_loop import SqsLoop
-from holdfast.runtime.maintenance.sweeper import Sweeper
-from holdfast.runtime.maintenance.table_compaction import TableCompaction
-from holdfast.runtime.maintenance.timer_loop import TimerLoop
-from holdfast.runtime.quotas import Quotas
-from holdfast.runtime.repeat_detector import RepeatDetector
-from holdfast.runtime.sync.earlier_requests import index_requests
-from holdfast.runtime.waiting_consumers import WaitingConsumers
-from holdfast.tiers import Tier, TierPolicy
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.locks import LockSession
-from holdfast.wire.queues import MessageLease
+from fastness.access_keys import AccessKeySecrets, MemorySecrets
+from fastness.backends.objects import ObjectStore
+from fastness.clock import Clock, SystemClock
+from fastness.errors import FastnessError, NestedTransaction
+from fastness.kv import Database, Transaction
+from fastness.kv.closing_at_exit import close_at_exit
+from fastness.layers.field_tiers import BEST_EFFORT_WRITTEN, LOG_KIND
+from fastness.layers.leases import keepalive
+from fastness.layers.locks import renew
+from fastness.layers.mailboxes.keys import MAIL_EVENTS
+from fastness.layers.queues import DUE, QueueKey, extend_many
+from fastness.layers.sqs_work import SQS_WORK
+from fastness.layers.timers import TIMER_SET
+from fastness.lease_renewal import LeaseRenewer
+from fastness.limits import NODE_FIRST_SECONDS, PUSHES_PER_MINUTE
+from fastness.lock_sessions import LockSessions
+from fastness.runtime.activity.best_effort import BestEffortFields
+from fastness.runtime.activity.events import EventLogger
+from fastness.runtime.activity.log import ActivityLog
+from fastness.runtime.activity.rotation import FailureTracker
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.locks.counters import LockCounters
+from fastness.runtime.locks.table import CallerLocks, HolderInfo, LockTable
+from fastness.runtime.maintenance.compaction_loop import CompactionLoop
+from fastness.runtime.maintenance.disk_space import DiskSpaceMonitor
+from fastness.runtime.maintenance.duty import Duty, LeasedDuty
+from fastness.runtime.maintenance.heartbeat import Heartbeat, NodeDescription
+from fastness.runtime.maintenance.mail_sweeper import MailSweeper
+from fastness.runtime.maintenance.space_counters import SpaceCounters
+from fastness.runtime.maintenance.space_loop import SpaceLoop
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.runtime.maintenance.sqs_loop import SqsLoop
+from fastness.runtime.maintenance.sweeper import Sweeper
+from fastness.runtime.maintenance.table_compaction import TableCompaction
+from fastness.runtime.maintenance.timer_loop import TimerLoop
+from fastness.runtime.quotas import Quotas
+from fastness.runtime.repeat_detector import RepeatDetector
+from fastness.runtime.sync.earlier_requests import index_requests
+from fastness.runtime.waiting_consumers import WaitingConsumers
+from fastness.tiers import Tier, TierPolicy
+from fastness.wire.leases import LeaseProof
+from fastness.wire.locks import LockSession
+from fastness.wire.queues import MessageLease
 
-_log = logging.getLogger("holdfast.activity")
+_log = logging.getLogger("fastness.activity")
 _INTERNAL_EVENTS = frozenset(
     (DUE, BEST_EFFORT_WRITTEN, TIMER_SET, SQS_WORK)
 )  # Events that are not written to the session log as they are.
@@ -123,7 +123,7 @@ class Services:
         self._timer_loop: TimerLoop | None = None
         self._sqs_loop: SqsLoop | None = None
         self._logs_are_temporary = logs is None
-        self._logs = logs or Path(tempfile.gettempdir()) / f"holdfast-activity-{uuid.uuid4().hex}"
+        self._logs = logs or Path(tempfile.gettempdir()) / f"fastness-activity-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._failures = FailureTracker("Starting a sweeper")
         self._stopped = False
@@ -321,10 +321,10 @@ class Services:
 
     def _extend_messages(
         self, universe: str, queue: str, leases: list[MessageLease], seconds: float
-    ) -> list[int | HoldfastError]:
+    ) -> list[int | FastnessError]:
         key = QueueKey(universe, queue)
         extended = self.database.transact(extend_many, key, leases, by_ms=round(seconds * 1_000))
-        return [each if isinstance(each, HoldfastError) else each.due_ms for each in extended]
+        return [each if isinstance(each, FastnessError) else each.due_ms for each in extended]
 
     def _keep_lease(self, proof: LeaseProof | LockSession, seconds: float) -> int:
         if isinstance(proof, LockSession):

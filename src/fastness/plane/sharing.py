@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError
-from holdfast.kv import Transaction
-from holdfast.layers.queues import keys_of, only_adds
-from holdfast.plane.handlers import Run
-from holdfast.plane.queues import queue_key
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.queues import AckMessages, ExtendMessages, PutMessages
-from holdfast.wire.requests import Answer, Request
+from fastness.errors import FastnessError
+from fastness.kv import Transaction
+from fastness.layers.queues import keys_of, only_adds
+from fastness.plane.handlers import Run
+from fastness.plane.queues import queue_key
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.queues import AckMessages, ExtendMessages, PutMessages
+from fastness.wire.requests import Answer, Request
 
 # Requests of these kinds never touch a queue. Raw pairs may be anywhere, and other requests are not parts of a batch.
 _APART_FROM_QUEUES: Final = frozenset(
@@ -49,7 +49,7 @@ def _shared_prefixes(requests: Iterable[Request[Any]]) -> list[bytes]:
         if isinstance(request, PutMessages | AckMessages | ExtendMessages):
             try:
                 prefix = keys_of(queue_key(request)).prefix
-            except HoldfastError:
+            except FastnessError:
                 continue  # Its name is invalid: the call is refused before it touches anything.
             is_shared = isinstance(request, PutMessages) and only_adds(request.messages)
             (shared if is_shared else exclusive).add(prefix)

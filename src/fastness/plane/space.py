@@ -2,12 +2,12 @@
 
 import msgspec
 
-from holdfast.plane.handlers import immediate, service
-from holdfast.plane.services import Services
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.runtime.maintenance import space_use
-from holdfast.runtime.maintenance.space_options import checked_grace_ms
-from holdfast.wire.space import (
+from fastness.plane.handlers import immediate, service
+from fastness.plane.services import Services
+from fastness.plane.stores import AnyStores, Served
+from fastness.runtime.maintenance import space_use
+from fastness.runtime.maintenance.space_options import checked_grace_ms
+from fastness.wire.space import (
     Collected,
     CollectGarbage,
     ShowSpace,

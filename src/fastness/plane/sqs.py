@@ -1,13 +1,13 @@
 """Handlers of requests for SQS queues and move tasks."""
 
-from holdfast.kv import Transaction
-from holdfast.layers import move_tasks, queues, sqs, sqs_attributes
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import QueueKey
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.sqs import (
+from fastness.kv import Transaction
+from fastness.layers import move_tasks, queues, sqs, sqs_attributes
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.queues import QueueKey
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.sqs import (
     CancelMoveTask,
     CreateSqsQueue,
     DeleteSqsQueue,

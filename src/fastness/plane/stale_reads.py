@@ -8,12 +8,12 @@ of an agent.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from holdfast.wire.agents import ListAgents
-from holdfast.wire.collections import ListCollections, ListPartitions
-from holdfast.wire.entities import GetEntity, ReadChanges, ScanEntities
-from holdfast.wire.leases import ListLeases
-from holdfast.wire.mail import CountMail, ListBlocks, ListMailboxes
-from holdfast.wire.queues import (
+from fastness.wire.agents import ListAgents
+from fastness.wire.collections import ListCollections, ListPartitions
+from fastness.wire.entities import GetEntity, ReadChanges, ScanEntities
+from fastness.wire.leases import ListLeases
+from fastness.wire.mail import CountMail, ListBlocks, ListMailboxes
+from fastness.wire.queues import (
     GetKey,
     GetMessage,
     GetQueueStats,
@@ -25,10 +25,10 @@ from holdfast.wire.queues import (
     SearchMessages,
     SurveyQueues,
 )
-from holdfast.wire.requests import Request
-from holdfast.wire.states import GetState
-from holdfast.wire.universes import ListUniverses
-from holdfast.wire.worlds import DescribeWorld, ListSegments, ListSnapshots, ListWorlds, SurveyWorlds
+from fastness.wire.requests import Request
+from fastness.wire.states import GetState
+from fastness.wire.universes import ListUniverses
+from fastness.wire.worlds import DescribeWorld, ListSegments, ListSnapshots, ListWorlds, SurveyWorlds
 
 STALE_READS: Final[frozenset[type[Request[Any]]]] = frozenset(
     (

@@ -1,10 +1,10 @@
 """Handlers of state requests."""
 
-from holdfast.kv import Transaction
-from holdfast.layers import states
-from holdfast.names import checked_key, checked_name
-from holdfast.plane.handlers import transaction
-from holdfast.wire.states import (
+from fastness.kv import Transaction
+from fastness.layers import states
+from fastness.names import checked_key, checked_name
+from fastness.plane.handlers import transaction
+from fastness.wire.states import (
     FoundState,
     GetState,
     RemovedState,

@@ -6,46 +6,46 @@ A handler is written once for both: it returns what a store's method returns, an
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeAlias, Union
 
-from holdfast.kv import Result, Transaction
-from holdfast.kv.formats import FORMAT
-from holdfast.layers.blobs import Verify
-from holdfast.plane.handlers import low_space_error
-from holdfast.plane.services import Services
-from holdfast.runtime.backups import AsyncBackupStore
-from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.dispatcher import AsyncDispatcher
-from holdfast.runtime.effects import AsyncEffectWaiter
-from holdfast.runtime.entities import AsyncEntityStore
-from holdfast.runtime.hosting import AsyncHostingStore
-from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.runtime.ingress.threaded import ThreadedIngress
-from holdfast.runtime.leases import AsyncLeaseWaiter
-from holdfast.runtime.mail_waiting import AsyncMailWaiter
-from holdfast.runtime.maintenance.checkpoints import Checkpoints
-from holdfast.runtime.queues import AsyncQueueStore
-from holdfast.runtime.row_waiting import AsyncRowWaiter
-from holdfast.runtime.runs import AsyncRunStore
-from holdfast.runtime.shared_locks import AsyncSharedLockWaiter
-from holdfast.runtime.sqs import AsyncSqsStore
-from holdfast.runtime.sync.backups import BackupStore
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.dispatcher import Dispatcher
-from holdfast.runtime.sync.effects import EffectWaiter
-from holdfast.runtime.sync.entities import EntityStore
-from holdfast.runtime.sync.hosting import HostingStore
-from holdfast.runtime.sync.leases import LeaseWaiter
-from holdfast.runtime.sync.mail_waiting import MailWaiter
-from holdfast.runtime.sync.queues import QueueStore
-from holdfast.runtime.sync.row_waiting import RowWaiter
-from holdfast.runtime.sync.runs import RunStore
-from holdfast.runtime.sync.shared_locks import SharedLockWaiter
-from holdfast.runtime.sync.sqs import SqsStore
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.runtime.worlds import AsyncWorldStore
-from holdfast.threads import run_in_thread
-from holdfast.tiers import Tier
-from holdfast.version import __version__
-from holdfast.wire.requests import Answer
+from fastness.kv import Result, Transaction
+from fastness.kv.formats import FORMAT
+from fastness.layers.blobs import Verify
+from fastness.plane.handlers import low_space_error
+from fastness.plane.services import Services
+from fastness.runtime.backups import AsyncBackupStore
+from fastness.runtime.blobs import AsyncBlobStore
+from fastness.runtime.dispatcher import AsyncDispatcher
+from fastness.runtime.effects import AsyncEffectWaiter
+from fastness.runtime.entities import AsyncEntityStore
+from fastness.runtime.hosting import AsyncHostingStore
+from fastness.runtime.ingress.ingress import Ingress
+from fastness.runtime.ingress.threaded import ThreadedIngress
+from fastness.runtime.leases import AsyncLeaseWaiter
+from fastness.runtime.mail_waiting import AsyncMailWaiter
+from fastness.runtime.maintenance.checkpoints import Checkpoints
+from fastness.runtime.queues import AsyncQueueStore
+from fastness.runtime.row_waiting import AsyncRowWaiter
+from fastness.runtime.runs import AsyncRunStore
+from fastness.runtime.shared_locks import AsyncSharedLockWaiter
+from fastness.runtime.sqs import AsyncSqsStore
+from fastness.runtime.sync.backups import BackupStore
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.dispatcher import Dispatcher
+from fastness.runtime.sync.effects import EffectWaiter
+from fastness.runtime.sync.entities import EntityStore
+from fastness.runtime.sync.hosting import HostingStore
+from fastness.runtime.sync.leases import LeaseWaiter
+from fastness.runtime.sync.mail_waiting import MailWaiter
+from fastness.runtime.sync.queues import QueueStore
+from fastness.runtime.sync.row_waiting import RowWaiter
+from fastness.runtime.sync.runs import RunStore
+from fastness.runtime.sync.shared_locks import SharedLockWaiter
+from fastness.runtime.sync.sqs import SqsStore
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.runtime.worlds import AsyncWorldStore
+from fastness.threads import run_in_thread
+from fastness.tiers import Tier
+from fastness.version import __version__
+from fastness.wire.requests import Answer
 
 Served: TypeAlias = Answer | Awaitable[Answer]  # What a handler returns: with AsyncStores it is awaited.
 Streamed: TypeAlias = Iterator[bytes] | Awaitable[AsyncIterator[bytes]]

@@ -1,10 +1,10 @@
 """The handler of requests for timers."""
 
-from holdfast.kv import Transaction
-from holdfast.layers import timers
-from holdfast.names import checked_name
-from holdfast.plane.handlers import transaction
-from holdfast.wire.timers import ListTimers, TimerPage
+from fastness.kv import Transaction
+from fastness.layers import timers
+from fastness.names import checked_name
+from fastness.plane.handlers import transaction
+from fastness.wire.timers import ListTimers, TimerPage
 
 
 @transaction

@@ -1,18 +1,18 @@
 """Handlers of token requests, and what a server needs to authenticate with tokens."""
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Database, Transaction, Watch
-from holdfast.layers import tokens
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.tokens import Token, check, check_usable
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.idempotency import idempotent
-from holdfast.plane.services import Services
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.tiers import Tier
-from holdfast.wire.permissions import EVERYTHING, checked_queues, checked_universes, checked_verbs
-from holdfast.wire.tokens import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Database, Transaction, Watch
+from fastness.layers import tokens
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.tokens import Token, check, check_usable
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.idempotency import idempotent
+from fastness.plane.services import Services
+from fastness.plane.stores import AnyStores, Served
+from fastness.tiers import Tier
+from fastness.wire.permissions import EVERYTHING, checked_queues, checked_universes, checked_verbs
+from fastness.wire.tokens import (
     TOKEN_RATE_MAX,
     TOKEN_TTL_SECONDS_MAX,
     CreateToken,

@@ -10,11 +10,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from holdfast import limits
-from holdfast.errors import Busy, CommitUnknown, TransactionConflict, Unreachable
-from holdfast.kv import Result
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.wire.requests import Answer, Request
+from fastness import limits
+from fastness.errors import Busy, CommitUnknown, TransactionConflict, Unreachable
+from fastness.kv import Result
+from fastness.layers.idempotency import KeyedCall
+from fastness.wire.requests import Answer, Request
 
 # What a repeated call may raise without having found out whether it was committed before.
 _UNANSWERED: Final = (CommitUnknown, Unreachable, Busy, TransactionConflict)

@@ -11,22 +11,22 @@ hints to the sweeper.
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
-from holdfast.errors import NestedTransaction, NotTransactional
-from holdfast.kv import Result, Transaction
-from holdfast.layers.field_tiers import BEST_EFFORT_WRITTEN
-from holdfast.layers.queues import DUE
-from holdfast.plane.atomic import execute_step
-from holdfast.plane.operations import execute
-from holdfast.plane.services import Services
-from holdfast.plane.sharing import share_queues
-from holdfast.tiers import Tier
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.collections import GetRows, ScanRows
-from holdfast.wire.entities import GetEntity, WriteEntities
-from holdfast.wire.requests import Answer, Request
-from holdfast.wire.states import GetState
-from holdfast.wire.transport import AsyncTransport, LeaseRenewer, LockSessions, LockTable, Transport
-from holdfast.wire.worlds import DescribeWorld
+from fastness.errors import NestedTransaction, NotTransactional
+from fastness.kv import Result, Transaction
+from fastness.layers.field_tiers import BEST_EFFORT_WRITTEN
+from fastness.layers.queues import DUE
+from fastness.plane.atomic import execute_step
+from fastness.plane.operations import execute
+from fastness.plane.services import Services
+from fastness.plane.sharing import share_queues
+from fastness.tiers import Tier
+from fastness.wire.blobs import PutBlob
+from fastness.wire.collections import GetRows, ScanRows
+from fastness.wire.entities import GetEntity, WriteEntities
+from fastness.wire.requests import Answer, Request
+from fastness.wire.states import GetState
+from fastness.wire.transport import AsyncTransport, LeaseRenewer, LockSessions, LockTable, Transport
+from fastness.wire.worlds import DescribeWorld
 
 _READS: Final = (GetState, GetEntity, GetRows, ScanRows, DescribeWorld)
 _STORED_BEFORE: Final = (PutBlob,)  # If the caller rolls back, nothing names the blob, and it is deleted later.

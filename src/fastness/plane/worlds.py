@@ -4,18 +4,18 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers import hosting, inboxes, journal_records, journals, segments, snapshots, turns, worlds
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import READ_ENTRIES_MAX, SUMMARY_LIST_MAX
-from holdfast.names import checked_name
-from holdfast.plane.handlers import service, transaction
-from holdfast.plane.stores import AnyStores, Served
-from holdfast.wire.universes import ListUniverses, UniverseNames
-from holdfast.wire.worlds import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers import hosting, inboxes, journal_records, journals, segments, snapshots, turns, worlds
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import READ_ENTRIES_MAX, SUMMARY_LIST_MAX
+from fastness.names import checked_name
+from fastness.plane.handlers import service, transaction
+from fastness.plane.stores import AnyStores, Served
+from fastness.wire.universes import ListUniverses, UniverseNames
+from fastness.wire.worlds import (
     AppendEntries,
     ChangeWorld,
     Checked,

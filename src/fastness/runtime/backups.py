@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.backends.objects.encrypted import as_stored
-from holdfast.errors import InvalidArgument, NotFound, ObjectNotFound, Unsupported
-from holdfast.runtime.maintenance.checkpoints import Checkpoints, LineStream
-from holdfast.wire.backups import BackupBegun, BackupEnded
+from fastness.backends.objects import ObjectStore
+from fastness.backends.objects.encrypted import as_stored
+from fastness.errors import InvalidArgument, NotFound, ObjectNotFound, Unsupported
+from fastness.runtime.maintenance.checkpoints import Checkpoints, LineStream
+from fastness.wire.backups import BackupBegun, BackupEnded
 
 
 class AsyncBackupStore:

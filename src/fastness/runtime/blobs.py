@@ -2,7 +2,7 @@
 
     put     hash the bytes ──► body to the object store, if it is large ──► record it
 
-A crash in between leaves a body without a record, which `holdfast gc` deletes later. The hash is always computed
+A crash in between leaves a body without a record, which `fastness gc` deletes later. The hash is always computed
 here, never accepted from a caller. A recorded blob that cannot be read back completely raises Corrupt; nothing
 is repaired.
 """
@@ -14,12 +14,12 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
 from typing import IO
 
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import (
+from fastness import limits
+from fastness.backends.objects import ObjectStore
+from fastness.errors import (
     BlobNotFound,
     HashMismatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidValue,
     MissingObject,
@@ -27,10 +27,10 @@ from holdfast.errors import (
     SizeMismatch,
     Unsupported,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import blobs
-from holdfast.layers.blobs import Blob, Verify
-from holdfast.wire.blobs import Body, Stored
+from fastness.kv import Database, Transaction
+from fastness.layers import blobs
+from fastness.layers.blobs import Blob, Verify
+from fastness.wire.blobs import Body, Stored
 
 
 class AsyncBlobStore:
@@ -98,7 +98,7 @@ class AsyncBlobStore:
         """Record an uploaded body, or delete it if another put of the same content was recorded first."""
         recorded = await self._database.transact_async(blobs.record, universe, digest, blob)
         if recorded.upload != blob.upload:
-            with suppress(HoldfastError):  # `holdfast gc` deletes it later.
+            with suppress(FastnessError):  # `fastness gc` deletes it later.
                 await self._store().delete_async(blobs.object_path(universe, digest, blob.upload))
 
     async def get(self, universe: str, hash: str) -> Body:
@@ -177,7 +177,7 @@ class AsyncBlobStore:
         if self._objects is None:
             raise Unsupported(
                 f"A blob of over {limits.BLOB_INLINE_BYTES_MAX} bytes needs an object store that all nodes reach; "
-                "configure one with holdfast.open(url, objects=...)"
+                "configure one with fastness.open(url, objects=...)"
             )
         return self._objects
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from holdfast.errors import HoldfastError
-from holdfast.runtime.eager_tasks import EagerCoroutine
+from fastness.errors import FastnessError
+from fastness.runtime.eager_tasks import EagerCoroutine
 
-_log = logging.getLogger("holdfast.cancelled")
+_log = logging.getLogger("fastness.cancelled")
 Result = TypeVar("Result")
 
 _undo_tasks: set[asyncio.Task[None]] = set()  # An event loop keeps only weak references to its tasks.
@@ -49,14 +49,14 @@ async def undo_async(undo: Callable[[], object]) -> None:
 
 def undo(undo: Callable[[], object]) -> None:
     """The synchronous version."""
-    with suppress(HoldfastError):
+    with suppress(FastnessError):
         undo()
 
 
 async def _undo_now(undo: Callable[[], object]) -> None:
     try:
         await asyncio.to_thread(undo)
-    except HoldfastError:
+    except FastnessError:
         pass  # There is no way to undo it; the lease expires.
     except Exception:
         _log.exception("unexpected error while undoing the work of a cancelled caller")
@@ -65,7 +65,7 @@ async def _undo_now(undo: Callable[[], object]) -> None:
 async def _undo_when_done(task: "asyncio.Task[Result]", undo: Callable[[Result], object]) -> None:
     try:
         await asyncio.to_thread(undo, await task)
-    except HoldfastError:
+    except FastnessError:
         pass  # There is nothing to undo, or no way to do it; the lease expires.
     except Exception:  # The caller only sees its own cancellation.
         _log.exception("unexpected error while undoing the work of a cancelled caller")

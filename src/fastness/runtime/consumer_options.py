@@ -4,10 +4,10 @@ from random import Random
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Database
-from holdfast.kv.serial_database import SerialDatabase
-from holdfast.limits import WAITING_CONSUMERS_MAX
+from fastness.errors import InvalidArgument
+from fastness.kv import Database
+from fastness.kv.serial_database import SerialDatabase
+from fastness.limits import WAITING_CONSUMERS_MAX
 
 
 class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,20 +22,20 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, Required, TypedDict, Unpack
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.errors import LockTimeout
-from holdfast.kv import Database, Transaction
-from holdfast.kv.serial_database import SerialDatabase
-from holdfast.layers import queues
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import Leased, Prefetched, QueueKey
-from holdfast.runtime.cancellation import finish_or_undo_async
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.runtime.locks.table import LockTable
-from holdfast.runtime.publishing import Publish, discard
-from holdfast.runtime.waiting_consumers import SharedLine, SharedLines, WaitingConsumers
-from holdfast.tiers import Tier
-from holdfast.wire.queues import PackedAck, RefusedAck
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.errors import LockTimeout
+from fastness.kv import Database, Transaction
+from fastness.kv.serial_database import SerialDatabase
+from fastness.layers import queues
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.queues import Leased, Prefetched, QueueKey
+from fastness.runtime.cancellation import finish_or_undo_async
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.locks.table import LockTable
+from fastness.runtime.publishing import Publish, discard
+from fastness.runtime.waiting_consumers import SharedLine, SharedLines, WaitingConsumers
+from fastness.tiers import Tier
+from fastness.wire.queues import PackedAck, RefusedAck
 
 _PREFETCHED_QUEUES_MAX: Final = 1_024  # Queues with prefetched messages; others pay a scan for each delivery.
 

@@ -6,10 +6,10 @@ appear, and no mark that says so. What is missing is added when a plane is opene
 every minute by the node on duty. A deletion of a world does it first, for the timers that must go with the world.
 """
 
-from holdfast.kv import Database
-from holdfast.layers import effects, timers
-from holdfast.limits import TRIM_ENTRIES
-from holdfast.tiers import Tier
+from fastness.kv import Database
+from fastness.layers import effects, timers
+from fastness.limits import TRIM_ENTRIES
+from fastness.tiers import Tier
 
 
 async def index_requests_async(database: Database, universe: str) -> None:

@@ -12,15 +12,15 @@ looked for. Where several nodes share a PostgreSQL database, a poll every few se
 from functools import partial
 from typing import Final
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.kv import Database, Transaction
-from holdfast.layers import effect_leases, effects
-from holdfast.layers.effects import DueEffect
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.runtime.cancellation import finish_or_undo_async
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.tiers import Tier
-from holdfast.wire.effects import EffectInfo, EffectPage
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.kv import Database, Transaction
+from fastness.layers import effect_leases, effects
+from fastness.layers.effects import DueEffect
+from fastness.layers.idempotency import KeyedCall
+from fastness.runtime.cancellation import finish_or_undo_async
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.tiers import Tier
+from fastness.wire.effects import EffectInfo, EffectPage
 
 _LOOKS_MAX: Final = 64  # How often a caller whose effects are taken by others looks again before it waits.
 

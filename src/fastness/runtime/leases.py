@@ -15,18 +15,18 @@ from functools import partial
 from itertools import count
 from time import monotonic
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.errors import LeaseHeld, LockTimeout
-from holdfast.kv import Database, Transaction
-from holdfast.layers import leases
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.leases import LEASE_EVENTS, Grant, LeaseKey
-from holdfast.limits import LEASE_CALLERS_SHOWN
-from holdfast.runtime.cancellation import finish_or_undo_async
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.runtime.locks.table import HolderInfo, LockTable
-from holdfast.runtime.publishing import Publish, discard
-from holdfast.wire.leases import Described, Granted, LeaseCaller, LeaseLine, LeaseProof, LockPlace, Waits
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.errors import LeaseHeld, LockTimeout
+from fastness.kv import Database, Transaction
+from fastness.layers import leases
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.leases import LEASE_EVENTS, Grant, LeaseKey
+from fastness.limits import LEASE_CALLERS_SHOWN
+from fastness.runtime.cancellation import finish_or_undo_async
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.locks.table import HolderInfo, LockTable
+from fastness.runtime.publishing import Publish, discard
+from fastness.wire.leases import Described, Granted, LeaseCaller, LeaseLine, LeaseProof, LockPlace, Waits
 
 
 class AsyncLeaseWaiter:

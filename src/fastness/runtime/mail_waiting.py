@@ -12,14 +12,14 @@ notifications.
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.kv import Database, Transaction
-from holdfast.layers import mailboxes
-from holdfast.layers.mailboxes import Address
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.runtime.publishing import Event, Publish
-from holdfast.tiers import Tier
-from holdfast.wire.mail import Envelope, MailReceipts, Mails
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.kv import Database, Transaction
+from fastness.layers import mailboxes
+from fastness.layers.mailboxes import Address
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.publishing import Event, Publish
+from fastness.tiers import Tier
+from fastness.wire.mail import Envelope, MailReceipts, Mails
 
 Found = TypeVar("Found", Mails, MailReceipts)
 

@@ -28,12 +28,12 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.clock import Clock, SystemClock
-from holdfast.errors import Closed, QuotaExceeded
-from holdfast.kv import Database, Transaction
-from holdfast.layers import quotas as records
-from holdfast.layers import usage
-from holdfast.limits import (
+from fastness.clock import Clock, SystemClock
+from fastness.errors import Closed, QuotaExceeded
+from fastness.kv import Database, Transaction
+from fastness.layers import quotas as records
+from fastness.layers import usage
+from fastness.limits import (
     QUOTA_ADDITIONS_MAX,
     QUOTA_BYTES_MEASURE_SECONDS,
     QUOTA_CALLER_SECONDS,
@@ -45,11 +45,11 @@ from holdfast.limits import (
     QUOTA_REFUSED_MEASURE_SECONDS,
     QUOTA_RETRY_SECONDS,
 )
-from holdfast.tiers import Tier
-from holdfast.wire.permissions import universes_of
-from holdfast.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
+from fastness.tiers import Tier
+from fastness.wire.permissions import universes_of
+from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
 
-_log = logging.getLogger("holdfast.quotas")
+_log = logging.getLogger("fastness.quotas")
 MESSAGES: Final = "messages"
 BYTES: Final = "bytes"
 CONNECTIONS: Final = "connections"
@@ -404,11 +404,11 @@ class Quotas:
         found.refusals[kind] += 1
         universe, more = found.universe, max(used + wanted, 2 * limit)
         if kind == MESSAGES:
-            hint = f"consume or purge some, or raise it with: holdfast quota set {universe} --messages {more}"
+            hint = f"consume or purge some, or raise it with: fastness quota set {universe} --messages {more}"
         elif kind == BYTES:
-            hint = f"consume or delete some data, or raise it with: holdfast quota set {universe} --bytes {more}"
+            hint = f"consume or delete some data, or raise it with: fastness quota set {universe} --bytes {more}"
         else:
-            hint = f"close some, or raise it with: holdfast quota set {universe} --connections {more}"
+            hint = f"close some, or raise it with: fastness quota set {universe} --connections {more}"
         error = QuotaExceeded(
             f"Universe {universe} has {used} {kind} of {limit}, its quota, and {wanted} more would be over it; {hint}",
             universe=universe,
@@ -506,7 +506,7 @@ class Quotas:
     def _start_thread(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopping.is_set() and not self._has_clock:
-                self._thread = threading.Thread(target=self._run, name="holdfast-quotas", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="fastness-quotas", daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:

@@ -7,7 +7,7 @@ contains only recent callers, and never more than `callers_max`.
 from collections.abc import Hashable
 from math import ceil
 
-from holdfast.clock import Clock
+from fastness.clock import Clock
 
 
 class RateLimiter:

@@ -4,12 +4,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from holdfast.errors import HoldfastError
-from holdfast.kv import Database
-from holdfast.layers.idempotency import IsNewCall, forget, has_expired_keys, period_of
-from holdfast.tiers import Tier
+from fastness.errors import FastnessError
+from fastness.kv import Database
+from fastness.layers.idempotency import IsNewCall, forget, has_expired_keys, period_of
+from fastness.tiers import Tier
 
-_log = logging.getLogger("holdfast.idempotency")
+_log = logging.getLogger("fastness.idempotency")
 _EXPIRY_FAILED = "results of old calls could not be expired; the next attempt is in ten minutes: %s"
 
 
@@ -36,7 +36,7 @@ class RepeatDetector:
         period = period_of(self._now_ms())
         if period != self._period and (self._expiry is None or not self._expiry.is_alive()):
             self._period = period
-            expiry = threading.Thread(target=self._expire, name="holdfast-idempotency-expiry", daemon=True)
+            expiry = threading.Thread(target=self._expire, name="fastness-idempotency-expiry", daemon=True)
             try:
                 expiry.start()
                 self._expiry = expiry
@@ -58,7 +58,7 @@ class RepeatDetector:
         try:
             while self._database.read(has_expired_keys, tier=Tier.IMPORTANT):
                 self._database.transact(forget, tier=Tier.IMPORTANT)
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning(_EXPIRY_FAILED, error)
         except Exception as error:
             _log.exception(_EXPIRY_FAILED, error)

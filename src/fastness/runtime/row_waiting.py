@@ -6,12 +6,12 @@ rows, or at the end of its wait.
 
 from collections.abc import Sequence
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.kv import Database
-from holdfast.layers import collections
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.tiers import Tier
-from holdfast.wire.collections import ChangedRows, KnownRow
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.kv import Database
+from fastness.layers import collections
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.tiers import Tier
+from fastness.wire.collections import ChangedRows, KnownRow
 
 
 class AsyncRowWaiter:

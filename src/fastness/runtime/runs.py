@@ -1,13 +1,13 @@
 """Run operations beyond one transaction: waiting for the end of a run, and deleting it with its world."""
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.kv import Database
-from holdfast.layers import runs
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.runtime.worlds import AsyncWorldStore
-from holdfast.tiers import Tier
-from holdfast.wire.requests import Committed
-from holdfast.wire.runs import RUNNING, RunInfo
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.kv import Database
+from fastness.layers import runs
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.worlds import AsyncWorldStore
+from fastness.tiers import Tier
+from fastness.wire.requests import Committed
+from fastness.wire.runs import RUNNING, RunInfo
 
 
 class AsyncRunStore:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from holdfast.clock import Clock, on_clock_change
+from fastness.clock import Clock, on_clock_change
 
 
 def call_after(clock: Clock, seconds: float, callback: Callable[[], None]) -> Callable[[], None]:

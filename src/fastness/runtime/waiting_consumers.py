@@ -4,9 +4,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.errors import QueueBusy
-from holdfast.kv import Database, Watch
-from holdfast.layers.queues import Leased, QueueKey, keys_of
+from fastness.errors import QueueBusy
+from fastness.kv import Database, Watch
+from fastness.layers.queues import Leased, QueueKey, keys_of
 
 
 class WaitingConsumers:

@@ -26,9 +26,9 @@ from typing import Final
 import cbor2
 import msgspec
 
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import (
+from fastness import limits
+from fastness.backends.objects import ObjectStore
+from fastness.errors import (
     BlobNotFound,
     Corrupt,
     InvalidArgument,
@@ -36,8 +36,8 @@ from holdfast.errors import (
     ObjectNotFound,
     Unsupported,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import (
+from fastness.kv import Database, Transaction
+from fastness.layers import (
     effects,
     hosting,
     inboxes,
@@ -49,16 +49,16 @@ from holdfast.layers import (
     world_forks,
     worlds,
 )
-from holdfast.layers.idempotency import KeyedCall, run_idempotent, stored_result
-from holdfast.layers.journal_records import Kind, split
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.world_forks import Incarnations
-from holdfast.layers.worlds import World, WorldState
-from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.earlier_requests import index_timers_async
-from holdfast.tiers import Tier
-from holdfast.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Snapshot
+from fastness.layers.idempotency import KeyedCall, run_idempotent, stored_result
+from fastness.layers.journal_records import Kind, split
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.layers.world_forks import Incarnations
+from fastness.layers.worlds import World, WorldState
+from fastness.runtime.blobs import AsyncBlobStore
+from fastness.runtime.earlier_requests import index_timers_async
+from fastness.tiers import Tier
+from fastness.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Snapshot
 
 _decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _decode_described = msgspec.msgpack.Decoder(Described).decode

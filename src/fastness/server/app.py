@@ -12,20 +12,20 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import NotAllowed
-from holdfast.server import error_pages, openapi
-from holdfast.server.api_docs import pages as api_docs
-from holdfast.server.authorization import NoAuthentication
-from holdfast.server.context import ServerContext
-from holdfast.server.http.context import HttpContext
-from holdfast.server.http.endpoints import routes
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.http.middleware import HttpMiddleware, is_cross_origin
-from holdfast.server.http.routes import ENDPOINTS
-from holdfast.server.logs import correlation_id_of, correlation_scope
-from holdfast.server.mcp.mounting import Mcp, mcp_routes
-from holdfast.server.sockets import BoundedSocket
-from holdfast.server.sqs import mounting as sqs
+from fastness.errors import NotAllowed
+from fastness.server import error_pages, openapi
+from fastness.server.api_docs import pages as api_docs
+from fastness.server.authorization import NoAuthentication
+from fastness.server.context import ServerContext
+from fastness.server.http.context import HttpContext
+from fastness.server.http.endpoints import routes
+from fastness.server.http.limits import HttpLimits
+from fastness.server.http.middleware import HttpMiddleware, is_cross_origin
+from fastness.server.http.routes import ENDPOINTS
+from fastness.server.logs import correlation_id_of, correlation_scope
+from fastness.server.mcp.mounting import Mcp, mcp_routes
+from fastness.server.sockets import BoundedSocket
+from fastness.server.sqs import mounting as sqs
 
 
 def make_app(context: ServerContext, limits: HttpLimits | None = None, *, mcp: Mcp | None = None) -> Starlette:

@@ -9,18 +9,18 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
-from holdfast.errors import HoldfastError, NotAllowed
-from holdfast.limits import AUDIT_REFUSALS_PER_MINUTE
-from holdfast.plane import audit
-from holdfast.plane.audit import Caller
-from holdfast.plane.audited import call_recorded
-from holdfast.plane.services import HasServices
-from holdfast.server.authorization import Authorizer
-from holdfast.tiers import Tier
-from holdfast.wire.audit import audited_parts, may_be_audited
-from holdfast.wire.requests import Answer, Request
+from fastness.errors import FastnessError, NotAllowed
+from fastness.limits import AUDIT_REFUSALS_PER_MINUTE
+from fastness.plane import audit
+from fastness.plane.audit import Caller
+from fastness.plane.audited import call_recorded
+from fastness.plane.services import HasServices
+from fastness.server.authorization import Authorizer
+from fastness.tiers import Tier
+from fastness.wire.audit import audited_parts, may_be_audited
+from fastness.wire.requests import Answer, Request
 
-_log = logging.getLogger("holdfast.audit")
+_log = logging.getLogger("fastness.audit")
 
 
 def is_audited(request: Request[Any]) -> bool:
@@ -50,7 +50,7 @@ class RefusalRecorder:
         self._left = float(AUDIT_REFUSALS_PER_MINUTE)
         self._counted = monotonic()
 
-    def record(self, authorizer: Authorizer, request: Request[Any], error: HoldfastError) -> None:
+    def record(self, authorizer: Authorizer, request: Request[Any], error: FastnessError) -> None:
         """Record a refused request in a background task, if it is audited. Call it on the event loop."""
         if not isinstance(error, NotAllowed) or not is_audited(request):
             return
@@ -77,7 +77,7 @@ class RefusalRecorder:
         try:
             database = self._stores.services.database
             await database.transact_async(audit.refuse, parts, caller, code, tier=Tier.IMPORTANT)
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning("a refused call is missing in the audit log: %s", error)
 
 

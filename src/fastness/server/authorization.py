@@ -6,14 +6,14 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.errors import SenderMismatch
-from holdfast.names import checked_agent
-from holdfast.plane.tokens import Token
-from holdfast.runtime.quotas import Quotas
-from holdfast.wire.catalog import NETWORK_REQUESTS
-from holdfast.wire.ingress import ANYBODY, Push, PushMany
-from holdfast.wire.requests import Request
-from holdfast.wire.tokens import CreateToken, ShowOwnToken
+from fastness.errors import SenderMismatch
+from fastness.names import checked_agent
+from fastness.plane.tokens import Token
+from fastness.runtime.quotas import Quotas
+from fastness.wire.catalog import NETWORK_REQUESTS
+from fastness.wire.ingress import ANYBODY, Push, PushMany
+from fastness.wire.requests import Request
+from fastness.wire.tokens import CreateToken, ShowOwnToken
 
 AnyRequest = TypeVar("AnyRequest", bound=Request[Any])
 

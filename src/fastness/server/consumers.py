@@ -12,16 +12,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-from holdfast.errors import Busy, HoldfastError
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.limits import ANSWER_BYTES_MAX, PAYLOAD_FETCH_BYTES_MAX, REPLY_BATCH_MAX
-from holdfast.plane.idempotency import release_undelivered
-from holdfast.server.logs import correlation_id
-from holdfast.server.replies import Replies, encode_replies, fits
-from holdfast.server.transport import ServerTransport
-from holdfast.wire.frames import Reply
-from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import Deliveries, ReceiveMessages
+from fastness.errors import Busy, FastnessError
+from fastness.layers.idempotency import KeyedCall
+from fastness.limits import ANSWER_BYTES_MAX, PAYLOAD_FETCH_BYTES_MAX, REPLY_BATCH_MAX
+from fastness.plane.idempotency import release_undelivered
+from fastness.server.logs import correlation_id
+from fastness.server.replies import Replies, encode_replies, fits
+from fastness.server.transport import ServerTransport
+from fastness.wire.frames import Reply
+from fastness.wire.problems import problem_of
+from fastness.wire.queues import Deliveries, ReceiveMessages
 
 _ALWAYS_FITS: Final = ANSWER_BYTES_MAX // (2 * PAYLOAD_FETCH_BYTES_MAX)  # So many messages fit a reply at any size.
 
@@ -113,10 +113,10 @@ def _has_extras(answer: Deliveries) -> bool:
     return any(each.blob is not None for each in answer.messages) or any(each.bodies for each in answer.packed)
 
 
-def unread_replies_error() -> HoldfastError:
+def unread_replies_error() -> FastnessError:
     return Busy("The client has not read its earlier replies; read them, then call again")
 
 
 async def _ignore_errors(work: Awaitable[None]) -> None:
-    with suppress(HoldfastError):  # The leases then expire by themselves.
+    with suppress(FastnessError):  # The leases then expire by themselves.
         await work

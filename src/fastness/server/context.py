@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from functools import cached_property
 
-from holdfast.server.authorization import Authenticator, NoAuthentication
-from holdfast.server.relay import Relay, RelayOptions
-from holdfast.server.relay_auth import RelayAuthenticator
-from holdfast.server.rpc import Rpc
-from holdfast.server.streams import Streams
-from holdfast.server.transport import ServerTransport
+from fastness.server.authorization import Authenticator, NoAuthentication
+from fastness.server.relay import Relay, RelayOptions
+from fastness.server.relay_auth import RelayAuthenticator
+from fastness.server.rpc import Rpc
+from fastness.server.streams import Streams
+from fastness.server.transport import ServerTransport
 
 
 class ServerContext:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.kv import Database
-from holdfast.kv.value_cipher import cipher_of
+from fastness.kv import Database
+from fastness.kv.value_cipher import cipher_of
 
 
 class EncryptionMetrics(Collector):
@@ -22,7 +22,7 @@ class EncryptionMetrics(Collector):
         for (universe, _), count in () if cipher is None else cipher.skipped.copy().items():
             counts[universe] += count
         text = "Periodic tasks that skipped a universe, because a value of it cannot be decrypted."
-        skipped = CounterMetricFamily("holdfast_undecryptable_skips", text, labels=("universe",))
+        skipped = CounterMetricFamily("fastness_undecryptable_skips", text, labels=("universe",))
         for universe, count in sorted(counts.items()):
             skipped.add_metric((universe,), count)
         yield skipped

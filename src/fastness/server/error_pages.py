@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from holdfast.remedies import REMEDIES
-from holdfast.server.problems import HttpError
+from fastness.remedies import REMEDIES
+from fastness.server.problems import HttpError
 
 _STYLE: Final = "body{max-width:44rem;margin:2rem auto;padding:0 1rem;font:1rem/1.5 system-ui,sans-serif}"
 _STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
@@ -43,7 +43,7 @@ async def _one(request: Request) -> Response:
         [
             f"<h2>Cause</h2><p>{_marked(found.cause)}</p>",
             f"<h2>Remedy</h2><p>{_marked(found.remedy)}</p>",
-            f"<p>{_marked(f'In a terminal: `holdfast explain {code}`.')} <a href='../errors'>All errors</a></p>",
+            f"<p>{_marked(f'In a terminal: `fastness explain {code}`.')} <a href='../errors'>All errors</a></p>",
         ],
     )
 
@@ -58,7 +58,7 @@ def _page(title: str, body: Iterable[str]) -> Response:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <meta name="color-scheme" content="light dark">
-<title>{escape(title)} - Holdfast</title>
+<title>{escape(title)} - Fastness</title>
 <style>{_STYLE}</style>
 <h1>{escape(title)}</h1>
 {"".join(body)}

@@ -19,13 +19,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.errors import HoldfastError, RetryAdvice
-from holdfast.server.logs import correlation_id_of
-from holdfast.server.transport import ServerTransport
-from holdfast.threads import run_in_thread
-from holdfast.tiers import Tier
-from holdfast.wire.pairs import GetPair
-from holdfast.wire.problems import Problem
+from fastness.errors import FastnessError, RetryAdvice
+from fastness.server.logs import correlation_id_of
+from fastness.server.transport import ServerTransport
+from fastness.threads import run_in_thread
+from fastness.tiers import Tier
+from fastness.wire.pairs import GetPair
+from fastness.wire.problems import Problem
 
 _NOT_COUNTED: Final = frozenset(("/healthz", "/readyz", "/metrics"))  # Draining does not wait for these.
 _READ_SECONDS_MAX: Final = 5.0  # A key space that takes longer to read one key is not ready.
@@ -41,7 +41,7 @@ class Exchange:
         self.waiting = 0  # Calls of this request that wait for messages or locks.
 
 
-_exchange: ContextVar[Exchange | None] = ContextVar("holdfast_exchange", default=None)
+_exchange: ContextVar[Exchange | None] = ContextVar("fastness_exchange", default=None)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ class Health:
                 await self._transport.call(GetPair(b"\x00ready", tier=Tier.IMPORTANT))
         except TimeoutError:
             return f"the key space did not answer within {_READ_SECONDS_MAX:g} s"
-        except HoldfastError as error:
+        except FastnessError as error:
             return f"the key space does not answer: {error.code}"
         return None
 
@@ -151,7 +151,7 @@ async def _refuse_draining(scope: Scope, send: Send, kind: str) -> None:
         status=503,
         detail="The server is shutting down; try again in a moment",
         retry=RetryAdvice.LATER,
-        type="urn:holdfast:error:shutdown_draining",
+        type="urn:fastness:error:shutdown_draining",
         retry_after_seconds=RETRY_AFTER_SECONDS,
         correlation_id=correlation_id,
     )

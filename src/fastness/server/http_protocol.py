@@ -21,15 +21,15 @@ import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from holdfast.errors import RetryAdvice
-from holdfast.server import logs
-from holdfast.server.http.limits import PIPELINED_MAX
-from holdfast.server.logs import RateLimitFilter
-from holdfast.server.problems import help_link
-from holdfast.server.slow_peer import SlowPeerGuard
-from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem
+from fastness.errors import RetryAdvice
+from fastness.server import logs
+from fastness.server.http.limits import PIPELINED_MAX
+from fastness.server.logs import RateLimitFilter
+from fastness.server.problems import help_link
+from fastness.server.slow_peer import SlowPeerGuard
+from fastness.wire.problems import RETRY_AFTER_SECONDS, Problem
 
-_log = logging.getLogger("holdfast.connections")
+_log = logging.getLogger("fastness.connections")
 _log.addFilter(RateLimitFilter(per_second=20))  # Clients can send any number of bad requests.
 _TITLES: Final = {
     400: ("malformed_request", "Bad Request"),
@@ -201,7 +201,7 @@ class BoundedHttp(SlowPeerGuard, HttpToolsProtocol):
                 status=status,
                 detail=detail,
                 retry=RetryAdvice.LATER if later else RetryAdvice.NEVER,
-                type=f"urn:holdfast:error:{code}",
+                type=f"urn:fastness:error:{code}",
                 retry_after_seconds=RETRY_AFTER_SECONDS if later else None,
                 correlation_id=id,
             )

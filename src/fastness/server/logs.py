@@ -1,7 +1,7 @@
 """Logs of a server: one line per event, as JSON for programs or as text for people.
 
-    {"at":"2026-11-15T06:00:00.000Z","level":"warning","logger":"holdfast.tokens","message":"refused: …","token":"…"}
-    2026-11-15T06:00:00.000Z warning holdfast.tokens refused: … token=…
+    {"at":"2026-11-15T06:00:00.000Z","level":"warning","logger":"fastness.tokens","message":"refused: …","token":"…"}
+    2026-11-15T06:00:00.000Z warning fastness.tokens refused: … token=…
 
 Every line that a request causes carries its correlation id: that of an HTTP request is its X-Correlation-Id header, or
 a generated one. A stream has one too; a call on it is `<stream>/<number>`, and a batch of calls is
@@ -23,9 +23,9 @@ from typing import Any, Final, TextIO
 
 import msgspec
 
-from holdfast.limits import CORRELATION_ID_CHARACTERS_MAX
+from fastness.limits import CORRELATION_ID_CHARACTERS_MAX
 
-correlation_id: ContextVar[str | None] = ContextVar("holdfast_correlation_id", default=None)
+correlation_id: ContextVar[str | None] = ContextVar("fastness_correlation_id", default=None)
 
 _SECRETS: Final = re.compile(r"(hft_[0-9a-f]{1,32}_|[Bb]earer\s+(?!hft_))[^\s\"',]+|(://[^/\s:@]+:)[^@\s/]+(?=@)")
 _NEEDS_QUOTES: Final = re.compile(r'[\s"\\=]')

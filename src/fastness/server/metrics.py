@@ -21,42 +21,42 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import Fenced, HoldfastError, NotAllowed, rebuild
-from holdfast.kv import Result
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.lock_rules import DATA_LEVELS
-from holdfast.plane.batching import call_batch
-from holdfast.server import health, tracing
-from holdfast.server.authorization import Authenticator
-from holdfast.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram, Recorder, no_recorder
-from holdfast.server.logs import correlation_id
-from holdfast.server.problems import HttpError, problem_response
-from holdfast.server.queue_metrics import read_lag, read_queues
-from holdfast.server.refusals import mark_counted
-from holdfast.server.transport import ServerTransport
-from holdfast.tiers import Tier
-from holdfast.wire.frames import Call
-from holdfast.wire.leases import AcquireLease
-from holdfast.wire.permissions import METRICS
-from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import Deliveries, Outcomes, PackedLease, QueueStats, ReceiveMessages
-from holdfast.wire.requests import Answer, Request
-from holdfast.wire.stored_messages import put_at_ms
+from fastness.errors import Fenced, FastnessError, NotAllowed, rebuild
+from fastness.kv import Result
+from fastness.layers.idempotency import KeyedCall
+from fastness.lock_rules import DATA_LEVELS
+from fastness.plane.batching import call_batch
+from fastness.server import health, tracing
+from fastness.server.authorization import Authenticator
+from fastness.server.histograms import DWELL_SECONDS, SECONDS, SIZES, Histogram, Recorder, no_recorder
+from fastness.server.logs import correlation_id
+from fastness.server.problems import HttpError, problem_response
+from fastness.server.queue_metrics import read_lag, read_queues
+from fastness.server.refusals import mark_counted
+from fastness.server.transport import ServerTransport
+from fastness.tiers import Tier
+from fastness.wire.frames import Call
+from fastness.wire.leases import AcquireLease
+from fastness.wire.permissions import METRICS
+from fastness.wire.problems import problem_of
+from fastness.wire.queues import Deliveries, Outcomes, PackedLease, QueueStats, ReceiveMessages
+from fastness.wire.requests import Answer, Request
+from fastness.wire.stored_messages import put_at_ms
 
-_log = logging.getLogger("holdfast.calls")
+_log = logging.getLogger("fastness.calls")
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _QUEUES_FRESH_SECONDS: Final = 1.0  # Scrapes within this time get the same depths.
 _LAG_FRESH_SECONDS: Final = 15.0  # Reading every world costs more, and the lag changes slowly.
-_INSPECTED: Final = (HoldfastError, Outcomes, type(None))  # Outcomes that are more than "ok" to the metrics.
+_INSPECTED: Final = (FastnessError, Outcomes, type(None))  # Outcomes that are more than "ok" to the metrics.
 _STATES: Final = ("ready", "delayed", "leased", "blocked", "dead")
 _TOTALS: Final = {
-    "holdfast_queue_put": ("put_total", "Messages that were enqueued."),
-    "holdfast_queue_delivered": ("delivered_total", "Deliveries of messages, redeliveries included."),
-    "holdfast_queue_acked": ("acked_total", "Messages that were acknowledged."),
-    "holdfast_queue_failed": ("failed_total", "Deliveries that failed."),
-    "holdfast_queue_dead": ("dead_total", "Messages that became dead letters."),
-    "holdfast_lease_expired": ("expired_total", "Leases of messages that expired before the messages were settled."),
+    "fastness_queue_put": ("put_total", "Messages that were enqueued."),
+    "fastness_queue_delivered": ("delivered_total", "Deliveries of messages, redeliveries included."),
+    "fastness_queue_acked": ("acked_total", "Messages that were acknowledged."),
+    "fastness_queue_failed": ("failed_total", "Deliveries that failed."),
+    "fastness_queue_dead": ("dead_total", "Messages that became dead letters."),
+    "fastness_lease_expired": ("expired_total", "Leases of messages that expired before the messages were settled."),
 }
 
 
@@ -83,11 +83,11 @@ class Metrics(Collector):
         self.in_flight = 0
         self.waiting = 0  # Those in flight that wait for messages or locks.
         self.lock_wait = {
-            level: self._new_histogram("holdfast_lock_wait_seconds", SECONDS, level=level)
+            level: self._new_histogram("fastness_lock_wait_seconds", SECONDS, level=level)
             for level in ("lease", *DATA_LEVELS)
         }
-        self.group_size = self._new_histogram("holdfast_commit_group_size", SIZES)
-        self.sync = self._new_histogram("holdfast_sync_seconds", SECONDS)
+        self.group_size = self._new_histogram("fastness_commit_group_size", SIZES)
+        self.sync = self._new_histogram("fastness_sync_seconds", SECONDS)
         self.dwell: dict[tuple[str, str], Histogram] = {}  # By universe and queue.
         self.redelivered: Counter[tuple[str, str]] = Counter()
         self._streams = streams
@@ -160,7 +160,7 @@ class Metrics(Collector):
                 if time.monotonic() - self._lag_at > _LAG_FRESH_SECONDS:
                     self._lag_at = time.monotonic()
                     self._lag, self._worlds_cut = await read_lag(transport, self._worlds_max)
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("queue and journal metrics are missing, because the key space cannot be read: %s", error)
             except Exception:  # The other metrics are still reported.
                 _log.exception("queue and journal metrics are missing: unexpected error")
@@ -174,24 +174,24 @@ class Metrics(Collector):
             raise
 
     def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("holdfast_requests", "Calls, by operation and outcome.", labels=("op", "code"))
+        requests = CounterMetricFamily("fastness_requests", "Calls, by operation and outcome.", labels=("op", "code"))
         for (op, code), count in sorted(self.requests.items()):
             requests.add_metric((op, code), count)
         yield requests
-        seconds = HistogramMetricFamily("holdfast_request_seconds", "Duration of calls.", labels=("op",))
+        seconds = HistogramMetricFamily("fastness_request_seconds", "Duration of calls.", labels=("op",))
         for op, histogram in sorted(self.seconds.items()):
             seconds.add_metric((op,), histogram.buckets(), histogram.sum)
         yield seconds
         lock_wait = HistogramMetricFamily(
-            "holdfast_lock_wait_seconds", "Time that acquirers waited for leases and ordered locks.", labels=("level",)
+            "fastness_lock_wait_seconds", "Time that acquirers waited for leases and ordered locks.", labels=("level",)
         )
         for level, histogram in self.lock_wait.items():
             lock_wait.add_metric((level,), histogram.buckets(), histogram.sum)
         yield lock_wait
-        yield _histogram("holdfast_sync_seconds", "Duration of syncs of the log.", self.sync)
-        yield _histogram("holdfast_commit_group_size", "Calls per commit.", self.group_size)
+        yield _histogram("fastness_sync_seconds", "Duration of syncs of the log.", self.sync)
+        yield _histogram("fastness_commit_group_size", "Calls per commit.", self.group_size)
         rejects = CounterMetricFamily(
-            "holdfast_rejects",
+            "fastness_rejects",
             "Requests and connections that were refused before an operation started.",
             labels=("reason",),
         )
@@ -199,43 +199,43 @@ class Metrics(Collector):
             rejects.add_metric((reason,), count)
         yield rejects
         yield CounterMetricFamily(
-            "holdfast_fenced", "Writes that were refused because their lease was no longer valid.", value=self.fenced
+            "fastness_fenced", "Writes that were refused because their lease was no longer valid.", value=self.fenced
         )
-        yield GaugeMetricFamily("holdfast_calls_in_flight", "Calls in flight.", value=self.in_flight)
+        yield GaugeMetricFamily("fastness_calls_in_flight", "Calls in flight.", value=self.in_flight)
         yield GaugeMetricFamily(
-            "holdfast_calls_waiting", "Calls in flight that wait for messages or locks.", value=self.waiting
+            "fastness_calls_waiting", "Calls in flight that wait for messages or locks.", value=self.waiting
         )
-        yield GaugeMetricFamily("holdfast_open_streams", "Open streams.", value=self._streams())
+        yield GaugeMetricFamily("fastness_open_streams", "Open streams.", value=self._streams())
         yield GaugeMetricFamily(
-            "holdfast_relay_sessions", "Agents that are connected to the relay.", value=self._sessions()
+            "fastness_relay_sessions", "Agents that are connected to the relay.", value=self._sessions()
         )
         requests_in_flight = "HTTP requests in flight, without those that wait for messages or locks."
-        yield GaugeMetricFamily("holdfast_http_requests_in_flight", requests_in_flight, value=self._exchanges())
+        yield GaugeMetricFamily("fastness_http_requests_in_flight", requests_in_flight, value=self._exchanges())
         yield from self._collect_queues()
         yield from self._collect_deliveries()
         behind = "Journal records that a compaction would move into segments, or has moved and not yet removed."
-        yield GaugeMetricFamily("holdfast_journal_compaction_lag_records", behind, value=self._lag)
+        yield GaugeMetricFamily("fastness_journal_compaction_lag_records", behind, value=self._lag)
         cut = "1 if there are more worlds than metrics_worlds_max, so that some are not measured."
-        yield GaugeMetricFamily("holdfast_worlds_cut", cut, value=self._worlds_cut)
+        yield GaugeMetricFamily("fastness_worlds_cut", cut, value=self._worlds_cut)
 
     def _collect_deliveries(self) -> Iterator[Metric]:
         labels = ("universe", "queue")
         text = "Time of messages from their enqueue to their first delivery."
-        dwell = HistogramMetricFamily("holdfast_queue_dwell_seconds", text, labels=labels)
+        dwell = HistogramMetricFamily("fastness_queue_dwell_seconds", text, labels=labels)
         for at, histogram in sorted(self.dwell.items()):
             dwell.add_metric(at, histogram.buckets(), histogram.sum)
         yield dwell
         text = "Redeliveries of messages."
-        redelivered = CounterMetricFamily("holdfast_queue_redelivered", text, labels=labels)
+        redelivered = CounterMetricFamily("fastness_queue_redelivered", text, labels=labels)
         for at, count in sorted(self.redelivered.items()):
             redelivered.add_metric(at, count)
         yield redelivered
 
     def _collect_queues(self) -> Iterator[Metric]:
         labels = ("universe", "queue")
-        depth = GaugeMetricFamily("holdfast_queue_messages", "Messages, by state.", labels=(*labels, "state"))
-        age = GaugeMetricFamily("holdfast_queue_oldest_age_seconds", "Age of the next message.", labels=labels)
-        consumers = GaugeMetricFamily("holdfast_queue_waiting_consumers", "Consumers that wait.", labels=labels)
+        depth = GaugeMetricFamily("fastness_queue_messages", "Messages, by state.", labels=(*labels, "state"))
+        age = GaugeMetricFamily("fastness_queue_oldest_age_seconds", "Age of the next message.", labels=labels)
+        consumers = GaugeMetricFamily("fastness_queue_waiting_consumers", "Consumers that wait.", labels=labels)
         totals = {name: CounterMetricFamily(name, text, labels=labels) for name, (_, text) in _TOTALS.items()}
         for universe, stats in self._queues:
             at = (universe, stats.queue)
@@ -247,12 +247,12 @@ class Metrics(Collector):
                 totals[name].add_metric(at, getattr(stats, field))
         yield from (depth, age, consumers, *totals.values())
         cut = "1 if there are more queues than metrics_queues_max, so that some are not measured."
-        yield GaugeMetricFamily("holdfast_queues_cut", cut, value=self._queues_cut)
+        yield GaugeMetricFamily("fastness_queues_cut", cut, value=self._queues_cut)
 
     def _seconds_of(self, op: str) -> Histogram:
         histogram = self.seconds.get(op)
         if histogram is None:
-            histogram = self.seconds[op] = self._new_histogram("holdfast_request_seconds", SECONDS, op=op)
+            histogram = self.seconds[op] = self._new_histogram("fastness_request_seconds", SECONDS, op=op)
         return histogram
 
     def _new_histogram(self, name: str, bounds: Sequence[float], **labels: str) -> Histogram:
@@ -276,7 +276,7 @@ class Metrics(Collector):
             at = ("", "")  # All queues beyond the limit.
         if at not in self.dwell and answer.count:
             labels = {"universe": at[0], "queue": at[1]}
-            self.dwell[at] = self._new_histogram("holdfast_queue_dwell_seconds", DWELL_SECONDS, **labels)
+            self.dwell[at] = self._new_histogram("fastness_queue_dwell_seconds", DWELL_SECONDS, **labels)
         for lease in answer.packed:
             self._count_packed(at, lease)
         for message in answer.messages:
@@ -357,7 +357,7 @@ class MeasuredTransport:
                 if tracing.is_on():
                     stack.enter_context(tracing.span(request))
                 outcome = await work(*args)
-        except HoldfastError as error:
+        except FastnessError as error:
             outcome = error
             raise
         except HttpError:  # The HTTP API refuses the body and has the response.
@@ -391,14 +391,14 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
     return HistogramMetricFamily(name, text, buckets=histogram.buckets(), sum_value=histogram.sum)
 
 
-def _unexpected_error(error: Exception, operation: str) -> HoldfastError:
+def _unexpected_error(error: Exception, operation: str) -> FastnessError:
     """Log the error; return one without details for the caller."""
     _log.error("unexpected error in %s", operation, exc_info=error)
-    return HoldfastError("Unexpected error in the server; see its log")
+    return FastnessError("Unexpected error in the server; see its log")
 
 
 def _code(outcome: Any) -> str:
-    if isinstance(outcome, HoldfastError):
+    if isinstance(outcome, FastnessError):
         return outcome.code
     return "cancelled" if outcome is None else "ok"
 

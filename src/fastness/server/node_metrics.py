@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.plane.services import Services
+from fastness.plane.services import Services
 
 
 class NodeMetrics(Collector):
@@ -17,6 +17,6 @@ class NodeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         heartbeat = self._services.heartbeat
         alive = "Nodes that share the plane and are alive, as of this node's last heartbeat."
-        yield GaugeMetricFamily("holdfast_nodes", alive, value=1 if heartbeat is None else heartbeat.alive)
+        yield GaugeMetricFamily("fastness_nodes", alive, value=1 if heartbeat is None else heartbeat.alive)
         holder = "1 if this node does the periodic work of the plane, such as sweeps and schedules."
-        yield GaugeMetricFamily("holdfast_maintenance_holder", holder, value=self._services.duty.is_ours())
+        yield GaugeMetricFamily("fastness_maintenance_holder", holder, value=self._services.duty.is_ours())

@@ -12,21 +12,21 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
-from holdfast.server.http.events import SSE
-from holdfast.server.http.message_schemas import (
+from fastness.server.http import json_codec
+from fastness.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
+from fastness.server.http.events import SSE
+from fastness.server.http.message_schemas import (
     FoundMessageView,
     LeasedMessageView,
     MessageInfoView,
     MessageResultView,
     MessageView,
 )
-from holdfast.server.openapi_bounds import with_bounds
-from holdfast.server.openapi_examples import add_examples, problem_responses, problems, response_name
-from holdfast.server.problems import JSON
-from holdfast.wire.problems import Problem
-from holdfast.wire.queues import Delivery, FoundMessage, LeasedMessage, MessageInfo, MessageResult
+from fastness.server.openapi_bounds import with_bounds
+from fastness.server.openapi_examples import add_examples, problem_responses, problems, response_name
+from fastness.server.problems import JSON
+from fastness.wire.problems import Problem
+from fastness.wire.queues import Delivery, FoundMessage, LeasedMessage, MessageInfo, MessageResult
 
 _REFS: Final = "#/components/schemas/{name}"
 _PATH_TYPE: Final = re.compile(r"{(\w+):\w+}")
@@ -66,7 +66,7 @@ _TAGS: Final = {
     "audit": "Who did what, when and from where.",
 }
 _COMMON_PARAMETERS: Final = (
-    Parameter("X-Holdfast-Universe", "header", description="The universe, if neither the body nor the query has one."),
+    Parameter("X-Fastness-Universe", "header", description="The universe, if neither the body nor the query has one."),
     Parameter(
         "X-Correlation-Id", "header", description="1 to 128 printable ASCII characters; returned with the response."
     ),
@@ -98,7 +98,7 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     openapi = {
         "openapi": "3.1.0",
         "info": {
-            "title": "Holdfast",
+            "title": "Fastness",
             "version": "1",
             "summary": "A durable coordination plane for fleets of agents.",
             "description": "Queues, mail, leases, state, entities, worlds, blobs and activity over one key space. "

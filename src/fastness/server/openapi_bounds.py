@@ -6,9 +6,9 @@ check values before they send them. A documented bound is never stricter than th
 
 from typing import Any, Final
 
-from holdfast import limits
-from holdfast.lock_rules import Mode
-from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX, PAGE_SIZE_MAX
+from fastness import limits
+from fastness.lock_rules import Mode
+from fastness.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX, PAGE_SIZE_MAX
 
 
 def _between(least: float, most: float) -> dict[str, Any]:
@@ -228,7 +228,7 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("path", "number"): _COUNT,
     ("path", "sequence"): _COUNT,
     ("path", "hash"): {"pattern": "^[0-9A-Fa-f]{64}$"},
-    ("header", "X-Holdfast-Universe"): _NAME,
+    ("header", "X-Fastness-Universe"): _NAME,
     ("header", "Idempotency-Key"): _text(IDEMPOTENCY_KEY_CHARACTERS_MAX),
     ("header", "X-Fencing-Token"): {"minimum": 0},
 }

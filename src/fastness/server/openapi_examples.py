@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast import errors
-from holdfast.errors import HoldfastError, RetryAdvice, rebuild
-from holdfast.remedies import OTHER_CODES, REMEDIES
-from holdfast.server.problems import MSGPACK, PROBLEM
-from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem, problem_of
+from fastness import errors
+from fastness.errors import FastnessError, RetryAdvice, rebuild
+from fastness.remedies import OTHER_CODES, REMEDIES
+from fastness.server.problems import MSGPACK, PROBLEM
+from fastness.wire.problems import RETRY_AFTER_SECONDS, Problem, problem_of
 
 _REFERENCE: Final = "#/components/examples/{code}"
 # Errors of one kind of resource. Those of no kind are listed for every operation.
@@ -117,7 +117,7 @@ def problems() -> dict[str, Any]:
 
 def all_codes() -> Iterator[str]:
     """The codes of all error classes, and those that only the HTTP API or the command line has."""
-    kinds = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, HoldfastError))
+    kinds = (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, FastnessError))
     yield from {*(kind.code for kind in kinds), *OTHER_CODES}
 
 
@@ -157,7 +157,7 @@ def _problem(code: str) -> Problem:
         status=status or 500,
         detail=cause,
         retry=RetryAdvice.LATER if later else RetryAdvice.NEVER,
-        type=f"urn:holdfast:error:{code}",
+        type=f"urn:fastness:error:{code}",
         retry_after_seconds=RETRY_AFTER_SECONDS if later else None,
     )
 

@@ -9,8 +9,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from holdfast.errors import Closed, HoldfastError, NotAllowed, RetryAdvice
-from holdfast.wire.problems import RETRY_AFTER_SECONDS, Problem, problem_of
+from fastness.errors import Closed, FastnessError, NotAllowed, RetryAdvice
+from fastness.wire.problems import RETRY_AFTER_SECONDS, Problem, problem_of
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
@@ -57,7 +57,7 @@ class Unauthenticated(Exception):
     def __init__(self, reason: NotAllowed) -> None:
         super().__init__(str(reason))
         self.reason = reason
-        self.challenge = 'Bearer realm="holdfast"'  # The header `WWW-Authenticate` of the response.
+        self.challenge = 'Bearer realm="fastness"'  # The header `WWW-Authenticate` of the response.
 
 
 def draining_error() -> HttpError:
@@ -80,7 +80,7 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
             status=error.status,
             detail=str(error),
             retry=error.retry,
-            type=f"urn:holdfast:error:{error.code}",
+            type=f"urn:fastness:error:{error.code}",
             retry_after_seconds=RETRY_AFTER_SECONDS if error.retry is RetryAdvice.LATER else None,
             correlation_id=correlation_id,
             current_version=error.current_version,
@@ -91,12 +91,12 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
         headers["WWW-Authenticate"] = error.challenge
     elif isinstance(error, Closed):
         return problem_for(draining_error(), correlation_id)
-    elif isinstance(error, HoldfastError):
+    elif isinstance(error, FastnessError):
         problem = problem_of(error, correlation_id)
         if conditional and error.code in _PRECONDITIONS:
             problem = msgspec.structs.replace(problem, status=PRECONDITION_FAILED)
         if isinstance(error, NotAllowed):
-            headers["WWW-Authenticate"] = 'Bearer realm="holdfast", error="insufficient_scope"'
+            headers["WWW-Authenticate"] = 'Bearer realm="fastness", error="insufficient_scope"'
     elif isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "http_error")
         return problem_for(HttpError(error.status_code, code, _detail_of(error), headers=error.headers), correlation_id)
@@ -106,7 +106,7 @@ def problem_for(error: Exception, correlation_id: str, *, conditional: bool = Fa
             title="Internal error",
             status=500,
             detail=f"Unexpected error; the server's log has the details under correlation id {correlation_id}",
-            type="urn:holdfast:error:internal_error",
+            type="urn:fastness:error:internal_error",
             correlation_id=correlation_id,
         )
     if problem.retry_after_seconds is not None:

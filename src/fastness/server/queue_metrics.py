@@ -7,12 +7,12 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.plane import worlds
-from holdfast.runtime.waiting_consumers import WaitingConsumers
-from holdfast.server.transport import ServerTransport
-from holdfast.tiers import Tier
-from holdfast.wire.queues import GetQueueStats, ListQueues, QueueStats
-from holdfast.wire.universes import ListUniverses
+from fastness.plane import worlds
+from fastness.runtime.waiting_consumers import WaitingConsumers
+from fastness.server.transport import ServerTransport
+from fastness.tiers import Tier
+from fastness.wire.queues import GetQueueStats, ListQueues, QueueStats
+from fastness.wire.universes import ListUniverses
 
 _PAGE: Final = 100
 _WORLDS_PAGE: Final = 20  # A world takes several reads, and a page blocks the event loop.
@@ -26,12 +26,12 @@ class ConsumerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         waiting = self._waiting
-        yield GaugeMetricFamily("holdfast_consumers_waiting", "Consumers that wait, over all queues.", waiting.count)
+        yield GaugeMetricFamily("fastness_consumers_waiting", "Consumers that wait, over all queues.", waiting.count)
         yield GaugeMetricFamily(
-            "holdfast_consumers_waiting_max", "Consumers that may wait (queue_max_consumers).", waiting.limit
+            "fastness_consumers_waiting_max", "Consumers that may wait (queue_max_consumers).", waiting.limit
         )
         refused = "Consumers that were refused because the maximum number was waiting."
-        yield CounterMetricFamily("holdfast_consumers_refused", refused, value=waiting.refused)
+        yield CounterMetricFamily("fastness_consumers_refused", refused, value=waiting.refused)
 
 
 async def read_queues(transport: ServerTransport, most: int) -> tuple[list[tuple[str, QueueStats]], bool]:

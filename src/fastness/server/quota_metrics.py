@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.limits import QUOTAS_METRICS_MAX
-from holdfast.runtime.quotas import BYTES, CONNECTIONS, MESSAGES, RATE, Quotas
+from fastness.limits import QUOTAS_METRICS_MAX
+from fastness.runtime.quotas import BYTES, CONNECTIONS, MESSAGES, RATE, Quotas
 
 _LABELS = ("universe", "kind")
 
@@ -18,9 +18,9 @@ class QuotaMetrics(Collector):
         self._quotas = quotas
 
     def collect(self) -> Iterator[Metric]:
-        limits = GaugeMetricFamily("holdfast_quota_limit", "What a universe may have.", labels=_LABELS)
-        used = GaugeMetricFamily("holdfast_quota_used", "What a universe with a quota has.", labels=_LABELS)
-        refusals = CounterMetricFamily("holdfast_quota_refusals", "Refusals because of a quota.", labels=_LABELS)
+        limits = GaugeMetricFamily("fastness_quota_limit", "What a universe may have.", labels=_LABELS)
+        used = GaugeMetricFamily("fastness_quota_used", "What a universe with a quota has.", labels=_LABELS)
+        refusals = CounterMetricFamily("fastness_quota_refusals", "Refusals because of a quota.", labels=_LABELS)
         found = self._quotas.all()
         for each in found[:QUOTAS_METRICS_MAX]:
             quota = each.quota
@@ -38,4 +38,4 @@ class QuotaMetrics(Collector):
         yield limits
         yield used
         yield refusals
-        yield GaugeMetricFamily("holdfast_quotas", "Universes that have a quota.", len(found))
+        yield GaugeMetricFamily("fastness_quotas", "Universes that have a quota.", len(found))

@@ -12,14 +12,14 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast import limits
-from holdfast.errors import HoldfastError
-from holdfast.kv import ReplayedPosition
-from holdfast.kv.contention import Contention
-from holdfast.plane.services import Services
-from holdfast.threads import run_in_thread
+from fastness import limits
+from fastness.errors import FastnessError
+from fastness.kv import ReplayedPosition
+from fastness.kv.contention import Contention
+from fastness.plane.services import Services
+from fastness.threads import run_in_thread
 
-_log = logging.getLogger("holdfast.recovery")
+_log = logging.getLogger("fastness.recovery")
 
 EXIT_FAILED: Final = 12  # The exit code of a server whose key space failed, with on_database_failure = "exit".
 _POLL_SECONDS: Final = 0.2
@@ -49,19 +49,19 @@ class Recovery(Collector):
     def collect(self) -> Iterator[Metric]:
         failed = "1 while the key space has failed: writes are refused until it is reopened."
         database, disk = self._services.database, self._services.disk_space
-        yield GaugeMetricFamily("holdfast_database_failed", failed, int(database.failure is not None))
+        yield GaugeMetricFamily("fastness_database_failed", failed, int(database.failure is not None))
         failures = "How often the key space has failed."
-        yield CounterMetricFamily("holdfast_database_failures", failures, value=self._failures)
+        yield CounterMetricFamily("fastness_database_failures", failures, value=self._failures)
         if database.contention is not None:
             yield from _contention(database.contention)
         if database.replayed_position is not None:
             yield from _standby(database.replayed_position)
         if disk is not None:
-            yield GaugeMetricFamily("holdfast_disk_free_bytes", "Free bytes of the disk.", disk.free_bytes)
+            yield GaugeMetricFamily("fastness_disk_free_bytes", "Free bytes of the disk.", disk.free_bytes)
             reserve = "New data is refused while fewer bytes are free."
-            yield GaugeMetricFamily("holdfast_disk_reserve_bytes", reserve, disk.reserve_bytes)
+            yield GaugeMetricFamily("fastness_disk_reserve_bytes", reserve, disk.reserve_bytes)
             low = "1 while new data is refused because the disk is nearly full."
-            yield GaugeMetricFamily("holdfast_disk_low", low, int(database.low_space))
+            yield GaugeMetricFamily("fastness_disk_low", low, int(database.low_space))
 
     async def _watch(self) -> None:
         database = self._services.database
@@ -89,14 +89,14 @@ class Recovery(Collector):
                 if str(error) != logged:
                     logged = str(error)
                     _log.warning(
-                        "the key space cannot be reopened yet: %s", error, exc_info=not isinstance(error, HoldfastError)
+                        "the key space cannot be reopened yet: %s", error, exc_info=not isinstance(error, FastnessError)
                     )
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, limits.REOPEN_SECONDS_MAX)
         _log.warning("the key space was reopened; writes work again")
 
 
-def _reason(failure: HoldfastError) -> str:
+def _reason(failure: FastnessError) -> str:
     """The failure and what caused it."""
     cause = "" if failure.__cause__ is None else f" ({failure.__cause__})"
     return f"{failure.code}: {failure}{cause}"
@@ -104,16 +104,16 @@ def _reason(failure: HoldfastError) -> str:
 
 def _standby(replayed: ReplayedPosition) -> Iterator[Metric]:
     answers = "1 if a standby served a recent read that may be stale, 0 if the primary did."
-    yield GaugeMetricFamily("holdfast_standby_answers", answers, int(replayed.is_standby))
+    yield GaugeMetricFamily("fastness_standby_answers", answers, int(replayed.is_standby))
     if replayed.lag_ms is not None:
         lag = "How far the standby was behind at a recent read."
-        yield GaugeMetricFamily("holdfast_standby_lag_seconds", lag, replayed.lag_ms / 1_000)
+        yield GaugeMetricFamily("fastness_standby_lag_seconds", lag, replayed.lag_ms / 1_000)
 
 
 def _contention(contention: Contention) -> Iterator[Metric]:
     conflicts = "Transactions that PostgreSQL aborted because of another one."
-    yield CounterMetricFamily("holdfast_transaction_conflicts", conflicts, value=contention.conflicts)
+    yield CounterMetricFamily("fastness_transaction_conflicts", conflicts, value=contention.conflicts)
     retries = "Transactions that were run again."
-    yield CounterMetricFamily("holdfast_transaction_retries", retries, value=contention.retries)
+    yield CounterMetricFamily("fastness_transaction_retries", retries, value=contention.retries)
     waits = "Calls that waited for a lock of another process."
-    yield CounterMetricFamily("holdfast_transaction_lock_waits", waits, value=contention.lock_waits)
+    yield CounterMetricFamily("fastness_transaction_lock_waits", waits, value=contention.lock_waits)

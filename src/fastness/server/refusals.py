@@ -20,7 +20,7 @@ class _Request:
         self.is_counted = False
 
 
-_current: Final[ContextVar[_Request | None]] = ContextVar("holdfast_request", default=None)
+_current: Final[ContextVar[_Request | None]] = ContextVar("fastness_request", default=None)
 
 
 @contextmanager

@@ -17,26 +17,26 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import (
+from fastness.errors import (
     BatchTooLarge,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidValue,
     NotAllowed,
     PayloadTooLarge,
     RetryAdvice,
 )
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
-from holdfast.runtime.relay.hub import Commit, RelayHub
-from holdfast.runtime.relay.session import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Authorize, Session
-from holdfast.server.logs import correlation_id
-from holdfast.server.relay_auth import AuthenticatedAgent, RelayAuthenticator
-from holdfast.server.sockets import BoundedSocket
-from holdfast.server.transport import ServerTransport
-from holdfast.server.websocket_reader import WebsocketReader
-from holdfast.wire.json_values import encode_json
-from holdfast.wire.relay import (
+from fastness.layers.mailboxes import Address
+from fastness.limits import FRAME_BYTES_MAX, RELAY_AUTHENTICATE_SECONDS, RELAY_FRAMES_MAX
+from fastness.runtime.relay.hub import Commit, RelayHub
+from fastness.runtime.relay.session import NOT_ALLOWED, PROTOCOL_ERROR, STOPPING, TOO_BIG, TOO_SLOW, Authorize, Session
+from fastness.server.logs import correlation_id
+from fastness.server.relay_auth import AuthenticatedAgent, RelayAuthenticator
+from fastness.server.sockets import BoundedSocket
+from fastness.server.transport import ServerTransport
+from fastness.server.websocket_reader import WebsocketReader
+from fastness.wire.json_values import encode_json
+from fastness.wire.relay import (
     NONCE_BYTES,
     PROTOCOL,
     Authenticate,
@@ -51,9 +51,9 @@ from holdfast.wire.relay import (
     encode,
     signed_bytes,
 )
-from holdfast.wire.websocket_frames import BINARY, TEXT
+from fastness.wire.websocket_frames import BINARY, TEXT
 
-_log = logging.getLogger("holdfast.relay")
+_log = logging.getLogger("fastness.relay")
 _CLOSE_SECONDS: Final = 5.0  # To send the last frames and the close frame.
 
 HandleRpc = Callable[[str, bytes, Authorize | None], Awaitable[bytes | None]]  # Address, JSON-RPC request -> response.
@@ -187,7 +187,7 @@ class Connection:
             await self._refuse(error.error, error.code)
         except NotAllowed as error:
             await self._refuse(error, NOT_ALLOWED)
-        except HoldfastError as error:
+        except FastnessError as error:
             await self._refuse(error, PROTOCOL_ERROR if error.retry is RetryAdvice.NEVER else STOPPING)
         return None
 
@@ -244,7 +244,7 @@ class Connection:
             return
         try:
             answer = await self._relay.handle_rpc(session.name, body, session.authorize)
-        except HoldfastError as error:
+        except FastnessError as error:
             session.refuse(error)
         else:
             if answer is not None:
@@ -298,7 +298,7 @@ class Connection:
         message = {"text": data.decode()} if self._encoding == "json" else {"bytes": data}
         await self._send({"type": "websocket.send", **message})
 
-    async def _refuse(self, error: HoldfastError, code: int) -> None:
+    async def _refuse(self, error: FastnessError, code: int) -> None:
         await self._send_frames([Error(error.code, str(error), error.retry)])
         await self._close(code, error.code)
 
@@ -335,7 +335,7 @@ class MessageHandler:
 class InvalidMessage(Exception):
     """A message without valid frames: the connection is closed with `code`."""
 
-    def __init__(self, code: int, error: HoldfastError) -> None:
+    def __init__(self, code: int, error: FastnessError) -> None:
         super().__init__(str(error))
         self.code = code
         self.error = error

@@ -7,17 +7,17 @@ from typing import Literal, NamedTuple
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from holdfast.encryption import checked_public_key
-from holdfast.errors import AgentExists, InvalidArgument, NotAllowed
-from holdfast.runtime.relay.session import Authorize
-from holdfast.server.authorization import Authenticator
-from holdfast.server.logs import RateLimitFilter
-from holdfast.server.transport import ServerTransport
-from holdfast.wire.agents import GetAgent, RegisterAgent
-from holdfast.wire.mail import ConfirmMail, JoinMailbox, LeaveMailbox, ReadMail, ReadReceipts
-from holdfast.wire.relay import Authenticate, split_address
+from fastness.encryption import checked_public_key
+from fastness.errors import AgentExists, InvalidArgument, NotAllowed
+from fastness.runtime.relay.session import Authorize
+from fastness.server.authorization import Authenticator
+from fastness.server.logs import RateLimitFilter
+from fastness.server.transport import ServerTransport
+from fastness.wire.agents import GetAgent, RegisterAgent
+from fastness.wire.mail import ConfirmMail, JoinMailbox, LeaveMailbox, ReadMail, ReadReceipts
+from fastness.wire.relay import Authenticate, split_address
 
-_refusals = logging.getLogger("holdfast.relay.refusals")
+_refusals = logging.getLogger("fastness.relay.refusals")
 _refusals.addFilter(RateLimitFilter(per_second=20))  # Key guessing must not fill the disk with log lines.
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 from starlette.types import Send
 
-from holdfast.errors import AnswerTooLarge, HoldfastError
-from holdfast.limits import ANSWER_BYTES_MAX, FRAME_BYTES_MAX
-from holdfast.server.logs import correlation_id
-from holdfast.wire.frames import Reply, encode
-from holdfast.wire.problems import problem_of
+from fastness.errors import AnswerTooLarge, FastnessError
+from fastness.limits import ANSWER_BYTES_MAX, FRAME_BYTES_MAX
+from fastness.server.logs import correlation_id
+from fastness.wire.frames import Reply, encode
+from fastness.wire.problems import problem_of
 
-_log = logging.getLogger("holdfast.stream")
+_log = logging.getLogger("fastness.stream")
 
 Write = Callable[[bytes], bool]
 
@@ -72,9 +72,9 @@ def fits(reply: Reply) -> bool:
     return frame is not None and len(frame) <= ANSWER_BYTES_MAX
 
 
-def unexpected_error() -> HoldfastError:
+def unexpected_error() -> FastnessError:
     """An error without details: stack traces go to the server's log only."""
-    return HoldfastError("Unexpected error in the server; see its log")
+    return FastnessError("Unexpected error in the server; see its log")
 
 
 def encode_replies(replies: Sequence[Reply]) -> bytes | None:

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     Backend,
     Busy,
     Closed,
     Conflict,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     NotAllowed,
     PayloadTooLarge,
@@ -28,17 +28,17 @@ from holdfast.errors import (
     SenderMismatch,
     Validation,
 )
-from holdfast.limits import PUSH_PAYLOAD_BYTES_MAX, RPC_BATCH_MAX, RPC_BYTES_MAX
-from holdfast.names import UNIVERSE
-from holdfast.plane.ingress import push_data
-from holdfast.runtime.relay.session import Authorize
-from holdfast.server.authorization import Authorizer, push_sender
-from holdfast.server.logs import RateLimitFilter
-from holdfast.server.transport import ServerTransport
-from holdfast.wire.ingress import ANYBODY, NewPush, Pushed
-from holdfast.wire.mail import NewMail, SendMail
-from holdfast.wire.problems import RETRY_AFTER_SECONDS, retry_after_seconds
-from holdfast.wire.rpc import (
+from fastness.limits import PUSH_PAYLOAD_BYTES_MAX, RPC_BATCH_MAX, RPC_BYTES_MAX
+from fastness.names import UNIVERSE
+from fastness.plane.ingress import push_data
+from fastness.runtime.relay.session import Authorize
+from fastness.server.authorization import Authorizer, push_sender
+from fastness.server.logs import RateLimitFilter
+from fastness.server.transport import ServerTransport
+from fastness.wire.ingress import ANYBODY, NewPush, Pushed
+from fastness.wire.mail import NewMail, SendMail
+from fastness.wire.problems import RETRY_AFTER_SECONDS, retry_after_seconds
+from fastness.wire.rpc import (
     VERSION,
     Capabilities,
     Ping,
@@ -50,13 +50,13 @@ from holdfast.wire.rpc import (
     RpcResult,
 )
 
-_log = logging.getLogger("holdfast.rpc")
+_log = logging.getLogger("fastness.rpc")
 _log.addFilter(RateLimitFilter(per_second=20))  # Clients can send any number of bad calls.
 
 PROTOCOL: Final = 1
 _MISSING: Final = object()
 # The first matching class decides.
-_CODES: Final[tuple[tuple[type[HoldfastError], RpcCode], ...]] = (
+_CODES: Final[tuple[tuple[type[FastnessError], RpcCode], ...]] = (
     (RateLimited, RpcCode.RATE_LIMITED),
     (PayloadTooLarge, RpcCode.PAYLOAD_TOO_LARGE),
     (SenderBlocked, RpcCode.UNAUTHORIZED),
@@ -143,7 +143,7 @@ class Rpc:
             result = await self._call(caller, call["method"], call.get("params"))
         except RpcRefused as error:
             reply: Reply = _failure(id, error.code, str(error))
-        except HoldfastError as error:
+        except FastnessError as error:
             reply = _failure_of(id, error)
         except Exception as error:
             _log.error("unexpected error in %s", call["method"][:80], exc_info=error)
@@ -208,7 +208,7 @@ def _problem_of(call: Any) -> str | None:
     return None
 
 
-def _failure_of(id: Any, error: HoldfastError) -> RpcFailure:
+def _failure_of(id: Any, error: FastnessError) -> RpcFailure:
     code = next((code for family, code in _CODES if isinstance(error, family)), RpcCode.INTERNAL)
     can_retry = code in (RpcCode.BUSY, RpcCode.RATE_LIMITED)
     seconds = (retry_after_seconds(error) or RETRY_AFTER_SECONDS) if can_retry else None

@@ -23,39 +23,39 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from holdfast.errors import HoldfastError, InvalidArgument, PathUnusable
-from holdfast.limits import FRAME_BYTES_MAX, RELAY_RATE_PER_SECOND
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.open import open_plane_async
-from holdfast.server import logs
-from holdfast.server.app import make_app
-from holdfast.server.audit import RefusalRecorder
-from holdfast.server.console.history import History
-from holdfast.server.console.routes import console_routes
-from holdfast.server.console.samples import Samples
-from holdfast.server.context import ServerContext
-from holdfast.server.encryption_metrics import EncryptionMetrics
-from holdfast.server.health import Health
-from holdfast.server.http_protocol import BoundedHttp
-from holdfast.server.ingress_metrics import IngressMetrics
-from holdfast.server.logs import RateLimitFilter
-from holdfast.server.mcp.metrics import McpMetrics
-from holdfast.server.mcp.mounting import open_mcp
-from holdfast.server.metrics import MeasuredTransport, Metrics, metrics_route
-from holdfast.server.node_metrics import NodeMetrics
-from holdfast.server.queue_metrics import ConsumerMetrics
-from holdfast.server.quota_metrics import QuotaMetrics
-from holdfast.server.recovery import EXIT_FAILED, Recovery
-from holdfast.server.relay import RelayOptions
-from holdfast.server.settings import Settings
-from holdfast.server.sockets import BoundedSocket
-from holdfast.server.space_metrics import SpaceMetrics
-from holdfast.server.sqs import mounting as sqs
-from holdfast.server.sqs.metrics import SqsMetrics
-from holdfast.server.telemetry import Telemetry
-from holdfast.server.tokens import TokenAuthenticator, check_bind, is_loopback, make_authenticator
+from fastness.errors import FastnessError, InvalidArgument, PathUnusable
+from fastness.limits import FRAME_BYTES_MAX, RELAY_RATE_PER_SECOND
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.open import open_plane_async
+from fastness.server import logs
+from fastness.server.app import make_app
+from fastness.server.audit import RefusalRecorder
+from fastness.server.console.history import History
+from fastness.server.console.routes import console_routes
+from fastness.server.console.samples import Samples
+from fastness.server.context import ServerContext
+from fastness.server.encryption_metrics import EncryptionMetrics
+from fastness.server.health import Health
+from fastness.server.http_protocol import BoundedHttp
+from fastness.server.ingress_metrics import IngressMetrics
+from fastness.server.logs import RateLimitFilter
+from fastness.server.mcp.metrics import McpMetrics
+from fastness.server.mcp.mounting import open_mcp
+from fastness.server.metrics import MeasuredTransport, Metrics, metrics_route
+from fastness.server.node_metrics import NodeMetrics
+from fastness.server.queue_metrics import ConsumerMetrics
+from fastness.server.quota_metrics import QuotaMetrics
+from fastness.server.recovery import EXIT_FAILED, Recovery
+from fastness.server.relay import RelayOptions
+from fastness.server.settings import Settings
+from fastness.server.sockets import BoundedSocket
+from fastness.server.space_metrics import SpaceMetrics
+from fastness.server.sqs import mounting as sqs
+from fastness.server.sqs.metrics import SqsMetrics
+from fastness.server.telemetry import Telemetry
+from fastness.server.tokens import TokenAuthenticator, check_bind, is_loopback, make_authenticator
 
-_log = logging.getLogger("holdfast.server")
+_log = logging.getLogger("fastness.server")
 _uvicorn = logging.getLogger("uvicorn.error")
 _uvicorn.addFilter(RateLimitFilter(per_second=20))  # Clients can send any number of bad requests.
 # Logged as an error for every stream that is refused with a status, and for responses that a shutdown interrupts.
@@ -78,7 +78,7 @@ def run(settings: Settings) -> int:
 
     Raises:
         InvalidArgument: the address is invalid or in use.
-        HoldfastError: as `holdfast.open`.
+        FastnessError: as `fastness.open`.
     """
     logs.configure(settings.log_format, settings.log_level)
     _raise_file_limit()
@@ -117,7 +117,7 @@ async def _close(transport: AsyncEmbeddedTransport) -> None:
     """Close the plane. A key space that has failed cannot be synced, which was logged when it failed."""
     try:
         await transport.close()
-    except HoldfastError:
+    except FastnessError:
         if transport.services.database.failure is None:
             raise
 
@@ -487,7 +487,7 @@ def _tls_context(settings: Settings) -> ssl.SSLContext:
 
 def _announce(url: str) -> None:
     """Print the URL, in the first line of standard output: the starting process reads it there."""
-    sys.stdout.write(f"Holdfast is ready at {url}\nThe web console is at {url}/console\n")
+    sys.stdout.write(f"Fastness is ready at {url}\nThe web console is at {url}/console\n")
     sys.stdout.flush()
 
 

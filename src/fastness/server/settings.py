@@ -1,8 +1,8 @@
 """Settings of a server: from a TOML file, then the environment, then flags; later sources override earlier ones.
 
-    port = 9440                     HOLDFAST_PORT=9440              --port 9440
+    port = 9440                     FASTNESS_PORT=9440              --port 9440
     [tls]
-    cert = "server.pem"             HOLDFAST_TLS_CERT=server.pem    --tls-cert server.pem
+    cert = "server.pem"             FASTNESS_TLS_CERT=server.pem    --tls-cert server.pem
 
 An unknown key is an error that names the nearest known one. Every error names the source of its value.
 """
@@ -18,9 +18,9 @@ from typing import Annotated, Any, Final, Literal, Self
 import msgspec
 from msgspec import Meta
 
-from holdfast.encryption_keys import provider_of
-from holdfast.errors import InvalidArgument, PathUnusable
-from holdfast.limits import (
+from fastness.encryption_keys import provider_of
+from fastness.errors import InvalidArgument, PathUnusable
+from fastness.limits import (
     AUDIT_KEEP_SECONDS,
     DISK_RESERVE_BYTES,
     GC_EVERY_SECONDS,
@@ -35,17 +35,17 @@ from holdfast.limits import (
     RELAY_AUTHENTICATE_SECONDS,
     RELAY_BURST,
 )
-from holdfast.mail_defaults import MailDefaults
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane.open import Options
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.mcp.options import LOCAL_AGENT, McpOptions
-from holdfast.server.sqs.options import REGION, SqsOptions
+from fastness.mail_defaults import MailDefaults
+from fastness.names import UNIVERSE, checked_name
+from fastness.plane.open import Options
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.server.http.limits import HttpLimits
+from fastness.server.mcp.options import LOCAL_AGENT, McpOptions
+from fastness.server.sqs.options import REGION, SqsOptions
 
-_PREFIX: Final = "HOLDFAST_"
-_FILE: Final = "HOLDFAST_CONFIG"
+_PREFIX: Final = "FASTNESS_"
+_FILE: Final = "FASTNESS_CONFIG"
 # Variables of clients and CLI commands, which the server ignores.
 _OTHERS: Final = (
     *(
@@ -230,7 +230,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         file: str | os.PathLike[str] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Self:
-        """The settings from a file (default: the one that HOLDFAST_CONFIG names), the environment, and flags.
+        """The settings from a file (default: the one that FASTNESS_CONFIG names), the environment, and flags.
 
         Flags that are None are ignored.
 
@@ -260,7 +260,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name, urls in (("mcp_url", self.mcp_url), ("mcp_authorization_servers", self.mcp_authorization_servers)):
             for url in () if urls is None else urls.split(","):
                 if not _URL.fullmatch(url.strip()):
-                    raise InvalidArgument(f"{name} has {url[:200]!r}; give a URL such as https://holdfast.example/mcp")
+                    raise InvalidArgument(f"{name} has {url[:200]!r}; give a URL such as https://fastness.example/mcp")
         self._check_sqs()
         return self
 
@@ -268,11 +268,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         checked_name("universe", self.sqs_universe)
         if self.sqs_url is not None and not _URL.fullmatch(self.sqs_url):
             raise InvalidArgument(
-                f"sqs_url has {self.sqs_url[:200]!r}; give a URL such as https://holdfast.example/sqs"
+                f"sqs_url has {self.sqs_url[:200]!r}; give a URL such as https://fastness.example/sqs"
             )
         if not _REGION.fullmatch(self.sqs_region):
             raise InvalidArgument(f"sqs_region has {self.sqs_region[:200]!r}; give a region such as {REGION}")
-        # The key file is needed for `holdfast token create --sqs`, too.
+        # The key file is needed for `fastness token create --sqs`, too.
         if not self.sqs_options.enabled and self.sqs_options != SqsOptions(key_file=self.sqs_key_file):
             raise InvalidArgument("The settings of SQS have no effect while it is off; give --sqs or --sqs-port, too")
 

@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import Any, Final
 
-from holdfast.limits import SLOW_PEER_SECONDS_MAX
+from fastness.limits import SLOW_PEER_SECONDS_MAX
 
 _LINGER_OFF: Final = struct.pack("ii", 1, 0)  # Reset the connection and drop unsent bytes.
 

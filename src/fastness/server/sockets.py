@@ -14,11 +14,11 @@ from typing import Any, Final
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
-from holdfast.server.slow_peer import SlowPeerGuard
-from holdfast.wire.websocket_frames import BINARY, TEXT, ShortFrameReader, server_frame
+from fastness.server.slow_peer import SlowPeerGuard
+from fastness.wire.websocket_frames import BINARY, TEXT, ShortFrameReader, server_frame
 
-_log = logging.getLogger("holdfast.stream")
-_EXTENSION: Final = "holdfast.socket"
+_log = logging.getLogger("fastness.stream")
+_EXTENSION: Final = "fastness.socket"
 
 
 class BoundedSocket(SlowPeerGuard, ShortFrameReader, WebSocketsSansIOProtocol):

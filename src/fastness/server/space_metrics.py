@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.runtime.maintenance.space_counters import SpaceCounters
+from fastness.runtime.maintenance.space_counters import SpaceCounters
 
 
 class SpaceMetrics(Collector):
@@ -16,23 +16,23 @@ class SpaceMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counters = self._counters
-        stored = GaugeMetricFamily("holdfast_space_bytes", "Stored bytes, by kind of data.", labels=("kind",))
+        stored = GaugeMetricFamily("fastness_space_bytes", "Stored bytes, by kind of data.", labels=("kind",))
         for kind, size in sorted(counters.stored_bytes.items()):
             stored.add_metric((_label(kind),), size)
         yield stored
-        yield _time("holdfast_space_measured_timestamp_seconds", "When the bytes were measured.", counters.measured_ms)
-        deleted = CounterMetricFamily("holdfast_gc_deleted", "What was deleted, by kind of data.", labels=("kind",))
+        yield _time("fastness_space_measured_timestamp_seconds", "When the bytes were measured.", counters.measured_ms)
+        deleted = CounterMetricFamily("fastness_gc_deleted", "What was deleted, by kind of data.", labels=("kind",))
         for kind, count in sorted(counters.deleted.items()):
             deleted.add_metric((_label(kind),), count)
         yield deleted
         size_text = "Bytes that were deleted, by kind of data."
-        deleted_bytes = CounterMetricFamily("holdfast_gc_deleted_bytes", size_text, labels=("kind",))
+        deleted_bytes = CounterMetricFamily("fastness_gc_deleted_bytes", size_text, labels=("kind",))
         for kind, size in sorted(counters.deleted_bytes.items()):
             deleted_bytes.add_metric((_label(kind),), size)
         yield deleted_bytes
         success = "When the last successful collection ended."
-        yield _time("holdfast_gc_last_success_timestamp_seconds", success, counters.last.succeeded_ms)
-        yield CounterMetricFamily("holdfast_gc_failures", "Collections that failed.", value=counters.last.failures)
+        yield _time("fastness_gc_last_success_timestamp_seconds", success, counters.last.succeeded_ms)
+        yield CounterMetricFamily("fastness_gc_failures", "Collections that failed.", value=counters.last.failures)
 
 
 def _time(name: str, text: str, at_ms: int | None) -> Metric:

@@ -26,32 +26,32 @@ from typing import Any, Final
 import msgspec
 from starlette.types import Receive, Send
 
-from holdfast.errors import Closed, HoldfastError, ShutdownDraining
-from holdfast.kv.serial_database import SerialDatabase
-from holdfast.limits import (
+from fastness.errors import Closed, FastnessError, ShutdownDraining
+from fastness.kv.serial_database import SerialDatabase
+from fastness.limits import (
     CALLS_MAX,
     FRAME_BYTES_MAX,
     HELLO_SECONDS,
     READS_MAX,
     UNSENT_BYTES_MAX,
 )
-from holdfast.plane.batching import call_batch, is_batchable
-from holdfast.plane.idempotency import keyed_call_of
-from holdfast.runtime.eager_tasks import EagerCoroutine
-from holdfast.server.audit import call_audited, is_audited
-from holdfast.server.authorization import Authorizer
-from holdfast.server.consumers import Consumers, unread_replies_error
-from holdfast.server.logs import correlation_id
-from holdfast.server.metrics import MeasuredTransport
-from holdfast.server.replies import Replies, encode_replies, unexpected_error
-from holdfast.server.sockets import BoundedSocket
-from holdfast.server.transport import ServerTransport
-from holdfast.server.websocket_reader import WebsocketReader
-from holdfast.wire.frames import PROTOCOL, REVISION, Call, Hello, Reply, decode_calls, decode_hello, encode
-from holdfast.wire.problems import problem_of
-from holdfast.wire.queues import ReceiveMessages
+from fastness.plane.batching import call_batch, is_batchable
+from fastness.plane.idempotency import keyed_call_of
+from fastness.runtime.eager_tasks import EagerCoroutine
+from fastness.server.audit import call_audited, is_audited
+from fastness.server.authorization import Authorizer
+from fastness.server.consumers import Consumers, unread_replies_error
+from fastness.server.logs import correlation_id
+from fastness.server.metrics import MeasuredTransport
+from fastness.server.replies import Replies, encode_replies, unexpected_error
+from fastness.server.sockets import BoundedSocket
+from fastness.server.transport import ServerTransport
+from fastness.server.websocket_reader import WebsocketReader
+from fastness.wire.frames import PROTOCOL, REVISION, Call, Hello, Reply, decode_calls, decode_hello, encode
+from fastness.wire.problems import problem_of
+from fastness.wire.queues import ReceiveMessages
 
-_log = logging.getLogger("holdfast.stream")
+_log = logging.getLogger("fastness.stream")
 _PROTOCOL_ERROR: Final = 1002
 _TOO_BIG: Final = 1009
 _INTERNAL_ERROR: Final = 1011
@@ -271,7 +271,7 @@ class StreamConnection:
                 continue
             try:
                 call = self._checked(received)
-            except HoldfastError as error:
+            except FastnessError as error:
                 refused.append(Reply(received.number, None, problem_of(error, correlation_id.get())))
                 continue
             if is_batchable(call.request) and not is_audited(call.request):
@@ -374,7 +374,7 @@ class StreamConnection:
             await self.reply(
                 [
                     Reply(call.number, None, problem_of(outcome, id))
-                    if isinstance(outcome, HoldfastError)
+                    if isinstance(outcome, FastnessError)
                     else Reply(call.number, outcome)
                     for call, outcome in zip(calls, outcomes, strict=False)
                 ]
@@ -394,7 +394,7 @@ class StreamConnection:
             keyed_call = keyed_call_of(transport, call.request, call.key, again=call.again)
             execute = partial(transport.call, call.request, keyed_call)
             reply = Reply(call.number, await call_audited(transport, self._authorizer, call.request, execute))
-        except HoldfastError as error:
+        except FastnessError as error:
             reply = Reply(call.number, None, problem_of(error, id))
         except Exception:
             _log.exception("unexpected error in a call")

@@ -1,10 +1,10 @@
 """OpenTelemetry metrics and logs of a server, if providers for them are configured before it starts; otherwise nothing.
 
-Metrics are those of `/metrics`, and have the same labels. `holdfast_queue_messages` is `holdfast.queue.messages`; a
+Metrics are those of `/metrics`, and have the same labels. `fastness_queue_messages` is `fastness.queue.messages`; a
 Prometheus that gets them from a collector names them as `/metrics` does. Counters and gauges are read on the event loop
 every few seconds, and an exporter's thread takes the last values. Values of histograms are recorded as they are seen.
 
-Logs are the lines of the loggers `holdfast.*`, redacted as in the log, with the trace and the correlation id of their
+Logs are the lines of the loggers `fastness.*`, redacted as in the log, with the trace and the correlation id of their
 request. Spans are in `tracing.py`.
 """
 
@@ -16,18 +16,18 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
-from holdfast.server.histograms import Record
-from holdfast.server.logs import LineFormatter, RateLimitFilter, redact_secrets
-from holdfast.server.metrics import Metrics
-from holdfast.server.transport import ServerTransport
-from holdfast.version import __version__
+from fastness.server.histograms import Record
+from fastness.server.logs import LineFormatter, RateLimitFilter, redact_secrets
+from fastness.server.metrics import Metrics
+from fastness.server.transport import ServerTransport
+from fastness.version import __version__
 
 _logs: Any = None
 metrics: Any = None
 with suppress(ImportError):
     from opentelemetry import _logs, metrics
 
-_log = logging.getLogger("holdfast.telemetry")
+_log = logging.getLogger("fastness.telemetry")
 _log.addFilter(RateLimitFilter(per_second=1))
 _READ_SECONDS: Final = 5.0  # Exporters send once a minute by default.
 _UNITS: Final = {"seconds": "s", "bytes": "By"}  # By the last word of a name.
@@ -43,7 +43,7 @@ class Telemetry:
         self._meter: Any = None
         self._handler: logging.Handler | None = None
         if metrics is not None and _is_configured(provider := metrics.get_meter_provider()):
-            self._meter = provider.get_meter("holdfast", __version__)
+            self._meter = provider.get_meter("fastness", __version__)
         if _logs is not None and _is_configured(provider := _logs.get_logger_provider()):
             self._handler = LogHandler(provider)
         self._instruments: dict[str, Any] = {}
@@ -64,7 +64,7 @@ class Telemetry:
     async def running(self, server_metrics: Metrics, transport: ServerTransport) -> AsyncIterator[None]:
         """Send metrics and logs inside the `async with` block. The last values are sent after it, too."""
         reading = asyncio.create_task(self._read_often(server_metrics, transport)) if self._meter is not None else None
-        logger = logging.getLogger("holdfast")
+        logger = logging.getLogger("fastness")
         if self._handler is not None:
             logger.addHandler(self._handler)
         try:
@@ -92,7 +92,7 @@ class Telemetry:
 
     def _read(self, server_metrics: Metrics) -> None:
         for family in server_metrics.registry.collect():
-            if not family.name.startswith("holdfast_") or family.type not in ("counter", "gauge"):
+            if not family.name.startswith("fastness_") or family.type not in ("counter", "gauge"):
                 continue
             name = f"{family.name}_total" if family.type == "counter" else family.name
             samples = [sample for sample in family.samples if sample.name == name]
@@ -147,7 +147,7 @@ def _attributes(record: logging.LogRecord, fields: dict[str, Any]) -> dict[str, 
     for name in ("at", "level", "logger"):
         del fields[name]
     trace = fields.pop("error", None) if record.exc_info else None
-    attributes = {f"holdfast.{name}": value for name, value in fields.items() if value is not None}
+    attributes = {f"fastness.{name}": value for name, value in fields.items() if value is not None}
     if trace is not None and record.exc_info is not None and (kind := record.exc_info[0]) is not None:
         attributes["exception.type"] = f"{kind.__module__}.{kind.__qualname__}"
         attributes["exception.message"] = redact_secrets(str(record.exc_info[1]))

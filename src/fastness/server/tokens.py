@@ -18,22 +18,22 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.clock import SystemClock
-from holdfast.errors import Busy, Closed, HoldfastError, InvalidArgument, NotAllowed, PayloadTooLarge
-from holdfast.plane import tokens
-from holdfast.plane.tokens import Token
-from holdfast.server.authorization import Authenticator, Authorizer, NoAuthentication
-from holdfast.server.logs import RateLimitFilter
-from holdfast.server.transport import ServerTransport
-from holdfast.tiers import Tier
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.permissions import EVERYTHING, covers, universes_of
-from holdfast.wire.queues import AckMessages, ReceiveMessages
-from holdfast.wire.requests import Request, permission_of
-from holdfast.wire.tokens import CreateToken, split_token
+from fastness.clock import SystemClock
+from fastness.errors import Busy, Closed, FastnessError, InvalidArgument, NotAllowed, PayloadTooLarge
+from fastness.plane import tokens
+from fastness.plane.tokens import Token
+from fastness.server.authorization import Authenticator, Authorizer, NoAuthentication
+from fastness.server.logs import RateLimitFilter
+from fastness.server.transport import ServerTransport
+from fastness.tiers import Tier
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.permissions import EVERYTHING, covers, universes_of
+from fastness.wire.queues import AckMessages, ReceiveMessages
+from fastness.wire.requests import Request, permission_of
+from fastness.wire.tokens import CreateToken, split_token
 
-_log = logging.getLogger("holdfast.tokens")
-_refusals = logging.getLogger("holdfast.refusals")
+_log = logging.getLogger("fastness.tokens")
+_refusals = logging.getLogger("fastness.refusals")
 _refusals.addFilter(RateLimitFilter(per_second=20))  # Token guessing must not fill the disk with log lines.
 
 _POLL_SECONDS_SHARED: Final = 1.0  # Bounds the delay of another server's revocation if its notification is lost.
@@ -42,7 +42,7 @@ _HEADER_CHARACTERS_MAX: Final = 256
 _QUEUE_NOUNS: Final = ("queue:", "sqs:")
 
 OnEvent = Callable[[str], None]
-OnRefusal = Callable[[Authorizer, Request[Any], HoldfastError], None]
+OnRefusal = Callable[[Authorizer, Request[Any], FastnessError], None]
 
 
 def check_bind(host: str, *, tokens_on: bool, tls: bool, insecure: bool) -> None:
@@ -56,7 +56,7 @@ def check_bind(host: str, *, tokens_on: bool, tls: bool, insecure: bool) -> None
     if not tokens_on:
         raise InvalidArgument(
             f"{host} is not a loopback address: it is refused unless tokens are on. Create a token with "
-            "`holdfast token create --universe u --allow queue:put,queue:receive --ttl 30d` and serve with --tokens"
+            "`fastness token create --universe u --allow queue:put,queue:receive --ttl 30d` and serve with --tokens"
         )
     if not tls and not insecure:
         raise InvalidArgument(
@@ -141,7 +141,7 @@ class TokenAuthenticator:
         if not self._tokens:
             _log.warning(
                 "tokens are on and none exists; stop the server, then run: "
-                "holdfast --url DATA token create admin --universe '*' --allow '*'"
+                "fastness --url DATA token create admin --universe '*' --allow '*'"
             )
 
     async def stop(self) -> None:
@@ -162,7 +162,7 @@ class TokenAuthenticator:
             if parts is None:
                 raise NotAllowed(
                     "Send a token: Authorization: Bearer hft_…; create one with "
-                    "`holdfast token create NAME --allow VERBS`"
+                    "`fastness token create NAME --allow VERBS`"
                 )
             id, secret = parts
             known = self._tokens.get(id)
@@ -202,14 +202,14 @@ class TokenAuthenticator:
             raise
         return token
 
-    def report_refusal(self, error: HoldfastError, authorizer: "TokenAuthorizer", asked: Request[Any] | str) -> None:
+    def report_refusal(self, error: FastnessError, authorizer: "TokenAuthorizer", asked: Request[Any] | str) -> None:
         """Count and log a refused request or verb."""
         operation = asked if isinstance(asked, str) else permission_of(type(asked))
         self._refuse(error.code, error, authorizer.name, authorizer.client, operation)
         if self._refused is not None and not isinstance(asked, str):
             self._refused(authorizer, asked, error)
 
-    def _refuse(self, reason: str, error: HoldfastError, id: str, client: str, operation: str = "-") -> None:
+    def _refuse(self, reason: str, error: FastnessError, id: str, client: str, operation: str = "-") -> None:
         self._rejected(reason)
         _refusals.warning(
             "refused: %s",
@@ -277,7 +277,7 @@ class TokenAuthorizer(Authorizer):
             checked.check_size(request)
             checked.check(request)
             self._authenticator.quotas.check_rate(request)
-        except HoldfastError as error:
+        except FastnessError as error:
             self._authenticator.report_refusal(error, self, request)
             raise
 

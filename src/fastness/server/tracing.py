@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError
-from holdfast.server.logs import RateLimitFilter
-from holdfast.wire.requests import Request
+from fastness.errors import FastnessError
+from fastness.server.logs import RateLimitFilter
+from fastness.wire.requests import Request
 
 context: Any = None
 propagate: Any = None
@@ -24,7 +24,7 @@ trace: Any = None
 with suppress(ImportError):
     from opentelemetry import context, propagate, trace
 
-_log = logging.getLogger("holdfast.tracing")
+_log = logging.getLogger("fastness.tracing")
 _log.addFilter(RateLimitFilter(per_second=1))
 _KINDS: Final = {  # Operation types of the conventions; ack, nack, reject and extend are "settle".
     "queues.put": "send",
@@ -52,13 +52,13 @@ def _has_provider(second: int) -> bool:
 def names_of(request: Request[Any]) -> tuple[str, dict[str, Any]]:
     """The span name of a request, and its attributes."""
     op = str(type(request).__struct_config__.tag)
-    attributes: dict[str, Any] = {"holdfast.operation": op}
+    attributes: dict[str, Any] = {"fastness.operation": op}
     if (universe := getattr(request, "universe", None)) is not None:
-        attributes["holdfast.universe"] = universe
+        attributes["fastness.universe"] = universe
     queue = getattr(request, "queue", None)
     if queue is None:
         return op, attributes
-    attributes |= {"messaging.system": "holdfast", "messaging.destination.name": queue}
+    attributes |= {"messaging.system": "fastness", "messaging.destination.name": queue}
     kind = _KINDS.get(op)
     if kind is None:
         return f"{op} {queue}", attributes
@@ -91,7 +91,7 @@ def batch_span(requests: Sequence[Request[Any]]) -> AbstractContextManager[None]
     """One span around a batch of requests; a single request has the span of its operation."""
     if len(requests) == 1:
         return span(requests[0])
-    return _span("commit", {"holdfast.operation": "commit", "holdfast.group.size": len(requests)})
+    return _span("commit", {"fastness.operation": "commit", "fastness.group.size": len(requests)})
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, HoldfastError) and current is not None:
+        if isinstance(error, FastnessError) and current is not None:
             _ignore_errors(current.set_attribute, "error.type", error.code)
         if manager is not None:
             _ignore_errors(manager.__exit__, type(error), error, error.__traceback__)
@@ -113,7 +113,7 @@ def _span(name: str, attributes: dict[str, Any]) -> Iterator[None]:
 
 
 def _start_span(name: str, attributes: dict[str, Any]) -> tuple[Any, Any]:
-    manager = trace.get_tracer("holdfast").start_as_current_span(
+    manager = trace.get_tracer("fastness").start_as_current_span(
         name, kind=trace.SpanKind.SERVER, attributes=attributes
     )
     return manager, manager.__enter__()

@@ -3,12 +3,12 @@
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any, Protocol
 
-from holdfast.kv import Result
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.plane.services import Services
-from holdfast.runtime.ingress.ingress import Ingress
-from holdfast.tiers import Tier
-from holdfast.wire.requests import Answer, Request
+from fastness.kv import Result
+from fastness.layers.idempotency import KeyedCall
+from fastness.plane.services import Services
+from fastness.runtime.ingress.ingress import Ingress
+from fastness.tiers import Tier
+from fastness.wire.requests import Answer, Request
 
 
 class ServerTransport(Protocol):

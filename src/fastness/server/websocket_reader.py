@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from holdfast.server.sockets import BoundedSocket
+from fastness.server.sockets import BoundedSocket
 
-_log = logging.getLogger("holdfast.stream")
+_log = logging.getLogger("fastness.stream")
 
 
 class Receiver(Protocol):

@@ -5,24 +5,24 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.arguments import checked_items
-from holdfast.handles.queues import MessageOptions
-from holdfast.handles.receipts import AsyncPutReceipt
-from holdfast.handles.sync import task_runs as sync_runs
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.plane import Plane
-from holdfast.handles.sync.receipts import PutReceipt
-from holdfast.names import checked_name
-from holdfast.tasks.arguments import json_form
-from holdfast.tasks.chains import Signature
-from holdfast.tasks.functions import KeyOf, TaskFunction, name_of
-from holdfast.tasks.hooks import Hooks, OnError, OnMessage, OnSettled, OnStart
-from holdfast.tasks.planes import AppPlanes, check_no_loop
-from holdfast.tasks.registry import TaskRegistry
-from holdfast.tasks.workers import TaskWorker
-from holdfast.wire.queues import NewMessage, Schedule
-from holdfast.wire.tasks import TaskCall
+from fastness.errors import InvalidArgument
+from fastness.handles.arguments import checked_items
+from fastness.handles.queues import MessageOptions
+from fastness.handles.receipts import AsyncPutReceipt
+from fastness.handles.sync import task_runs as sync_runs
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.plane import Plane
+from fastness.handles.sync.receipts import PutReceipt
+from fastness.names import checked_name
+from fastness.tasks.arguments import json_form
+from fastness.tasks.chains import Signature
+from fastness.tasks.functions import KeyOf, TaskFunction, name_of
+from fastness.tasks.hooks import Hooks, OnError, OnMessage, OnSettled, OnStart
+from fastness.tasks.planes import AppPlanes, check_no_loop
+from fastness.tasks.registry import TaskRegistry
+from fastness.tasks.workers import TaskWorker
+from fastness.wire.queues import NewMessage, Schedule
+from fastness.wire.tasks import TaskCall
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -174,8 +174,8 @@ class TaskApp:
         """The tasks of one plane.
 
         Args:
-            target: a URL that `connect` or `open` takes, or an open plane. Without it, HOLDFAST_URL, HOLDFAST_TOKEN and
-                HOLDFAST_UNIVERSE say where the plane is.
+            target: a URL that `connect` or `open` takes, or an open plane. Without it, FASTNESS_URL, FASTNESS_TOKEN and
+                FASTNESS_UNIVERSE say where the plane is.
             token: the access token for a server.
             universe: the tenant to work in.
             timezone: the time zone of schedules.
@@ -190,7 +190,7 @@ class TaskApp:
         """The plane, opened when it is first used.
 
         Raises:
-            InvalidUrl: neither the app nor HOLDFAST_URL says where it is.
+            InvalidUrl: neither the app nor FASTNESS_URL says where it is.
         """
         return self._registry.planes.get()
 

@@ -7,8 +7,8 @@ from typing import Any, Final, get_type_hints
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.task_control import Reject
+from fastness.errors import InvalidArgument
+from fastness.handles.task_control import Reject
 
 _JSON_TYPES: Final = (str, int, float, bool, type(None))
 _BYTES_TYPES: Final = (bytes, bytearray, memoryview)

@@ -11,12 +11,12 @@ from typing import Protocol
 
 import msgspec
 
-from holdfast.errors import BatchTooLarge, EmptyBatch, InvalidArgument
-from holdfast.handles.receipts import AsyncPutReceipt
-from holdfast.handles.sync.receipts import PutReceipt
-from holdfast.handles.task_flow import nesting_of, step_count
-from holdfast.limits import TASK_GROUP_MEMBERS_MAX, TASK_NESTING_MAX, TASK_STEPS_MAX
-from holdfast.wire.tasks import Step, TaskCall, TaskGroup
+from fastness.errors import BatchTooLarge, EmptyBatch, InvalidArgument
+from fastness.handles.receipts import AsyncPutReceipt
+from fastness.handles.sync.receipts import PutReceipt
+from fastness.handles.task_flow import nesting_of, step_count
+from fastness.limits import TASK_GROUP_MEMBERS_MAX, TASK_NESTING_MAX, TASK_STEPS_MAX
+from fastness.wire.tasks import Step, TaskCall, TaskGroup
 
 
 class Sender(Protocol):

@@ -1,9 +1,9 @@
-"""The app of tasks that name none. HOLDFAST_URL, HOLDFAST_TOKEN and HOLDFAST_UNIVERSE say where its plane is."""
+"""The app of tasks that name none. FASTNESS_URL, FASTNESS_TOKEN and FASTNESS_UNIVERSE say where its plane is."""
 
 from collections.abc import Callable
 from typing import Any, Final, Unpack, overload
 
-from holdfast.tasks.app import Parameters, Result, Task, TaskApp, TaskOptions
+from fastness.tasks.app import Parameters, Result, Task, TaskApp, TaskOptions
 
 DEFAULT_APP: Final = TaskApp()
 
@@ -19,7 +19,7 @@ def task(
 
 
 def task(function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
-    """Make a function a task of the default app, whose plane is at HOLDFAST_URL: `@task`, or `@task(queue=…)`.
+    """Make a function a task of the default app, whose plane is at FASTNESS_URL: `@task`, or `@task(queue=…)`.
 
     Args:
         name: its name in messages; by default the module and name of the function. Workers find it by that.

@@ -10,10 +10,10 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.task_flow import RunningMessage
-from holdfast.tasks.arguments import TaskArguments, result_form
-from holdfast.tasks.jobs import Job, running
+from fastness.errors import InvalidArgument
+from fastness.handles.task_flow import RunningMessage
+from fastness.tasks.arguments import TaskArguments, result_form
+from fastness.tasks.jobs import Job, running
 
 KeyOf = str | Callable[..., str]  # The name of an argument, or a function of all arguments.
 
@@ -109,5 +109,5 @@ async def _run_on_thread(function: Callable[..., Any], args: list[Any], kwargs: 
             outcome.set_result(found)
 
     outcome.set_running_or_notify_cancel()
-    threading.Thread(target=run, name="holdfast-task", daemon=True).start()
+    threading.Thread(target=run, name="fastness-task", daemon=True).start()
     return await asyncio.wrap_future(outcome)

@@ -1,16 +1,16 @@
-"""Hooks of an app: functions that its workers call, as in `holdfast.handles.workers`."""
+"""Hooks of an app: functions that its workers call, as in `fastness.handles.workers`."""
 
 import logging
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import TypeAlias
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.workers import WorkerOutcome
+from fastness.errors import InvalidArgument
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.sync.messages import Message
+from fastness.handles.workers import WorkerOutcome
 
-_log = logging.getLogger("holdfast.tasks")
+_log = logging.getLogger("fastness.tasks")
 
 # Those of coroutines, and of queues that have both kinds of tasks, are AsyncMessages.
 TaskMessage: TypeAlias = Message | AsyncMessage

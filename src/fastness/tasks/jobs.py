@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
-from holdfast.handles.task_flow import RunningMessage
+from fastness.handles.task_flow import RunningMessage
 
-_current: ContextVar["Job | None"] = ContextVar("holdfast_job", default=None)
+_current: ContextVar["Job | None"] = ContextVar("fastness_job", default=None)
 
 
 class Job:

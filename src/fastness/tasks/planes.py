@@ -5,11 +5,11 @@ import os
 import threading
 from weakref import WeakKeyDictionary
 
-import holdfast
-from holdfast.errors import InvalidArgument, InvalidUrl
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.sync.plane import Plane
-from holdfast.names import UNIVERSE
+import fastness
+from fastness.errors import InvalidArgument, InvalidUrl
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.sync.plane import Plane
+from fastness.names import UNIVERSE
 
 
 class AppPlanes:
@@ -41,7 +41,7 @@ class AppPlanes:
         """The plane for threads.
 
         Raises:
-            InvalidUrl: neither the app nor HOLDFAST_URL says where the plane is.
+            InvalidUrl: neither the app nor FASTNESS_URL says where the plane is.
         """
         with self._lock:
             if self._plane is None:
@@ -81,16 +81,16 @@ class AppPlanes:
     def _open(self) -> Plane:
         url, token, universe = self._url, self._token, self._universe
         if url is None:
-            url = os.environ.get("HOLDFAST_URL")
-            token = token or os.environ.get("HOLDFAST_TOKEN")
-            universe = universe or os.environ.get("HOLDFAST_UNIVERSE")
+            url = os.environ.get("FASTNESS_URL")
+            token = token or os.environ.get("FASTNESS_TOKEN")
+            universe = universe or os.environ.get("FASTNESS_UNIVERSE")
         if not url:
             raise InvalidUrl(
-                "No plane is known for these tasks; set HOLDFAST_URL, as in http://127.0.0.1:9440, or use a TaskApp"
+                "No plane is known for these tasks; set FASTNESS_URL, as in http://127.0.0.1:9440, or use a TaskApp"
             )
         if url.startswith(("http://", "https://")):
-            return holdfast.connect(url, token=token, universe=universe or UNIVERSE)
-        return holdfast.open(url, universe=universe or UNIVERSE)
+            return fastness.connect(url, token=token, universe=universe or UNIVERSE)
+        return fastness.open(url, universe=universe or UNIVERSE)
 
 
 def check_no_loop(call: str) -> None:
@@ -108,7 +108,7 @@ def check_no_loop(call: str) -> None:
 
 async def close_handle(plane: AsyncPlane) -> None:
     """Close a handle for an event loop; an embedded plane stays open, which its handle for threads closes."""
-    from holdfast.client.transport import AsyncRemoteTransport
+    from fastness.client.transport import AsyncRemoteTransport
 
     if isinstance(plane._transport, AsyncRemoteTransport):
         await plane.close()
@@ -116,7 +116,7 @@ async def close_handle(plane: AsyncPlane) -> None:
 
 def async_plane_of(plane: Plane) -> AsyncPlane:
     """Another handle of an open plane, for an event loop."""
-    from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
+    from fastness.client.transport import AsyncRemoteTransport, RemoteTransport
 
     transport = plane._transport
     if isinstance(transport, RemoteTransport):
@@ -124,7 +124,7 @@ def async_plane_of(plane: Plane) -> AsyncPlane:
             transport.url, token=transport.token, tls=transport.tls, patience_seconds=transport.patience_seconds
         )
         return AsyncPlane(remote, plane.universe)
-    from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+    from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 
     assert isinstance(transport, EmbeddedTransport)
     return AsyncPlane(AsyncEmbeddedTransport(transport.services), plane.universe)
@@ -132,7 +132,7 @@ def async_plane_of(plane: Plane) -> AsyncPlane:
 
 def plane_of(plane: AsyncPlane) -> Plane:
     """Another handle of an open plane, for threads."""
-    from holdfast.client.transport import AsyncRemoteTransport, RemoteTransport
+    from fastness.client.transport import AsyncRemoteTransport, RemoteTransport
 
     transport = plane._transport
     if isinstance(transport, AsyncRemoteTransport):
@@ -140,7 +140,7 @@ def plane_of(plane: AsyncPlane) -> Plane:
             transport.url, token=transport.token, tls=transport.tls, patience_seconds=transport.patience_seconds
         )
         return Plane(remote, plane.universe)
-    from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+    from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 
     assert isinstance(transport, AsyncEmbeddedTransport)
     return Plane(EmbeddedTransport(transport.services), plane.universe)
@@ -148,7 +148,7 @@ def plane_of(plane: AsyncPlane) -> Plane:
 
 def close_blocking_handle(plane: Plane) -> None:
     """Close a handle for threads; an embedded plane stays open, which its other handle closes."""
-    from holdfast.client.transport import RemoteTransport
+    from fastness.client.transport import RemoteTransport
 
     if isinstance(plane._transport, RemoteTransport):
         plane.close()

@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from uuid import uuid4
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles import task_runs
-from holdfast.handles.receipts import AsyncPutReceipt
-from holdfast.handles.sync import task_runs as sync_runs
-from holdfast.handles.sync.receipts import PutReceipt
-from holdfast.handles.task_control import Reject
-from holdfast.handles.task_flow import Started, start
-from holdfast.tasks.functions import TaskFunction, name_of
-from holdfast.tasks.planes import AppPlanes, check_no_loop
-from holdfast.wire.tasks import Step
+from fastness.errors import InvalidArgument
+from fastness.handles import task_runs
+from fastness.handles.receipts import AsyncPutReceipt
+from fastness.handles.sync import task_runs as sync_runs
+from fastness.handles.sync.receipts import PutReceipt
+from fastness.handles.task_control import Reject
+from fastness.handles.task_flow import Started, start
+from fastness.tasks.functions import TaskFunction, name_of
+from fastness.tasks.planes import AppPlanes, check_no_loop
+from fastness.wire.tasks import Step
 
 
 class TaskRegistry:

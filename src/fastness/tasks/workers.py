@@ -11,17 +11,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from holdfast.handles import task_runs
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.sync import task_runs as sync_runs
-from holdfast.handles.task_flow import FindTask
-from holdfast.handles.workers import AsyncWorker, Worker, WorkerStats
-from holdfast.stop_signals import stop_on_signals
-from holdfast.tasks.hooks import Hooks, OnError
-from holdfast.tasks.planes import AppPlanes, close_handle
+from fastness.handles import task_runs
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.sync import task_runs as sync_runs
+from fastness.handles.task_flow import FindTask
+from fastness.handles.workers import AsyncWorker, Worker, WorkerStats
+from fastness.stop_signals import stop_on_signals
+from fastness.tasks.hooks import Hooks, OnError
+from fastness.tasks.planes import AppPlanes, close_handle
 
-_log = logging.getLogger("holdfast.tasks")
+_log = logging.getLogger("fastness.tasks")
 _CHECK_SECONDS: Final = 0.5  # How often a running worker looks whether it has ended by an error.
 _SETTLE_SECONDS: Final = 10.0  # How long the event loop may take to return messages, after the drain.
 
@@ -90,7 +90,7 @@ class TaskWorker:
         """Start to run calls, on threads of its own.
 
         Raises:
-            InvalidUrl: neither the app nor HOLDFAST_URL says where the plane is.
+            InvalidUrl: neither the app nor FASTNESS_URL says where the plane is.
         """
         plane = self._planes.get()
         if self._on_start is not None:
@@ -101,7 +101,7 @@ class TaskWorker:
             self._threads = Worker(plane, dict.fromkeys(self._thread_queues, handler), **self._options)
             self._threads.start()
         if self._loop_queues:
-            self._loop_thread = threading.Thread(target=self._run_loop, name="holdfast-tasks", daemon=True)
+            self._loop_thread = threading.Thread(target=self._run_loop, name="fastness-tasks", daemon=True)
             self._loop_thread.start()
             self._loop_ready.wait()
 
@@ -109,7 +109,7 @@ class TaskWorker:
         """Run calls until `request_stop`, SIGTERM or SIGINT (in the main thread); then drain. A second signal ends it.
 
         Raises:
-            HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
+            FastnessError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
         """
         with stop_on_signals(self._stop_on_signal, second_ends=True):
             self.start()

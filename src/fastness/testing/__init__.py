@@ -1,8 +1,8 @@
-"""Test tools that ship with Holdfast.
+"""Test tools that ship with Fastness.
 
     HostTest, AsyncHostTest    programs and workflows in memory, under a clock that a test moves
     crash_everywhere           crashes them at every boundary, and checks that nothing is done twice or lost
-    ManualClock                a clock for `holdfast.open(url, clock=...)`
+    ManualClock                a clock for `fastness.open(url, clock=...)`
 
 `conformance` checks backends, `faults` injects errors, `simulation` schedules many clients by a seed, and `histories`
 checks what they saw.
@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from holdfast.testing.clock import ManualClock
-    from holdfast.testing.hosts.crashes import CrashFailure, CrashReport, crash_everywhere
-    from holdfast.testing.hosts.host_test import AsyncHostTest, HostTest, StuckRun
+    from fastness.testing.clock import ManualClock
+    from fastness.testing.hosts.crashes import CrashFailure, CrashReport, crash_everywhere
+    from fastness.testing.hosts.host_test import AsyncHostTest, HostTest, StuckRun
 
 __all__ = [
     "AsyncHostTest",
@@ -28,13 +28,13 @@ __all__ = [
 
 # Imported when they are first used: the submodules of this package need much less than the hosts.
 _MODULES: Final = {
-    "AsyncHostTest": "holdfast.testing.hosts.host_test",
-    "CrashFailure": "holdfast.testing.hosts.crashes",
-    "CrashReport": "holdfast.testing.hosts.crashes",
-    "HostTest": "holdfast.testing.hosts.host_test",
-    "ManualClock": "holdfast.testing.clock",
-    "StuckRun": "holdfast.testing.hosts.host_test",
-    "crash_everywhere": "holdfast.testing.hosts.crashes",
+    "AsyncHostTest": "fastness.testing.hosts.host_test",
+    "CrashFailure": "fastness.testing.hosts.crashes",
+    "CrashReport": "fastness.testing.hosts.crashes",
+    "HostTest": "fastness.testing.hosts.host_test",
+    "ManualClock": "fastness.testing.clock",
+    "StuckRun": "fastness.testing.hosts.host_test",
+    "crash_everywhere": "fastness.testing.hosts.crashes",
 }
 
 

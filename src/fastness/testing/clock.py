@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from holdfast.errors import InvalidArgument
+from fastness.errors import InvalidArgument
 
 START_MS = 1_700_000_000_000
 
 
 class ManualClock:
-    """A clock for tests: pass it to `holdfast.open(url, clock=...)`, then advance it instead of sleeping."""
+    """A clock for tests: pass it to `fastness.open(url, clock=...)`, then advance it instead of sleeping."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._now_ms = now_ms

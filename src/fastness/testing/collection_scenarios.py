@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.errors import VersionConflict
-from holdfast.kv import Transaction
-from holdfast.layers import collections as layer
-from holdfast.testing.histories import Violation
-from holdfast.testing.register_clients import add_register_clients
-from holdfast.testing.simulation import Simulation
-from holdfast.wire.collections import DeleteRows, PutRow, Row, RowChange
+from fastness.errors import VersionConflict
+from fastness.kv import Transaction
+from fastness.layers import collections as layer
+from fastness.testing.histories import Violation
+from fastness.testing.register_clients import add_register_clients
+from fastness.testing.simulation import Simulation
+from fastness.wire.collections import DeleteRows, PutRow, Row, RowChange
 
 _COPIES: Final = ("a", "b")  # Each commit writes the same row into both partitions.
 

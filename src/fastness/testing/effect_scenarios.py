@@ -7,16 +7,16 @@ from typing import Any, Final, NamedTuple
 
 import cbor2
 
-from holdfast.kv import Transaction
-from holdfast.layers import effect_leases, inboxes, journal_records, journals, snapshots, timer_firing, worlds
-from holdfast.layers import effects as layer
-from holdfast.layers import timers as timer_layer
-from holdfast.layers.effects import DueEffect, EffectKey
-from holdfast.layers.timers import DueTimer
-from holdfast.layers.worlds import World, WorldState
-from holdfast.testing.histories import Operation, Outcome, Violation
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.wire.inboxes import DomainEvent, Effect, Timer
+from fastness.kv import Transaction
+from fastness.layers import effect_leases, inboxes, journal_records, journals, snapshots, timer_firing, worlds
+from fastness.layers import effects as layer
+from fastness.layers import timers as timer_layer
+from fastness.layers.effects import DueEffect, EffectKey
+from fastness.layers.timers import DueTimer
+from fastness.layers.worlds import World, WorldState
+from fastness.testing.histories import Operation, Outcome, Violation
+from fastness.testing.simulation import Client, Simulation
+from fastness.wire.inboxes import DomainEvent, Effect, Timer
 
 _WORLDS: Final = (World("main", "ada"), World("main", "bob"))
 _KINDS: Final = ("mail", "call")

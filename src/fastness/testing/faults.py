@@ -19,11 +19,11 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, cast
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import CommitUnknown, Unreachable
-from holdfast.kv import Database, OnCommit, Pair, Result, Transaction, Watch, Work, fence_floor
-from holdfast.testing.clock import ManualClock
-from holdfast.tiers import Tier
+from fastness.backends.objects import ObjectStore
+from fastness.errors import CommitUnknown, Unreachable
+from fastness.kv import Database, OnCommit, Pair, Result, Transaction, Watch, Work, fence_floor
+from fastness.testing.clock import ManualClock
+from fastness.tiers import Tier
 
 Undo = dict[bytes, bytes | None]
 

@@ -6,15 +6,15 @@ from typing import Any, Final, NamedTuple
 
 import cbor2
 
-from holdfast.kv import Transaction
-from holdfast.layers import hosting, inboxes, journal_records, journals, snapshots, turns, worlds
-from holdfast.layers.hosting import Hosting
-from holdfast.layers.worlds import World, WorldState
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import CommitTurn
-from holdfast.wire.inboxes import DomainEvent
+from fastness.kv import Transaction
+from fastness.layers import hosting, inboxes, journal_records, journals, snapshots, turns, worlds
+from fastness.layers.hosting import Hosting
+from fastness.layers.worlds import World, WorldState
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.simulation import Client, Simulation
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import CommitTurn
+from fastness.wire.inboxes import DomainEvent
 
 _NAMES: Final = ("a", "b", "c")
 _LEASE_MS: Final = 1_000

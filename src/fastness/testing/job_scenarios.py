@@ -4,13 +4,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
-from holdfast.errors import MessageCancelled, MessageFailed
-from holdfast.kv import Transaction
-from holdfast.layers import queues as layer
-from holdfast.layers.queues import NEVER_MS, Prefetched, QueueKey, SearchOn, message_leases
-from holdfast.testing.histories import Operation, Outcome, Violation
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
+from fastness.errors import MessageCancelled, MessageFailed
+from fastness.kv import Transaction
+from fastness.layers import queues as layer
+from fastness.layers.queues import NEVER_MS, Prefetched, QueueKey, SearchOn, message_leases
+from fastness.testing.histories import Operation, Outcome, Violation
+from fastness.testing.simulation import Client, Simulation
+from fastness.wire.queues import MessageLease, NewMessage, NewResult, QueuePolicy
 
 _JOBS: Final = QueueKey("main", "jobs")
 _KEYS: Final = ("a", "b", "c")

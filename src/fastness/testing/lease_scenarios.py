@@ -10,19 +10,19 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from holdfast.errors import HoldfastError
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import entities as entity_layer
-from holdfast.layers import field_tiers, states
-from holdfast.layers import leases as lease_layer
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.leases import LeaseKey
-from holdfast.testing.histories import Operation, Outcome, Violation, check_all_fences
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.tiers import Tier, TierPolicy
-from holdfast.wire.canonical import canonical
-from holdfast.wire.entities import Fields, SeenEntity
-from holdfast.wire.leases import LeaseProof
+from fastness.errors import FastnessError
+from fastness.kv import Subspace, Transaction
+from fastness.layers import entities as entity_layer
+from fastness.layers import field_tiers, states
+from fastness.layers import leases as lease_layer
+from fastness.layers.entities import EntityKey
+from fastness.layers.leases import LeaseKey
+from fastness.testing.histories import Operation, Outcome, Violation, check_all_fences
+from fastness.testing.simulation import Client, Simulation
+from fastness.tiers import Tier, TierPolicy
+from fastness.wire.canonical import canonical
+from fastness.wire.entities import Fields, SeenEntity
+from fastness.wire.leases import LeaseProof
 
 _SUBSPACE: Final = Subspace("scenario", "leases")
 _KEYS: Final = ("x", "y")
@@ -52,7 +52,7 @@ def leases(simulation: Simulation) -> Callable[[], None]:
         operation = simulation.history.invoke(f"{client.name}.{client.crashes}", "acquire", key, name)
         try:
             proof = await client.transact(_acquire, key, name, client.name, ttl_ms)
-        except HoldfastError as error:
+        except FastnessError as error:
             simulation.history.raised(operation, error)
             return
         simulation.history.ok(operation, proof.fence)

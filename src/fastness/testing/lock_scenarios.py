@@ -8,16 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError, LeaseExpired
-from holdfast.kv import Subspace, Transaction, Work
-from holdfast.layers import locks as lock_layer
-from holdfast.layers.lock_records import SessionKey, use_key
-from holdfast.layers.lock_transaction import Waiting
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.histories.locks import check_locks
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.tiers import Tier
-from holdfast.wire.locks import GrantedLocks, LockProof, LockSession
+from fastness.errors import FastnessError, LeaseExpired
+from fastness.kv import Subspace, Transaction, Work
+from fastness.layers import locks as lock_layer
+from fastness.layers.lock_records import SessionKey, use_key
+from fastness.layers.lock_transaction import Waiting
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.histories.locks import check_locks
+from fastness.testing.simulation import Client, Simulation
+from fastness.tiers import Tier
+from fastness.wire.locks import GrantedLocks, LockProof, LockSession
 
 Paths = list[tuple[str, str]]
 
@@ -115,7 +115,7 @@ class _Caller:
             )
             try:
                 outcome: GrantedLocks | Waiting = await self._client.transact(work)
-            except HoldfastError as error:
+            except FastnessError as error:
                 self._history.unknown(operation)
                 if not isinstance(error, LeaseExpired):
                     await self._operate("release", claim, None, lock_layer.release, self.session, claim)
@@ -155,7 +155,7 @@ class _Caller:
         operation = self._history.invoke(self.session.id, kind, key, argument)
         try:
             result = await self._client.transact(work, *args, tier=tier)
-        except HoldfastError as error:
+        except FastnessError as error:
             self._history.raised(operation, error)
             return None
         self._history.ok(operation, result)

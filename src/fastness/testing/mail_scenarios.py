@@ -4,15 +4,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers import mailboxes as layer
-from holdfast.layers.mailboxes import Address
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.limits import MAIL_SWEEP_SECONDS
-from holdfast.testing.histories import Operation, Outcome, Violation
-from holdfast.testing.histories.mail import MailboxEntry, Receipt, check_mailbox, check_receipts, check_was_stored
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.wire.mail import MailPolicy, NewMail
+from fastness.kv import Subspace, Transaction
+from fastness.layers import mailboxes as layer
+from fastness.layers.mailboxes import Address
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.limits import MAIL_SWEEP_SECONDS
+from fastness.testing.histories import Operation, Outcome, Violation
+from fastness.testing.histories.mail import MailboxEntry, Receipt, check_mailbox, check_receipts, check_was_stored
+from fastness.testing.simulation import Client, Simulation
+from fastness.wire.mail import MailPolicy, NewMail
 
 _BOB, _EVE = Address("main", "bob"), Address("main", "eve")
 _SENDERS: Final = ("ada", "carl", "dora")

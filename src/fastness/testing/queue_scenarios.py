@@ -6,15 +6,15 @@ from functools import partial
 from itertools import permutations
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError
-from holdfast.kv import Transaction
-from holdfast.layers import queues as layer
-from holdfast.layers.queues import NEVER_MS, Prefetched, QueueKey, StoredMessage, message_leases
-from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
-from holdfast.testing.histories import Operation, Outcome, Violation
-from holdfast.testing.histories.queues import Grant, PowerLosses, check_queue, leased_until_ms, was_released
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.wire.queues import MessageLease, NewMessage, PackedAck, QueueStats, bits_of, lease_mismatch
+from fastness.errors import FastnessError
+from fastness.kv import Transaction
+from fastness.layers import queues as layer
+from fastness.layers.queues import NEVER_MS, Prefetched, QueueKey, StoredMessage, message_leases
+from fastness.limits import PAYLOAD_CARRIED_BYTES_MAX, PRIORITY_MAX
+from fastness.testing.histories import Operation, Outcome, Violation
+from fastness.testing.histories.queues import Grant, PowerLosses, check_queue, leased_until_ms, was_released
+from fastness.testing.simulation import Client, Simulation
+from fastness.wire.queues import MessageLease, NewMessage, PackedAck, QueueStats, bits_of, lease_mismatch
 
 _JOBS: Final = QueueKey("main", "jobs")
 _DEAD: Final = QueueKey("main", "jobs.dlq")
@@ -48,7 +48,7 @@ def queues(simulation: Simulation) -> Callable[[], None]:
         work = partial(_ack_and_lease, acks=_packed_acks(done))
         try:
             refused, batch = await client.transact(work, prefetched, client.name, limit, visibility_ms, may_lose=True)
-        except HoldfastError as error:
+        except FastnessError as error:
             for operation in [*acks, lease]:
                 history.raised(operation, error)
             return []

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from holdfast.kv import Transaction
-from holdfast.testing.histories import check_registers
-from holdfast.testing.simulation import Client, Simulation
+from fastness.kv import Transaction
+from fastness.testing.histories import check_registers
+from fastness.testing.simulation import Client, Simulation
 
 KEYS: Final = ("x", "y", "z")
 

@@ -1,7 +1,7 @@
 """The simulator's scenarios, and the command that runs them.
 
-    python -m holdfast.testing.scenarios --seeds 1000         every scenario with a thousand seeds
-    python -m holdfast.testing.scenarios --seed 17 --show     one seed (that failed, for example), and its history
+    python -m fastness.testing.scenarios --seeds 1000         every scenario with a thousand seeds
+    python -m fastness.testing.scenarios --seed 17 --show     one seed (that failed, for example), and its history
 
 Each scenario adds clients to a Simulation and returns a check of the resulting history.
 """
@@ -16,23 +16,23 @@ from typing import Any, Final
 
 from rich.progress import Progress
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.testing.collection_scenarios import collections
-from holdfast.testing.effect_scenarios import effects
-from holdfast.testing.histories import Outcome, Violation, check_all_fences, check_counter
-from holdfast.testing.host_scenarios import hosts
-from holdfast.testing.job_scenarios import jobs
-from holdfast.testing.lease_scenarios import entities, leases
-from holdfast.testing.lock_scenarios import locks
-from holdfast.testing.mail_scenarios import mail
-from holdfast.testing.queue_scenarios import queues
-from holdfast.testing.register_clients import KEYS, add_register_clients
-from holdfast.testing.simulation import Client, Rates, Simulation
-from holdfast.testing.world_scenarios import worlds
-from holdfast.tiers import Tier
+from fastness.backends.memory import MemoryDatabase
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy
+from fastness.kv import Database, Subspace, Transaction
+from fastness.testing.collection_scenarios import collections
+from fastness.testing.effect_scenarios import effects
+from fastness.testing.histories import Outcome, Violation, check_all_fences, check_counter
+from fastness.testing.host_scenarios import hosts
+from fastness.testing.job_scenarios import jobs
+from fastness.testing.lease_scenarios import entities, leases
+from fastness.testing.lock_scenarios import locks
+from fastness.testing.mail_scenarios import mail
+from fastness.testing.queue_scenarios import queues
+from fastness.testing.register_clients import KEYS, add_register_clients
+from fastness.testing.simulation import Client, Rates, Simulation
+from fastness.testing.world_scenarios import worlds
+from fastness.tiers import Tier
 
 Check = Callable[[], None]
 Scenario = Callable[[Simulation], Check]
@@ -187,7 +187,7 @@ def play(
         simulation.rates = Rates(0, 0, 0, 0, 0)
         check()
     except Violation as violation:
-        command = f"python -m holdfast.testing.scenarios --scenario {scenario.__name__} --seed {seed} --show"
+        command = f"python -m fastness.testing.scenarios --scenario {scenario.__name__} --seed {seed} --show"
         violation.add_note(f"seed {seed}; to repeat it: {command}")
         raise
     finally:
@@ -197,7 +197,7 @@ def play(
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="holdfast.testing.scenarios", description="Run simulation scenarios with random seeds."
+        prog="fastness.testing.scenarios", description="Run simulation scenarios with random seeds."
     )
     parser.add_argument("--seeds", type=int, default=100, help="the number of seeds (default 100)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")

@@ -1,6 +1,6 @@
 """A seeded, deterministic scheduler: many logical clients use one database, with faults and a simulated clock.
 
-`holdfast.testing.scenarios` has the scenarios and the command that runs them.
+`fastness.testing.scenarios` has the scenarios and the command that runs them.
 
 A client is a coroutine that awaits operations and pauses. Each operation is invoked, executed and answered in three
 separate steps. What it has to wait for is synced in the last one, so others read commits that are not durable yet. At
@@ -23,14 +23,14 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.backends.memory import MemoryDatabase
-from holdfast.clock import IdSource
-from holdfast.errors import CommitUnknown, HoldfastError, Unreachable
-from holdfast.kv import Database, Work
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.faults import Committed, FaultyDatabase
-from holdfast.testing.histories import History
-from holdfast.tiers import Tier
+from fastness.backends.memory import MemoryDatabase
+from fastness.clock import IdSource
+from fastness.errors import CommitUnknown, FastnessError, Unreachable
+from fastness.kv import Database, Work
+from fastness.testing.clock import ManualClock
+from fastness.testing.faults import Committed, FaultyDatabase
+from fastness.testing.histories import History
+from fastness.tiers import Tier
 
 STEPS_MAX: Final = 200_000  # A scenario that needs more does not terminate.
 
@@ -137,7 +137,7 @@ class Client:
         self._state = _State.STARTING
         self._call: _Call | None = None
         self._committed: Committed[Any] | None = None
-        self._error: HoldfastError | None = None
+        self._error: FastnessError | None = None
         self._delayed = False
 
     def __lt__(self, other: "Client") -> bool:
@@ -170,7 +170,7 @@ class Client:
         operation = history.invoke(f"{self.name}.{self.crashes}", kind, key, argument)
         try:
             result = await self.transact(work, *args, tier=tier, may_lose=may_lose)
-        except HoldfastError as error:
+        except FastnessError as error:
             history.raised(operation, error)
             return None
         history.ok(operation, result)
@@ -210,7 +210,7 @@ class Client:
         if committed is not None and error is None:
             try:
                 answer = committed.wait()
-            except HoldfastError as refusal:
+            except FastnessError as refusal:
                 error = refusal
         try:
             call = self._coroutine.send(answer) if error is None else self._coroutine.throw(error)

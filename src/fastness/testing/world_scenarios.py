@@ -6,13 +6,13 @@ from typing import Final
 
 import cbor2
 
-from holdfast.kv import Transaction
-from holdfast.layers import inboxes, journal_records, journals, snapshots
-from holdfast.layers.worlds import World
-from holdfast.testing.histories import Outcome, Violation
-from holdfast.testing.simulation import Client, Simulation
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent
+from fastness.kv import Transaction
+from fastness.layers import inboxes, journal_records, journals, snapshots
+from fastness.layers.worlds import World
+from fastness.testing.histories import Outcome, Violation
+from fastness.testing.simulation import Client, Simulation
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent
 
 _ADA: Final = World("main", "ada")
 

@@ -1,6 +1,6 @@
 """Requests and answers: every operation as a struct, and the transports that carry them. No I/O."""
 
-from holdfast.wire.requests import Request
-from holdfast.wire.transport import AsyncTransport, Transport
+from fastness.wire.requests import Request
+from fastness.wire.transport import AsyncTransport, Transport
 
 __all__ = ["AsyncTransport", "Transport", "Request"]

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.errors import InvalidValue
-from holdfast.names import UNIVERSE
-from holdfast.tiers import Tier
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.errors import InvalidValue
+from fastness.names import UNIVERSE
+from fastness.tiers import Tier
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 
 class LoggedRecord(msgspec.Struct, frozen=True):

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.wire.atomic import Answers, CommitAtomic
-from holdfast.wire.requests import Request, answer_type
+from fastness.wire.atomic import Answers, CommitAtomic
+from fastness.wire.requests import Request, answer_type
 
 _decoders: dict[Any, Callable[[Any], Any]] = {}
 

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 import msgspec
 
-from holdfast.wire import collections, entities, hosting, leases, locks, mail, queues, runs, states, worlds
-from holdfast.wire.requests import Request
+from fastness.wire import collections, entities, hosting, leases, locks, mail, queues, runs, states, worlds
+from fastness.wire.requests import Request
 
 STEPS: Final[tuple[type[Request[Any]], ...]] = tuple(
     kind

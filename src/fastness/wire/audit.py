@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.limits import AUDIT_TEXT_BYTES_MAX
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.queues import Outcomes
-from holdfast.wire.requests import Operation, Request, Route
-from holdfast.wire.sqs import ATTRIBUTES
+from fastness.limits import AUDIT_TEXT_BYTES_MAX
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.queues import Outcomes
+from fastness.wire.requests import Operation, Request, Route
+from fastness.wire.sqs import ATTRIBUTES
 
 STARTED: Final = "started"  # The outcome of an action that is not finished, or whose server ended before it was.
 OK: Final = "ok"

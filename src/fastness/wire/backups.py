@@ -8,9 +8,9 @@ immutable, so those that it refers to can be read later.
 
 import msgspec
 
-from holdfast.wire.health_checks import Seen
-from holdfast.wire.problems import Problem
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.wire.health_checks import Seen
+from fastness.wire.problems import Problem
+from fastness.wire.requests import Operation, Request, Route
 
 
 class BackupBegun(msgspec.Struct, frozen=True):

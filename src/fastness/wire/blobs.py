@@ -2,8 +2,8 @@
 
 import msgspec
 
-from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.names import UNIVERSE
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 
 class Stored(msgspec.Struct, frozen=True):

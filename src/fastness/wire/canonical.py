@@ -4,8 +4,8 @@ from typing import Any
 
 import cbor2
 
-from holdfast.errors import InvalidValue
-from holdfast.limits import VALUE_DEPTH_MAX
+from fastness.errors import InvalidValue
+from fastness.limits import VALUE_DEPTH_MAX
 
 _FLAT = frozenset({int, float, str, bytes, bool, type(None)})
 

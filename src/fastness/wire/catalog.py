@@ -1,8 +1,8 @@
-"""Every request that Holdfast has, found by importing the modules that define them."""
+"""Every request that Fastness has, found by importing the modules that define them."""
 
 from typing import Any, Final
 
-from holdfast.wire import (
+from fastness.wire import (
     activity,
     agents,
     atomic,
@@ -33,7 +33,7 @@ from holdfast.wire import (
     universes,
     worlds,
 )
-from holdfast.wire.requests import Request, permission_of
+from fastness.wire.requests import Request, permission_of
 
 _MODULES: Final = (
     activity,

@@ -4,8 +4,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.names import UNIVERSE
+from fastness.wire.requests import Operation, Request, Route
 
 _REVISION: Final = 4  # The first revision of the stream that has these requests.
 

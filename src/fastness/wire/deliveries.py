@@ -5,8 +5,8 @@ receive of 256 messages from memory takes 10 to 13 % longer. `plain_delivery_of`
 checks that both return equal deliveries.
 """
 
-from holdfast.wire.queues import Delivery, Failure, PackedLease, SidecarState
-from holdfast.wire.stored_messages import StoredMessage, decode, format_id
+from fastness.wire.queues import Delivery, Failure, PackedLease, SidecarState
+from fastness.wire.stored_messages import StoredMessage, decode, format_id
 
 
 def delivery_of(

@@ -6,9 +6,9 @@ goes into the inbox of its world in the commit that removes it.
 
 import msgspec
 
-from holdfast.limits import EFFECT_LEASE_SECONDS
-from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.limits import EFFECT_LEASE_SECONDS
+from fastness.names import UNIVERSE
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 
 class EffectInfo(msgspec.Struct, frozen=True):

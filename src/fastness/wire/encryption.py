@@ -2,9 +2,9 @@
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import ENCRYPTION_REWRITE_CALL
-from holdfast.wire.requests import Operation, Request
+from fastness.errors import InvalidArgument
+from fastness.limits import ENCRYPTION_REWRITE_CALL
+from fastness.wire.requests import Operation, Request
 
 
 class UniverseEncryption(msgspec.Struct, frozen=True):

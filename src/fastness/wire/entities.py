@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.names import UNIVERSE
-from holdfast.tiers import Tier
-from holdfast.wire.canonical import check_canonical
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.names import UNIVERSE
+from fastness.tiers import Tier
+from fastness.wire.canonical import check_canonical
+from fastness.wire.requests import Operation, Request, Route
 
 Fields = dict[str, bytes]  # Each value as canonical CBOR.
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 import msgspec
 
-from holdfast.wire.catalog import NETWORK_REQUESTS
-from holdfast.wire.problems import Problem
-from holdfast.wire.requests import Request
+from fastness.wire.catalog import NETWORK_REQUESTS
+from fastness.wire.problems import Problem
+from fastness.wire.requests import Request
 
 if TYPE_CHECKING:
     AnyRequest = Request[Any]

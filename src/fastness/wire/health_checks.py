@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.wire.requests import Operation, Request
+from fastness.wire.requests import Operation, Request
 
 
 class Finding(msgspec.Struct, frozen=True):

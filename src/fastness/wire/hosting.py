@@ -6,11 +6,11 @@ is one commit: inbox items that were handled move to the journal, with the recor
 
 import msgspec
 
-from holdfast.limits import HOST_LEASE_SECONDS
-from holdfast.names import UNIVERSE
-from holdfast.wire.canonical import check_canonical
-from holdfast.wire.inboxes import Effect, InboxItem, Timer
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.limits import HOST_LEASE_SECONDS
+from fastness.names import UNIVERSE
+from fastness.wire.canonical import check_canonical
+from fastness.wire.inboxes import Effect, InboxItem, Timer
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 
 class ClaimedWorld(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, PayloadTooLarge
-from holdfast.limits import (
+from fastness.errors import InvalidArgument, PayloadTooLarge
+from fastness.limits import (
     EFFECT_ATTEMPTS,
     EFFECT_ATTEMPTS_MAX,
     EFFECT_KIND_BYTES_MAX,

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.names import UNIVERSE
-from holdfast.wire.json_values import decode_json
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.names import UNIVERSE
+from fastness.wire.json_values import decode_json
+from fastness.wire.requests import Operation, Request, Route
 
-PUSH_MEDIA: Final = "application/vnd.holdfast.push+json"  # The content type of a mail whose body is `PushedData`.
+PUSH_MEDIA: Final = "application/vnd.fastness.push+json"  # The content type of a mail whose body is `PushedData`.
 CHAT_TOPIC: Final = "chat.message"  # Its pushes name a session.
 
 Durability = Literal["accepted", "synced"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidValue
+from fastness.errors import InvalidValue
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode

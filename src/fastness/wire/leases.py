@@ -2,9 +2,9 @@
 
 import msgspec
 
-from holdfast.limits import LEASE_TTL_SECONDS
-from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.limits import LEASE_TTL_SECONDS
+from fastness.names import UNIVERSE
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 _FENCE = {"fence": "fencing_token"}
 

@@ -6,9 +6,9 @@ last release, or when its lease expires. A claim is what one call acquires; it i
 
 import msgspec
 
-from holdfast.limits import LOCK_LEASE_SECONDS
-from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.limits import LOCK_LEASE_SECONDS
+from fastness.names import UNIVERSE
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 _FENCE = {"fence": "fencing_token"}
 

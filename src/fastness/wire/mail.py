@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import SealBroken
-from holdfast.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
-from holdfast.names import UNIVERSE
-from holdfast.tiers import Tier
-from holdfast.wire.json_values import decode_json
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.errors import SealBroken
+from fastness.limits import MAIL_TTL_SECONDS, MAILBOX_MAILS_MAX
+from fastness.names import UNIVERSE
+from fastness.tiers import Tier
+from fastness.wire.json_values import decode_json
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 BYTES = "application/octet-stream"
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.wire.requests import Committed, Operation, Request
+from fastness.wire.requests import Committed, Operation, Request
 
 
 class Value(msgspec.Struct, frozen=True):

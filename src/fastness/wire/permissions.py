@@ -14,10 +14,10 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import TOKEN_QUEUES_MAX
-from holdfast.names import checked_name
-from holdfast.wire.catalog import PERMISSIONS
+from fastness.errors import InvalidArgument
+from fastness.limits import TOKEN_QUEUES_MAX
+from fastness.names import checked_name
+from fastness.wire.catalog import PERMISSIONS
 
 EVERYTHING: Final = "*"  # Every verb, or every universe.
 METRICS: Final = "metrics:read"  # The verb of the metrics endpoint, which is no request of a plane.

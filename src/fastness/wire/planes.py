@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.wire.requests import Operation, Request, Route
 
 
 class PlaneParent(msgspec.Struct, frozen=True):

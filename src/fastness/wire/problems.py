@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     Backend,
     Busy,
     Closed,
@@ -12,7 +12,7 @@ from holdfast.errors import (
     Conflict,
     Corrupt,
     Fenced,
-    HoldfastError,
+    FastnessError,
     IdempotencyKeyReused,
     InvalidUrl,
     LeaseConflict,
@@ -46,7 +46,7 @@ _ATTRIBUTES: Final = (
     "used",
 )  # Attributes of errors that are sent along.
 # The first class that an error belongs to decides.
-_STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
+_STATUS: Final[tuple[tuple[type[FastnessError], int], ...]] = (
     (PayloadTooLarge, 413),
     (ValueTooLarge, 413),
     (TransactionTooLarge, 413),
@@ -68,7 +68,7 @@ _STATUS: Final[tuple[tuple[type[HoldfastError], int], ...]] = (
     (CommitUnknown, 504),
     (Unsupported, 501),
     (Backend, 503),
-    (HoldfastError, 500),
+    (FastnessError, 500),
 )
 
 
@@ -89,18 +89,18 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     extra: dict[str, Any] | None = None
 
 
-def status_of(error: HoldfastError) -> int:
+def status_of(error: FastnessError) -> int:
     """The HTTP status of an error."""
     return next(status for family, status in _STATUS if isinstance(error, family))
 
 
-def retry_after_seconds(error: HoldfastError) -> float | None:
+def retry_after_seconds(error: FastnessError) -> float | None:
     """How long to wait before the request is repeated; None if that would not help."""
     known: float | None = getattr(error, "retry_after_seconds", None)
     return RETRY_AFTER_SECONDS if known is None and error.retry is RetryAdvice.LATER else known
 
 
-def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Problem:
+def problem_of(error: FastnessError, correlation_id: str | None = None) -> Problem:
     """The problem that represents an error."""
     known = {name: value for name in _ATTRIBUTES if (value := getattr(error, name, None)) is not None}
     actual = known.get("actual")
@@ -110,7 +110,7 @@ def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Probl
         status=status_of(error),
         detail=str(error),
         retry=error.retry,
-        type=f"urn:holdfast:error:{error.code}",
+        type=f"urn:fastness:error:{error.code}",
         retry_after_seconds=retry_after_seconds(error),
         correlation_id=correlation_id,
         current_etag=known.get("current_etag"),
@@ -120,7 +120,7 @@ def problem_of(error: HoldfastError, correlation_id: str | None = None) -> Probl
     )
 
 
-def error_of(problem: Problem) -> HoldfastError:
+def error_of(problem: Problem) -> FastnessError:
     """The error that a problem represents, with its class and attributes."""
     error = rebuild(problem.code, problem.detail)
     for name, value in (problem.extra or {}).items():

@@ -6,12 +6,12 @@ from typing import Final, Literal, Self
 
 import msgspec
 
-from holdfast.errors import MessageCancelled, QueueMessageLeaseMismatch
-from holdfast.names import UNIVERSE
-from holdfast.tiers import Tier
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.requests import Operation, Request, RequestWithoutTier, Route
-from holdfast.wire.stored_messages import ID_BYTES, format_id, format_lease_id
+from fastness.errors import MessageCancelled, QueueMessageLeaseMismatch
+from fastness.names import UNIVERSE
+from fastness.tiers import Tier
+from fastness.wire.leases import LeaseProof
+from fastness.wire.requests import Operation, Request, RequestWithoutTier, Route
+from fastness.wire.stored_messages import ID_BYTES, format_id, format_lease_id
 
 _FENCE = {"fence": "fencing_token"}
 _END: Final = struct.Struct(">I")

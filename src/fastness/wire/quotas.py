@@ -2,9 +2,9 @@
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import QUOTA_COUNT_MAX, QUOTA_RATE_MAX, QUOTA_RATE_MIN
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.errors import InvalidArgument
+from fastness.limits import QUOTA_COUNT_MAX, QUOTA_RATE_MAX, QUOTA_RATE_MIN
+from fastness.wire.requests import Operation, Request, Route
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -16,11 +16,11 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.errors import RetryAdvice
-from holdfast.names import UNIVERSE, checked_agent, checked_name
-from holdfast.wire.mail import BYTES
+from fastness.errors import RetryAdvice
+from fastness.names import UNIVERSE, checked_agent, checked_name
+from fastness.wire.mail import BYTES
 
-PROTOCOL: Final = "holdfast-relay-1"
+PROTOCOL: Final = "fastness-relay-1"
 NONCE_BYTES: Final = 32
 
 Encoding = Literal["json", "msgpack"]

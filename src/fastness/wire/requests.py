@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 import msgspec
 
-from holdfast.tiers import Tier
+from fastness.tiers import Tier
 
 Answer = TypeVar("Answer")
 

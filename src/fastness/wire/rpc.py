@@ -33,7 +33,7 @@ class RpcCode(IntEnum):
 
 
 class RpcErrorData(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Details for people; Holdfast's error code and the retry delay for programs."""
+    """Details for people; Fastness's error code and the retry delay for programs."""
 
     details: str
     code: str | None = None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import cbor2
 import msgspec
 
-from holdfast.wire import run_records, runs
+from fastness.wire import run_records, runs
 
 
 class TimelineEvent(msgspec.Struct, frozen=True):

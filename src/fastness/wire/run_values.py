@@ -9,8 +9,8 @@ from typing import Any
 import cbor2
 import msgspec
 
-from holdfast.errors import InvalidArgument, InvalidValue
-from holdfast.wire.canonical import canonical
+from fastness.errors import InvalidArgument, InvalidValue
+from fastness.wire.canonical import canonical
 
 _KEPT = (bytes,)  # CBOR has them.
 

@@ -8,10 +8,10 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from holdfast.errors import InvalidValue
-from holdfast.names import UNIVERSE
-from holdfast.wire.canonical import check_canonical
-from holdfast.wire.requests import Committed, Operation, Request, Route
+from fastness.errors import InvalidValue
+from fastness.names import UNIVERSE
+from fastness.wire.canonical import check_canonical
+from fastness.wire.requests import Committed, Operation, Request, Route
 
 RUN_PREFIX: Final = "run:"  # Of the names of worlds.
 WORKFLOW_PREFIX: Final = "workflow:"  # Of the names of programs.

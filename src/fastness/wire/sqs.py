@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.limits import SQS_LIST_MAX, SQS_MESSAGE_BYTES_MAX
-from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Operation, Request
+from fastness.limits import SQS_LIST_MAX, SQS_MESSAGE_BYTES_MAX
+from fastness.names import UNIVERSE
+from fastness.wire.requests import Operation, Request
 
 ARN_PREFIX: Final = "arn:aws:sqs:us-east-1:000000000000"  # Of queue names, unless the server has another one.
 FIFO_SUFFIX: Final = ".fifo"

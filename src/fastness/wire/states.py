@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.names import UNIVERSE
-from holdfast.wire.canonical import check_canonical
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.names import UNIVERSE
+from fastness.wire.canonical import check_canonical
+from fastness.wire.leases import LeaseProof
+from fastness.wire.requests import Operation, Request, Route
 
 
 class StateDocument(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX
+from fastness.errors import InvalidArgument
+from fastness.limits import PAYLOAD_CARRIED_BYTES_MAX
 
 ID_BYTES = 16
 _SHARED_ID_BYTES = 10  # The part of an id that ids of one millisecond mostly share: timestamp and counter.

@@ -10,7 +10,7 @@ from typing import Any, Final, Union
 
 import msgspec
 
-TASK_ATTRIBUTE: Final = "holdfast-task"  # The attribute of a message that has the name of its task.
+TASK_ATTRIBUTE: Final = "fastness-task"  # The attribute of a message that has the name of its task.
 
 
 class TaskCall(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="step", tag="call"):

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from holdfast.names import UNIVERSE
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.names import UNIVERSE
+from fastness.wire.requests import Operation, Request, Route
 
 
 class TimerInfo(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@
 
 The client creates the secrets. Of the token's, only the SHA-256 is sent and stored, so no log, backup or stored answer
 contains it. That of an access key is sent, because signatures are computed from it, and stored encrypted
-(`holdfast.access_keys`).
+(`fastness.access_keys`).
 """
 
 import re
@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.errors import InvalidArgument
+from fastness.wire.requests import Operation, Request, Route
 
 PREFIX: Final = "hft"
 TOKEN_TTL_SECONDS_MAX: Final = 315_360_000.0  # Ten years. A token without an end has no TTL.

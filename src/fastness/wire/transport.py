@@ -4,13 +4,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, It
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
-from holdfast.errors import Fenced
-from holdfast.tiers import Tier
-from holdfast.wire.ingress import DataPush
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.locks import LockProof, LockSession
-from holdfast.wire.queues import MessageLease
-from holdfast.wire.requests import Answer, Request
+from fastness.errors import Fenced
+from fastness.tiers import Tier
+from fastness.wire.ingress import DataPush
+from fastness.wire.leases import LeaseProof
+from fastness.wire.locks import LockProof, LockSession
+from fastness.wire.queues import MessageLease
+from fastness.wire.requests import Answer, Request
 
 Result = TypeVar("Result")
 OnDataPush = Callable[[DataPush], object]  # Is called with every accepted push.

@@ -5,11 +5,11 @@ A request with an `incarnation` is refused in any other incarnation of the world
 
 import msgspec
 
-from holdfast.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
-from holdfast.names import UNIVERSE
-from holdfast.wire.canonical import check_canonical
-from holdfast.wire.inboxes import InboxItem
-from holdfast.wire.requests import Operation, Request, Route
+from fastness.limits import SEGMENT_ENTRIES, SEGMENT_MARGIN
+from fastness.names import UNIVERSE
+from fastness.wire.canonical import check_canonical
+from fastness.wire.inboxes import InboxItem
+from fastness.wire.requests import Operation, Request, Route
 
 
 class Described(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-// The TypeScript client of MCP against a server of Holdfast:
+// The TypeScript client of MCP against a server of Fastness:
 //
 //   node tasks.mjs URL TOKEN legacy|modern start            calls the tool as a task, prints its reference, and leaves
 //   node tasks.mjs URL TOKEN legacy|modern finish REFERENCE  finds the task again, answers its question, prints the result
@@ -12,12 +12,12 @@ import {
 import * as v2 from "@modelcontextprotocol/ext-tasks/core/v2";
 
 const [url, token, era, verb, argument] = process.argv.slice(2);
-const clientInfo = { name: "holdfast-test", version: "1" };
+const clientInfo = { name: "fastness-test", version: "1" };
 const clientCapabilities = { elicitation: { form: {} } };
 const headers = { Authorization: `Bearer ${token}` };
 const isModern = era === "modern";
 const seen = [];
-const anything = { "~standard": { version: 1, vendor: "holdfast-test", validate: (value) => ({ value }) } };
+const anything = { "~standard": { version: 1, vendor: "fastness-test", validate: (value) => ({ value }) } };
 
 // The TypeScript client sends no requests of the extension: its host program does, with this function.
 async function rawDispatch(request) {
@@ -48,7 +48,7 @@ const client = new Client(clientInfo, {
 });
 await client.connect(new StreamableHTTPClientTransport(new URL(url), { requestInit: { headers } }));
 const session = createTaskSessionFromClient(client, {
-  endpointId: "holdfast",
+  endpointId: "fastness",
   onInputRequest: async (request) => {
     seen.push(["asked", request.params.message]);
     return { action: "accept", content: { size: 9 } };

@@ -5,7 +5,7 @@
     replace  stores only over a given etag         open             the bytes, one part at a time
     write    `put` or `create` of a stream         delete           succeeds if there is no object
 
-What every store guarantees, and `holdfast.testing.conformance.objects` tests:
+What every store guarantees, and `fastness.testing.conformance.objects` tests:
 
 - Writes are atomic; a body that fails half-way leaves the previous object.
 - Of concurrent `create` calls for one path, or `replace` calls for one etag, exactly one succeeds.
@@ -20,12 +20,12 @@ from typing import Any
 from obstore.exceptions import BaseError
 from obstore.store import MemoryStore, from_url
 
-from holdfast.backends.objects.failures import headline
-from holdfast.backends.objects.folders import FolderStore
-from holdfast.backends.objects.paths import check_path
-from holdfast.backends.objects.store import ObjectMeta, ObjectStore
-from holdfast.errors import InvalidArgument, InvalidUrl
-from holdfast.names import folder_at
+from fastness.backends.objects.failures import headline
+from fastness.backends.objects.folders import FolderStore
+from fastness.backends.objects.paths import check_path
+from fastness.backends.objects.store import ObjectMeta, ObjectStore
+from fastness.errors import InvalidArgument, InvalidUrl
+from fastness.names import folder_at
 
 __all__ = ["open_objects", "ObjectStore", "FolderStore", "ObjectMeta", "check_path"]
 

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
-from holdfast.errors import InvalidValue
-from holdfast.limits import OBJECT_PART_BYTES
+from fastness.errors import InvalidValue
+from fastness.limits import OBJECT_PART_BYTES
 
 
 class Body:

@@ -19,11 +19,11 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from holdfast.backends.objects.store import Names, ObjectMeta, ObjectStore, Page
-from holdfast.errors import DecryptionFailed, ObjectChanged, ObjectNotFound
-from holdfast.kv import Database, Transaction
-from holdfast.kv.value_cipher import GENERATION, KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, ValueCipher, cipher_of
-from holdfast.limits import ENCRYPTION_FRAME_BYTES, OBJECT_LIST_MAX, OBJECT_PART_BYTES
+from fastness.backends.objects.store import Names, ObjectMeta, ObjectStore, Page
+from fastness.errors import DecryptionFailed, ObjectChanged, ObjectNotFound
+from fastness.kv import Database, Transaction
+from fastness.kv.value_cipher import GENERATION, KEY_ID_BYTES, SALT_BYTES, TAG_BYTES, ValueCipher, cipher_of
+from fastness.limits import ENCRYPTION_FRAME_BYTES, OBJECT_LIST_MAX, OBJECT_PART_BYTES
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

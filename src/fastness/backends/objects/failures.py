@@ -1,4 +1,4 @@
-"""Translates errors of obstore and the operating system to Holdfast errors."""
+"""Translates errors of obstore and the operating system to Fastness errors."""
 
 import errno
 import re
@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from obstore import exceptions
 
-from holdfast.errors import (
+from fastness.errors import (
     Backend,
     CommitUnknown,
     DiskFull,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     ObjectChanged,
     ObjectExists,
@@ -21,12 +21,12 @@ from holdfast.errors import (
     Unreachable,
     Unsupported,
 )
-from holdfast.panics import Panic, panics_as_errors
+from fastness.panics import Panic, panics_as_errors
 
 
 @contextmanager
 def translate_errors(path: str, *, writes: bool = False) -> Iterator[None]:
-    """Translate errors raised inside to Holdfast errors about `path`. A write whose answer is lost is CommitUnknown."""
+    """Translate errors raised inside to Fastness errors about `path`. A write whose answer is lost is CommitUnknown."""
     try:
         with panics_as_errors():
             yield
@@ -34,7 +34,7 @@ def translate_errors(path: str, *, writes: bool = False) -> Iterator[None]:
         raise object_error(_kind(error, writes=writes), path, cause=headline(error)) from error
 
 
-def object_error(kind: type[HoldfastError], path: str, *, cause: str = "") -> HoldfastError:
+def object_error(kind: type[FastnessError], path: str, *, cause: str = "") -> FastnessError:
     return kind(_MESSAGES[kind].format(path=repr(path), cause=cause))
 
 
@@ -53,7 +53,7 @@ def ignore_range_after_end() -> Iterator[None]:
             raise
 
 
-def _kind(error: Exception, *, writes: bool) -> type[HoldfastError]:
+def _kind(error: Exception, *, writes: bool) -> type[FastnessError]:
     text = str(error)
     if re.search("NoSuchBucket|ContainerNotFound|specified bucket does not exist", text):
         return PathUnusable
@@ -76,19 +76,19 @@ _NO_ANSWER: Final = re.compile(
     r"retries: (?P<retries>[0-9]+),.*HttpError \{\s*kind: (?P<kind>Connect|Timeout|Request|Interrupted|Decode)",
     re.DOTALL,
 )
-_BY_TYPE: Final[tuple[tuple[Any, type[HoldfastError]], ...]] = (
+_BY_TYPE: Final[tuple[tuple[Any, type[FastnessError]], ...]] = (
     (exceptions.AlreadyExistsError | FileExistsError, ObjectExists),
     (exceptions.PreconditionError, ObjectChanged),
     (FileNotFoundError, ObjectNotFound),
     (exceptions.PermissionDeniedError | exceptions.UnauthenticatedError, PathUnusable),
     (NotImplementedError, Unsupported),
 )
-_BY_ERRNO: Final[dict[int, type[HoldfastError]]] = {
+_BY_ERRNO: Final[dict[int, type[FastnessError]]] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), DiskFull),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), PathUnusable),
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG), InvalidArgument),
 }
-_MESSAGES: Final[dict[type[HoldfastError], str]] = {
+_MESSAGES: Final[dict[type[FastnessError], str]] = {
     ObjectExists: "An object already exists at {path} and was not changed; read it, or choose another path",
     ObjectChanged: "The object at {path} has another version, or does not exist; read it, then decide",
     ObjectNotFound: "There is no object at {path}; check the path with list",

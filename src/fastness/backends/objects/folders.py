@@ -14,14 +14,14 @@ from typing import IO, TYPE_CHECKING, Final
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore
 
-from holdfast.backends.objects.bodies import check_bytes
-from holdfast.backends.objects.failures import headline, object_error, translate_errors
-from holdfast.backends.objects.paths import check_path
-from holdfast.backends.objects.store import ObjectMeta, ObjectStore, put_mode
-from holdfast.errors import ObjectChanged, ObjectNotFound, PathUnusable
-from holdfast.folders import DurableFolders, make_folder, sync_folder
-from holdfast.limits import OBJECT_LOCAL_READ_BYTES, OBJECT_STAGED_SECONDS_MAX
-from holdfast.private_files import open_private
+from fastness.backends.objects.bodies import check_bytes
+from fastness.backends.objects.failures import headline, object_error, translate_errors
+from fastness.backends.objects.paths import check_path
+from fastness.backends.objects.store import ObjectMeta, ObjectStore, put_mode
+from fastness.errors import ObjectChanged, ObjectNotFound, PathUnusable
+from fastness.folders import DurableFolders, make_folder, sync_folder
+from fastness.limits import OBJECT_LOCAL_READ_BYTES, OBJECT_STAGED_SECONDS_MAX
+from fastness.private_files import open_private
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -38,7 +38,7 @@ class FolderStore(ObjectStore):
     Staged files have names that are invalid as paths and that listings skip. Leftovers of a crash are removed after a
     day.
 
-    If-match compares under a lock of this process, since a Holdfast data directory belongs to one process. Create-only
+    If-match compares under a lock of this process, since a Fastness data directory belongs to one process. Create-only
     is exact between processes too.
 
     A folder cannot hold both `a` and `a/b`, nor a segment of over 255 bytes; writing them raises InvalidArgument.

@@ -3,8 +3,8 @@
 import re
 from typing import Final
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import OBJECT_PATH_BYTES_MAX
+from fastness.errors import InvalidArgument
+from fastness.limits import OBJECT_PATH_BYTES_MAX
 
 
 def check_path(path: str) -> str:

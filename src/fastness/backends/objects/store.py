@@ -10,11 +10,11 @@ import msgspec
 import obstore
 from obstore.store import GCSStore, LocalStore, MemoryStore, S3Store
 
-from holdfast.backends.objects.bodies import Body, check_bytes
-from holdfast.backends.objects.failures import ignore_range_after_end, object_error, translate_errors
-from holdfast.backends.objects.paths import check_path
-from holdfast.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
+from fastness.backends.objects.bodies import Body, check_bytes
+from fastness.backends.objects.failures import ignore_range_after_end, object_error, translate_errors
+from fastness.backends.objects.paths import check_path
+from fastness.errors import InvalidArgument, ObjectExists, ObjectNotFound
+from fastness.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PARTS_IN_FLIGHT
 
 if TYPE_CHECKING:
     from obstore import Attributes, GetOptions, ListStream, PutMode, PutResult

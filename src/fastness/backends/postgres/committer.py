@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast import limits
-from holdfast.backends.postgres.groups import GroupOptions, GroupRunner
-from holdfast.backends.postgres.jobs import Job, finish
-from holdfast.backends.postgres.lanes import Lanes
-from holdfast.errors import Busy, Closed, CommitUnknown
+from fastness import limits
+from fastness.backends.postgres.groups import GroupOptions, GroupRunner
+from fastness.backends.postgres.jobs import Job, finish
+from fastness.backends.postgres.lanes import Lanes
+from fastness.errors import Busy, Closed, CommitUnknown
 
-_log = logging.getLogger("holdfast.committer")
+_log = logging.getLogger("fastness.committer")
 
 
 class Committer:
@@ -36,7 +36,7 @@ class Committer:
         self._wake = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="holdfast-committer", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="fastness-committer", daemon=True)
         self._thread.start()
 
     def run(self, job: Job) -> Any:

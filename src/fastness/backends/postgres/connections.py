@@ -1,7 +1,7 @@
 """Connects to PostgreSQL: to one server, or to the primary among several.
 
-    postgresql://holdfast@db/plane              one server
-    postgresql://holdfast@a:5432,b:5432/plane   the one of them that accepts writes
+    postgresql://fastness@db/plane              one server
+    postgresql://fastness@a:5432,b:5432/plane   the one of them that accepts writes
 
 A session of an open key space that finds no primary waits for one: in a failover the standby becomes the primary within
 seconds. How long it waits is counted from the moment when the servers stopped answering, so that an outage delays each
@@ -15,10 +15,10 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast import limits
-from holdfast.errors import InvalidUrl, Unreachable
+from fastness import limits
+from fastness.errors import InvalidUrl, Unreachable
 
-APPLICATION: Final = "holdfast"  # The application name of connections, which shows whether a plane is in use.
+APPLICATION: Final = "fastness"  # The application name of connections, which shows whether a plane is in use.
 
 # Settings that a URL does not give. A server that is gone without a word is noticed after about ten seconds: by
 # tcp_user_timeout if it was sent something, and by keepalives if it was to answer.

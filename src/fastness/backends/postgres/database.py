@@ -14,27 +14,27 @@ from functools import partial
 from random import Random
 from typing import Any, ClassVar, cast
 
-from holdfast import limits
-from holdfast.backends.postgres.committer import Committer
-from holdfast.backends.postgres.format_lock import raise_format
-from holdfast.backends.postgres.groups import GroupOptions, Isolation
-from holdfast.backends.postgres.jobs import Job
-from holdfast.backends.postgres.listener import Listener
-from holdfast.backends.postgres.locked_view import SnapshotView
-from holdfast.backends.postgres.primary_check import PrimaryCheck
-from holdfast.backends.postgres.retries import retry_transaction
-from holdfast.backends.postgres.schema import SCHEMA_VERSION, prepare_schema
-from holdfast.backends.postgres.sessions import Session
-from holdfast.backends.postgres.standby import ReadFrom, StandbyReads
-from holdfast.backends.postgres.user_transactions import PlaceFinder, UserTransaction
-from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, Closed, Unsupported
-from holdfast.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Watches, Work
-from holdfast.kv.contention import Contention
-from holdfast.kv.execution import check_tier, nested_transaction_error, run
-from holdfast.kv.fork_safety import invalidate_in_children
-from holdfast.kv.value_cipher import GENERATION, ValueCipher, default_cipher
-from holdfast.tiers import Tier
+from fastness import limits
+from fastness.backends.postgres.committer import Committer
+from fastness.backends.postgres.format_lock import raise_format
+from fastness.backends.postgres.groups import GroupOptions, Isolation
+from fastness.backends.postgres.jobs import Job
+from fastness.backends.postgres.listener import Listener
+from fastness.backends.postgres.locked_view import SnapshotView
+from fastness.backends.postgres.primary_check import PrimaryCheck
+from fastness.backends.postgres.retries import retry_transaction
+from fastness.backends.postgres.schema import SCHEMA_VERSION, prepare_schema
+from fastness.backends.postgres.sessions import Session
+from fastness.backends.postgres.standby import ReadFrom, StandbyReads
+from fastness.backends.postgres.user_transactions import PlaceFinder, UserTransaction
+from fastness.clock import Clock, IdSource
+from fastness.errors import Busy, Closed, Unsupported
+from fastness.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Watches, Work
+from fastness.kv.contention import Contention
+from fastness.kv.execution import check_tier, nested_transaction_error, run
+from fastness.kv.fork_safety import invalidate_in_children
+from fastness.kv.value_cipher import GENERATION, ValueCipher, default_cipher
+from fastness.tiers import Tier
 
 
 class PostgresDatabase(Database):
@@ -63,7 +63,7 @@ class PostgresDatabase(Database):
         Raises:
             Unreachable: the server does not answer.
             NotFound: the tables are missing, and `create` is False.
-            SchemaMismatch: another version of Holdfast created the tables.
+            SchemaMismatch: another version of Fastness created the tables.
             EncryptionKeyMissing: it has encrypted universes, and `cipher` cannot unwrap their keys.
         """
         # It changes only where no process has the key space open, or until each is restarted: after a migration, and

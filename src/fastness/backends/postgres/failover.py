@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import psycopg
 
-from holdfast import limits
-from holdfast.errors import CommitUnknown, Unreachable
+from fastness import limits
+from fastness.errors import CommitUnknown, Unreachable
 
 _READ_ONLY: Final = "25006"  # A write on a standby, or on a server whose transactions are read-only.
 _NOT_IN_STATE: Final = "55000"  # Among others: a function that only a primary has was called during recovery.

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from holdfast.backends.postgres.retries import Conflicted, Overloaded
-from holdfast.errors import DatabaseFailed, DiskFull
+from fastness.backends.postgres.retries import Conflicted, Overloaded
+from fastness.errors import DatabaseFailed, DiskFull
 
 _CONFLICTS: Final = frozenset({"40001", "40P01"})  # A serialization failure, a deadlock.
 

@@ -12,16 +12,16 @@ from typing import Final
 
 import psycopg
 
-from holdfast.backends.postgres.connections import connect
-from holdfast.errors import DatabaseFailed, PlaneInUse, SchemaMismatch
-from holdfast.kv import formats
+from fastness.backends.postgres.connections import connect
+from fastness.errors import DatabaseFailed, PlaneInUse, SchemaMismatch
+from fastness.kv import formats
 
 _CLASS: Final = 1_213_155_398  # The two-part keys of advisory locks are apart from the one-part keys.
 
 HOLD: Final = f"SELECT pg_advisory_lock_shared({_CLASS}, {formats.FORMAT + 1})".encode()
 HOLD_IN_TRANSACTION: Final = HOLD.replace(b"pg_advisory_lock", b"pg_advisory_xact_lock")
 # Sent after HOLD has been answered: its snapshot must be taken with the lock held.
-READ: Final = f"SELECT encode(value, 'hex') FROM holdfast_kv WHERE key = '\\x{formats.KEY.hex()}'".encode()
+READ: Final = f"SELECT encode(value, 'hex') FROM fastness_kv WHERE key = '\\x{formats.KEY.hex()}'".encode()
 
 
 def check_format(found: bytes | None) -> None:
@@ -43,17 +43,17 @@ def raise_format(url: str, to: int) -> None:
         if connection.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", [_CLASS, to]).fetchone() != (True,):
             raise PlaneInUse(
                 f"A process that does not know format {to} has the plane open; upgrade or stop it, then try again. "
-                "`holdfast nodes` lists the processes and the formats that they know"
+                "`fastness nodes` lists the processes and the formats that they know"
             )
-        row = connection.execute("SELECT value FROM holdfast_kv WHERE key = %s FOR UPDATE", [formats.KEY]).fetchone()
+        row = connection.execute("SELECT value FROM fastness_kv WHERE key = %s FOR UPDATE", [formats.KEY]).fetchone()
         found = formats.decode(row[0]) if row is not None and isinstance(row[0], bytes) else 0
         if found == to:
             return
         if not found or found != to - 1:
             raise SchemaMismatch(f"The plane has format {found or 1}, and is raised to {to} from {to - 1} only")
-        connection.execute("UPDATE holdfast_kv SET value = %s WHERE key = %s", [formats.encode(to), formats.KEY])
+        connection.execute("UPDATE fastness_kv SET value = %s WHERE key = %s", [formats.encode(to), formats.KEY])
         connection.execute("COMMIT")
     except psycopg.Error as error:
-        raise DatabaseFailed(f"The format could not be raised ({error}); check it with `holdfast nodes`") from error
+        raise DatabaseFailed(f"The format could not be raised ({error}); check it with `fastness nodes`") from error
     finally:
         connection.close()

@@ -10,9 +10,9 @@ from functools import partial
 from threading import get_ident
 from typing import Final, Literal, NamedTuple
 
-from holdfast import limits
-from holdfast.backends.postgres.jobs import Job
-from holdfast.backends.postgres.locked_view import (
+from fastness import limits
+from fastness.backends.postgres.jobs import Job
+from fastness.backends.postgres.locked_view import (
     IsAwaited,
     LockedView,
     LockTaken,
@@ -20,17 +20,17 @@ from holdfast.backends.postgres.locked_view import (
     SnapshotView,
     nothing_is_awaited,
 )
-from holdfast.backends.postgres.parts import EVERYTHING
-from holdfast.backends.postgres.retries import Conflicted, Disconnected, retry_transaction
-from holdfast.backends.postgres.sessions import Session
-from holdfast.clock import Clock, IdSource
-from holdfast.errors import CommitUnknown
-from holdfast.kv import Transaction, Watches
-from holdfast.kv.contention import Contention
-from holdfast.kv.execution import run
-from holdfast.kv.quotas import DatabaseQuotas
-from holdfast.kv.value_cipher import ValueCipher
-from holdfast.mail_defaults import MailDefaults
+from fastness.backends.postgres.parts import EVERYTHING
+from fastness.backends.postgres.retries import Conflicted, Disconnected, retry_transaction
+from fastness.backends.postgres.sessions import Session
+from fastness.clock import Clock, IdSource
+from fastness.errors import CommitUnknown
+from fastness.kv import Transaction, Watches
+from fastness.kv.contention import Contention
+from fastness.kv.execution import run
+from fastness.kv.quotas import DatabaseQuotas
+from fastness.kv.value_cipher import ValueCipher
+from fastness.mail_defaults import MailDefaults
 
 Isolation = Literal["locks", "serializable"]
 _BEGIN: Final = {"locks": b"begin", "serializable": b"serializable"}

@@ -5,9 +5,9 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from holdfast.backends.postgres.locked_view import Needs
-from holdfast.backends.postgres.parts import EVERYTHING
-from holdfast.kv import Work
+from fastness.backends.postgres.locked_view import Needs
+from fastness.backends.postgres.parts import EVERYTHING
+from fastness.kv import Work
 
 
 class Job:

@@ -11,13 +11,13 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 
-from holdfast import limits
-from holdfast.backends.postgres.groups import GroupOptions, GroupRunner
-from holdfast.backends.postgres.jobs import Job, finish
-from holdfast.backends.postgres.locked_view import Needs, union
-from holdfast.errors import Busy
+from fastness import limits
+from fastness.backends.postgres.groups import GroupOptions, GroupRunner
+from fastness.backends.postgres.jobs import Job, finish
+from fastness.backends.postgres.locked_view import Needs, union
+from fastness.errors import Busy
 
-_log = logging.getLogger("holdfast.committer")
+_log = logging.getLogger("fastness.committer")
 
 
 class Lanes:
@@ -77,7 +77,7 @@ class Lanes:
 
     def _start_thread(self) -> None:
         number = len(self._threads)
-        thread = threading.Thread(target=self._serve, args=(number,), name=f"holdfast-lane-{number}", daemon=True)
+        thread = threading.Thread(target=self._serve, args=(number,), name=f"fastness-lane-{number}", daemon=True)
         thread.start()
         self._idle += 1
         self._threads.append(thread)

@@ -14,13 +14,13 @@ from typing import Final
 
 import psycopg
 
-from holdfast import limits
-from holdfast.backends.postgres.connections import connect
-from holdfast.backends.postgres.notifications import CHANNEL, is_own, notified_ranges
-from holdfast.errors import HoldfastError, Unreachable
-from holdfast.kv import Watches
+from fastness import limits
+from fastness.backends.postgres.connections import connect
+from fastness.backends.postgres.notifications import CHANNEL, is_own, notified_ranges
+from fastness.errors import FastnessError, Unreachable
+from fastness.kv import Watches
 
-_log = logging.getLogger("holdfast.listener")
+_log = logging.getLogger("fastness.listener")
 _RECONNECT_SECONDS: Final = 0.5
 
 
@@ -47,7 +47,7 @@ class Listener:
             return
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="holdfast-listener", daemon=True)
+                thread = threading.Thread(target=self._run, name="fastness-listener", daemon=True)
                 thread.start()
                 self._thread = thread  # Set after start(), so that a failed start is retried.
         if not self._listening.wait(limits.TRANSACTION_WAIT_SECONDS_MAX):
@@ -67,7 +67,7 @@ class Listener:
                     self._listen(connection)
             except Exception as error:  # Of any kind: without the listener, watches would never fire.
                 self._listening.clear()
-                if not isinstance(error, psycopg.Error | HoldfastError):
+                if not isinstance(error, psycopg.Error | FastnessError):
                     _log.exception("unexpected error while listening to PostgreSQL; reconnecting")
                 self._closing.wait(_RECONNECT_SECONDS)
 

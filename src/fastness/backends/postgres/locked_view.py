@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 
 from psycopg import pq
 
-from holdfast import limits
-from holdfast.backends.postgres import statements
-from holdfast.backends.postgres.parts import (
+from fastness import limits
+from fastness.backends.postgres import statements
+from fastness.backends.postgres.parts import (
     CALLERS,
     EVERYTHING,
     UNIVERSES,
@@ -26,11 +26,11 @@ from holdfast.backends.postgres.parts import (
     part_of,
     part_of_range,
 )
-from holdfast.backends.postgres.sessions import Session, pairs_of, value_of
-from holdfast.backends.postgres.statements import Statement
-from holdfast.errors import Busy
-from holdfast.kv import Pair, Transaction
-from holdfast.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, decode_generation
+from fastness.backends.postgres.sessions import Session, pairs_of, value_of
+from fastness.backends.postgres.statements import Statement
+from fastness.errors import Busy
+from fastness.kv import Pair, Transaction
+from fastness.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, decode_generation
 
 Needs = dict[bytes, bool]  # Part to whether its lock is exclusive.
 IsAwaited = Callable[[bytes], bool]  # Whether other work of this process waits for a part.

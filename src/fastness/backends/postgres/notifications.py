@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from typing import Final
 
-from holdfast import limits
-from holdfast.kv import Transaction
-from holdfast.kv.keys import prefix_range
+from fastness import limits
+from fastness.kv import Transaction
+from fastness.kv.keys import prefix_range
 
-CHANNEL: Final = "holdfast_kv"
+CHANNEL: Final = "fastness_kv"
 Ranges = list[tuple[bytes, bytes]]
 
 

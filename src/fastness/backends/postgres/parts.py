@@ -20,8 +20,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
-from holdfast.errors import InvalidKey
-from holdfast.kv.keys import pack, prefix_range, unpack
+from fastness.errors import InvalidKey
+from fastness.kv.keys import pack, prefix_range, unpack
 
 EVERYTHING: Final = b""  # The whole key space: transactions that lock a part share it.
 REST: Final = b"rest"
@@ -130,7 +130,7 @@ def is_lock(part: bytes) -> bool:
 @lru_cache(maxsize=65_536)
 def lock_number(part: bytes) -> int:
     """The number of the advisory lock of a part. Parts that have the same number by chance wait for each other."""
-    return int.from_bytes(blake2b(part, digest_size=8, person=b"holdfast").digest(), "big", signed=True)
+    return int.from_bytes(blake2b(part, digest_size=8, person=b"fastness").digest(), "big", signed=True)
 
 
 def _mailbox_of(universe: bytes, agent: bytes) -> bytes:

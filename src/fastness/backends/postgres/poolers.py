@@ -1,6 +1,6 @@
 """Refuses connection poolers that give each transaction another session.
 
-Holdfast prepares statements, changes settings and listens, all of which belong to a session. A pooler in session mode
+Fastness prepares statements, changes settings and listens, all of which belong to a session. A pooler in session mode
 keeps a session for each connection; one in transaction or statement mode, as of PgBouncer, does not.
 
 A pooler cannot give out the cancel keys of the servers behind it, so the process id that a connection was told is not
@@ -12,8 +12,8 @@ from typing import Final
 
 import psycopg
 
-from holdfast.backends.postgres.connections import connect
-from holdfast.errors import Unsupported
+from fastness.backends.postgres.connections import connect
+from fastness.errors import Unsupported
 
 _ROUNDS: Final = 8  # A pooler with other clients may give a connection the same server a few times in a row.
 _SERVER: Final = "SELECT pg_backend_pid()"
@@ -33,7 +33,7 @@ def check_no_transaction_pooler(url: str, connection: psycopg.Connection[tuple[o
         other.close()
     if any(len(found) > 1 for found in servers) or servers[0] == servers[1]:
         raise Unsupported(
-            "A connection pooler in transaction or statement mode is between Holdfast and PostgreSQL; connect to "
+            "A connection pooler in transaction or statement mode is between Fastness and PostgreSQL; connect to "
             "PostgreSQL directly, or set pool_mode = session for this database in the pooler"
         )
 

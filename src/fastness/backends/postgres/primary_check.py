@@ -8,8 +8,8 @@ from typing import Final
 import psycopg
 from psycopg import pq
 
-from holdfast.backends.postgres.connections import connect_once
-from holdfast.errors import Unreachable
+from fastness.backends.postgres.connections import connect_once
+from fastness.errors import Unreachable
 
 _SECONDS_MAX: Final = 3
 _IS_READ_ONLY: Final = b"SELECT pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean"

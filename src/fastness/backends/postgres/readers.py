@@ -9,13 +9,13 @@ from typing import Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from holdfast.backends.postgres.connections import APPLICATION, connect, invalid_url_error
-from holdfast.backends.postgres.database import PostgresDatabase
-from holdfast.errors import DatabaseFailed, PlaneInUse
-from holdfast.kv.value_cipher import ValueCipher
+from fastness.backends.postgres.connections import APPLICATION, connect, invalid_url_error
+from fastness.backends.postgres.database import PostgresDatabase
+from fastness.errors import DatabaseFailed, PlaneInUse
+from fastness.kv.value_cipher import ValueCipher
 
-_EXCLUSIVE_APPLICATION: Final = "holdfast-migrate"  # Distinguishes an exclusive user from ordinary connections.
-_LOCK_WAIT: Final = "5s"  # A running transaction of Holdfast ends within this time.
+_EXCLUSIVE_APPLICATION: Final = "fastness-migrate"  # Distinguishes an exclusive user from ordinary connections.
+_LOCK_WAIT: Final = "5s"  # A running transaction of Fastness ends within this time.
 _OTHERS: Final = """
     SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND application_name = %s AND pid <> pg_backend_pid()
@@ -52,7 +52,7 @@ class PostgresReader(PostgresDatabase):
     def estimated_pairs(self) -> int:
         """The approximate number of pairs, from the server's statistics."""
         assert self._holder is not None
-        row = self._holder.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = 'holdfast_kv'::regclass")
+        row = self._holder.execute("SELECT reltuples::bigint FROM pg_class WHERE oid = 'fastness_kv'::regclass")
         (found,) = row.fetchone() or (0,)
         return max(int(str(found)), 0)
 
@@ -90,13 +90,13 @@ def _lock_table(url: str) -> psycopg.Connection[tuple[object, ...]]:
         connection.execute(f"SET lock_timeout = '{_LOCK_WAIT}'")
         connection.execute("SET idle_in_transaction_session_timeout = 0")
         connection.execute("BEGIN")
-        connection.execute("LOCK TABLE holdfast_kv IN SHARE MODE")
+        connection.execute("LOCK TABLE fastness_kv IN SHARE MODE")
     except psycopg.errors.LockNotAvailable as error:
         connection.close()
-        raise PlaneInUse("Another process writes to the table holdfast_kv; stop it, then run this again") from error
+        raise PlaneInUse("Another process writes to the table fastness_kv; stop it, then run this again") from error
     except psycopg.Error as error:
         connection.close()
-        raise DatabaseFailed(f"The table holdfast_kv cannot be locked ({error}); connect as its owner") from error
+        raise DatabaseFailed(f"The table fastness_kv cannot be locked ({error}); connect as its owner") from error
     except BaseException:
         connection.close()
         raise
@@ -107,6 +107,6 @@ def _check_unused(connection: psycopg.Connection[tuple[object, ...]]) -> None:
     (others,) = connection.execute(_OTHERS, (APPLICATION,)).fetchone() or (0,)
     if others:
         raise PlaneInUse(
-            f"{others} Holdfast connections are open on this database; stop the servers and workers, "
+            f"{others} Fastness connections are open on this database; stop the servers and workers, "
             "then run this again"
         )

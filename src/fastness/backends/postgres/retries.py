@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable
 
-from holdfast import limits
-from holdfast.errors import Busy, HoldfastError, TransactionConflict, Unreachable
-from holdfast.kv import Result
-from holdfast.kv.contention import Contention
-from holdfast.kv.execution import Jitter, retry_pauses_seconds
+from fastness import limits
+from fastness.errors import Busy, FastnessError, TransactionConflict, Unreachable
+from fastness.kv import Result
+from fastness.kv.contention import Contention
+from fastness.kv.execution import Jitter, retry_pauses_seconds
 
 
 class Conflicted(Exception):
@@ -64,7 +64,7 @@ def retry_transaction(jitter: Jitter, attempt: Callable[[], Result], contention:
             is_lost = is_lost or isinstance(error, Disconnected)
 
 
-def _exhausted(reason: Conflicted | Disconnected) -> HoldfastError:
+def _exhausted(reason: Conflicted | Disconnected) -> FastnessError:
     """The error after the last retry."""
     if isinstance(reason, Disconnected):
         return Unreachable(f"PostgreSQL keeps breaking the connection ({reason}); nothing was written, try again later")

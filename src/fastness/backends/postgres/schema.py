@@ -1,9 +1,9 @@
 """The tables of a plane in PostgreSQL, and the numbered steps that create and upgrade them.
 
-    holdfast_meta    schema_version       the last step that was run
+    fastness_meta    schema_version       the last step that was run
                      schema_compatible    the last step that needed exclusive use: a process that knows fewer steps than
                                           this must not use the tables, and one that knows as many can
-    holdfast_kv      the key space
+    fastness_kv      the key space
 
 A step that needs exclusive use changes how processes share the tables, so it is refused while one of them is connected.
 The others can run beside processes of the version before, which keep using the tables.
@@ -15,10 +15,10 @@ from typing import Final, LiteralString, NamedTuple
 
 import psycopg
 
-from holdfast.backends.postgres.connections import APPLICATION, connect
-from holdfast.backends.postgres.poolers import check_no_transaction_pooler
-from holdfast.errors import DatabaseFailed, HoldfastError, NotFound, PlaneInUse, SchemaMismatch
-from holdfast.kv import fence_floor
+from fastness.backends.postgres.connections import APPLICATION, connect
+from fastness.backends.postgres.poolers import check_no_transaction_pooler
+from fastness.errors import DatabaseFailed, FastnessError, NotFound, PlaneInUse, SchemaMismatch
+from fastness.kv import fence_floor
 
 
 class Step(NamedTuple):
@@ -35,9 +35,9 @@ STEPS: Final = (
         1,
         "create the tables",
         (
-            "CREATE TABLE holdfast_meta (name text PRIMARY KEY, value text NOT NULL)",
-            "CREATE TABLE holdfast_kv (key bytea PRIMARY KEY, value bytea NOT NULL)",
-            "ALTER TABLE holdfast_kv ALTER COLUMN value SET STORAGE EXTERNAL",
+            "CREATE TABLE fastness_meta (name text PRIMARY KEY, value text NOT NULL)",
+            "CREATE TABLE fastness_kv (key bytea PRIMARY KEY, value bytea NOT NULL)",
+            "ALTER TABLE fastness_kv ALTER COLUMN value SET STORAGE EXTERNAL",
         ),
         exclusive=True,
     ),
@@ -49,8 +49,8 @@ STEPS: Final = (
         3,
         "storage settings of a queue",
         (
-            "ALTER TABLE holdfast_kv SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000)",
-            """ALTER TABLE holdfast_kv
+            "ALTER TABLE fastness_kv SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000)",
+            """ALTER TABLE fastness_kv
     SET (toast.autovacuum_vacuum_scale_factor = 0.01, toast.autovacuum_vacuum_threshold = 5000)""",
         ),
         exclusive=False,
@@ -62,13 +62,13 @@ _LOCK: Final = "SELECT pg_advisory_xact_lock(5209160457213571)"  # One process a
 _SESSION_LOCK: Final = "SELECT pg_advisory_lock(5209160457213571)"
 _LOCK_WAIT: Final = "SET lock_timeout = '5s'"
 _VERSIONS: Final = """
-    SELECT name, value FROM holdfast_meta WHERE name IN ('schema_version', 'schema_compatible')
+    SELECT name, value FROM fastness_meta WHERE name IN ('schema_version', 'schema_compatible')
 """
 _NEEDED: Final = """
-    SELECT to_regclass('holdfast_kv') IS NOT NULL, current_user,
+    SELECT to_regclass('fastness_kv') IS NOT NULL, current_user,
         ARRAY(SELECT needed FROM unnest(%s::text[]) AS needed
-            WHERE NOT has_table_privilege(to_regclass('holdfast_kv'), needed)),
-        has_table_privilege(to_regclass('holdfast_meta'), 'SELECT')
+            WHERE NOT has_table_privilege(to_regclass('fastness_kv'), needed)),
+        has_table_privilege(to_regclass('fastness_meta'), 'SELECT')
 """
 
 # A process of an older version that is opening the plane has read the version, and may not be connected for a moment.
@@ -80,9 +80,9 @@ BEGIN
     FOR look IN 1..2 LOOP
         SELECT count(*) INTO others FROM pg_stat_activity
             WHERE datname = current_database() AND pid <> pg_backend_pid()
-            AND (application_name = '{APPLICATION}' OR query LIKE 'LISTEN holdfast%');
+            AND (application_name = '{APPLICATION}' OR query LIKE 'LISTEN fastness%');
         IF others > 0 THEN
-            RAISE object_in_use USING MESSAGE = others || ' Holdfast connections are open on this database; '
+            RAISE object_in_use USING MESSAGE = others || ' Fastness connections are open on this database; '
                 'stop the servers and workers, then run this again';
         END IF;
         IF look = 1 THEN
@@ -100,7 +100,7 @@ def prepare_schema(url: str, *, create: bool = True, oldest: int = SCHEMA_VERSIO
     Raises:
         Unreachable: the server does not answer.
         NotFound: the tables are missing, and `create` is False.
-        SchemaMismatch: another version of Holdfast created them.
+        SchemaMismatch: another version of Fastness created them.
         DatabaseFailed: the user lacks a privilege.
         Unsupported: a connection pooler that shares sessions is in between.
     """
@@ -109,12 +109,12 @@ def prepare_schema(url: str, *, create: bool = True, oldest: int = SCHEMA_VERSIO
         if not _tables_exist(connection, needed=("SELECT", "INSERT", "UPDATE", "DELETE") if create else ("SELECT",)):
             if not create:
                 raise NotFound(
-                    "The database has no Holdfast tables; check the URL and the user's search_path. "
+                    "The database has no Fastness tables; check the URL and the user's search_path. "
                     "The first command that writes to it creates them"
                 )
             _upgrade(connection)
         _check_version(*_versions(connection), oldest=oldest)
-        row = connection.execute("SELECT value FROM holdfast_kv WHERE key = %s", [fence_floor.KEY]).fetchone()
+        row = connection.execute("SELECT value FROM fastness_kv WHERE key = %s", [fence_floor.KEY]).fetchone()
     return fence_floor.decode(row[0] if row is not None and isinstance(row[0], bytes) else None)
 
 
@@ -124,7 +124,7 @@ def upgrade_schema(url: str) -> tuple[int, int]:
     Raises:
         Unreachable: the server does not answer.
         PlaneInUse: a process uses the tables, and a step needs exclusive use.
-        SchemaMismatch: a newer version of Holdfast created them.
+        SchemaMismatch: a newer version of Fastness created them.
         DatabaseFailed: the user is not the tables' owner, or may not create any.
     """
     with _connection(url) as connection:
@@ -138,7 +138,7 @@ def upgrade_script(url: str) -> str:
 
     Raises:
         Unreachable: the server does not answer.
-        SchemaMismatch: a newer version of Holdfast created the tables.
+        SchemaMismatch: a newer version of Fastness created the tables.
     """
     with _connection(url) as connection:
         found, compatible = _versions(connection) if _tables_exist(connection, needed=()) else (0, 0)
@@ -171,7 +171,7 @@ def _upgrade(connection: psycopg.Connection[tuple[object, ...]]) -> tuple[int, i
         raise PlaneInUse(error.diag.message_primary or str(error)) from None
     except psycopg.errors.LockNotAvailable as error:
         raise PlaneInUse(
-            "Another process uses the tables holdfast_kv and holdfast_meta; stop it, then run this again"
+            "Another process uses the tables fastness_kv and fastness_meta; stop it, then run this again"
         ) from error
 
 
@@ -179,7 +179,7 @@ def _missing_steps(found: int) -> Iterator[str]:
     """The statements that upgrade tables of version `found`; 0: there are none. Run in one transaction."""
     missing = [step for step in STEPS if step.version > found]
     if found and any(step.exclusive for step in missing):
-        yield "LOCK TABLE holdfast_meta, holdfast_kv IN ACCESS EXCLUSIVE MODE"
+        yield "LOCK TABLE fastness_meta, fastness_kv IN ACCESS EXCLUSIVE MODE"
         yield _CHECK_UNUSED
     comments = ""
     for step in missing:
@@ -189,7 +189,7 @@ def _missing_steps(found: int) -> Iterator[str]:
             comments = ""
     compatible = max(step.version for step in STEPS if step.exclusive)
     yield (
-        f"{comments}INSERT INTO holdfast_meta VALUES ('schema_version', '{SCHEMA_VERSION}'), "
+        f"{comments}INSERT INTO fastness_meta VALUES ('schema_version', '{SCHEMA_VERSION}'), "
         f"('schema_compatible', '{compatible}')\n    ON CONFLICT (name) DO UPDATE SET value = excluded.value"
     )
 
@@ -197,7 +197,7 @@ def _missing_steps(found: int) -> Iterator[str]:
 def _expect_version(found: int) -> str:
     return f"""DO $$
 BEGIN
-    IF NOT EXISTS (SELECT FROM holdfast_meta WHERE name = 'schema_version' AND value = '{found}') THEN
+    IF NOT EXISTS (SELECT FROM fastness_meta WHERE name = 'schema_version' AND value = '{found}') THEN
         RAISE 'The tables do not have schema version {found} any more; print these statements again';
     END IF;
 END $$"""
@@ -214,8 +214,8 @@ def _tables_exist(connection: psycopg.Connection[tuple[object, ...]], *, needed:
         return False
     assert isinstance(missing, list)
     if missing or not reads_versions:
-        grants = [f"{', '.join(missing)} ON holdfast_kv"] if missing else []
-        grants += [] if reads_versions else ["SELECT ON holdfast_meta"]
+        grants = [f"{', '.join(missing)} ON fastness_kv"] if missing else []
+        grants += [] if reads_versions else ["SELECT ON fastness_meta"]
         raise DatabaseFailed(
             f"The user {user} lacks privileges on the tables; as their owner, run: "
             + "; ".join(f'GRANT {grant} TO "{user}"' for grant in grants)
@@ -231,32 +231,32 @@ def _versions(connection: psycopg.Connection[tuple[object, ...]]) -> tuple[int, 
         return version, int(str(rows.get("schema_compatible", version)))
     except (KeyError, ValueError):
         raise SchemaMismatch(
-            f"The table holdfast_meta has no schema version ({rows}); check that it is Holdfast's"
+            f"The table fastness_meta has no schema version ({rows}); check that it is Fastness's"
         ) from None
 
 
 def _check_version(found: int, compatible: int, *, oldest: int = SCHEMA_VERSION) -> None:
     if found < oldest:
         raise SchemaMismatch(
-            f"The tables have schema version {found}, this version of Holdfast needs {SCHEMA_VERSION}; stop all "
-            "servers and workers, then run `holdfast migrate URL` as the tables' owner (`holdfast migrate --sql URL` "
+            f"The tables have schema version {found}, this version of Fastness needs {SCHEMA_VERSION}; stop all "
+            "servers and workers, then run `fastness migrate URL` as the tables' owner (`fastness migrate --sql URL` "
             "prints the SQL)"
         )
     if compatible > SCHEMA_VERSION:
         raise SchemaMismatch(
-            f"The tables have schema version {found}, this version of Holdfast supports {SCHEMA_VERSION}; "
-            "upgrade Holdfast"
+            f"The tables have schema version {found}, this version of Fastness supports {SCHEMA_VERSION}; "
+            "upgrade Fastness"
         )
 
 
 @contextmanager
 def _connection(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
-    """A connection whose errors are Holdfast's."""
+    """A connection whose errors are Fastness's."""
     connection = connect(url)
     try:
         connection.execute("SET client_min_messages = 'error'")
         yield connection
-    except HoldfastError:
+    except FastnessError:
         raise
     except psycopg.errors.InvalidSchemaName as error:
         raise DatabaseFailed(
@@ -265,8 +265,8 @@ def _connection(url: str) -> Iterator[psycopg.Connection[tuple[object, ...]]]:
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise DatabaseFailed(
-            f"The tables cannot be created or changed ({error.diag.message_primary}); run `holdfast migrate URL` as "
-            "their owner with CREATE on the schema, or give an administrator the SQL that `holdfast migrate --sql URL` "
+            f"The tables cannot be created or changed ({error.diag.message_primary}); run `fastness migrate URL` as "
+            "their owner with CREATE on the schema, or give an administrator the SQL that `fastness migrate --sql URL` "
             "prints"
         ) from error
     except psycopg.Error as error:

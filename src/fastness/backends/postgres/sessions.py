@@ -18,18 +18,18 @@ from collections.abc import Sequence
 import psycopg
 from psycopg import pq
 
-from holdfast import limits
-from holdfast.backends.postgres import statements
-from holdfast.backends.postgres.connections import connect, connect_standby
-from holdfast.backends.postgres.failover import cancel_statement, is_demoted, is_unreplicated, unreplicated_error
-from holdfast.backends.postgres.failures import error_of
-from holdfast.backends.postgres.format_lock import HOLD, READ, check_format
-from holdfast.backends.postgres.notifications import notification
-from holdfast.backends.postgres.retries import Disconnected, Idled
-from holdfast.backends.postgres.statements import Statement
-from holdfast.errors import CommitUnknown
-from holdfast.kv import Pair, Transaction
-from holdfast.kv.value_cipher import ValueCipher
+from fastness import limits
+from fastness.backends.postgres import statements
+from fastness.backends.postgres.connections import connect, connect_standby
+from fastness.backends.postgres.failover import cancel_statement, is_demoted, is_unreplicated, unreplicated_error
+from fastness.backends.postgres.failures import error_of
+from fastness.backends.postgres.format_lock import HOLD, READ, check_format
+from fastness.backends.postgres.notifications import notification
+from fastness.backends.postgres.retries import Disconnected, Idled
+from fastness.backends.postgres.statements import Statement
+from fastness.errors import CommitUnknown
+from fastness.kv import Pair, Transaction
+from fastness.kv.value_cipher import ValueCipher
 
 _COMMIT: Statement = (b"commit", [])
 _OK = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)

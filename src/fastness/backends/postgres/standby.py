@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
-from holdfast import limits
-from holdfast.backends.postgres.locked_view import SnapshotView
-from holdfast.backends.postgres.retries import Conflicted, Disconnected
-from holdfast.backends.postgres.sessions import Session
-from holdfast.clock import Clock, IdSource
-from holdfast.errors import Unreachable
-from holdfast.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Work
-from holdfast.kv.execution import check_tier, run
-from holdfast.kv.value_cipher import ValueCipher
-from holdfast.tiers import Tier
+from fastness import limits
+from fastness.backends.postgres.locked_view import SnapshotView
+from fastness.backends.postgres.retries import Conflicted, Disconnected
+from fastness.backends.postgres.sessions import Session
+from fastness.clock import Clock, IdSource
+from fastness.errors import Unreachable
+from fastness.kv import Database, OnCommit, ReplayedPosition, Result, Transaction, Watch, Work
+from fastness.kv.execution import check_tier, run
+from fastness.kv.value_cipher import ValueCipher
+from fastness.tiers import Tier
 
 ReadFrom = Literal["primary", "standby"]
 

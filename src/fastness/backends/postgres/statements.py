@@ -4,11 +4,11 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from holdfast import limits
-from holdfast.backends.postgres.failover import IS_DURABLE
-from holdfast.backends.postgres.notifications import CHANNEL
-from holdfast.kv import Transaction
-from holdfast.kv.value_cipher import GENERATION, ValueCipher
+from fastness import limits
+from fastness.backends.postgres.failover import IS_DURABLE
+from fastness.backends.postgres.notifications import CHANNEL
+from fastness.kv import Transaction
+from fastness.kv.value_cipher import GENERATION, ValueCipher
 
 Statement = tuple[bytes, list[bytes]]  # The name of a prepared statement, and its parameters in binary form.
 
@@ -18,17 +18,17 @@ _NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_curren
 READING: Final = {
     b"read": "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY",
     b"now": f"SELECT {_NOW}",
-    b"keys": f"SELECT value FROM holdfast_kv WHERE key = '\\x{GENERATION.hex()}'",
-    b"get": "SELECT value FROM holdfast_kv WHERE key = $1",
-    b"scan": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
-    b"back": "SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
+    b"keys": f"SELECT value FROM fastness_kv WHERE key = '\\x{GENERATION.hex()}'",
+    b"get": "SELECT value FROM fastness_kv WHERE key = $1",
+    b"scan": "SELECT key, value FROM fastness_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint",
+    b"back": "SELECT key, value FROM fastness_kv WHERE key >= $1 AND key < $2 ORDER BY key DESC LIMIT $3::bigint",
     b"size": """SELECT count(*), coalesce(sum(length(key) + length(value)), 0)::bigint
-        FROM (SELECT key, value FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint) AS page""",
-    b"after": "SELECT key FROM holdfast_kv WHERE key >= $1 AND key < $2 ORDER BY key OFFSET $3::bigint LIMIT 1",
+        FROM (SELECT key, value FROM fastness_kv WHERE key >= $1 AND key < $2 ORDER BY key LIMIT $3::bigint) AS page""",
+    b"after": "SELECT key FROM fastness_kv WHERE key >= $1 AND key < $2 ORDER BY key OFFSET $3::bigint LIMIT 1",
     b"flushed": IS_DURABLE,
     b"begin": "BEGIN ISOLATION LEVEL READ COMMITTED",
     b"durable": "SET LOCAL synchronous_commit = on",
-    b"sync": "SELECT pg_logical_emit_message(true, 'holdfast', '')",
+    b"sync": "SELECT pg_logical_emit_message(true, 'fastness', '')",
     b"commit": "COMMIT",
     b"rollback": "ROLLBACK",
 }
@@ -39,10 +39,10 @@ WRITING: Final = {
     b"try_shared": f"SELECT pg_try_advisory_xact_lock_shared($1::bigint), {_NOW}",
     b"wait": f"SELECT pg_advisory_xact_lock($1::bigint), {_NOW}",
     b"wait_shared": f"SELECT pg_advisory_xact_lock_shared($1::bigint), {_NOW}",
-    b"put": """INSERT INTO holdfast_kv SELECT * FROM unnest($1::bytea[], $2::bytea[])
+    b"put": """INSERT INTO fastness_kv SELECT * FROM unnest($1::bytea[], $2::bytea[])
         ON CONFLICT (key) DO UPDATE SET value = excluded.value""",
-    b"delete": "DELETE FROM holdfast_kv USING unnest($1::bytea[]) AS old(key) WHERE holdfast_kv.key = old.key",
-    b"clear": """DELETE FROM holdfast_kv USING unnest($1::bytea[], $2::bytea[]) AS cleared(first, past)
+    b"delete": "DELETE FROM fastness_kv USING unnest($1::bytea[]) AS old(key) WHERE fastness_kv.key = old.key",
+    b"clear": """DELETE FROM fastness_kv USING unnest($1::bytea[], $2::bytea[]) AS cleared(first, past)
         WHERE key >= first AND key < past""",
     b"notify": f"SELECT pg_notify('{CHANNEL}', $1::text)",
 }

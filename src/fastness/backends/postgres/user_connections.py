@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from holdfast.errors import InvalidArgument, TransactionRequired
+from fastness.errors import InvalidArgument, TransactionRequired
 
 Connection = psycopg.Connection[Any]
 AsyncConnection = psycopg.AsyncConnection[Any]
@@ -60,7 +60,7 @@ async def async_connection_of(given: object) -> AsyncConnection:
 def check_open(connection: "Connection | AsyncConnection") -> None:
     """Refuse a connection that has no transaction to write in. Makes no call.
 
-    Without autocommit, psycopg opens the transaction with the first statement, which may be one of Holdfast's.
+    Without autocommit, psycopg opens the transaction with the first statement, which may be one of Fastness's.
 
     Raises:
         TransactionRequired: it is closed, in a pipeline, in a failed transaction, or in autocommit mode outside of one.

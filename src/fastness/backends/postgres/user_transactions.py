@@ -1,6 +1,6 @@
 """Runs functions in a transaction of the caller's own connection, beside the caller's own statements.
 
-    caller's BEGIN ──► the caller's statements, and for each call of Holdfast         ──► caller's COMMIT or ROLLBACK
+    caller's BEGIN ──► the caller's statements, and for each call of Fastness         ──► caller's COMMIT or ROLLBACK
                        SAVEPOINT ──► locks, reads ──► writes, NOTIFY ──► RELEASE
 
 What a call writes is in PostgreSQL when the call returns. Later calls of the same transaction see it, and others see it
@@ -8,7 +8,7 @@ after the commit. PostgreSQL sends the notification with the commit, and drops i
 rolled back to its savepoint: the caller's transaction goes on without it. Nothing is remembered from one call to the
 next, because the caller may roll back to a savepoint of its own.
 
-A call that reads what others write holds the locks that Holdfast's own transactions take, until the caller's
+A call that reads what others write holds the locks that Fastness's own transactions take, until the caller's
 transaction ends. It must see everything that was committed before it got a lock. The snapshot of a REPEATABLE READ or
 SERIALIZABLE transaction is older, so such calls are refused there.
 """
@@ -23,33 +23,33 @@ import psycopg
 from psycopg import pq
 from psycopg.rows import tuple_row
 
-from holdfast import limits
-from holdfast.backends.postgres.connections import connect
-from holdfast.backends.postgres.locked_view import LockTaken, Needs, union
-from holdfast.backends.postgres.user_connections import (
+from fastness import limits
+from fastness.backends.postgres.connections import connect
+from fastness.backends.postgres.locked_view import LockTaken, Needs, union
+from fastness.backends.postgres.user_connections import (
     AsyncConnection,
     Connection,
     async_connection_of,
     check_open,
     connection_of,
 )
-from holdfast.backends.postgres.user_view import UserSession, UserView
-from holdfast.clock import Clock, IdSource
-from holdfast.errors import Busy, DatabaseFailed, TransactionRequired, Unreachable, WrongDatabase
-from holdfast.kv import Result, Transaction, Work
-from holdfast.kv.execution import run
-from holdfast.kv.quotas import DatabaseQuotas
-from holdfast.kv.value_cipher import ValueCipher
-from holdfast.mail_defaults import MailDefaults
-from holdfast.threads import run_in_thread
+from fastness.backends.postgres.user_view import UserSession, UserView
+from fastness.clock import Clock, IdSource
+from fastness.errors import Busy, DatabaseFailed, TransactionRequired, Unreachable, WrongDatabase
+from fastness.kv import Result, Transaction, Work
+from fastness.kv.execution import run
+from fastness.kv.quotas import DatabaseQuotas
+from fastness.kv.value_cipher import ValueCipher
+from fastness.mail_defaults import MailDefaults
+from fastness.threads import run_in_thread
 
 _WHERE: Final = """
     SELECT (SELECT system_identifier FROM pg_control_system())::text,
         (SELECT oid FROM pg_database WHERE datname = current_database())::text
 """
 _TABLE: Final = """
-    SELECT quote_ident(nspname) || '.holdfast_kv' FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-    WHERE pg_class.oid = 'holdfast_kv'::regclass
+    SELECT quote_ident(nspname) || '.fastness_kv' FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE pg_class.oid = 'fastness_kv'::regclass
 """
 
 _BEGIN_ATTEMPTS_MAX: Final = 4  # Other tasks or threads may end the transaction of a connection that they share.

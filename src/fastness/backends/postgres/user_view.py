@@ -1,6 +1,6 @@
 """One call in a transaction of the caller's own connection: its savepoint, its view of the key space, its writes.
 
-The view is that of Holdfast's own transactions, with two differences. It waits for a lock, although the caller may hold
+The view is that of Fastness's own transactions, with two differences. It waits for a lock, although the caller may hold
 others: PostgreSQL detects a deadlock. And a part that is shared is not locked at all, because the caller may keep the
 transaction open for long, and consumers would wait for its end. That is possible because a transaction that shares a
 part writes only new keys and the counters of its writer, and here every transaction is a writer of its own. An ordered
@@ -11,14 +11,14 @@ from typing import Final
 
 from psycopg import pq
 
-from holdfast import limits
-from holdfast.backends.postgres import statements
-from holdfast.backends.postgres.format_lock import HOLD_IN_TRANSACTION, READ, check_format
-from holdfast.backends.postgres.locked_view import LockedView, Needs
-from holdfast.backends.postgres.notifications import notification
-from holdfast.backends.postgres.parts import CALLERS, EVERYTHING, is_lock, lock_number
-from holdfast.backends.postgres.statements import Statement
-from holdfast.errors import (
+from fastness import limits
+from fastness.backends.postgres import statements
+from fastness.backends.postgres.format_lock import HOLD_IN_TRANSACTION, READ, check_format
+from fastness.backends.postgres.locked_view import LockedView, Needs
+from fastness.backends.postgres.notifications import notification
+from fastness.backends.postgres.parts import CALLERS, EVERYTHING, is_lock, lock_number
+from fastness.backends.postgres.statements import Statement
+from fastness.errors import (
     Busy,
     DatabaseFailed,
     DiskFull,
@@ -27,13 +27,13 @@ from holdfast.errors import (
     TransactionConflict,
     Unreachable,
 )
-from holdfast.kv import Transaction
-from holdfast.kv.value_cipher import GENERATION, ValueCipher
+from fastness.kv import Transaction
+from fastness.kv.value_cipher import GENERATION, ValueCipher
 
 # The transaction's id is never used again, so no two transactions have one writer. The lock_timeout of the caller is
 # kept if there is one.
 # The lock of CALLERS excludes changes of the encryption keys until the transaction ends.
-_BEGIN: Final = f"""SAVEPOINT holdfast; {HOLD_IN_TRANSACTION.decode()},
+_BEGIN: Final = f"""SAVEPOINT fastness; {HOLD_IN_TRANSACTION.decode()},
     pg_advisory_xact_lock_shared({lock_number(CALLERS)}); SELECT
     current_setting('transaction_read_only') = 'off',
     current_setting('transaction_isolation') = 'read committed',
@@ -42,8 +42,8 @@ _BEGIN: Final = f"""SAVEPOINT holdfast; {HOLD_IN_TRANSACTION.decode()},
     CASE current_setting('lock_timeout') WHEN '0' THEN
         set_config('lock_timeout', '{round(limits.LOCK_WAIT_SECONDS_MAX * 1_000)}', true) END,
     ({READ.decode()}),
-    (SELECT encode(value, 'hex') FROM holdfast_kv WHERE key = '\\x{GENERATION.hex()}')""".encode()
-_UNDO: Final = b"ROLLBACK TO SAVEPOINT holdfast; RELEASE SAVEPOINT holdfast"
+    (SELECT encode(value, 'hex') FROM fastness_kv WHERE key = '\\x{GENERATION.hex()}')""".encode()
+_UNDO: Final = b"ROLLBACK TO SAVEPOINT fastness; RELEASE SAVEPOINT fastness"
 _TRUE: Final = b"t"
 
 
@@ -67,7 +67,7 @@ class UserSession:
             ReadOnlyTransaction: the caller's transaction cannot write.
             SchemaMismatch: the plane has a newer format.
         """
-        answer = self._check(self._pq.exec_(_BEGIN.replace(b"holdfast_kv", self._table.encode())))
+        answer = self._check(self._pq.exec_(_BEGIN.replace(b"fastness_kv", self._table.encode())))
         is_writable, self.is_read_committed, self._sets_lock_timeout = (
             answer.get_value(0, column) == _TRUE for column in range(3)
         )
@@ -94,7 +94,7 @@ class UserSession:
     def release(self) -> None:
         """Keep what the call has written."""
         reset = b"SET LOCAL lock_timeout = 0; " if self._sets_lock_timeout else b""
-        self._check(self._pq.exec_(reset + b"RELEASE SAVEPOINT holdfast"))
+        self._check(self._pq.exec_(reset + b"RELEASE SAVEPOINT fastness"))
 
     def undo(self) -> None:
         """Roll back what the call did. The caller's transaction goes on, unless the connection is lost."""
@@ -105,7 +105,7 @@ class UserSession:
         # Not prepared: the caller's connection may go through a pooler, which would lose a prepared statement.
         statement = statements.WRITING[name]
         if name != b"notify":  # The name of the channel is that of the table.
-            statement = statement.replace("holdfast_kv", self._table)
+            statement = statement.replace("fastness_kv", self._table)
         formats = [1] * len(parameters)
         return self._check(self._pq.exec_params(statement.encode(), parameters, None, formats, 1))
 

@@ -1,6 +1,6 @@
 """The key space on RocksDB: one directory, one process, group commit."""
 
-from holdfast.backends.rocksdb.database import RocksDatabase
-from holdfast.backends.rocksdb.readers import RocksReader
+from fastness.backends.rocksdb.database import RocksDatabase
+from fastness.backends.rocksdb.readers import RocksReader
 
 __all__ = ["RocksDatabase", "RocksReader"]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from rocksdict import CompactOptions, Rdict
 
-from holdfast.limits import COMPACT_BYTES_MAX, COMPACT_DELETIONS_MIN, COMPACT_REWRITES_MAX
+from fastness.limits import COMPACT_BYTES_MAX, COMPACT_DELETIONS_MIN, COMPACT_REWRITES_MAX
 
 _DELETES: Final = "rocksdb.num-deletes-active-mem-table"
 

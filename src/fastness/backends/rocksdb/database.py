@@ -27,12 +27,12 @@ from rocksdict import (
     WriteBatch,
 )
 
-from holdfast.backends.rocksdb.compaction import DeletedPairs
-from holdfast.backends.rocksdb.directory_lock import directory_lock, mark_closed, mark_open
-from holdfast.backends.rocksdb.failures import is_shortage, translate_error
-from holdfast.backends.rocksdb.log_check import check_durable, check_files, repair_files
-from holdfast.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
-from holdfast.backends.rocksdb.views import (
+from fastness.backends.rocksdb.compaction import DeletedPairs
+from fastness.backends.rocksdb.directory_lock import directory_lock, mark_closed, mark_open
+from fastness.backends.rocksdb.failures import is_shortage, translate_error
+from fastness.backends.rocksdb.log_check import check_durable, check_files, repair_files
+from fastness.backends.rocksdb.log_sync import LogSync, LoopSync, Syncer
+from fastness.backends.rocksdb.views import (
     CachedPairs,
     ConcurrentCommit,
     CurrentPairs,
@@ -41,17 +41,17 @@ from holdfast.backends.rocksdb.views import (
     PinnedPairs,
     failed_error,
 )
-from holdfast.backends.rocksdb.watermark import Watermark
-from holdfast.clock import Clock, IdSource, SystemClock
-from holdfast.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, HoldfastError, PathUnusable
-from holdfast.folders import FOLDER_MODE, make_folder, sync_folder
-from holdfast.kv import Result, Transaction, Work, fence_floor
-from holdfast.kv.closing_at_exit import close_at_exit
-from holdfast.kv.execution import run
-from holdfast.kv.serial_database import SerialDatabase
-from holdfast.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, ValueCipher, default_cipher
-from holdfast.panics import panics_as_errors
-from holdfast.tiers import Tier
+from fastness.backends.rocksdb.watermark import Watermark
+from fastness.clock import Clock, IdSource, SystemClock
+from fastness.errors import Closed, CommitUnknown, DamagedDatabase, DatabaseFailed, FastnessError, PathUnusable
+from fastness.folders import FOLDER_MODE, make_folder, sync_folder
+from fastness.kv import Result, Transaction, Work, fence_floor
+from fastness.kv.closing_at_exit import close_at_exit
+from fastness.kv.execution import run
+from fastness.kv.serial_database import SerialDatabase
+from fastness.kv.value_cipher import GENERATION, RECORDS, RECORDS_MAX, ValueCipher, default_cipher
+from fastness.panics import panics_as_errors
+from fastness.tiers import Tier
 
 _MIB: Final = 1 << 20
 _CRITICAL: Final = Tier.CRITICAL
@@ -82,7 +82,7 @@ class RocksDatabase(SerialDatabase):
         self.cipher = cipher or default_cipher()
         self._path = path
         self._on_sync: Callable[[float], None] | None = None
-        self._failure: HoldfastError | None = None
+        self._failure: FastnessError | None = None
         self._is_attached = False
         self._loops_lock = threading.Lock()
         self._tables_lock = threading.Lock()  # RocksDB is not closed during a compaction.
@@ -121,7 +121,7 @@ class RocksDatabase(SerialDatabase):
         self._is_attached = True
 
     @property
-    def failure(self) -> HoldfastError | None:
+    def failure(self) -> FastnessError | None:
         return self._failure or self._log.failure
 
     def reopen(self) -> None:
@@ -148,12 +148,12 @@ class RocksDatabase(SerialDatabase):
     def _load_keys(self, *, forget: bool = False) -> None:
         self.cipher.load(self._pairs.scan(*RECORDS, RECORDS_MAX, False), forget=forget)
 
-    def _detach(self, failure: HoldfastError) -> None:
+    def _detach(self, failure: FastnessError) -> None:
         """Close the failed RocksDB. Until another is attached, every read and write raises DatabaseFailed."""
         last = self._last_commit()
         self._pairs = FailedPairs(failure)
         self._current = CachedPairs(self._pairs)
-        with suppress(HoldfastError):
+        with suppress(FastnessError):
             self._log.close()
         self._syncer.stop()
         if self._log.durable < last:

@@ -1,11 +1,11 @@
-"""Translates RocksDB's errors to Holdfast errors."""
+"""Translates RocksDB's errors to Fastness errors."""
 
 import errno
 from pathlib import Path
 from typing import Final
 
-from holdfast.backends.rocksdb.lock_holder import describe_holder
-from holdfast.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
+from fastness.backends.rocksdb.lock_holder import describe_holder
+from fastness.errors import Backend, Corrupt, DamagedDatabase, DatabaseFailed, DirectoryInUse, DiskFull, PathUnusable
 
 _FILE_LIMITS: Final = (errno.EMFILE, errno.ENFILE)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -17,7 +17,7 @@ def is_shortage(error: OSError) -> bool:
 
 
 def translate_error(error: Exception, path: Path) -> Backend | Corrupt:
-    """The Holdfast error for an exception that `rocksdict` raised for the database in `path`."""
+    """The Fastness error for an exception that `rocksdict` raised for the database in `path`."""
     text = str(error)
     if "lock hold by current process" in text:
         return DirectoryInUse(f"{path} is already open in this process; use that handle, or close it first")

@@ -22,7 +22,7 @@ import re
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from holdfast.backends.rocksdb.log_records import (
+from fastness.backends.rocksdb.log_records import (
     BLOCK,
     FRAGMENT,
     CheckBudget,
@@ -36,17 +36,17 @@ from holdfast.backends.rocksdb.log_records import (
     read_header,
     skip_records,
 )
-from holdfast.backends.rocksdb.manifest import Manifest, UnknownEdit, read_manifest
-from holdfast.backends.rocksdb.watermark import read_watermark
-from holdfast.errors import DamagedDatabase
-from holdfast.folders import sync_folder
-from holdfast.private_files import open_private
+from fastness.backends.rocksdb.manifest import Manifest, UnknownEdit, read_manifest
+from fastness.backends.rocksdb.watermark import read_watermark
+from fastness.errors import DamagedDatabase
+from fastness.folders import sync_folder
+from fastness.private_files import open_private
 
 _BUDGET_BYTES: Final = 2 << 30  # About one second.
 _SEQUENCES: Final = 1 << 64  # Above every sequence number.
 _CURRENT: Final = re.compile(rb"MANIFEST-[0-9]{6,20}\n")
 _FIRST_MANIFEST: Final = "MANIFEST-000001"  # RocksDB replaces it before the first opening ends.
-_ADVICE: Final = "restore it from a backup, or copy what can be read with `holdfast doctor --salvage NEW_FOLDER`"
+_ADVICE: Final = "restore it from a backup, or copy what can be read with `fastness doctor --salvage NEW_FOLDER`"
 
 
 class Cut(NamedTuple):

@@ -7,7 +7,7 @@ A log is a sequence of blocks of 32 KiB. A record is one or more fragments, each
 
 The checksum is a masked CRC-32C of type and body. It does not cover the length. A first or middle fragment ends with
 its block, and fewer than 7 bytes at the end of a block are filler. Other types exist, for recycled and compressed logs.
-Holdfast uses neither, and a log that was not written so makes RocksDB loop forever, so they count as damage.
+Fastness uses neither, and a log that was not written so makes RocksDB loop forever, so they count as damage.
 
 Every checksum is compared here, so that a damaged place is known before RocksDB replays the log.
 """

@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from holdfast import limits
-from holdfast.adaptive_batching import AdaptiveBatching
-from holdfast.errors import CommitUnknown, DatabaseFailed
+from fastness import limits
+from fastness.adaptive_batching import AdaptiveBatching
+from fastness.errors import CommitUnknown, DatabaseFailed
 
-_log = logging.getLogger("holdfast.log_sync")
+_log = logging.getLogger("fastness.log_sync")
 
 
 class LogSync:
@@ -288,7 +288,7 @@ class Syncer:
     def _has_thread(self) -> bool:
         """Start the thread if needed. Returns False after `stop`, or if the process cannot start another thread."""
         if self._thread is None and not self._stopping:
-            thread = threading.Thread(target=self._run, name="holdfast-syncer", daemon=True)
+            thread = threading.Thread(target=self._run, name="fastness-syncer", daemon=True)
             with suppress(RuntimeError):
                 thread.start()
                 self._thread = thread

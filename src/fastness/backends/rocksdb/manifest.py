@@ -9,7 +9,7 @@ length of its fields is unknown. Tags from 8,192 on have one string each, so the
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from holdfast.backends.rocksdb.log_records import LogWalk, body_of
+from fastness.backends.rocksdb.log_records import LogWalk, body_of
 
 _COMPARATOR, _LOG_NUMBER, _NEXT_FILE, _LAST_SEQUENCE, _COMPACT_CURSOR, _DELETED_FILE = 1, 2, 3, 4, 5, 6
 _PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP = 9, 10, 103, 200, 203, 300
@@ -19,7 +19,7 @@ _END_OF_FILE_FIELDS: Final = 1
 
 
 class UnknownEdit(ValueError):
-    """An edit that Holdfast's RocksDB does not write."""
+    """An edit that Fastness's RocksDB does not write."""
 
 
 class Manifest(NamedTuple):

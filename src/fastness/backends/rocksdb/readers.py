@@ -17,21 +17,21 @@ from typing import Final
 
 from rocksdict import AccessType, Rdict
 
-from holdfast.backends.rocksdb.database import table_options
-from holdfast.backends.rocksdb.directory_lock import FLOCK
-from holdfast.backends.rocksdb.failures import is_shortage, translate_error
-from holdfast.backends.rocksdb.log_check import Repairs, check_durable, check_files
-from holdfast.backends.rocksdb.views import CurrentPairs
-from holdfast.clock import IdSource, SystemClock
-from holdfast.errors import DirectoryInUse, PathUnusable, ReadOnlyTransaction
-from holdfast.kv import Transaction
-from holdfast.kv.serial_database import SerialDatabase
-from holdfast.kv.value_cipher import RECORDS, RECORDS_MAX, ValueCipher, default_cipher
-from holdfast.panics import panics_as_errors
-from holdfast.tiers import Tier
+from fastness.backends.rocksdb.database import table_options
+from fastness.backends.rocksdb.directory_lock import FLOCK
+from fastness.backends.rocksdb.failures import is_shortage, translate_error
+from fastness.backends.rocksdb.log_check import Repairs, check_durable, check_files
+from fastness.backends.rocksdb.views import CurrentPairs
+from fastness.clock import IdSource, SystemClock
+from fastness.errors import DirectoryInUse, PathUnusable, ReadOnlyTransaction
+from fastness.kv import Transaction
+from fastness.kv.serial_database import SerialDatabase
+from fastness.kv.value_cipher import RECORDS, RECORDS_MAX, ValueCipher, default_cipher
+from fastness.panics import panics_as_errors
+from fastness.tiers import Tier
 
 _SETTINGS: Final = "rocksdict-config.json"
-_PREFIX: Final = "holdfast-reader-"
+_PREFIX: Final = "fastness-reader-"
 _STALE_SECONDS: Final = 60.0
 
 

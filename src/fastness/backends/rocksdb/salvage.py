@@ -15,18 +15,18 @@ from typing import Any, Final, NamedTuple
 
 from rocksdict import Rdict, RdictIter, WriteBatch
 
-from holdfast.backends.rocksdb.database import RocksDatabase, table_options
-from holdfast.backends.rocksdb.log_check import check_manifest, log_files
-from holdfast.backends.rocksdb.log_records import (
+from fastness.backends.rocksdb.database import RocksDatabase, table_options
+from fastness.backends.rocksdb.log_check import check_manifest, log_files
+from fastness.backends.rocksdb.log_records import (
     BATCH,
     CheckBudget,
     LogWalk,
     body_of,
     find_batch,
 )
-from holdfast.backends.rocksdb.watermark import NAME, read_watermark
-from holdfast.errors import Corrupt
-from holdfast.kv import Pair, Transaction
+from fastness.backends.rocksdb.watermark import NAME, read_watermark
+from fastness.errors import Corrupt
+from fastness.kv import Pair, Transaction
 
 _SCAN_BUDGET_BYTES: Final = 64 << 30  # About a minute.
 _CHUNK_BYTES: Final = 2 << 20
@@ -131,7 +131,7 @@ def _decode_batch(body: bytes) -> WriteBatch:
     """The writes in the body of a record.
 
     Raises:
-        ValueError, IndexError: it has something that Holdfast does not write.
+        ValueError, IndexError: it has something that Fastness does not write.
     """
     batch = WriteBatch(raw_mode=True)
     position = BATCH.size

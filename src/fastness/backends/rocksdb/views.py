@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rocksdict import DbClosedError, Rdict, RdictIter, ReadOptions
 
-from holdfast.backends.rocksdb.failures import translate_error
-from holdfast.errors import Closed, DatabaseFailed, HoldfastError
-from holdfast.kv import Pair, Transaction
-from holdfast.kv.value_cipher import ValueCipher
-from holdfast.limits import PAIR_CACHE_BYTES, PAIR_CACHE_VALUE_BYTES_MAX, WRITE_COST_BYTES
+from fastness.backends.rocksdb.failures import translate_error
+from fastness.errors import Closed, DatabaseFailed, FastnessError
+from fastness.kv import Pair, Transaction
+from fastness.kv.value_cipher import ValueCipher
+from fastness.limits import PAIR_CACHE_BYTES, PAIR_CACHE_VALUE_BYTES_MAX, WRITE_COST_BYTES
 
 
 class CurrentPairs:
@@ -57,7 +57,7 @@ class FailedPairs:
 
     __slots__ = ("_failure",)
 
-    def __init__(self, failure: HoldfastError) -> None:
+    def __init__(self, failure: FastnessError) -> None:
         self._failure = failure
 
     def get(self, key: bytes) -> bytes | None:
@@ -69,7 +69,7 @@ class FailedPairs:
         raise failed_error(self._failure)
 
 
-def failed_error(failure: HoldfastError) -> DatabaseFailed:
+def failed_error(failure: FastnessError) -> DatabaseFailed:
     """The error of a call after an earlier failure."""
     error = DatabaseFailed(
         f"An earlier write failed ({failure}); nothing was written. A server opens its key space again by itself: try "
@@ -237,7 +237,7 @@ def _scan(iterator: RdictIter, begin: bytes, end: bytes, limit: int, reverse: bo
     return found
 
 
-def _read_error(error: Exception, path: Path) -> HoldfastError:
+def _read_error(error: Exception, path: Path) -> FastnessError:
     if isinstance(error, DbClosedError):
         return Closed("The database was closed; open it again")
     return translate_error(error, path)

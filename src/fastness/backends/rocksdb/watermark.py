@@ -27,8 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast import limits
-from holdfast.folders import sync_folder
+from fastness import limits
+from fastness.folders import sync_folder
 
 NAME: Final = "WATERMARK"
 _SLOT: Final = struct.Struct("<4sIQ")

@@ -4,10 +4,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.demo.agents import TICKETS
-from holdfast.demo.chapters import tickets
-from holdfast.demo.context import DemoContext
-from holdfast.wire.queues import Delivery
+from fastness.demo.agents import TICKETS
+from fastness.demo.chapters import tickets
+from fastness.demo.context import DemoContext
+from fastness.wire.queues import Delivery
 
 _LATER: Final = 24  # Tickets that are put after it.
 _NAME: Final = "ticket-in-latin"
@@ -64,7 +64,7 @@ def _has_decode_error(letter: Delivery) -> bool:
 
 def _redrive(context: DemoContext, fence: int) -> None:
     output, queue = context.output, context.plane.queue(TICKETS)
-    output.say("Desk 6 decodes Latin-1. The dead letter is redriven: `holdfast queue redrive tickets`.")
+    output.say("Desk 6 decodes Latin-1. The dead letter is redriven: `fastness queue redrive tickets`.")
     desk = context.processes.agent("desk", context.server.url, "desk-6", "--encoding", "latin-1")
     count = queue.redrive()
     with output.bar("desk 6 answers", 1) as done:

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from holdfast.demo.context import DemoContext
-from holdfast.tiers import Tier
-from holdfast.wire.mail import CONFIRMED, STORED, MailReceipt
+from fastness.demo.context import DemoContext
+from fastness.tiers import Tier
+from fastness.wire.mail import CONFIRMED, STORED, MailReceipt
 
 LEAD: Final = "mira"
 AGENTS: Final = ("ada", "ben", "cleo", "dov", "esme", "finn")

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
-import holdfast
-from holdfast.demo.chapters import tiers, worlds
-from holdfast.demo.context import DemoContext
-from holdfast.demo.processes import PATIENCE_SECONDS
+import fastness
+from fastness.demo.chapters import tiers, worlds
+from fastness.demo.context import DemoContext
+from fastness.demo.processes import PATIENCE_SECONDS
 
 _QUEUE: Final = "morning"
 _WRITERS: Final = 8
@@ -27,7 +27,7 @@ class _Writers:
         self._stopping = threading.Event()
         self._url = url
         self._threads = [
-            threading.Thread(target=self._write, args=(n,), name=f"holdfast-demo-writer-{n}", daemon=True)
+            threading.Thread(target=self._write, args=(n,), name=f"fastness-demo-writer-{n}", daemon=True)
             for n in range(_WRITERS)
         ]
         for thread in self._threads:
@@ -45,7 +45,7 @@ class _Writers:
 
     def _write(self, writer: int) -> None:
         try:
-            with holdfast.connect(self._url, patience_seconds=PATIENCE_SECONDS) as plane:
+            with fastness.connect(self._url, patience_seconds=PATIENCE_SECONDS) as plane:
                 queue, n = plane.queue(_QUEUE), 0
                 while not self._stopping.is_set():
                     queue.put(f"{writer}/{n}".encode())

@@ -9,16 +9,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from holdfast.demo.chapters import worlds
-from holdfast.demo.context import DemoContext
-from holdfast.errors import Unsupported
+from fastness.demo.chapters import worlds
+from fastness.demo.context import DemoContext
+from fastness.errors import Unsupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from holdfast.pipeline.config import Config, JobResult
+    from fastness.pipeline.config import Config, JobResult
 
-_REDUCER: Final = "holdfast.demo.chapters.worlds:fold"
+_REDUCER: Final = "fastness.demo.chapters.worlds:fold"
 _JOBS: Final = {
     "ingest": "copies new data into tables, each row once",
     "audit": "replays every journal and checks every checksum",
@@ -36,22 +36,22 @@ def check() -> None:
         Unsupported: Spark or Java is not installed.
     """
     try:
-        from holdfast.pipeline import java_runtime, sessions
+        from fastness.pipeline import java_runtime, sessions
 
         sessions.running()
         java_runtime.find(os.environ)
         for job in _JOBS:
-            import_module(f"holdfast.pipeline.jobs.{job}")
+            import_module(f"fastness.pipeline.jobs.{job}")
     except (Unsupported, ModuleNotFoundError) as error:
         raise Unsupported(
-            f"{str(error).rstrip('.')}; the demo needs pip install 'holdfast[spark]', or run it without Spark: "
-            "holdfast demo --without-spark"
+            f"{str(error).rstrip('.')}; the demo needs pip install 'fastness[spark]', or run it without Spark: "
+            "fastness demo --without-spark"
         ) from error
 
 
 def run(context: DemoContext) -> Path:
     """Run the chapter. Returns the path of the report."""
-    from holdfast.pipeline.config import Config
+    from fastness.pipeline.config import Config
 
     output, lake = context.output, context.processes.folder / "lake"
     output.chapter("The pipeline: tables, audit and report")
@@ -90,7 +90,7 @@ def run(context: DemoContext) -> Path:
 
 @contextmanager
 def _spark(context: DemoContext) -> "Iterator[SparkSession]":
-    from holdfast.pipeline import sessions
+    from fastness.pipeline import sessions
 
     scratch = context.processes.folder / "spark"
     with context.output.bar("Spark starts"):
@@ -107,10 +107,10 @@ def _start_spark(scratch: Path) -> "SparkSession":
 
     It is started outside the main thread, where it would replace the demo's signal handlers.
     """
-    from holdfast.pipeline import sessions
+    from fastness.pipeline import sessions
 
-    with ThreadPoolExecutor(1, "holdfast-demo-spark") as threads:
-        starting = threads.submit(sessions.start, app="holdfast-demo", conf={"spark.local.dir": str(scratch)})
+    with ThreadPoolExecutor(1, "fastness-demo-spark") as threads:
+        starting = threads.submit(sessions.start, app="fastness-demo", conf={"spark.local.dir": str(scratch)})
         try:
             return starting.result()
         except KeyboardInterrupt:  # Java is starting, and would keep running.
@@ -119,7 +119,7 @@ def _start_spark(scratch: Path) -> "SparkSession":
 
 
 def _job(context: DemoContext, spark: "SparkSession", config: "Config", name: str, action: str) -> "JobResult":
-    from holdfast.pipeline import jobs
+    from fastness.pipeline import jobs
 
     with context.output.bars(name) as progress:
         result = jobs.run(name, spark, config, progress=progress)
@@ -128,7 +128,7 @@ def _job(context: DemoContext, spark: "SparkSession", config: "Config", name: st
 
 
 def _check_rows(context: DemoContext, config: "Config", heads: int, first: "JobResult", again: "JobResult") -> None:
-    from holdfast.pipeline.schemas import JOURNAL
+    from fastness.pipeline.schemas import JOURNAL
 
     rows = [(row["world"], row["height"]) for row in _rows(config, JOURNAL, ["world", "height"])]
     context.output.claim(
@@ -146,7 +146,7 @@ def _check_rows(context: DemoContext, config: "Config", heads: int, first: "JobR
 
 
 def _check_states(context: DemoContext, config: "Config", expected: dict[str, str]) -> None:
-    from holdfast.pipeline.schemas import WORLD_STATE
+    from fastness.pipeline.schemas import WORLD_STATE
 
     states = list(_rows(config, WORLD_STATE, ["world", "digest", "verdict"]))
     context.output.claim(
@@ -167,7 +167,7 @@ def _explain_missing_events(context: DemoContext, messages: int) -> None:
 
 
 def _check_messages(context: DemoContext, config: "Config") -> None:
-    from holdfast.pipeline.schemas import MESSAGES
+    from fastness.pipeline.schemas import MESSAGES
 
     columns = ["id", "attempts", "expiries", "redrives", "outcome"]
     lives = {
@@ -191,6 +191,6 @@ def _check_messages(context: DemoContext, config: "Config") -> None:
 
 
 def _rows(config: "Config", table: Any, columns: list[str]) -> Iterator[dict[str, Any]]:
-    from holdfast.pipeline.lake import Lake
+    from fastness.pipeline.lake import Lake
 
     yield from Lake(config.lake, config.storage).table(table).rows(columns).to_pylist()

@@ -3,15 +3,15 @@
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from holdfast.demo.context import DemoContext
-from holdfast.demo.processes import PATIENCE_SECONDS
+from fastness.demo.context import DemoContext
+from fastness.demo.processes import PATIENCE_SECONDS
 
 
 def run(context: DemoContext) -> None:
     output, url = context.output, context.server.url
     output.chapter("The server")
     output.say(
-        "`holdfast serve` runs as a separate process on a free local port, with an empty data directory. It needs no "
+        "`fastness serve` runs as a separate process on a free local port, with an empty data directory. It needs no "
         "database and no broker."
     )
     with urlopen(f"{url}/readyz", timeout=PATIENCE_SECONDS) as answer:

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.demo.agents import ANSWERS, LEASE_SECONDS, TICKETS
-from holdfast.demo.context import DemoContext
-from holdfast.errors import Fenced
-from holdfast.tiers import Tier
-from holdfast.wire.queues import NewMessage, QueuePolicy
+from fastness.demo.agents import ANSWERS, LEASE_SECONDS, TICKETS
+from fastness.demo.context import DemoContext
+from fastness.errors import Fenced
+from fastness.tiers import Tier
+from fastness.wire.queues import NewMessage, QueuePolicy
 
 COUNT: Final = 120
 ATTEMPTS: Final = 3  # After this many failures, a ticket becomes a dead letter.

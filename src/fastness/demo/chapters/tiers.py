@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-from holdfast.demo.chapters import dead_letters
-from holdfast.demo.context import DemoContext
-from holdfast.errors import VersionConflict
-from holdfast.layers.field_tiers import LOG_KIND
-from holdfast.tiers import Tier
+from fastness.demo.chapters import dead_letters
+from fastness.demo.context import DemoContext
+from fastness.errors import VersionConflict
+from fastness.layers.field_tiers import LOG_KIND
+from fastness.tiers import Tier
 
 KIND: Final = "task"
 _ID: Final = "ticket-007"

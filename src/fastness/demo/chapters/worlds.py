@@ -4,12 +4,12 @@ import hashlib
 import random
 from typing import Any, Final
 
-from holdfast.demo.chapters.mail import AGENTS
-from holdfast.demo.context import DemoContext
-from holdfast.handles.sync.worlds import World
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.restores import Entry
+from fastness.demo.chapters.mail import AGENTS
+from fastness.demo.context import DemoContext
+from fastness.handles.sync.worlds import World
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.restores import Entry
 
 _ENTRIES: Final = 3_000  # Per world.
 _BATCH: Final = 250

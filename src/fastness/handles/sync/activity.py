@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.errors import InvalidValue
-from holdfast.handles.arguments import checked_items
-from holdfast.wire import Transport
-from holdfast.wire.activity import EndSession, ListLogs, LogFile, LoggedRecords, LogRecords, ReadLog
-from holdfast.wire.json_values import encode_json
+from fastness.errors import InvalidValue
+from fastness.handles.arguments import checked_items
+from fastness.wire import Transport
+from fastness.wire.activity import EndSession, ListLogs, LogFile, LoggedRecords, LogRecords, ReadLog
+from fastness.wire.json_values import encode_json
 
 
 class Activity:

@@ -1,7 +1,7 @@
 """Generated from handles/agents.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.wire import Transport
-from holdfast.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
+from fastness.wire import Transport
+from fastness.wire.agents import Agent, GetAgent, ListAgents, RegisterAgent
 
 
 class Agents:

@@ -1,7 +1,7 @@
 """Generated from handles/audit.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.wire import Transport
-from holdfast.wire.audit import AuditPage, ReadAudit
+from fastness.wire import Transport
+from fastness.wire.audit import AuditPage, ReadAudit
 
 
 class Audit:

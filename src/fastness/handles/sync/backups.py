@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.errors import Unreachable
-from holdfast.wire import Transport
-from holdfast.wire.backups import (
+from fastness.errors import Unreachable
+from fastness.wire import Transport
+from fastness.wire.backups import (
     BackupBegun,
     BackupFile,
     BeginBackup,
@@ -15,14 +15,14 @@ from holdfast.wire.backups import (
     ListBackup,
     OpenBackup,
 )
-from holdfast.wire.health_checks import RunCheckups, Seen
-from holdfast.wire.problems import error_of
+from fastness.wire.health_checks import RunCheckups, Seen
+from fastness.wire.problems import error_of
 
 _decode = msgspec.json.Decoder(Line).decode
 
 
 class Backups:
-    """Backups of a whole plane, with every universe. `holdfast backup` is built on these calls."""
+    """Backups of a whole plane, with every universe. `fastness backup` is built on these calls."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.handles.arguments import checked_items
-from holdfast.limits import EFFECT_LEASE_SECONDS, INBOX_INLINE_BYTES_MAX
-from holdfast.names import checked_name
-from holdfast.wire import Transport
-from holdfast.wire.blobs import PutBlob
-from holdfast.wire.effects import (
+from fastness.handles.arguments import checked_items
+from fastness.limits import EFFECT_LEASE_SECONDS, INBOX_INLINE_BYTES_MAX
+from fastness.names import checked_name
+from fastness.wire import Transport
+from fastness.wire.blobs import PutBlob
+from fastness.wire.effects import (
     Attempted,
     ClaimedEffect,
     ClaimEffects,

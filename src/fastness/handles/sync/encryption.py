@@ -1,7 +1,7 @@
 """Generated from handles/encryption.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.wire import Transport
-from holdfast.wire.encryption import (
+from fastness.wire import Transport
+from fastness.wire.encryption import (
     EnableEncryption,
     EncryptionStatus,
     RewriteValues,

@@ -7,13 +7,13 @@ from typing import Any, Self
 import cbor2
 import msgspec
 
-from holdfast.errors import InvalidArgument, VersionConflict
-from holdfast.limits import ENTITY_ATTEMPTS
-from holdfast.names import checked_name
-from holdfast.tiers import Tier
-from holdfast.wire import Transport
-from holdfast.wire.canonical import canonical
-from holdfast.wire.entities import (
+from fastness.errors import InvalidArgument, VersionConflict
+from fastness.limits import ENTITY_ATTEMPTS
+from fastness.names import checked_name
+from fastness.tiers import Tier
+from fastness.wire import Transport
+from fastness.wire.canonical import canonical
+from fastness.wire.entities import (
     DeleteEntity,
     EntityKind,
     EntityRecord,

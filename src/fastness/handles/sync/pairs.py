@@ -1,8 +1,8 @@
 """Generated from handles/pairs.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.tiers import Tier
-from holdfast.wire import Transport
-from holdfast.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
+from fastness.tiers import Tier
+from fastness.wire import Transport
+from fastness.wire.pairs import DeletePair, GetPair, PutPair, ScanPairs
 
 
 class Pairs:

@@ -4,43 +4,43 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from holdfast.encryption import AgentKey
-from holdfast.handles.sync.activity import Activity
-from holdfast.handles.sync.agents import Agents
-from holdfast.handles.sync.atomic import Atomic
-from holdfast.handles.sync.audit import Audit
-from holdfast.handles.sync.backups import Backups
-from holdfast.handles.sync.blobs import Blobs
-from holdfast.handles.sync.collections import Collection
-from holdfast.handles.sync.effects import Effects
-from holdfast.handles.sync.encryption import Encryption
-from holdfast.handles.sync.entities import Entities
-from holdfast.handles.sync.hosting import Hosting
-from holdfast.handles.sync.ingress import Ingress
-from holdfast.handles.sync.leases import LeaseKey
-from holdfast.handles.sync.locks import Locks
-from holdfast.handles.sync.mailboxes import Mailbox
-from holdfast.handles.sync.pairs import Pairs
-from holdfast.handles.sync.queues import Queue
-from holdfast.handles.sync.quotas import Quotas
-from holdfast.handles.sync.runs import Workflows
-from holdfast.handles.sync.states import State
-from holdfast.handles.sync.timers import Timers
-from holdfast.handles.sync.tokens import Tokens
-from holdfast.handles.sync.within import Within
-from holdfast.handles.sync.worlds import World
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.tiers import Tier
-from holdfast.wire import Transport
-from holdfast.wire.collections import ListCollections
-from holdfast.wire.leases import Leases, ListLeases, ListWaits, Waits
-from holdfast.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
-from holdfast.wire.nodes import ListNodes, Nodes
-from holdfast.wire.planes import MarkRestored, PlaneStatus, RaiseFormat, ShowPlane
-from holdfast.wire.queues import ListQueues, QueueSurvey, SurveyQueues
-from holdfast.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
-from holdfast.wire.universes import ListUniverses
-from holdfast.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
+from fastness.encryption import AgentKey
+from fastness.handles.sync.activity import Activity
+from fastness.handles.sync.agents import Agents
+from fastness.handles.sync.atomic import Atomic
+from fastness.handles.sync.audit import Audit
+from fastness.handles.sync.backups import Backups
+from fastness.handles.sync.blobs import Blobs
+from fastness.handles.sync.collections import Collection
+from fastness.handles.sync.effects import Effects
+from fastness.handles.sync.encryption import Encryption
+from fastness.handles.sync.entities import Entities
+from fastness.handles.sync.hosting import Hosting
+from fastness.handles.sync.ingress import Ingress
+from fastness.handles.sync.leases import LeaseKey
+from fastness.handles.sync.locks import Locks
+from fastness.handles.sync.mailboxes import Mailbox
+from fastness.handles.sync.pairs import Pairs
+from fastness.handles.sync.queues import Queue
+from fastness.handles.sync.quotas import Quotas
+from fastness.handles.sync.runs import Workflows
+from fastness.handles.sync.states import State
+from fastness.handles.sync.timers import Timers
+from fastness.handles.sync.tokens import Tokens
+from fastness.handles.sync.within import Within
+from fastness.handles.sync.worlds import World
+from fastness.names import UNIVERSE, checked_name
+from fastness.tiers import Tier
+from fastness.wire import Transport
+from fastness.wire.collections import ListCollections
+from fastness.wire.leases import Leases, ListLeases, ListWaits, Waits
+from fastness.wire.mail import GetMailPolicy, ListMailboxes, MailboxSize, MailPolicy, SetMailPolicy
+from fastness.wire.nodes import ListNodes, Nodes
+from fastness.wire.planes import MarkRestored, PlaneStatus, RaiseFormat, ShowPlane
+from fastness.wire.queues import ListQueues, QueueSurvey, SurveyQueues
+from fastness.wire.space import Collected, CollectGarbage, ShowSpace, ShowStorage, SpaceReport, StorageStatus
+from fastness.wire.universes import ListUniverses
+from fastness.wire.worlds import ListWorlds, SurveyWorlds, WorldSurvey
 
 Result = TypeVar("Result")
 
@@ -216,7 +216,7 @@ class Plane:
         return self._transport.call(RaiseFormat())
 
     def mark_restored(self, *, until_ms: int | None = None) -> PlaneStatus:
-        """Begin another lineage, after the data was restored or copied by other tools than Holdfast's.
+        """Begin another lineage, after the data was restored or copied by other tools than Fastness's.
 
         Args:
             until_ms: the time of the copy; now by default.

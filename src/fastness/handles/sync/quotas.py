@@ -1,7 +1,7 @@
 """Generated from handles/quotas.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.wire import Transport
-from holdfast.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
+from fastness.wire import Transport
+from fastness.wire.quotas import GetQuota, GetUsage, Quota, SetQuota, Usage
 
 
 class Quotas:

@@ -8,13 +8,13 @@ from uuid import uuid4
 
 import msgspec
 
-from holdfast.errors import CasMismatch, HoldfastError, InvalidArgument, QueueMessageLeaseMismatch, RetryAdvice
-from holdfast.handles.sync.atomic import Atomic
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.plane import Plane
-from holdfast.handles.sync.receipts import MessageSource, PutReceipt, bound_receipts
-from holdfast.handles.task_control import Reject, RetryLater, TaskDeferred
-from holdfast.handles.task_flow import (
+from fastness.errors import CasMismatch, FastnessError, InvalidArgument, QueueMessageLeaseMismatch, RetryAdvice
+from fastness.handles.sync.atomic import Atomic
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.plane import Plane
+from fastness.handles.sync.receipts import MessageSource, PutReceipt, bound_receipts
+from fastness.handles.task_control import Reject, RetryLater, TaskDeferred
+from fastness.handles.task_flow import (
     NO_RESULT,
     FindTask,
     RunnableTask,
@@ -24,10 +24,10 @@ from holdfast.handles.task_flow import (
     start,
     with_result,
 )
-from holdfast.limits import TASK_DEFER_SECONDS, TASK_JOIN_ATTEMPTS_MAX, TASK_JOIN_PAUSE_SECONDS_MAX
-from holdfast.wire.tasks import GroupDocument, Join, Step, TaskMessage
+from fastness.limits import TASK_DEFER_SECONDS, TASK_JOIN_ATTEMPTS_MAX, TASK_JOIN_PAUSE_SECONDS_MAX
+from fastness.wire.tasks import GroupDocument, Join, Step, TaskMessage
 
-_log = logging.getLogger("holdfast.tasks")
+_log = logging.getLogger("fastness.tasks")
 _NO_BODY: Final = TaskMessage("")
 
 
@@ -70,7 +70,7 @@ def run_message(plane: Plane, message: Message, find_task: FindTask) -> None:
         message.mark_refused(error.code)
         raise
     except Exception as error:
-        if isinstance(error, HoldfastError) and error.retry is not RetryAdvice.NEVER:
+        if isinstance(error, FastnessError) and error.retry is not RetryAdvice.NEVER:
             _defer(message)  # The task has not failed.
         else:
             _fail(plane, message, body, error, find_task)
@@ -163,7 +163,7 @@ def _defer(message: Message) -> None:
     """Return a message uncounted, so that the caller does not nack it; if that fails, its lease expires."""
     try:
         message.nack(intent="defer", delay_seconds=TASK_DEFER_SECONDS)
-    except HoldfastError as error:
+    except FastnessError as error:
         _log.warning("message %s of %s was not returned to its queue: %s", message.id, message.queue, error)
         message.mark_settled()
 

@@ -1,7 +1,7 @@
 """Generated from handles/timers.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.wire import Transport
-from holdfast.wire.timers import ListTimers, TimerPage
+from fastness.wire import Transport
+from fastness.wire.timers import ListTimers, TimerPage
 
 
 class Timers:

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.encryption import AgentKey
-from holdfast.errors import rebuild
-from holdfast.handles.sync.collections import Collection
-from holdfast.handles.sync.entities import Entities
-from holdfast.handles.sync.mailboxes import Mailbox
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.queues import Queue
-from holdfast.handles.sync.receipts import new_result
-from holdfast.handles.sync.runs import Workflows
-from holdfast.handles.sync.states import State
-from holdfast.handles.sync.worlds import World
-from holdfast.wire import Transport
-from holdfast.wire.queues import AckMessages, NewResult
+from fastness.encryption import AgentKey
+from fastness.errors import rebuild
+from fastness.handles.sync.collections import Collection
+from fastness.handles.sync.entities import Entities
+from fastness.handles.sync.mailboxes import Mailbox
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.queues import Queue
+from fastness.handles.sync.receipts import new_result
+from fastness.handles.sync.runs import Workflows
+from fastness.handles.sync.states import State
+from fastness.handles.sync.worlds import World
+from fastness.wire import Transport
+from fastness.wire.queues import AckMessages, NewResult
 
 
 class Within:

@@ -20,8 +20,8 @@ Hooks see the life of a worker: `on_start`, `on_message` before a handler, `on_s
 worker is done with, `on_error`, `on_stop`. Their errors are logged only.
 """
 
-from holdfast.handles.workers.consumers import RestartPolicy, WorkerOutcome, WorkerStats
-from holdfast.handles.workers.tasks import AsyncWorker
-from holdfast.handles.workers.threads import Worker
+from fastness.handles.workers.consumers import RestartPolicy, WorkerOutcome, WorkerStats
+from fastness.handles.workers.tasks import AsyncWorker
+from fastness.handles.workers.threads import Worker
 
 __all__ = ["AsyncWorker", "RestartPolicy", "Worker", "WorkerOutcome", "WorkerStats"]

@@ -8,15 +8,15 @@ from typing import Any, Final, Generic, Literal, Protocol, TypedDict, TypeVar
 
 import msgspec
 
-from holdfast import limits
-from holdfast.errors import HoldfastError, InvalidArgument, RetryAdvice
-from holdfast.handles.arguments import check_delay_on_close
-from holdfast.wire.queues import MessageLease, lease_mismatch
+from fastness import limits
+from fastness.errors import FastnessError, InvalidArgument, RetryAdvice
+from fastness.handles.arguments import check_delay_on_close
+from fastness.wire.queues import MessageLease, lease_mismatch
 
 Item = TypeVar("Item", bound="HeldMessage")
 Some = TypeVar("Some")
 
-_log = logging.getLogger("holdfast.worker")
+_log = logging.getLogger("fastness.worker")
 WAIT_SECONDS: Final = 1.0  # How often a consumer that waits for messages checks whether to stop.
 WAIT_SECONDS_MIN: Final = 0.001  # A plane rounds waits to milliseconds.
 _MEAN_WEIGHT: Final = (
@@ -571,7 +571,7 @@ class Consumers(Generic[Item]):
         The base class does not tell: unexpected errors of a server arrive as that, and may pass.
         """
         return (
-            isinstance(error, HoldfastError) and type(error) is not HoldfastError and error.retry is RetryAdvice.NEVER
+            isinstance(error, FastnessError) and type(error) is not FastnessError and error.retry is RetryAdvice.NEVER
         )
 
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from inspect import isawaitable, iscoroutine
 from typing import Unpack, overload
 
-from holdfast import limits
-from holdfast.errors import Fenced, HoldfastError
-from holdfast.handles.messages import AsyncMessage
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.workers.consumers import (
+from fastness import limits
+from fastness.errors import Fenced, FastnessError
+from fastness.handles.messages import AsyncMessage
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.workers.consumers import (
     WAIT_SECONDS_MIN,
     CancelQuestions,
     Consumers,
@@ -28,7 +28,7 @@ from holdfast.handles.workers.consumers import (
 AsyncHandler = Callable[[AsyncMessage], Awaitable[object]]
 AsyncBatchHandler = Callable[[list[AsyncMessage]], Awaitable[object]]
 
-_log = logging.getLogger("holdfast.worker")
+_log = logging.getLogger("fastness.worker")
 
 
 class AsyncWorkerOptions(WorkerOptions, total=False):
@@ -77,7 +77,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
         """Handle messages until `stop`, SIGTERM or SIGINT; then drain.
 
         Raises:
-            HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
+            FastnessError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
         """
         loop = asyncio.get_running_loop()
         self.error = None
@@ -98,7 +98,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
             for name, handler in self._handlers.items()
         ]
         receivers = [
-            asyncio.create_task(self._receive(queue), name=f"holdfast-worker-{queue.name}") for queue in queues
+            asyncio.create_task(self._receive(queue), name=f"fastness-worker-{queue.name}") for queue in queues
         ]
         watchers = [asyncio.create_task(self._watch_cancels(queue)) for queue in queues]
         stopped = asyncio.create_task(self._stopping.wait())
@@ -446,7 +446,7 @@ class AsyncWorker(Consumers[AsyncMessage]):
         """Return messages without counting a failure."""
         for some in batches(messages):
             unsettled = [message for message in some if not message.settled and not message.lost]
-            with suppress(HoldfastError):  # Their leases expire.
+            with suppress(FastnessError):  # Their leases expire.
                 if unsettled:
                     await self._plane.queue(queue).nack_many(unsettled, intent="defer", delay_seconds=delay_seconds)
             self.stats.deferred += sum(message.settled for message in unsettled)

@@ -7,11 +7,11 @@ from contextlib import suppress
 from inspect import iscoroutinefunction
 from typing import Unpack, overload
 
-from holdfast import limits
-from holdfast.errors import Fenced, HoldfastError, InvalidArgument
-from holdfast.handles.sync.messages import Message
-from holdfast.handles.sync.plane import Plane
-from holdfast.handles.workers.consumers import (
+from fastness import limits
+from fastness.errors import Fenced, FastnessError, InvalidArgument
+from fastness.handles.sync.messages import Message
+from fastness.handles.sync.plane import Plane
+from fastness.handles.workers.consumers import (
     WAIT_SECONDS,
     CancelQuestions,
     Consumers,
@@ -22,7 +22,7 @@ from holdfast.handles.workers.consumers import (
     WorkerOutcome,
     batches,
 )
-from holdfast.stop_signals import stop_on_signals
+from fastness.stop_signals import stop_on_signals
 
 ThreadHandler = Callable[[Message], object]
 ThreadBatchHandler = Callable[[list[Message]], object]
@@ -92,19 +92,19 @@ class Worker(Consumers[Message]):
             )
             self._queues.append(queue)
             for number in range(self._concurrency):
-                self._start_thread(self._consume, queue, f"holdfast-worker-{name}-{number}")
+                self._start_thread(self._consume, queue, f"fastness-worker-{name}-{number}")
             if window.is_used:
-                self._start_thread(self._settle_late, queue, f"holdfast-worker-{name}-settling")
+                self._start_thread(self._settle_late, queue, f"fastness-worker-{name}-settling")
             # It ends by itself, at most a second after the last handler.
             threading.Thread(
-                target=self._watch_cancels, args=(queue,), name=f"holdfast-worker-{name}-cancels", daemon=True
+                target=self._watch_cancels, args=(queue,), name=f"fastness-worker-{name}-cancels", daemon=True
             ).start()
 
     def run(self) -> None:
         """Handle messages until `stop`, SIGTERM or SIGINT (in the main thread); then drain.
 
         Raises:
-            HoldfastError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
+            FastnessError: messages cannot be received, and a retry cannot succeed (its `retry` is `never`).
         """
         with stop_on_signals(lambda _: self._stopping.set()):
             self.start()
@@ -286,7 +286,7 @@ class Worker(Consumers[Message]):
         """Return messages without counting a failure."""
         for some in batches(messages):
             unsettled = [message for message in some if not message.settled and not message.lost]
-            with suppress(HoldfastError):  # Their leases expire.
+            with suppress(FastnessError):  # Their leases expire.
                 if unsettled:
                     self._plane.queue(queue).nack_many(unsettled, intent="defer", delay_seconds=delay_seconds)
             self.stats.deferred += sum(message.settled for message in unsettled)

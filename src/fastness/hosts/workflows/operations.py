@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from holdfast.errors import InvalidArgument, RunCancelled
-from holdfast.wire import run_records as words
-from holdfast.wire.requests import Request
+from fastness.errors import InvalidArgument, RunCancelled
+from fastness.wire import run_records as words
+from fastness.wire.requests import Request
 
 if TYPE_CHECKING:
-    from holdfast.hosts.workflows.retry import Retry
+    from fastness.hosts.workflows.retry import Retry
 
 Result = TypeVar("Result")
 

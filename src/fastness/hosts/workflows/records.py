@@ -3,7 +3,7 @@
     {"generation": 0, "now": 1700000000000, "history": [["start", …], ["begin", …], ["step", …], …]}
 
 A coroutine cannot be stored, so a restored run executes its code again, and every call gets the recorded answer. The
-history has the run's own records (`holdfast.wire.run_records`), and what arrived for it:
+history has the run's own records (`fastness.wire.run_records`), and what arrived for it:
 
     [START, at_ms, arguments, blob]          the arguments are [args, kwargs]; a large value is in a blob instead
     [RECEIVED, at_ms, name, value, blob]     a signal
@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import cbor2
 
-from holdfast.wire import runs
-from holdfast.wire.restores import Entry
-from holdfast.wire.run_records import BEGIN, CONTINUE, END
+from fastness.wire import runs
+from fastness.wire.restores import Entry
+from fastness.wire.run_records import BEGIN, CONTINUE, END
 
 START: Final = "start"
 RECEIVED: Final = "received"

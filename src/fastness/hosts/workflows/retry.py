@@ -4,8 +4,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import EFFECT_ATTEMPTS_MAX
+from fastness.errors import InvalidArgument
+from fastness.limits import EFFECT_ATTEMPTS_MAX
 
 _DELAY_SECONDS_MAX: Final = 31_536_000.0  # A year.
 

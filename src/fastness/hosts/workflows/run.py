@@ -8,10 +8,10 @@ from uuid import UUID
 
 import cbor2
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.queues import MessageOptions, new_message, payload_of
-from holdfast.hosts.programs import address_of
-from holdfast.hosts.workflows.operations import (
+from fastness.errors import InvalidArgument
+from fastness.handles.queues import MessageOptions, new_message, payload_of
+from fastness.hosts.programs import address_of
+from fastness.hosts.workflows.operations import (
     ChildCall,
     Group,
     Operation,
@@ -22,18 +22,18 @@ from holdfast.hosts.workflows.operations import (
     as_coroutine,
     seconds_of,
 )
-from holdfast.hosts.workflows.retry import Retry
-from holdfast.hosts.workflows.scheduler import Continued, Scheduler
-from holdfast.hosts.workflows.values import checked_value, plain, result_converter
-from holdfast.hosts.workflows.workflow import Workflow
-from holdfast.names import checked_name
-from holdfast.wire import run_records as words
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.mail import NewMail, SendMail
-from holdfast.wire.queues import PutMessages
-from holdfast.wire.runs import RUN_PREFIX, SignalRun
-from holdfast.wire.worlds import PutItem
+from fastness.hosts.workflows.retry import Retry
+from fastness.hosts.workflows.scheduler import Continued, Scheduler
+from fastness.hosts.workflows.values import checked_value, plain, result_converter
+from fastness.hosts.workflows.workflow import Workflow
+from fastness.names import checked_name
+from fastness.wire import run_records as words
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.mail import NewMail, SendMail
+from fastness.wire.queues import PutMessages
+from fastness.wire.runs import RUN_PREFIX, SignalRun
+from fastness.wire.worlds import PutItem
 
 Result = TypeVar("Result")
 First = TypeVar("First")

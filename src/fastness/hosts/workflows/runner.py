@@ -22,13 +22,13 @@ from typing import Any, Final, NamedTuple
 import cbor2
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     Backend,
     Busy,
     Closed,
     Fenced,
     HeadAdvanced,
-    HoldfastError,
+    FastnessError,
     NotFound,
     PayloadTooLarge,
     RunCancelled,
@@ -36,28 +36,28 @@ from holdfast.errors import (
     RunNotFound,
     WorkflowChanged,
 )
-from holdfast.handles.queues import stored_messages
-from holdfast.hosts.failures import text_of
-from holdfast.hosts.hosted_world import HostedWorld
-from holdfast.hosts.runners import StopWorld
-from holdfast.hosts.step_context import StepContext, set_current_step
-from holdfast.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall
-from holdfast.hosts.workflows.records import ENDED, RECEIVED, START, Record, RunState, fold, has_ended
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.hosts.workflows.scheduler import Scheduler
-from holdfast.hosts.workflows.step_records import step_entry
-from holdfast.hosts.workflows.steps import error_of, run_here, run_on_queue
-from holdfast.hosts.workflows.values import plain
-from holdfast.hosts.workflows.workflow import Workflow
-from holdfast.limits import BATCH_BYTES_MAX, INBOX_INLINE_BYTES_MAX, RUN_VALUE_BYTES_MAX
-from holdfast.wire import run_records as words
-from holdfast.wire.atomic import Step
-from holdfast.wire.blobs import GetBlob, PutBlob
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent, InboxItem, Timer
-from holdfast.wire.queues import CancelMessage, PutMessages
-from holdfast.wire.restores import Entry
-from holdfast.wire.runs import (
+from fastness.handles.queues import stored_messages
+from fastness.hosts.failures import text_of
+from fastness.hosts.hosted_world import HostedWorld
+from fastness.hosts.runners import StopWorld
+from fastness.hosts.step_context import StepContext, set_current_step
+from fastness.hosts.workflows.operations import Call, ChildCall, SentCall, SleepCall, StepCall, WaitCall
+from fastness.hosts.workflows.records import ENDED, RECEIVED, START, Record, RunState, fold, has_ended
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.hosts.workflows.scheduler import Scheduler
+from fastness.hosts.workflows.step_records import step_entry
+from fastness.hosts.workflows.steps import error_of, run_here, run_on_queue
+from fastness.hosts.workflows.values import plain
+from fastness.hosts.workflows.workflow import Workflow
+from fastness.limits import BATCH_BYTES_MAX, INBOX_INLINE_BYTES_MAX, RUN_VALUE_BYTES_MAX
+from fastness.wire import run_records as words
+from fastness.wire.atomic import Step
+from fastness.wire.blobs import GetBlob, PutBlob
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent, InboxItem, Timer
+from fastness.wire.queues import CancelMessage, PutMessages
+from fastness.wire.restores import Entry
+from fastness.wire.runs import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -67,9 +67,9 @@ from holdfast.wire.runs import (
     StartRun,
     UpdateRun,
 )
-from holdfast.wire.worlds import PutItem
+from fastness.wire.worlds import PutItem
 
-_log = logging.getLogger("holdfast.host")
+_log = logging.getLogger("fastness.host")
 _encode_item = msgspec.msgpack.Encoder().encode
 _RECORDS_MAX: Final = 120  # Items, and also entries, of one commit: with the opening one they fit a batch.
 _BYTES_MAX: Final = BATCH_BYTES_MAX * 47 // 100  # The same for their bytes.
@@ -239,7 +239,7 @@ class WorkflowRunner:
                 cancelled_timers=[timer.encode() for timer in stale],
                 operations=operations,
             )
-        except HoldfastError as error:
+        except FastnessError as error:
             self._pending.extendleft(reversed(chosen))
             if isinstance(error, _NOT_OF_CALLS) or not any(each.call for each in chosen):
                 raise
@@ -356,7 +356,7 @@ class WorkflowRunner:
             if index < self._applied or each.is_kept or (numbers is not None and each.number not in numbers)
         )
 
-    def _blame(self, chosen: list[_Pending], error: HoldfastError) -> None:
+    def _blame(self, chosen: list[_Pending], error: FastnessError) -> None:
         """A commit was refused because of a call: find it by single commits, and let it fail."""
         if len(chosen) > 1:
             self._sends_singly = True
@@ -421,14 +421,14 @@ class WorkflowRunner:
             try:
                 result = canonical(plain(main.value))
                 return await self._completed(result, now_ms)
-            except HoldfastError as unusable:
+            except FastnessError as unusable:
                 error = unusable
         if scheduler.cancel_reason is not None and (error is None or isinstance(error, RunCancelled)):
             reason = scheduler.cancel_reason
             return self._ended(CANCELLED, now_ms, ["RunCancelled", reason], reason or None, RunCancelled.code)
         assert error is not None
         _log.warning("run %s of workflow %s failed", self._run_id, self._workflow.name, exc_info=error)
-        code = error.code if isinstance(error, HoldfastError) else type(error).__name__
+        code = error.code if isinstance(error, FastnessError) else type(error).__name__
         recorded = [*error_of(error), text_of(error)]
         return self._ended(FAILED, now_ms, recorded, ": ".join(error_of(error)), code)
 
@@ -533,7 +533,7 @@ class WorkflowRunner:
             await self._world.snapshot(self._state)
         except Fenced:
             raise
-        except HoldfastError as error:  # For example, a large blob where the plane has no object store.
+        except FastnessError as error:  # For example, a large blob where the plane has no object store.
             _log.warning("run %s: the snapshot failed: %s", self._run_id, error)
 
     # What the code has asked for.

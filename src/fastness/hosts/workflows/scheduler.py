@@ -15,8 +15,8 @@ from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
-from holdfast.errors import HoldfastError, RunCancelled, RunFailed, StepFailed, WorkflowChanged, WorkflowMisuse
-from holdfast.hosts.workflows.operations import (
+from fastness.errors import FastnessError, RunCancelled, RunFailed, StepFailed, WorkflowChanged, WorkflowMisuse
+from fastness.hosts.workflows.operations import (
     Call,
     ChildCall,
     Operation,
@@ -25,10 +25,10 @@ from holdfast.hosts.workflows.operations import (
     Strand,
     WaitCall,
 )
-from holdfast.hosts.workflows.records import CANCEL, ENDED, FIRED, RECEIVED, START, Record
-from holdfast.limits import RUN_CALLS_MAX
-from holdfast.wire import run_records as words
-from holdfast.wire.runs import COMPLETED
+from fastness.hosts.workflows.records import CANCEL, ENDED, FIRED, RECEIVED, START, Record
+from fastness.limits import RUN_CALLS_MAX
+from fastness.wire import run_records as words
+from fastness.wire.runs import COMPLETED
 
 Begin = Callable[[list[Any], dict[str, Any]], Coroutine[Any, Any, Any]]
 
@@ -200,7 +200,7 @@ class Scheduler:
         if isinstance(call, StepCall):
             try:
                 value = call.convert(record[5])
-            except HoldfastError as error:
+            except FastnessError as error:
                 raise self._misfit(call, error) from None
             self._end(call, value)
 
@@ -275,7 +275,7 @@ class Scheduler:
         if outcome["state"] == COMPLETED:
             try:
                 value = call.convert(outcome["result"])
-            except HoldfastError as error:
+            except FastnessError as error:
                 raise self._misfit(call, error) from None
             self._end(call, value)
         else:
@@ -329,7 +329,7 @@ class Scheduler:
             'the recorded calls first (put the change behind run.patched("name")), then resume the run'
         )
 
-    def _misfit(self, call: Call[Any], error: HoldfastError) -> WorkflowChanged:
+    def _misfit(self, call: Call[Any], error: FastnessError) -> WorkflowChanged:
         return WorkflowChanged(
             f"Run {self.run_id} has recorded {_named(call.kind, call.name)} as call {call.number}, and its result does "
             f"not fit the code any more ({error}). Deploy code that takes it, then resume the run"

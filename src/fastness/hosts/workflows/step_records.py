@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from holdfast.errors import HoldfastError, PayloadTooLarge
-from holdfast.hosts.workflows.operations import StepCall
-from holdfast.hosts.workflows.steps import error_of
-from holdfast.hosts.workflows.values import canonical_flat, plain
-from holdfast.limits import RUN_RESULT_BYTES_MAX
-from holdfast.wire import run_records as words
-from holdfast.wire.canonical import canonical
+from fastness.errors import FastnessError, PayloadTooLarge
+from fastness.hosts.workflows.operations import StepCall
+from fastness.hosts.workflows.steps import error_of
+from fastness.hosts.workflows.values import canonical_flat, plain
+from fastness.limits import RUN_RESULT_BYTES_MAX
+from fastness.wire import run_records as words
+from fastness.wire.canonical import canonical
 
 
 def step_entry(
@@ -18,7 +18,7 @@ def step_entry(
     if error is None:
         try:
             return _result_entry(call, now_ms, started_ms, result), None
-        except HoldfastError as unusable:
+        except FastnessError as unusable:
             error = unusable
     return _error_entry(call, now_ms, started_ms, error)
 

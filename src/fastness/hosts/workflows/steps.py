@@ -9,17 +9,17 @@ from functools import lru_cache, partial
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Final
 
-from holdfast.errors import Backend, Busy, ResultNotReady
-from holdfast.handles.queues import stored_messages
-from holdfast.handles.receipts import read_result
-from holdfast.handles.task_flow import start
-from holdfast.hosts.workflows.operations import StepCall
-from holdfast.tasks.app import Task
-from holdfast.tasks.arguments import TaskArguments
-from holdfast.tasks.functions import name_of
-from holdfast.wire import AsyncTransport
-from holdfast.wire.queues import CancelMessage, NewMessage, PutMessages
-from holdfast.wire.tasks import TaskCall
+from fastness.errors import Backend, Busy, ResultNotReady
+from fastness.handles.queues import stored_messages
+from fastness.handles.receipts import read_result
+from fastness.handles.task_flow import start
+from fastness.hosts.workflows.operations import StepCall
+from fastness.tasks.app import Task
+from fastness.tasks.arguments import TaskArguments
+from fastness.tasks.functions import name_of
+from fastness.wire import AsyncTransport
+from fastness.wire.queues import CancelMessage, NewMessage, PutMessages
+from fastness.wire.tasks import TaskCall
 
 _THREADS_MAX: Final = 64  # Blocking steps that run at a time in one process.
 _RESULT_WAIT_SECONDS: Final = 20.0  # As long as one call may wait.
@@ -124,7 +124,7 @@ async def _awaited(found: Awaitable[Any]) -> Any:
 @lru_cache(maxsize=1)
 def _threads(process: int) -> ThreadPoolExecutor:
     del process  # A forked process needs threads of its own.
-    return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="holdfast-step")
+    return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="fastness-step")
 
 
 def error_of(error: BaseException) -> list[str]:

@@ -8,9 +8,9 @@ from typing import Any, Final, get_type_hints
 import cbor2
 import msgspec
 
-from holdfast.errors import InvalidArgument, PayloadTooLarge
-from holdfast.limits import RUN_VALUE_BYTES_MAX
-from holdfast.wire.canonical import canonical
+from fastness.errors import InvalidArgument, PayloadTooLarge
+from fastness.limits import RUN_VALUE_BYTES_MAX
+from fastness.wire.canonical import canonical
 
 Convert = Callable[[Any], Any]
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine
 from functools import cached_property, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from holdfast.errors import InvalidArgument
-from holdfast.hosts.workflows.values import Convert, WorkflowArguments, result_converter, result_type
-from holdfast.names import checked_name
-from holdfast.wire.runs import WORKFLOW_PREFIX
+from fastness.errors import InvalidArgument
+from fastness.hosts.workflows.values import Convert, WorkflowArguments, result_converter, result_type
+from fastness.names import checked_name
+from fastness.wire.runs import WORKFLOW_PREFIX
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

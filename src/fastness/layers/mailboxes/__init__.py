@@ -10,11 +10,11 @@ read everything becomes *live* in the same transaction: mail from `live_from` on
 mail is lost or reordered between the last read and the first live mail.
 """
 
-from holdfast.layers.mailboxes.expiry import due_entries, sweep
-from holdfast.layers.mailboxes.keys import Address, Box, address_of, keys_of, policy_of, set_policy
-from holdfast.layers.mailboxes.reading import confirm, deliver, join, leave, mailboxes, peek, summary
-from holdfast.layers.mailboxes.receipts import mark_receipts_seen, receipts
-from holdfast.layers.mailboxes.sending import block, blocks, send
+from fastness.layers.mailboxes.expiry import due_entries, sweep
+from fastness.layers.mailboxes.keys import Address, Box, address_of, keys_of, policy_of, set_policy
+from fastness.layers.mailboxes.reading import confirm, deliver, join, leave, mailboxes, peek, summary
+from fastness.layers.mailboxes.receipts import mark_receipts_seen, receipts
+from fastness.layers.mailboxes.sending import block, blocks, send
 
 __all__ = [
     "due_entries",

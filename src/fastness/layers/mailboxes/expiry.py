@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from holdfast.kv import Transaction
-from holdfast.layers.mailboxes import receipts
-from holdfast.layers.mailboxes.keys import (
+from fastness.kv import Transaction
+from fastness.layers.mailboxes import receipts
+from fastness.layers.mailboxes.keys import (
     SEQUENCE_BYTES,
     SLOT_MS,
     Address,
@@ -25,7 +25,7 @@ from holdfast.layers.mailboxes.keys import (
     remove,
     save_after_removal,
 )
-from holdfast.limits import MAIL_EXPIRED_UNCOUNTED_MAX, MAIL_SWEEP_BATCH, MAIL_SWEEP_MAILBOXES
+from fastness.limits import MAIL_EXPIRED_UNCOUNTED_MAX, MAIL_SWEEP_BATCH, MAIL_SWEEP_MAILBOXES
 
 
 def due_entries(tx: Transaction, universe: str) -> list[bytes]:

@@ -22,11 +22,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import DamagedDatabase, InvalidArgument
-from holdfast.kv import Subspace, Transaction
-from holdfast.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
-from holdfast.mail_defaults import MAIL_DEFAULTS
-from holdfast.wire.mail import MailPolicy
+from fastness.errors import DamagedDatabase, InvalidArgument
+from fastness.kv import Subspace, Transaction
+from fastness.limits import MAIL_SWEEP_SECONDS, MAIL_TTL_SECONDS_MAX, MAILBOX_MAILS_LIMIT_MAX
+from fastness.mail_defaults import MAIL_DEFAULTS
+from fastness.wire.mail import MailPolicy
 
 SLOT_MS: Final = int(MAIL_SWEEP_SECONDS * 1_000)
 SEQUENCE_BYTES: Final = 8

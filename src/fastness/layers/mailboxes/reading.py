@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from holdfast.errors import BatchTooLarge, InvalidArgument, MailboxTaken
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers.mailboxes import receipts
-from holdfast.layers.mailboxes.expiry import count_pending
-from holdfast.layers.mailboxes.keys import (
+from fastness.errors import BatchTooLarge, InvalidArgument, MailboxTaken
+from fastness.kv import Subspace, Transaction
+from fastness.layers.mailboxes import receipts
+from fastness.layers.mailboxes.expiry import count_pending
+from fastness.layers.mailboxes.keys import (
     Address,
     Box,
     Mail,
@@ -23,10 +23,10 @@ from holdfast.layers.mailboxes.keys import (
     remove,
     save_after_removal,
 )
-from holdfast.layers.mailboxes.sending import check_id
-from holdfast.layers.worlds import first_elements
-from holdfast.limits import MAIL_BATCH_MAX
-from holdfast.wire.mail import CONFIRMED, DELIVERED, Envelope
+from fastness.layers.mailboxes.sending import check_id
+from fastness.layers.worlds import first_elements
+from fastness.limits import MAIL_BATCH_MAX
+from fastness.wire.mail import CONFIRMED, DELIVERED, Envelope
 
 _NO_BOUND: Final = 1 << 62
 _BySender = dict[str, list[tuple[str, bool]]]  # Mail ids, and whether each had been stored.

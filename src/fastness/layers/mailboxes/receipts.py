@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers.mailboxes.keys import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers.mailboxes.keys import (
     SLOT_MS,
     Address,
     MailboxKeys,
@@ -22,8 +22,8 @@ from holdfast.layers.mailboxes.keys import (
     policy_of,
     read_sequences,
 )
-from holdfast.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
-from holdfast.wire.mail import MailReceipt
+from fastness.limits import READ_ENTRIES_MAX, RECEIPTS_MAX
+from fastness.wire.mail import MailReceipt
 
 decode = msgspec.msgpack.Decoder(MailReceipt).decode
 

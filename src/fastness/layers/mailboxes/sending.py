@@ -1,11 +1,11 @@
 """Sending mail: checks, deduplication by id, storage, and blocked senders."""
 
-from holdfast.errors import InvalidArgument, MailboxFull, PayloadTooLarge, SenderBlocked
-from holdfast.kv import Transaction
-from holdfast.layers import agents
-from holdfast.layers.mailboxes import receipts
-from holdfast.layers.mailboxes.expiry import expire, remove_expired
-from holdfast.layers.mailboxes.keys import (
+from fastness.errors import InvalidArgument, MailboxFull, PayloadTooLarge, SenderBlocked
+from fastness.kv import Transaction
+from fastness.layers import agents
+from fastness.layers.mailboxes import receipts
+from fastness.layers.mailboxes.expiry import expire, remove_expired
+from fastness.layers.mailboxes.keys import (
     SEQUENCE_BYTES,
     SLOT_MS,
     Address,
@@ -21,9 +21,9 @@ from holdfast.layers.mailboxes.keys import (
     policy_of,
     save_after_removal,
 )
-from holdfast.layers.states import check_correlation_id
-from holdfast.limits import BLOCKS_MAX, CONTENT_TYPE_CHARACTERS_MAX, MAIL_BYTES_MAX, MAIL_ID_CHARACTERS_MAX
-from holdfast.wire.mail import CONFIRMED, STORED, NewMail
+from fastness.layers.states import check_correlation_id
+from fastness.limits import BLOCKS_MAX, CONTENT_TYPE_CHARACTERS_MAX, MAIL_BYTES_MAX, MAIL_ID_CHARACTERS_MAX
+from fastness.wire.mail import CONFIRMED, STORED, NewMail
 
 
 def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[str, bool]:

@@ -3,7 +3,7 @@
 `keys` draws the key layout, and `leasing` the states of a message.
 """
 
-from holdfast.layers.queues.admin import (
+from fastness.layers.queues.admin import (
     DeleteProgress,
     PurgeProgress,
     delete_step,
@@ -18,7 +18,7 @@ from holdfast.layers.queues.admin import (
     stats,
     survey,
 )
-from holdfast.layers.queues.by_id import (
+from fastness.layers.queues.by_id import (
     FoundLease,
     SearchOn,
     cancel,
@@ -29,24 +29,24 @@ from holdfast.layers.queues.by_id import (
     search_leases,
     update,
 )
-from holdfast.layers.queues.counters import DUE, NEVER_MS
-from holdfast.layers.queues.dead_letter_sources import sources as dead_letter_sources
-from holdfast.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
-from holdfast.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
-from holdfast.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
-from holdfast.layers.queues.failures import failures_of
-from holdfast.layers.queues.history import read_history
-from holdfast.layers.queues.key_flow import info as key_info
-from holdfast.layers.queues.key_flow import pause as pause_key
-from holdfast.layers.queues.keyed_receives import (
+from fastness.layers.queues.counters import DUE, NEVER_MS
+from fastness.layers.queues.dead_letter_sources import sources as dead_letter_sources
+from fastness.layers.queues.dead_letters import RedriveProgress, redrive, redrive_step
+from fastness.layers.queues.enqueue import only_adds, put, remove_schedule, schedules_of, set_schedule
+from fastness.layers.queues.expiry import due_in, next_due, sweep, sweep_and_collect_events
+from fastness.layers.queues.failures import failures_of
+from fastness.layers.queues.history import read_history
+from fastness.layers.queues.key_flow import info as key_info
+from fastness.layers.queues.key_flow import pause as pause_key
+from fastness.layers.queues.keyed_receives import (
     abandon_receive,
     ack_keyed,
     lease_keyed,
     release_undelivered,
     stored_lease,
 )
-from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.layers.queues.leasing import (
+from fastness.layers.queues.keys import QueueKey, keys_of
+from fastness.layers.queues.leasing import (
     Leased,
     Prefetched,
     deliveries_of,
@@ -54,11 +54,11 @@ from holdfast.layers.queues.leasing import (
     lease_or_wait,
     packed_of,
 )
-from holdfast.layers.queues.message_search import search_messages
-from holdfast.layers.queues.moves import delete_messages, move_as_new, move_messages
-from holdfast.layers.queues.outcomes import failed
-from holdfast.layers.queues.policies import dead_letter_queue, exists, is_deleted, policy_of, queue_name, visibility_ms
-from holdfast.layers.queues.settling import (
+from fastness.layers.queues.message_search import search_messages
+from fastness.layers.queues.moves import delete_messages, move_as_new, move_messages
+from fastness.layers.queues.outcomes import failed
+from fastness.layers.queues.policies import dead_letter_queue, exists, is_deleted, policy_of, queue_name, visibility_ms
+from fastness.layers.queues.settling import (
     ack,
     ack_many,
     ack_packed,
@@ -71,9 +71,9 @@ from holdfast.layers.queues.settling import (
     nack,
     reject,
 )
-from holdfast.layers.queues.upkeep import fold, needs_upkeep, run_upkeep
-from holdfast.wire.deliveries import delivery_of
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from fastness.layers.queues.upkeep import fold, needs_upkeep, run_upkeep
+from fastness.wire.deliveries import delivery_of
+from fastness.wire.stored_messages import StoredMessage, format_id
 
 __all__ = [
     "FoundLease",

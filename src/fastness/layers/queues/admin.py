@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, QueueInUse
-from holdfast.kv import Transaction, pages
-from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import (
+from fastness.errors import InvalidArgument, QueueInUse
+from fastness.kv import Transaction, pages
+from fastness.layers.idempotency import KeyedCall, store_result, stored_result
+from fastness.layers.queues import (
     dead_letter_sources,
     dead_letters,
     history,
@@ -18,13 +18,13 @@ from holdfast.layers.queues import (
     policies,
     retention,
 )
-from holdfast.layers.queues.counters import QueueTransaction, decode_counters, total_counters
-from holdfast.layers.queues.enqueue import remove_schedule, schedules_of
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
-from holdfast.layers.queues.message_leases import HeldLease
-from holdfast.layers.queues.policies import check_exists, dead_letter_queue, history_ms, policy_of
-from holdfast.layers.worlds import first_elements, matching_elements
-from holdfast.limits import (
+from fastness.layers.queues.counters import QueueTransaction, decode_counters, total_counters
+from fastness.layers.queues.enqueue import remove_schedule, schedules_of
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of, queues
+from fastness.layers.queues.message_leases import HeldLease
+from fastness.layers.queues.policies import check_exists, dead_letter_queue, history_ms, policy_of
+from fastness.layers.worlds import first_elements, matching_elements
+from fastness.limits import (
     DUE_BATCH_MAX,
     LEASED_LIST_MAX,
     LEASED_SCAN_MAX,
@@ -33,9 +33,9 @@ from holdfast.limits import (
     SUMMARY_LIST_MAX,
     SURVEY_NAMES_MAX,
 )
-from holdfast.wire.permissions import checked_queues
-from holdfast.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
-from holdfast.wire.stored_messages import StoredMessage, decode, encode, format_id
+from fastness.wire.permissions import checked_queues
+from fastness.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
+from fastness.wire.stored_messages import StoredMessage, decode, encode, format_id
 
 _LEASES = b"\x01"  # Where a purge continues that has come to the leases; a due entry follows.
 

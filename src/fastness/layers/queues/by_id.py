@@ -8,9 +8,9 @@ plain message that is leased is searched for in the leases, a bounded number of 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from holdfast.errors import HoldfastError, InvalidArgument, MessageFinished, MessageLeased, MessageNotFound
-from holdfast.kv import Transaction
-from holdfast.layers.queues import (
+from fastness.errors import FastnessError, InvalidArgument, MessageFinished, MessageLeased, MessageNotFound
+from fastness.kv import Transaction
+from fastness.layers.queues import (
     dead_letters,
     failures,
     key_flow,
@@ -20,15 +20,15 @@ from holdfast.layers.queues import (
     sidecars,
     unique_keys,
 )
-from holdfast.layers.queues.counters import QueueTransaction, total_counters
-from holdfast.layers.queues.enqueue import insert, move_ttl
-from holdfast.layers.queues.keys import QueueKey, place_of
-from holdfast.layers.queues.message_leases import HeldLease
-from holdfast.layers.queues.outcomes import OutcomeRecord
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of
-from holdfast.limits import DELAY_SECONDS_MAX, FIND_ENTRIES, PRIORITY_MAX
-from holdfast.wire.queues import LEASE_BYTES, Failure, MessageInfo, MessageResult, MessageState
-from holdfast.wire.stored_messages import ID_BYTES, StoredMessage, decode, format_id, parse_id
+from fastness.layers.queues.counters import QueueTransaction, total_counters
+from fastness.layers.queues.enqueue import insert, move_ttl
+from fastness.layers.queues.keys import QueueKey, place_of
+from fastness.layers.queues.message_leases import HeldLease
+from fastness.layers.queues.outcomes import OutcomeRecord
+from fastness.layers.queues.policies import dead_letter_queue, policy_of
+from fastness.limits import DELAY_SECONDS_MAX, FIND_ENTRIES, PRIORITY_MAX
+from fastness.wire.queues import LEASE_BYTES, Failure, MessageInfo, MessageResult, MessageState
+from fastness.wire.stored_messages import ID_BYTES, StoredMessage, decode, format_id, parse_id
 
 _PRIORITIES: Final = range(PRIORITY_MAX + 1)
 
@@ -184,7 +184,7 @@ def cancel(
 
 def cancel_many(
     tx: Transaction, queue: QueueKey, ids: Sequence[str], *, leases: Mapping[bytes, FoundLease] | None
-) -> tuple[list[HoldfastError | SearchOn | None], list[tuple[object, ...]]]:
+) -> tuple[list[FastnessError | SearchOn | None], list[tuple[object, ...]]]:
     """Cancel messages; for each None, or an error, or that its lease has to be searched for; and the events to publish.
 
     `leases` is the result of `search_leases` for all of them; None: it was not searched for leases so far.
@@ -194,7 +194,7 @@ def cancel_many(
 
 def _cancel_one_of(
     tx: Transaction, queue: QueueKey, id: str, leases: Mapping[bytes, FoundLease] | None
-) -> HoldfastError | SearchOn | None:
+) -> FastnessError | SearchOn | None:
     try:
         queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
         found = find_waiting(queue_tx, number) or _located(queue_tx, number)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.kv import Transaction, pages
-from holdfast.layers.queues.history import history_key, history_value
-from holdfast.layers.queues.key_states import KeyState, decode_state
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.policies import history_ms, policy_at
-from holdfast.limits import CLOCK_SET_BACK_MS_MIN
-from holdfast.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, encode
+from fastness.kv import Transaction, pages
+from fastness.layers.queues.history import history_key, history_value
+from fastness.layers.queues.key_states import KeyState, decode_state
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.layers.queues.policies import history_ms, policy_at
+from fastness.limits import CLOCK_SET_BACK_MS_MIN
+from fastness.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, encode
 
 NEVER_MS = (1 << 63) - 1
 _ID_TIME_SHIFT = 80  # A UUIDv7 begins with its milliseconds; this many bits follow.

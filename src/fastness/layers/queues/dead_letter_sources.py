@@ -8,12 +8,12 @@ entry can outlive the policy that it was written for, so every entry is compared
 
 from collections.abc import Sequence
 
-from holdfast.kv import Subspace, Transaction
-from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.layers.queues.policies import SUFFIX, dead_letter_queue, exists, policy_of
-from holdfast.layers.worlds import matching_elements
-from holdfast.wire.permissions import checked_queues, covers_queue
-from holdfast.wire.queues import QueuePolicy
+from fastness.kv import Subspace, Transaction
+from fastness.layers.queues.keys import QueueKey, keys_of
+from fastness.layers.queues.policies import SUFFIX, dead_letter_queue, exists, policy_of
+from fastness.layers.worlds import matching_elements
+from fastness.wire.permissions import checked_queues, covers_queue
+from fastness.wire.queues import QueuePolicy
 
 
 def change(tx: Transaction, queue: QueueKey, earlier: QueuePolicy, policy: QueuePolicy) -> None:

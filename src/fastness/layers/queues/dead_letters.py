@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.layers.queues import failures, locations, outcomes, sidecars, unique_keys
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.enqueue import clear_ttl, insert, keep_from_now, remove_parts, set_ttl
-from holdfast.layers.queues.groups import advance_group
-from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.layers.queues.policies import SUFFIX, check_not_deleted, dead_letter_queue, policy_of
-from holdfast.limits import MESSAGES_MAX, PRIORITY_MAX
-from holdfast.wire.queues import QueuePolicy
-from holdfast.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers.idempotency import KeyedCall, store_result, stored_result
+from fastness.layers.queues import failures, locations, outcomes, sidecars, unique_keys
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.enqueue import clear_ttl, insert, keep_from_now, remove_parts, set_ttl
+from fastness.layers.queues.groups import advance_group
+from fastness.layers.queues.keys import QueueKey, keys_of
+from fastness.layers.queues.policies import SUFFIX, check_not_deleted, dead_letter_queue, policy_of
+from fastness.limits import MESSAGES_MAX, PRIORITY_MAX
+from fastness.wire.queues import QueuePolicy
+from fastness.wire.stored_messages import JobOptions, StoredMessage, decode, parse_id
 
 
 def remove(queue_tx: QueueTransaction, message: StoredMessage, *, keep_failures: bool = False) -> None:

@@ -8,15 +8,15 @@ from zoneinfo import ZoneInfo
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from holdfast.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge, QuotaExceeded
-from holdfast.kv import Transaction
-from holdfast.layers import blobs
-from holdfast.layers.queues import groups, key_flow, locations, unique_keys, upkeep
-from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.policies import check_exists, max_attempts, policy_of, visibility_ms
-from holdfast.layers.states import check_correlation_id
-from holdfast.limits import (
+from fastness.errors import BatchTooLarge, Busy, EmptyBatch, InvalidArgument, PayloadTooLarge, QuotaExceeded
+from fastness.kv import Transaction
+from fastness.layers import blobs
+from fastness.layers.queues import groups, key_flow, locations, unique_keys, upkeep
+from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.layers.queues.policies import check_exists, max_attempts, policy_of, visibility_ms
+from fastness.layers.states import check_correlation_id
+from fastness.limits import (
     ATTRIBUTES_BYTES_MAX,
     ATTRIBUTES_MAX,
     DELAY_SECONDS_MAX,
@@ -29,17 +29,17 @@ from holdfast.limits import (
     SCHEDULES_MAX,
     TTL_SECONDS_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.tiers import Tier
-from holdfast.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
-from holdfast.wire.stored_messages import StoredMessage, encode, format_id
+from fastness.names import checked_name
+from fastness.tiers import Tier
+from fastness.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
+from fastness.wire.stored_messages import StoredMessage, encode, format_id
 
 _NUMBERS = (float, int)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
 TTL_EXPIRED = b"T"  # The kind of a due entry. The ends of leases and delays have an empty value.
 SCHEDULE_DUE = b"S"
-SCHEDULE_ATTRIBUTE = "holdfast-schedule"  # The name of the schedule that has put a message.
-DUE_ATTRIBUTE = "holdfast-due"  # When the schedule was due; the message may have been put later.
+SCHEDULE_ATTRIBUTE = "fastness-schedule"  # The name of the schedule that has put a message.
+DUE_ATTRIBUTE = "fastness-due"  # When the schedule was due; the message may have been put later.
 
 
 def put(

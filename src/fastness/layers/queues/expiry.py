@@ -6,8 +6,8 @@ time, so correctness does not depend on a background process. The sweeper only m
 
 from typing import Any
 
-from holdfast.kv import Transaction
-from holdfast.layers.queues import (
+from fastness.kv import Transaction
+from fastness.layers.queues import (
     by_id,
     dead_letters,
     enqueue,
@@ -18,13 +18,13 @@ from holdfast.layers.queues import (
     retention,
     unique_keys,
 )
-from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
-from holdfast.layers.queues.enqueue import SCHEDULE_DUE, TTL_EXPIRED
-from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.layers.queues.message_leases import HeldLease
-from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import DUE_BATCH_MAX
-from holdfast.wire.stored_messages import ID_BYTES, decode
+from fastness.layers.queues.counters import NEVER_MS, QueueTransaction, load_counters
+from fastness.layers.queues.enqueue import SCHEDULE_DUE, TTL_EXPIRED
+from fastness.layers.queues.keys import QueueKey, keys_of
+from fastness.layers.queues.message_leases import HeldLease
+from fastness.layers.queues.policies import policy_of
+from fastness.limits import DUE_BATCH_MAX
+from fastness.wire.stored_messages import ID_BYTES, decode
 
 
 def sweep(tx: Transaction, queue: QueueKey) -> int:

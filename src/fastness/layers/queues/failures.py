@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.kv import Transaction
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.policies import dead_letter_queue, takes_dead_letters
-from holdfast.limits import (
+from fastness.kv import Transaction
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.layers.queues.policies import dead_letter_queue, takes_dead_letters
+from fastness.limits import (
     ERROR_TYPE_BYTES_MAX,
     FAILURE_MESSAGE_BYTES_MAX,
     FAILURES_BYTES_MAX,
@@ -24,8 +24,8 @@ from holdfast.limits import (
     LAST_ERROR_BYTES_MAX,
     TRACEBACK_BYTES_MAX,
 )
-from holdfast.wire.queues import Failure, QueuePolicy
-from holdfast.wire.stored_messages import StoredHead, StoredMessage
+from fastness.wire.queues import Failure, QueuePolicy
+from fastness.wire.stored_messages import StoredHead, StoredMessage
 
 FAILED = "failed"  # It was nacked as a failure.
 EXPIRED = "expired"  # Its lease ended before it was settled.

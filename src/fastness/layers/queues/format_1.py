@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.kv import Pair
-from holdfast.layers.queues.counters import decode_counters
-from holdfast.layers.queues.keys import QueueKey, keys_of
-from holdfast.limits import PAYLOAD_CARRIED_BYTES_MAX
-from holdfast.wire.stored_messages import StoredMessage, encode, format_id
+from fastness.kv import Pair
+from fastness.layers.queues.counters import decode_counters
+from fastness.layers.queues.keys import QueueKey, keys_of
+from fastness.limits import PAYLOAD_CARRIED_BYTES_MAX
+from fastness.wire.stored_messages import StoredMessage, encode, format_id
 
 
 class _OldMessage(msgspec.Struct, array_like=True):

@@ -16,9 +16,9 @@ Only receives read the policy. A policy that changes applies to the next receive
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.layers.queues import key_flow, locations
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, decode, encode
+from fastness.layers.queues import key_flow, locations
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.wire.stored_messages import ID_BYTES, StoredHead, StoredMessage, decode, encode
 
 _BATCH: Final = b"\x00\x01"  # Ends the record of a locked group. Other records are two ids, or a byte longer.
 

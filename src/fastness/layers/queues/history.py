@@ -15,13 +15,13 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.policies import history_ms, policy_of
-from holdfast.limits import HISTORY_PAGE_MAX
-from holdfast.wire.queues import MessageEvent, MessageEvents
-from holdfast.wire.stored_messages import ID_BYTES, format_id
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.layers.queues.policies import history_ms, policy_of
+from fastness.limits import HISTORY_PAGE_MAX
+from fastness.wire.queues import MessageEvent, MessageEvents
+from fastness.wire.stored_messages import ID_BYTES, format_id
 
 # Stored as the position in this list, in the order of a message's life. Only append.
 KINDS: Final = (

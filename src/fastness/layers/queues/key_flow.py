@@ -16,16 +16,16 @@ order is that of priorities and ages, among the keys that may go on.
 
 import math
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Transaction, unpack
-from holdfast.layers.queues import locations
-from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
-from holdfast.layers.queues.key_states import KeyState
-from holdfast.layers.queues.keys import QueueKey, place_of, priority_at
-from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import DELAY_SECONDS_MAX, KEY_CHARACTERS_MAX, KEYS_BATCH_MAX
-from holdfast.wire.queues import KeyInfo, QueuePolicy
-from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, encode
+from fastness.errors import InvalidArgument
+from fastness.kv import Transaction, unpack
+from fastness.layers.queues import locations
+from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
+from fastness.layers.queues.key_states import KeyState
+from fastness.layers.queues.keys import QueueKey, place_of, priority_at
+from fastness.layers.queues.policies import policy_of
+from fastness.limits import DELAY_SECONDS_MAX, KEY_CHARACTERS_MAX, KEYS_BATCH_MAX
+from fastness.wire.queues import KeyInfo, QueuePolicy
+from fastness.wire.stored_messages import StoredHead, StoredMessage, decode, encode
 
 KEY_DUE = b"K"  # The kind of a due entry: a key may go on.
 LIMITS_DUE = b"L"  # The limits of keys have changed, so each key may go on at another time.

@@ -9,14 +9,14 @@ from typing import Any
 
 import msgspec
 
-from holdfast.kv import Transaction
-from holdfast.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
-from holdfast.layers.queues import message_leases
-from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.queues.leasing import Leased, Prefetched, lease_or_wait
-from holdfast.layers.queues.settling import ack_packed, defer_all
-from holdfast.wire.queues import PackedAck, RefusedAck
+from fastness.kv import Transaction
+from fastness.layers.idempotency import KeyedCall, delete_result, read_result, store_result, stored_result
+from fastness.layers.queues import message_leases
+from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
+from fastness.layers.queues.keys import QueueKey
+from fastness.layers.queues.leasing import Leased, Prefetched, lease_or_wait
+from fastness.layers.queues.settling import ack_packed, defer_all
+from fastness.wire.queues import PackedAck, RefusedAck
 
 
 class _KeyedLease(msgspec.Struct, frozen=True, array_like=True):

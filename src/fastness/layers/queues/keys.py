@@ -38,9 +38,9 @@ puts. A message with a key is ready under its turn instead of its id if the keys
 from functools import lru_cache
 from typing import NamedTuple
 
-from holdfast.kv import Subspace
-from holdfast.limits import PRIORITY_MAX
-from holdfast.wire.stored_messages import ID_BYTES, StoredMessage
+from fastness.kv import Subspace
+from fastness.limits import PRIORITY_MAX
+from fastness.wire.stored_messages import ID_BYTES, StoredMessage
 
 
 class QueueKey(NamedTuple):

@@ -22,10 +22,10 @@ entries, or leased workflow states, is kept.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Pair, Transaction
-from holdfast.layers.leases import check_owner
-from holdfast.layers.queues import (
+from fastness.errors import InvalidArgument
+from fastness.kv import Pair, Transaction
+from fastness.layers.leases import check_owner
+from fastness.layers.queues import (
     dead_letters,
     groups,
     key_flow,
@@ -35,20 +35,20 @@ from holdfast.layers.queues import (
     sidecars,
     unique_keys,
 )
-from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
-from holdfast.layers.queues.expiry import process_due
-from holdfast.layers.queues.failures import (
+from fastness.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction
+from fastness.layers.queues.expiry import process_due
+from fastness.layers.queues.failures import (
     Failures,
     delivered_failures,
 )
-from holdfast.layers.queues.keys import QueueKey, priority_at
-from holdfast.layers.queues.message_leases import HeldLease
-from holdfast.layers.queues.policies import check_exists, policy_of, takes_dead_letters
-from holdfast.layers.queues.rate_budgets import RateBudget
-from holdfast.layers.queues.settling import settle_packed
-from holdfast.limits import LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
-from holdfast.wire.deliveries import delivery_of
-from holdfast.wire.queues import (
+from fastness.layers.queues.keys import QueueKey, priority_at
+from fastness.layers.queues.message_leases import HeldLease
+from fastness.layers.queues.policies import check_exists, policy_of, takes_dead_letters
+from fastness.layers.queues.rate_budgets import RateBudget
+from fastness.layers.queues.settling import settle_packed
+from fastness.limits import LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
+from fastness.wire.deliveries import delivery_of
+from fastness.wire.queues import (
     Delivery,
     PackedAck,
     PackedLease,
@@ -56,7 +56,7 @@ from holdfast.wire.queues import (
     RefusedAck,
     SidecarState,
 )
-from holdfast.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, put_at_ms
+from fastness.wire.stored_messages import StoredHead, StoredMessage, decode, decode_head, put_at_ms
 
 _FIRST = b"\x00"  # Before the place of every message.
 PREFETCH_MAX = 64  # Messages that one scan reads and keeps for later deliveries.

@@ -9,7 +9,7 @@ Messages without job options that are ready or delayed need none: their keys fol
 
 from typing import Final
 
-from holdfast.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.counters import QueueTransaction
 
 IN_GROUP: Final = b"w"
 WITH_KEY: Final = b"k"

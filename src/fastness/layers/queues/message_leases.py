@@ -22,12 +22,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.kv import Transaction, pages
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import QueueKeys
-from holdfast.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX, MESSAGES_MAX
-from holdfast.wire.queues import LEASE_BYTES, MessageLease, PackedLease, lease_mismatch
-from holdfast.wire.stored_messages import (
+from fastness.kv import Transaction, pages
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.keys import QueueKeys
+from fastness.limits import ACK_MEMORY_SECONDS, LEASE_INLINE_BYTES_MAX, MESSAGES_MAX
+from fastness.wire.queues import LEASE_BYTES, MessageLease, PackedLease, lease_mismatch
+from fastness.wire.stored_messages import (
     ID_BYTES,
     StoredHead,
     StoredMessage,

@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple, get_args
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Pair, Transaction, pages
-from holdfast.layers.queues import message_leases, outcomes
-from holdfast.layers.queues.counters import load_counters, total_counters
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.outcomes import OutcomeRecord
-from holdfast.layers.queues.policies import dead_letter_queue, policy_of
-from holdfast.limits import DUE_BATCH_MAX, SEARCH_ENTRIES, SEARCH_LIST_MAX, SEARCH_TEXT_CHARACTERS_MAX, TTL_SECONDS_MAX
-from holdfast.wire.queues import FoundMessage, FoundMessages, MessageState, SearchMessages
-from holdfast.wire.stored_messages import StoredMessage, decode, format_id
+from fastness.errors import InvalidArgument
+from fastness.kv import Pair, Transaction, pages
+from fastness.layers.queues import message_leases, outcomes
+from fastness.layers.queues.counters import load_counters, total_counters
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.layers.queues.outcomes import OutcomeRecord
+from fastness.layers.queues.policies import dead_letter_queue, policy_of
+from fastness.limits import DUE_BATCH_MAX, SEARCH_ENTRIES, SEARCH_LIST_MAX, SEARCH_TEXT_CHARACTERS_MAX, TTL_SECONDS_MAX
+from fastness.wire.queues import FoundMessage, FoundMessages, MessageState, SearchMessages
+from fastness.wire.stored_messages import StoredMessage, decode, format_id
 
 _STATES: Final[tuple[MessageState, ...]] = get_args(MessageState)
 

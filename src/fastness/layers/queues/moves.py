@@ -8,25 +8,25 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from holdfast.errors import (
-    HoldfastError,
+from fastness.errors import (
+    FastnessError,
     InvalidArgument,
     MessageFinished,
     MessageKeyTaken,
     MessageLeased,
     MessageNotFound,
 )
-from holdfast.kv import Transaction
-from holdfast.layers.queues import by_id, dead_letters, enqueue, failures, locations, outcomes, unique_keys
-from holdfast.layers.queues.by_id import WaitingMessage
-from holdfast.layers.queues.counters import QueueTransaction, total_counters
-from holdfast.layers.queues.enqueue import insert, keep_from_now, move_ttl
-from holdfast.layers.queues.groups import advance_group
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.queues.policies import check_not_deleted, dead_letter_queue, policy_of
-from holdfast.wire.stored_messages import JobOptions, StoredMessage, format_id, parse_id
+from fastness.kv import Transaction
+from fastness.layers.queues import by_id, dead_letters, enqueue, failures, locations, outcomes, unique_keys
+from fastness.layers.queues.by_id import WaitingMessage
+from fastness.layers.queues.counters import QueueTransaction, total_counters
+from fastness.layers.queues.enqueue import insert, keep_from_now, move_ttl
+from fastness.layers.queues.groups import advance_group
+from fastness.layers.queues.keys import QueueKey
+from fastness.layers.queues.policies import check_not_deleted, dead_letter_queue, policy_of
+from fastness.wire.stored_messages import JobOptions, StoredMessage, format_id, parse_id
 
-Refusals = list[HoldfastError | None]
+Refusals = list[FastnessError | None]
 
 
 def delete_messages(tx: Transaction, queue: QueueKey, ids: Sequence[str]) -> Refusals:
@@ -163,7 +163,7 @@ def _each(tx: Transaction, queue: QueueKey, ids: Sequence[str], change: Callable
     ]
 
 
-def _change_one(change: Callable[[bytes], None], id: str) -> HoldfastError | None:
+def _change_one(change: Callable[[bytes], None], id: str) -> FastnessError | None:
     try:
         change(parse_id(id))
     except (InvalidArgument, MessageNotFound, MessageLeased, MessageFinished, MessageKeyTaken) as error:

@@ -17,15 +17,15 @@ from typing import Final, Literal
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, MessageFailed, PayloadTooLarge
-from holdfast.kv import Transaction
-from holdfast.layers import blobs
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import QueueKeys
-from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import EXPIRY_BATCH_MAX, RESULT_BYTES_MAX
-from holdfast.wire.queues import Failure, MessageResult, NewResult, message_cancelled
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from fastness.errors import InvalidArgument, MessageFailed, PayloadTooLarge
+from fastness.kv import Transaction
+from fastness.layers import blobs
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.keys import QueueKeys
+from fastness.layers.queues.policies import policy_of
+from fastness.limits import EXPIRY_BATCH_MAX, RESULT_BYTES_MAX
+from fastness.wire.queues import Failure, MessageResult, NewResult, message_cancelled
+from fastness.wire.stored_messages import StoredMessage, format_id
 
 EXPIRY_DUE: Final = b"E"  # The kind of a due entry: records of a minute have expired.
 _MINUTE_MS: Final = 60_000

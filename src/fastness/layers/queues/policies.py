@@ -2,10 +2,10 @@
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, QueueNotFound, SqsQueueDeletedRecently
-from holdfast.kv import Transaction
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.limits import (
+from fastness.errors import InvalidArgument, QueueNotFound, SqsQueueDeletedRecently
+from fastness.kv import Transaction
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.limits import (
     DELAY_SECONDS_MAX,
     FAILURES_KEPT_MAX,
     MAX_ATTEMPTS_MAX,
@@ -15,8 +15,8 @@ from holdfast.limits import (
     TTL_SECONDS_MAX,
     VISIBILITY_SECONDS_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.wire.queues import QueuePolicy
+from fastness.names import checked_name
+from fastness.wire.queues import QueuePolicy
 
 DEFAULT = QueuePolicy()
 SUFFIX = ".dlq"  # Of the name of a dead letter queue, unless the policy names it.

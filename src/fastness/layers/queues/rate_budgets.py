@@ -2,8 +2,8 @@
 
 import math
 
-from holdfast.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction, decode_counters
-from holdfast.wire.stored_messages import encode
+from fastness.layers.queues.counters import NEVER_MS, QueueCounters, QueueTransaction, decode_counters
+from fastness.wire.stored_messages import encode
 
 
 class RateBudget:

@@ -16,15 +16,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.kv import Transaction
-from holdfast.layers.queues import by_id, dead_letters, key_flow, message_leases
-from holdfast.layers.queues.by_id import WaitingMessage
-from holdfast.layers.queues.counters import NEVER_MS, QueueTransaction
-from holdfast.layers.queues.keys import QueueKeys
-from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import PRIORITY_MAX, RETENTION_BATCH_MAX, RETENTION_PASS_MS_MIN, RETENTION_PASSES_MIN
-from holdfast.wire.queues import MessageState, QueuePolicy
-from holdfast.wire.stored_messages import StoredMessage, decode, encode, put_at_ms
+from fastness.kv import Transaction
+from fastness.layers.queues import by_id, dead_letters, key_flow, message_leases
+from fastness.layers.queues.by_id import WaitingMessage
+from fastness.layers.queues.counters import NEVER_MS, QueueTransaction
+from fastness.layers.queues.keys import QueueKeys
+from fastness.layers.queues.policies import policy_of
+from fastness.limits import PRIORITY_MAX, RETENTION_BATCH_MAX, RETENTION_PASS_MS_MIN, RETENTION_PASSES_MIN
+from fastness.wire.queues import MessageState, QueuePolicy
+from fastness.wire.stored_messages import StoredMessage, decode, encode, put_at_ms
 
 RETENTION_DUE: Final = b"R"  # The kind of a due entry: a step of the pass.
 

@@ -14,9 +14,9 @@ from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
-from holdfast.errors import HoldfastError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
-from holdfast.kv import Transaction
-from holdfast.layers.queues import (
+from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch
+from fastness.kv import Transaction
+from fastness.layers.queues import (
     by_id,
     dead_letters,
     failures,
@@ -25,18 +25,18 @@ from holdfast.layers.queues import (
     outcomes,
     sidecars,
 )
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.failures import (
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.failures import (
     FAILED,
     REJECTED,
     makes_dead_letter,
     retry_delay_ms,
 )
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.queues.message_leases import HeldLease, HeldLeases
-from holdfast.layers.queues.policies import policy_of
-from holdfast.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, VISIBILITY_SECONDS_MAX
-from holdfast.wire.queues import (
+from fastness.layers.queues.keys import QueueKey
+from fastness.layers.queues.message_leases import HeldLease, HeldLeases
+from fastness.layers.queues.policies import policy_of
+from fastness.limits import DELAY_SECONDS_MAX, MESSAGES_MAX, VISIBILITY_SECONDS_MAX
+from fastness.wire.queues import (
     LEASE_BYTES,
     MessageLease,
     NewResult,
@@ -48,7 +48,7 @@ from holdfast.wire.queues import (
     message_cancelled,
     positions_in,
 )
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from fastness.wire.stored_messages import StoredMessage, format_id
 
 
 def ack(
@@ -80,7 +80,7 @@ def ack_many(
     results: Sequence[NewResult | None] = (),
     *,
     late: bool = False,
-) -> list[str | HoldfastError]:
+) -> list[str | FastnessError]:
     """`ack` several messages; returns the correlation id of each, or why it was refused.
 
     `results` are those of the first messages.
@@ -90,7 +90,7 @@ def ack_many(
             outcomes.check_result(result)
     queue_tx = QueueTransaction(tx, queue)
     held_leases = HeldLeases(queue_tx)
-    answers: list[str | HoldfastError] = []
+    answers: list[str | FastnessError] = []
     any_late = False
     for proof, result in zip_longest(proofs, results):
         try:
@@ -333,14 +333,14 @@ def extend(tx: Transaction, queue: QueueKey, proof: MessageLease, *, by_ms: int)
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
     outcome = extend_many(tx, queue, [proof], by_ms=by_ms)[0]
-    if isinstance(outcome, HoldfastError):
+    if isinstance(outcome, FastnessError):
         raise outcome
     return outcome
 
 
 def extend_many(
     tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease], *, by_ms: int
-) -> list[StoredMessage | HoldfastError]:
+) -> list[StoredMessage | FastnessError]:
     """`extend` several messages; returns each as it is leased now, or why it was refused.
 
     Messages that are all that is left of a lease keep it, and the lease is extended. Others leave it.
@@ -349,7 +349,7 @@ def extend_many(
         raise InvalidArgument("A lease is extended by at least 0.001 s; to return the message to the queue, nack it")
     queue_tx, due_ms = QueueTransaction(tx, queue), tx.now_ms + by_ms
     held_leases = HeldLeases(queue_tx)
-    found: list[tuple[HeldLease, int] | HoldfastError] = []
+    found: list[tuple[HeldLease, int] | FastnessError] = []
     for proof in proofs:
         try:
             found.append(_unsettled(queue_tx, held_leases.find(proof), proof))
@@ -357,10 +357,10 @@ def extend_many(
             found.append(error)
     extended: dict[bytes, tuple[HeldLease, set[int]]] = {}
     for each in found:
-        if not isinstance(each, HoldfastError):
+        if not isinstance(each, FastnessError):
             held, position = each
             extended.setdefault(held.id, (held, set()))[1].add(position)
-    outcomes = [each if isinstance(each, HoldfastError) else each[0].message(each[1]) for each in found]
+    outcomes = [each if isinstance(each, FastnessError) else each[0].message(each[1]) for each in found]
     for held, positions in extended.values():
         if due_ms > held.record.due_ms:
             _extend(queue_tx, held, positions, due_ms)
@@ -384,7 +384,7 @@ def _extend(queue_tx: QueueTransaction, held: HeldLease, positions: set[int], du
 
 def change_visibility(
     tx: Transaction, queue: QueueKey, changes: Sequence[VisibilityChange]
-) -> list[StoredMessage | HoldfastError]:
+) -> list[StoredMessage | FastnessError]:
     """Let leases end at other times, sooner or later; returns each message as it is now, or why it was refused.
 
     With 0 seconds the message returns to the queue at once, without counting a failure. Its group goes on as after a
@@ -393,7 +393,7 @@ def change_visibility(
     """
     queue_tx = QueueTransaction(tx, queue)
     held_leases = HeldLeases(queue_tx)
-    answers: list[StoredMessage | HoldfastError] = []
+    answers: list[StoredMessage | FastnessError] = []
     changed: dict[bytes, tuple[HeldLease, dict[int, StoredMessage]]] = {}
     for change in changes:
         try:
@@ -459,9 +459,9 @@ def check(tx: Transaction, queue: QueueKey, proof: MessageLease) -> None:
         raise lease_mismatch(proof)
 
 
-def ended(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -> list[HoldfastError | None]:
+def ended(tx: Transaction, queue: QueueKey, proofs: Sequence[MessageLease]) -> list[FastnessError | None]:
     """Why each of these leases does not hold any more; None for those that do."""
-    answers: list[HoldfastError | None] = []
+    answers: list[FastnessError | None] = []
     for proof in proofs:
         try:
             check(tx, queue, proof)

@@ -4,14 +4,14 @@ The state is an ordinary state document under `q/<queue>/state/<message id>`. Th
 other, and one commit can do that and acknowledge the message.
 """
 
-from holdfast.kv import Transaction
-from holdfast.layers import leases, states
-from holdfast.layers.leases import Grant, LeaseKey
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.layers.states import State
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.queues import SidecarState
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from fastness.kv import Transaction
+from fastness.layers import leases, states
+from fastness.layers.leases import Grant, LeaseKey
+from fastness.layers.queues.keys import QueueKey
+from fastness.layers.states import State
+from fastness.wire.leases import LeaseProof
+from fastness.wire.queues import SidecarState
+from fastness.wire.stored_messages import StoredMessage, format_id
 
 _NULL = b"\xf6"  # CBOR null, the value of a new state.
 

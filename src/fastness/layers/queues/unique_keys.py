@@ -9,12 +9,12 @@ A debounce key belongs to its message while that is delayed.
 
 from typing import Final
 
-from holdfast.kv import Transaction
-from holdfast.layers.queues import outcomes
-from holdfast.layers.queues.counters import QueueTransaction
-from holdfast.layers.queues.keys import QueueKeys
-from holdfast.wire.queues import NewMessage
-from holdfast.wire.stored_messages import (
+from fastness.kv import Transaction
+from fastness.layers.queues import outcomes
+from fastness.layers.queues.counters import QueueTransaction
+from fastness.layers.queues.keys import QueueKeys
+from fastness.wire.queues import NewMessage
+from fastness.wire.stored_messages import (
     ID_BYTES,
     UNIQUE_UNTIL_DONE,
     UNIQUE_UNTIL_LEASED,

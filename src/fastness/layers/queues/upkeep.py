@@ -10,18 +10,18 @@ a new one, which takes over from the folded one what is not a sum: see `counters
 
 from typing import Final
 
-from holdfast.kv import Transaction
-from holdfast.layers.queues.counters import QueueTransaction, decode_counters, merged_counters
-from holdfast.layers.queues.history import events_before
-from holdfast.layers.queues.keys import QueueKey, QueueKeys, keys_of
-from holdfast.layers.queues.policies import history_ms, policy_of
-from holdfast.limits import (
+from fastness.kv import Transaction
+from fastness.layers.queues.counters import QueueTransaction, decode_counters, merged_counters
+from fastness.layers.queues.history import events_before
+from fastness.layers.queues.keys import QueueKey, QueueKeys, keys_of
+from fastness.layers.queues.policies import history_ms, policy_of
+from fastness.limits import (
     COUNTERS_FOLDED_MAX,
     COUNTERS_UNFOLDED_MAX,
     EXPIRED_KEYS_BATCH_MAX,
     IDEMPOTENCY_SECONDS,
 )
-from holdfast.wire.stored_messages import encode
+from fastness.wire.stored_messages import encode
 
 _MINUTE_MS: Final = 60_000
 _Ranges = list[tuple[bytes, bytes]]

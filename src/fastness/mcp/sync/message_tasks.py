@@ -3,14 +3,14 @@
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast import Message
-from holdfast.limits import MCP_ANSWER_DELAY_SECONDS
-from holdfast.mcp.questions import InputNeeded, checked_answer, was_put_by_a_tool
-from holdfast.mcp.task_rows import COLLECTION, ROWS_MAX, Answer, checked_question, progress_row, question_row
+from fastness import Message
+from fastness.limits import MCP_ANSWER_DELAY_SECONDS
+from fastness.mcp.questions import InputNeeded, checked_answer, was_put_by_a_tool
+from fastness.mcp.task_rows import COLLECTION, ROWS_MAX, Answer, checked_question, progress_row, question_row
 
 
 class Task:
-    """The task of a message; see `holdfast.mcp.tasks.task_of`."""
+    """The task of a message; see `fastness.mcp.tasks.task_of`."""
 
     def __init__(self, message: Message) -> None:
         self.message = message

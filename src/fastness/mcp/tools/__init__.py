@@ -1,9 +1,9 @@
-"""The tools of Holdfast, by what they are about."""
+"""The tools of Fastness, by what they are about."""
 
 from typing import Any, Final
 
-from holdfast.mcp.tool import Tool
-from holdfast.mcp.tools import blobs, dead_letters, leases, mail, queues, states, tasks, worlds
+from fastness.mcp.tool import Tool
+from fastness.mcp.tools import blobs, dead_letters, leases, mail, queues, states, tasks, worlds
 
 TOOLS: Final[tuple[Tool[Any, Any], ...]] = (
     *mail.TOOLS,

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from holdfast.errors import PayloadTooLarge
-from holdfast.limits import MCP_BLOB_BYTES_MAX, MCP_CONTENT_BYTES_MAX
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import OFFSET_MAX, Content, body_of, content_of_part, read_range
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.errors import PayloadTooLarge
+from fastness.limits import MCP_BLOB_BYTES_MAX, MCP_CONTENT_BYTES_MAX
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import OFFSET_MAX, Content, body_of, content_of_part, read_range
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
 
 _HASH: Final = Meta(description="The hash of the blob: 64 hexadecimal digits.", pattern="^[0-9a-f]{64}$")
 

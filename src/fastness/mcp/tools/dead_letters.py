@@ -4,14 +4,14 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-import holdfast
-from holdfast.errors import InvalidArgument
-from holdfast.limits import MCP_DEAD_LETTERS_SCANNED_MAX, MCP_ERROR_CHARACTERS_MAX, MCP_LIST_MAX
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import Content, content_of_stored, shares
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
-from holdfast.mcp.tools.fields import ShortText, utc
-from holdfast.mcp.tools.queues import MessageId, QueueName, rest_of_message
+import fastness
+from fastness.errors import InvalidArgument
+from fastness.limits import MCP_DEAD_LETTERS_SCANNED_MAX, MCP_ERROR_CHARACTERS_MAX, MCP_LIST_MAX
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import Content, content_of_stored, shares
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.tools.fields import ShortText, utc
+from fastness.mcp.tools.queues import MessageId, QueueName, rest_of_message
 
 
 class DeadLettersSearch(ToolInput, frozen=True):
@@ -76,7 +76,7 @@ async def _search(caller: Caller, given: DeadLettersSearch) -> DeadLetters:
     )
 
 
-def _matches(letter: holdfast.Delivery, given: DeadLettersSearch) -> bool:
+def _matches(letter: fastness.Delivery, given: DeadLettersSearch) -> bool:
     if given.error is not None and given.error.lower() not in (letter.last_error or "").lower():
         return False
     return given.text is None or given.text.lower() in (letter.payload or b"").decode(errors="replace").lower()

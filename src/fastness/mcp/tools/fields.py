@@ -5,8 +5,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from holdfast.limits import MCP_LEASE_SECONDS_MAX, MCP_LEASE_SECONDS_MIN, MCP_WAIT_SECONDS_MAX
-from holdfast.mcp.contents import OFFSET_MAX
+from fastness.limits import MCP_LEASE_SECONDS_MAX, MCP_LEASE_SECONDS_MIN, MCP_WAIT_SECONDS_MAX
+from fastness.mcp.contents import OFFSET_MAX
 
 ShortText = Annotated[str, Meta(min_length=1, max_length=255)]  # Of optional fields, which have their own description.
 WaitSeconds = Annotated[

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-import holdfast
-from holdfast.errors import Fenced, InvalidName, LeaseHeld
-from holdfast.limits import MCP_LEASE_KEYS_MAX, MCP_LEASE_SECONDS, MCP_LIST_MAX
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
-from holdfast.mcp.tools.fields import AfterName, AtExpiry, ExpiresAt, Fence, LeaseId, LeaseSeconds, WaitSeconds, utc
-from holdfast.names import checked_key
+import fastness
+from fastness.errors import Fenced, InvalidName, LeaseHeld
+from fastness.limits import MCP_LEASE_KEYS_MAX, MCP_LEASE_SECONDS, MCP_LIST_MAX
+from fastness.mcp.caller import Caller
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.tools.fields import AfterName, AtExpiry, ExpiresAt, Fence, LeaseId, LeaseSeconds, WaitSeconds, utc
+from fastness.names import checked_key
 
 Key = Annotated[
     str,
@@ -53,7 +53,7 @@ async def _acquire(caller: Caller, given: LeaseAcquire) -> HeldLeases:
     ends_at = time.monotonic() + given.wait_seconds
     known = {key: await caller.plane.lease(_checked(key)).describe() for key in given.keys}
     mine = {key for key, found in known.items() if found.held and found.lease and found.lease.owner == caller.agent}
-    granted: list[holdfast.AsyncLease] = []
+    granted: list[fastness.AsyncLease] = []
     # All callers take keys in one order, so that no two of them wait for each other. Keys that the caller holds come
     # last: if another one is refused, their fences stay valid. They are never released: if one has expired and is
     # refused, those that were granted again stay the caller's.
@@ -79,7 +79,7 @@ async def _acquire(caller: Caller, given: LeaseAcquire) -> HeldLeases:
     return HeldLeases(leases=leases, at_expiry=_at_expiry(given.lease_seconds))
 
 
-async def _release(leases: list[holdfast.AsyncLease], kept: set[str]) -> None:
+async def _release(leases: list[fastness.AsyncLease], kept: set[str]) -> None:
     for lease in leases:
         if lease.key not in kept:
             await lease.release()

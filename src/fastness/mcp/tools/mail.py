@@ -5,14 +5,14 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from holdfast import Envelope
-from holdfast.limits import MCP_LIST_MAX, MCP_MAILS_MAX
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import Content, Rest, body_of, content_of, shares
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
-from holdfast.mcp.tools.fields import AfterName, BodyStart, IsBase64, ShortText, WaitSeconds, utc
+from fastness import Envelope
+from fastness.limits import MCP_LIST_MAX, MCP_MAILS_MAX
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import Content, Rest, body_of, content_of, shares
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.tools.fields import AfterName, BodyStart, IsBase64, ShortText, WaitSeconds, utc
 
-_SEALED: Final = "application/vnd.holdfast.sealed"  # The content type of encrypted mail.
+_SEALED: Final = "application/vnd.fastness.sealed"  # The content type of encrypted mail.
 _MAIL_ID: Final = Meta(description="The id of a mail, from mail_read.", min_length=1, max_length=64)
 
 

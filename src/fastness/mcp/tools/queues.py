@@ -5,17 +5,17 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-import holdfast
-from holdfast.errors import MessageCancelled, MessageFailed, MessageNotFound, ResultNotReady
-from holdfast.limits import (
+import fastness
+from fastness.errors import MessageCancelled, MessageFailed, MessageNotFound, ResultNotReady
+from fastness.limits import (
     DELAY_SECONDS_MAX,
     LAST_ERROR_BYTES_MAX,
     MCP_LIST_MAX,
     MCP_MESSAGE_LEASE_SECONDS,
     MCP_RECEIVE_MAX,
 )
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import (
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import (
     BYTES,
     OFFSET_MAX,
     Content,
@@ -26,9 +26,9 @@ from holdfast.mcp.contents import (
     content_of_value,
     shares,
 )
-from holdfast.mcp.task_marks import is_task_of_another, mark_of_job
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
-from holdfast.mcp.tools.fields import (
+from fastness.mcp.task_marks import is_task_of_another, mark_of_job
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.tools.fields import (
     AfterName,
     AtExpiry,
     BodyStart,
@@ -320,7 +320,7 @@ async def _status(caller: Caller, given: QueueStatus) -> MessageStatus:
     )
 
 
-def _is_task_of_another(caller: Caller, queue: str, info: holdfast.MessageInfo) -> bool:
+def _is_task_of_another(caller: Caller, queue: str, info: fastness.MessageInfo) -> bool:
     return is_task_of_another(mark_of_job(info.correlation_id), caller.universe, caller.agent, queue)
 
 

@@ -4,12 +4,12 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import ENTITY_FIELDS_MAX
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import OFFSET_MAX, Content, content_of_value
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
-from holdfast.mcp.tools.fields import BodyStart, Fence, LeaseId, ShortText, utc
+from fastness.errors import InvalidArgument
+from fastness.limits import ENTITY_FIELDS_MAX
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import OFFSET_MAX, Content, content_of_value
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.tools.fields import BodyStart, Fence, LeaseId, ShortText, utc
 
 StateKey = Annotated[
     str, Meta(description="The key of the document: names joined by slashes.", min_length=1, max_length=255)

@@ -5,14 +5,14 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import MCP_TASK_ID_CHARACTERS_MAX, MCP_WAIT_SECONDS_MAX
-from holdfast.mcp import durable_tasks
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.durable_tasks import TaskView, questions_form
-from holdfast.mcp.task_results import wire_form
-from holdfast.mcp.task_rows import Answer
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.errors import InvalidArgument
+from fastness.limits import MCP_TASK_ID_CHARACTERS_MAX, MCP_WAIT_SECONDS_MAX
+from fastness.mcp import durable_tasks
+from fastness.mcp.caller import Caller
+from fastness.mcp.durable_tasks import TaskView, questions_form
+from fastness.mcp.task_results import wire_form
+from fastness.mcp.task_rows import Answer
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
 
 TaskId = Annotated[
     str,

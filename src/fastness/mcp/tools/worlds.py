@@ -5,13 +5,13 @@ from typing import Annotated, Any, Final
 import cbor2
 from msgspec import Meta
 
-from holdfast.errors import RunNotFound, WorldExists, WorldNotFound
-from holdfast.limits import MCP_CONTENT_BYTES_MAX, MCP_ENTRIES_MAX, RUN_ID_BYTES_MAX
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.contents import JSON, OFFSET_MAX, Content, Rest, content_of, content_of_value, encoded_value, shares
-from holdfast.mcp.task_marks import TASK_WORLD, is_task_of_another, mark_of_run
-from holdfast.mcp.tool import Tool, ToolInput, ToolOutput
-from holdfast.mcp.tools.fields import BodyStart, WaitSeconds, utc
+from fastness.errors import RunNotFound, WorldExists, WorldNotFound
+from fastness.limits import MCP_CONTENT_BYTES_MAX, MCP_ENTRIES_MAX, RUN_ID_BYTES_MAX
+from fastness.mcp.caller import Caller
+from fastness.mcp.contents import JSON, OFFSET_MAX, Content, Rest, content_of, content_of_value, encoded_value, shares
+from fastness.mcp.task_marks import TASK_WORLD, is_task_of_another, mark_of_run
+from fastness.mcp.tool import Tool, ToolInput, ToolOutput
+from fastness.mcp.tools.fields import BodyStart, WaitSeconds, utc
 
 WorldName = Annotated[str, Meta(description="The name of the world.", min_length=1, max_length=255)]
 RunId = Annotated[str, Meta(description="The id of the run.", min_length=1, max_length=RUN_ID_BYTES_MAX)]

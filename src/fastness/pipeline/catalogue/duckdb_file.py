@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from holdfast.errors import InvalidArgument, PathUnusable, Unsupported
-from holdfast.pipeline.catalogue.views import VIEWS
-from holdfast.pipeline.lake import Lake, LakeTable
-from holdfast.pipeline.schemas import TABLES
+from fastness.errors import InvalidArgument, PathUnusable, Unsupported
+from fastness.pipeline.catalogue.views import VIEWS
+from fastness.pipeline.lake import Lake, LakeTable
+from fastness.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -6,11 +6,11 @@ external: they name the location of the lake, and dropping one deletes no data.
 
 from typing import TYPE_CHECKING, Final
 
-from holdfast.errors import InvalidArgument, TransactionConflict, Unsupported
-from holdfast.names import checked_name
-from holdfast.pipeline.catalogue.views import VIEWS
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import TABLES
+from fastness.errors import InvalidArgument, TransactionConflict, Unsupported
+from fastness.names import checked_name
+from fastness.pipeline.catalogue.views import VIEWS
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,7 +55,7 @@ def publish(spark: "SparkSession", lake: Lake, schema: str, *, provider: str = "
 
 
 def temporary_views(spark: "SparkSession", lake: Lake) -> None:
-    """Register every table and view for this session only. It needs no Delta Lake: Holdfast reads the log itself."""
+    """Register every table and view for this session only. It needs no Delta Lake: Fastness reads the log itself."""
     for table in TABLES.values():
         lake.table(table).read(spark).createOrReplaceTempView(table.name)
     for view in VIEWS:

@@ -6,7 +6,7 @@ a reserved word. `{journal}` is the name of the table `journal` in the catalogue
 
 from typing import Final, NamedTuple
 
-from holdfast.pipeline.schemas import TABLES
+from fastness.pipeline.schemas import TABLES
 
 
 class View(NamedTuple):

@@ -8,7 +8,7 @@
     quarantine       rows for data that could not be read, with a reason
     repair           retries of quarantined data that may be readable now
 
-The position of a world or a log file in the lake is a watermark of the table with its rows (`holdfast.pipeline.lake`).
+The position of a world or a log file in the lake is a watermark of the table with its rows (`fastness.pipeline.lake`).
 Rows and watermarks are one commit. If a run fails, the next one continues from the last commit.
 
 **A watermark may move past damage, but nothing is lost silently.** The quarantine rows are committed before the

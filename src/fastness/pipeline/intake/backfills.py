@@ -13,20 +13,20 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import MissingObject
-from holdfast.layers import queues
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.queues.policies import history_ms
-from holdfast.pipeline.intake import divergence, entity_ingest, history_ingest, log_ingest, plans, repair
-from holdfast.pipeline.intake.ingest_run import Run
-from holdfast.pipeline.intake.quarantine import Quarantined, Scope
-from holdfast.pipeline.intake.repair import Gap
-from holdfast.pipeline.intake.sources import Sources
-from holdfast.pipeline.lake import LakeTable, retention
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS
-from holdfast.pipeline.views.rows import EntityRow
-from holdfast.runtime.activity import format as log_format
+from fastness.errors import MissingObject
+from fastness.layers import queues
+from fastness.layers.entities import EntityKey
+from fastness.layers.queues import QueueKey
+from fastness.layers.queues.policies import history_ms
+from fastness.pipeline.intake import divergence, entity_ingest, history_ingest, log_ingest, plans, repair
+from fastness.pipeline.intake.ingest_run import Run
+from fastness.pipeline.intake.quarantine import Quarantined, Scope
+from fastness.pipeline.intake.repair import Gap
+from fastness.pipeline.intake.sources import Sources
+from fastness.pipeline.lake import LakeTable, retention
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS
+from fastness.pipeline.views.rows import EntityRow
+from fastness.runtime.activity import format as log_format
 
 
 def backfill(run: Run, universe: str, sources: Sources, differing: Collection[tuple[str, str]]) -> None:

@@ -14,17 +14,17 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import pyarrow.compute as pc
 
-from holdfast.errors import Corrupt, WorldNotFound
-from holdfast.layers import entities, worlds
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.worlds import World
-from holdfast.limits import PAGE_ITEMS, RESTORE_CLOCK_SKEW_MS
-from holdfast.pipeline import codec
-from holdfast.pipeline.intake import entity_ingest, log_ingest, plans
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import LakeFile, LakeTable, Move, fingerprints
-from holdfast.pipeline.views import View
-from holdfast.runtime.activity import format as log_format
+from fastness.errors import Corrupt, WorldNotFound
+from fastness.layers import entities, worlds
+from fastness.layers.entities import EntityKey
+from fastness.layers.worlds import World
+from fastness.limits import PAGE_ITEMS, RESTORE_CLOCK_SKEW_MS
+from fastness.pipeline import codec
+from fastness.pipeline.intake import entity_ingest, log_ingest, plans
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import LakeFile, LakeTable, Move, fingerprints
+from fastness.pipeline.views import View
+from fastness.runtime.activity import format as log_format
 
 
 class Cuts(NamedTuple):

@@ -17,16 +17,16 @@ import cbor2
 import msgspec
 import pyarrow as pa
 
-from holdfast.layers import entities
-from holdfast.layers.entities import EntityKey
-from holdfast.limits import INGEST_CHANGES, PAGE_ITEMS
-from holdfast.pipeline import codec
-from holdfast.pipeline.intake.ingest_run import Run
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
-from holdfast.pipeline.lake import LakeTable, Move, files, fingerprints
-from holdfast.pipeline.schemas import ENTITY_CHANGES
-from holdfast.pipeline.views.rows import EntityRow
-from holdfast.wire.entities import Change, Fields
+from fastness.layers import entities
+from fastness.layers.entities import EntityKey
+from fastness.limits import INGEST_CHANGES, PAGE_ITEMS
+from fastness.pipeline import codec
+from fastness.pipeline.intake.ingest_run import Run
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
+from fastness.pipeline.lake import LakeTable, Move, files, fingerprints
+from fastness.pipeline.schemas import ENTITY_CHANGES
+from fastness.pipeline.views.rows import EntityRow
+from fastness.wire.entities import Change, Fields
 
 
 class Batch(msgspec.Struct):
@@ -142,7 +142,7 @@ def _history(run: Run, entity: EntityRow, ingested: int) -> Iterator[Change]:
 def _diverged(entity: EntityRow, source: str, ingested: int) -> Quarantined:
     detail = (
         f"version {ingested} differs from the one in the lake: the plane was restored from an older backup and has "
-        "diverged since; replace the lake's versions with `holdfast pipeline accept`"
+        "diverged since; replace the lake's versions with `fastness pipeline accept`"
     )
     return Quarantined(
         entity.universe, ENTITY_CHANGES.name, source, ingested, max(ingested, entity.version), REWOUND, detail

@@ -13,16 +13,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.layers import queues
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.queues.history import position_at
-from holdfast.layers.queues.policies import history_ms
-from holdfast.limits import HISTORY_OVERLAP_MS, INGEST_CHANGES
-from holdfast.pipeline.intake.ingest_run import Run
-from holdfast.pipeline.lake import LakeTable, Move, retention
-from holdfast.pipeline.schemas import QUEUE_EVENTS
-from holdfast.pipeline.views import View
-from holdfast.wire.queues import MessageEvent
+from fastness.layers import queues
+from fastness.layers.queues import QueueKey
+from fastness.layers.queues.history import position_at
+from fastness.layers.queues.policies import history_ms
+from fastness.limits import HISTORY_OVERLAP_MS, INGEST_CHANGES
+from fastness.pipeline.intake.ingest_run import Run
+from fastness.pipeline.lake import LakeTable, Move, retention
+from fastness.pipeline.schemas import QUEUE_EVENTS
+from fastness.pipeline.views import View
+from fastness.wire.queues import MessageEvent
 
 
 def ingest_history(run: Run) -> None:

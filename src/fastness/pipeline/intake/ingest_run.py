@@ -5,19 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from holdfast.errors import TransactionConflict, Unreachable
-from holdfast.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
-from holdfast.pipeline import redactions, tasks
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake.quarantine import Quarantine
-from holdfast.pipeline.intake.task_payloads import PayloadPacker
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake, LakeTable, staging
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.lake.retries import pause
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, Table
-from holdfast.pipeline.views import View
+from fastness.errors import TransactionConflict, Unreachable
+from fastness.limits import INGEST_TASK_BYTES, LAKE_ATTEMPTS
+from fastness.pipeline import redactions, tasks
+from fastness.pipeline.config import Config
+from fastness.pipeline.intake.quarantine import Quarantine
+from fastness.pipeline.intake.task_payloads import PayloadPacker
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import Lake, LakeTable, staging
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.lake.retries import pause
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, Table
+from fastness.pipeline.views import View
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +93,7 @@ class Run:
         if self.spark is None:
             yield batches
             return
-        with ThreadPoolExecutor(1, "holdfast-plan") as planner:
+        with ThreadPoolExecutor(1, "fastness-plan") as planner:
             yield _prefetch(planner, batches)
 
     def execute(self, work: Callable[[bytes], bytes], given: Sequence[bytes], size: int) -> Iterator[bytes]:

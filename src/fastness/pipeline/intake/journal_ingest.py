@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import pyarrow as pa
 
-from holdfast.pipeline import tasks
-from holdfast.pipeline.codec import Damaged
-from holdfast.pipeline.intake import journal_tasks, plans
-from holdfast.pipeline.intake.ingest_run import ReplanRequired, Run, check_staged
-from holdfast.pipeline.intake.journal_tasks import Item, LastRecord, SegmentCheck, TaskResult
-from holdfast.pipeline.intake.plans import Batch, Plan, WorldRange
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
-from holdfast.pipeline.lake import LakeTable, Move
-from holdfast.pipeline.schemas import JOURNAL, SEGMENTS
+from fastness.pipeline import tasks
+from fastness.pipeline.codec import Damaged
+from fastness.pipeline.intake import journal_tasks, plans
+from fastness.pipeline.intake.ingest_run import ReplanRequired, Run, check_staged
+from fastness.pipeline.intake.journal_tasks import Item, LastRecord, SegmentCheck, TaskResult
+from fastness.pipeline.intake.plans import Batch, Plan, WorldRange
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
+from fastness.pipeline.lake import LakeTable, Move
+from fastness.pipeline.schemas import JOURNAL, SEGMENTS
 
 
 def ingest_journals(run: Run) -> None:

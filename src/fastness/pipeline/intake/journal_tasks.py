@@ -13,18 +13,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt, ObjectNotFound, Unreachable
-from holdfast.layers.segments import SegmentRecord
-from holdfast.pipeline import codec
-from holdfast.pipeline.codec import Damaged
-from holdfast.pipeline.intake.task_payloads import INLINE_STORE, inline_store
-from holdfast.pipeline.journal_chunks import JournalChunk, OpenStore, Stores
-from holdfast.pipeline.lake import fingerprints
-from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.redactions import Redaction
-from holdfast.pipeline.schemas import JOURNAL
+from fastness.backends.objects import ObjectStore
+from fastness.errors import Corrupt, ObjectNotFound, Unreachable
+from fastness.layers.segments import SegmentRecord
+from fastness.pipeline import codec
+from fastness.pipeline.codec import Damaged
+from fastness.pipeline.intake.task_payloads import INLINE_STORE, inline_store
+from fastness.pipeline.journal_chunks import JournalChunk, OpenStore, Stores
+from fastness.pipeline.lake import fingerprints
+from fastness.pipeline.lake.files import AddedFile, Writer
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.redactions import Redaction
+from fastness.pipeline.schemas import JOURNAL
 
 OK: Final = "ok"
 

@@ -5,13 +5,13 @@ from typing import Final
 
 import pyarrow.compute as pc
 
-from holdfast.errors import NotFound
-from holdfast.pipeline import tombstones
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SUPERSEDED, TABLES, Table
-from holdfast.pipeline.tombstones import Hidden
-from holdfast.pipeline.views import View
+from fastness.errors import NotFound
+from fastness.pipeline import tombstones
+from fastness.pipeline.config import Config
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, SUPERSEDED, TABLES, Table
+from fastness.pipeline.tombstones import Hidden
+from fastness.pipeline.views import View
 
 # The tables that have rows of a source, in a column of the source's name.
 _TABLES: Final[dict[str, tuple[Table, ...]]] = {
@@ -23,9 +23,9 @@ _TABLES: Final[dict[str, tuple[Table, ...]]] = {
 _SOURCE_TABLES: Final = {"world": JOURNAL.name, "kind": ENTITY_CHANGES.name}  # Of rows that were moved, or are missing.
 _KINDS_SHOWN: Final = 20  # No command lists the kinds of entities.
 _LISTS: Final = {
-    "world": "holdfast world list",
-    "queue": "holdfast queue list",
-    "session": "holdfast activity files",
+    "world": "fastness world list",
+    "queue": "fastness queue list",
+    "session": "fastness activity files",
 }
 
 

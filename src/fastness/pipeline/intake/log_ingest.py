@@ -17,22 +17,22 @@ from functools import cache
 import msgspec
 import pyarrow.compute as pc
 
-from holdfast.errors import MissingObject, ObjectNotFound, Unreachable
-from holdfast.limits import INGEST_WHOLE_LOGS_MIN, INGEST_WORLDS_MAX
-from holdfast.pipeline import logs, tasks
-from holdfast.pipeline.intake.ingest_run import Run, check_staged
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
-from holdfast.pipeline.journal_chunks import OpenStore, Stores
-from holdfast.pipeline.lake import LakeTable, Move, fingerprints
-from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition
-from holdfast.pipeline.redactions import Redaction
-from holdfast.pipeline.schemas import ACTIVITY
-from holdfast.pipeline.tombstones import Hidden
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.format import LogFile
+from fastness.errors import MissingObject, ObjectNotFound, Unreachable
+from fastness.limits import INGEST_WHOLE_LOGS_MIN, INGEST_WORLDS_MAX
+from fastness.pipeline import logs, tasks
+from fastness.pipeline.intake.ingest_run import Run, check_staged
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
+from fastness.pipeline.journal_chunks import OpenStore, Stores
+from fastness.pipeline.lake import LakeTable, Move, fingerprints
+from fastness.pipeline.lake.files import AddedFile, Writer
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.logs import DamagedLines, LogChunk, ReadPosition
+from fastness.pipeline.redactions import Redaction
+from fastness.pipeline.schemas import ACTIVITY
+from fastness.pipeline.tombstones import Hidden
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.format import LogFile
 
 
 class Task(msgspec.Struct, frozen=True):

@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
-from holdfast.layers import queues
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.queues.policies import history_ms
-from holdfast.pipeline.intake import divergence, entity_ingest, history_ingest
-from holdfast.pipeline.intake.sources import Sources
-from holdfast.pipeline.lake import Lake, LakeTable
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS
-from holdfast.pipeline.views import View
-from holdfast.runtime.activity import format as log_format
+from fastness.layers import queues
+from fastness.layers.entities import EntityKey
+from fastness.layers.queues import QueueKey
+from fastness.layers.queues.policies import history_ms
+from fastness.pipeline.intake import divergence, entity_ingest, history_ingest
+from fastness.pipeline.intake.sources import Sources
+from fastness.pipeline.lake import Lake, LakeTable
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS
+from fastness.pipeline.views import View
+from fastness.runtime.activity import format as log_format
 
 
 class Loss(msgspec.Struct, frozen=True):

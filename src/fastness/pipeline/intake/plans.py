@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from holdfast.limits import INGEST_CHUNK_BYTES, INGEST_WORLD_ROWS, INGEST_WORLDS_MAX
-from holdfast.pipeline.intake.journal_tasks import Item
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined
-from holdfast.pipeline.intake.task_payloads import PayloadPacker, TaskPayload
-from holdfast.pipeline.journal_chunks import JournalChunk, WorldView
-from holdfast.pipeline.lake.tables import Move
-from holdfast.pipeline.views import View
-from holdfast.pipeline.views.view import WorldSummary
+from fastness.limits import INGEST_CHUNK_BYTES, INGEST_WORLD_ROWS, INGEST_WORLDS_MAX
+from fastness.pipeline.intake.journal_tasks import Item
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantined
+from fastness.pipeline.intake.task_payloads import PayloadPacker, TaskPayload
+from fastness.pipeline.journal_chunks import JournalChunk, WorldView
+from fastness.pipeline.lake.tables import Move
+from fastness.pipeline.views import View
+from fastness.pipeline.views.view import WorldSummary
 
 JOURNAL = "journal"
 

@@ -11,12 +11,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import TransactionConflict
-from holdfast.limits import LAKE_ATTEMPTS
-from holdfast.pipeline.lake import Lake, LakeTable, Move, files
-from holdfast.pipeline.lake.retries import pause
-from holdfast.pipeline.lake.watermarks import REWRITES
-from holdfast.pipeline.schemas import QUARANTINE
+from fastness.errors import TransactionConflict
+from fastness.limits import LAKE_ATTEMPTS
+from fastness.pipeline.lake import Lake, LakeTable, Move, files
+from fastness.pipeline.lake.retries import pause
+from fastness.pipeline.lake.watermarks import REWRITES
+from fastness.pipeline.schemas import QUARANTINE
 
 REWOUND: Final = "rewound"  # The plane is behind the lake, or diverged: it was restored from a backup.
 UNBOUNDED: Final = (1 << 63) - 1

@@ -17,16 +17,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import MissingObject
-from holdfast.limits import INGEST_WORLDS_MAX
-from holdfast.pipeline import logs as log_reader
-from holdfast.pipeline.intake import journal_ingest, journal_tasks, log_ingest, plans
-from holdfast.pipeline.intake.ingest_run import Run, check_staged
-from holdfast.pipeline.intake.journal_tasks import Item, SegmentCheck
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
-from holdfast.pipeline.lake import LakeTable, Move, files
-from holdfast.pipeline.logs import LogChunk
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, SEGMENTS, decoded
+from fastness.errors import MissingObject
+from fastness.limits import INGEST_WORLDS_MAX
+from fastness.pipeline import logs as log_reader
+from fastness.pipeline.intake import journal_ingest, journal_tasks, log_ingest, plans
+from fastness.pipeline.intake.ingest_run import Run, check_staged
+from fastness.pipeline.intake.journal_tasks import Item, SegmentCheck
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantined, Scope
+from fastness.pipeline.lake import LakeTable, Move, files
+from fastness.pipeline.logs import LogChunk
+from fastness.pipeline.schemas import ACTIVITY, JOURNAL, SEGMENTS, decoded
 
 _Range: TypeAlias = tuple[int, int]  # Inclusive.
 

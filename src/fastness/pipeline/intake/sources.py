@@ -11,11 +11,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import InvalidArgument
-from holdfast.pipeline.intake import log_ingest
-from holdfast.pipeline.intake.quarantine import Quarantined
-from holdfast.pipeline.lake import LakeTable, Move
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, WORLD_STATE, Table
+from fastness.errors import InvalidArgument
+from fastness.pipeline.intake import log_ingest
+from fastness.pipeline.intake.quarantine import Quarantined
+from fastness.pipeline.lake import LakeTable, Move
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, WORLD_STATE, Table
 
 # The tables that are filled from sources. A world's journal comes first: the other tables follow from it.
 FED_TABLES: Final = (JOURNAL, SEGMENTS, WORLD_STATE, ENTITY_CHANGES, QUEUE_EVENTS, ACTIVITY)

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 from obstore.store import MemoryStore
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.limits import INGEST_CARRIED_BYTES, INGEST_CARRIED_BYTES_MAX
-from holdfast.pipeline.journal_chunks import JournalChunk, Stores
+from fastness.backends.objects import ObjectStore
+from fastness.limits import INGEST_CARRIED_BYTES, INGEST_CARRIED_BYTES_MAX
+from fastness.pipeline.journal_chunks import JournalChunk, Stores
 
 INLINE_STORE: Final = "carried:"  # The store URL of chunks inside a task.
 

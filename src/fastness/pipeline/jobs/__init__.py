@@ -8,18 +8,18 @@ from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
-from holdfast.errors import Backend, Corrupt, HoldfastError, InvalidArgument
-from holdfast.pipeline import sessions
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.observation.observers import Observer, observed
-from holdfast.pipeline.progress import ProgressCallback, report_progress
+from fastness.errors import Backend, Corrupt, FastnessError, InvalidArgument
+from fastness.pipeline import sessions
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.observation.observers import Observer, observed
+from fastness.pipeline.progress import ProgressCallback, report_progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from holdfast.pipeline.lake import Lake
-    from holdfast.pipeline.schemas import Table
-    from holdfast.pipeline.views import View
+    from fastness.pipeline.lake import Lake
+    from fastness.pipeline.schemas import Table
+    from fastness.pipeline.views import View
 
 # Descriptions, for command-line help. The first six, in this order, are a full run.
 JOBS: Final = {
@@ -50,7 +50,7 @@ class JobOptions(TypedDict, total=False):
     follow: bool  # ingest and live
     every_seconds: float
     stop: Event
-    round_ended: Callable[[JobResult | HoldfastError], None]
+    round_ended: Callable[[JobResult | FastnessError], None]
     late_seconds: float  # live
     checkpoint: str | None
     rebuild: bool
@@ -113,8 +113,8 @@ def run(
 
 def _rename_columns(spark: "SparkSession | None", config: Config) -> None:
     """Rename the columns of a lake that an older version wrote."""
-    from holdfast.pipeline.lake import Lake, retries
-    from holdfast.pipeline.schemas import TABLES
+    from fastness.pipeline.lake import Lake, retries
+    from fastness.pipeline.schemas import TABLES
 
     lake = Lake(config.lake, config.storage)
     for table in TABLES.values():
@@ -154,7 +154,7 @@ def view_options(names: Sequence[str], config: Config) -> Iterator[dict[str, Job
     if sum(name in _JOBS_WITH_VIEW for name in names) < 2:
         yield options
         return
-    from holdfast.pipeline.views import open_view
+    from fastness.pipeline.views import open_view
 
     with open_view(config) as view:
         view.pin()

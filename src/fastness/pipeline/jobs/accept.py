@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import AnotherHistory, InvalidArgument
-from holdfast.layers.lineages import Identity
-from holdfast.pipeline import completeness, ownership
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import divergence, history_ingest, known_sources, plans
-from holdfast.pipeline.intake.divergence import Cuts, Wanted
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantine, Quarantined, Scope
-from holdfast.pipeline.lake import Lake, Move, removal, retries, staging
-from holdfast.pipeline.ownership import Owner
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, SUPERSEDED, Table
-from holdfast.pipeline.views import View, open_view
+from fastness.errors import AnotherHistory, InvalidArgument
+from fastness.layers.lineages import Identity
+from fastness.pipeline import completeness, ownership
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.intake import divergence, history_ingest, known_sources, plans
+from fastness.pipeline.intake.divergence import Cuts, Wanted
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantine, Quarantined, Scope
+from fastness.pipeline.lake import Lake, Move, removal, retries, staging
+from fastness.pipeline.ownership import Owner
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUEUE_EVENTS, SEGMENTS, SUPERSEDED, Table
+from fastness.pipeline.views import View, open_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

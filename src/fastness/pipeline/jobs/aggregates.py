@@ -18,11 +18,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.limits import ROLLUP_INLINE_ROWS
-from holdfast.pipeline import tasks
-from holdfast.pipeline.lake import LakeFile, LakeTable, reading
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.schemas import (
+from fastness.limits import ROLLUP_INLINE_ROWS
+from fastness.pipeline import tasks
+from fastness.pipeline.lake import LakeFile, LakeTable, reading
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.schemas import (
     MAIL,
     MESSAGES,
     ROLLUP_ERRORS,
@@ -33,7 +33,7 @@ from holdfast.pipeline.schemas import (
     TABLES,
     Table,
 )
-from holdfast.pipeline.signatures import signature
+from fastness.pipeline.signatures import signature
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,26 +18,26 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Corrupt, HashMismatch, MissingObject
-from holdfast.kv import Transaction
-from holdfast.layers import blobs, hosting
-from holdfast.layers.journal_records import Kind
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.worlds import World
-from holdfast.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX, SCAN_TASK_BYTES
-from holdfast.pipeline import audit_rules, codec, hash_checks, ownership, redactions, replays, tasks
-from holdfast.pipeline.audit_rules import AuditInput, AuditResult, Finding, PayloadBody, SnapshotBody
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.hash_checks import Check, Problem
-from holdfast.pipeline.intake.plans import journal_watermark
-from holdfast.pipeline.intake.quarantine import Quarantine
-from holdfast.pipeline.journal_chunks import Stores, WorldView
-from holdfast.pipeline.lake import AddedFile, Lake, LakeTable, Writer, reading, retries, staging
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.redactions import Redaction
-from holdfast.pipeline.schemas import JOURNAL, PLANES, QUARANTINE, TABLES, WORLD_STATE
-from holdfast.pipeline.views import View, shared_view
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Corrupt, HashMismatch, MissingObject
+from fastness.kv import Transaction
+from fastness.layers import blobs, hosting
+from fastness.layers.journal_records import Kind
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.layers.worlds import World
+from fastness.limits import AUDIT_TASK_BYTES, AUDIT_WORLDS_MAX, FINDINGS_MAX, SCAN_TASK_BYTES
+from fastness.pipeline import audit_rules, codec, hash_checks, ownership, redactions, replays, tasks
+from fastness.pipeline.audit_rules import AuditInput, AuditResult, Finding, PayloadBody, SnapshotBody
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.hash_checks import Check, Problem
+from fastness.pipeline.intake.plans import journal_watermark
+from fastness.pipeline.intake.quarantine import Quarantine
+from fastness.pipeline.journal_chunks import Stores, WorldView
+from fastness.pipeline.lake import AddedFile, Lake, LakeTable, Writer, reading, retries, staging
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.redactions import Redaction
+from fastness.pipeline.schemas import JOURNAL, PLANES, QUARANTINE, TABLES, WORLD_STATE
+from fastness.pipeline.views import View, shared_view
 
 
 def run(

@@ -9,18 +9,18 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.limits import FINDINGS_MAX
-from holdfast.pipeline import ownership, redactions
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import backfills, known_sources, losses
-from holdfast.pipeline.intake.ingest_run import Run
-from holdfast.pipeline.intake.losses import Loss
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantine, Quarantined
-from holdfast.pipeline.intake.sources import Sources
-from holdfast.pipeline.jobs import ingest
-from holdfast.pipeline.lake import Lake, staging
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.views import shared_view
+from fastness.limits import FINDINGS_MAX
+from fastness.pipeline import ownership, redactions
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.intake import backfills, known_sources, losses
+from fastness.pipeline.intake.ingest_run import Run
+from fastness.pipeline.intake.losses import Loss
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantine, Quarantined
+from fastness.pipeline.intake.sources import Sources
+from fastness.pipeline.jobs import ingest
+from fastness.pipeline.lake import Lake, staging
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.views import shared_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,7 +51,7 @@ def run(
     """
     started = time.monotonic()
     sources = Sources(tuple(worlds), tuple(kinds), tuple(queues), tuple(sessions), everything)
-    sources.check("holdfast pipeline backfill")
+    sources.check("fastness pipeline backfill")
     lake = Lake(config.lake, config.storage)
     with shared_view(config) as view:
         ownership.claim(lake, view)
@@ -86,7 +86,7 @@ def run(
 
 def _difference(loss: Loss) -> dict[str, object]:
     return loss.finding(
-        "differs", f"{loss.differing} rows differ from the plane's; replace them with `holdfast pipeline reset`"
+        "differs", f"{loss.differing} rows differ from the plane's; replace them with `fastness pipeline reset`"
     )
 
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import cbor2
 import pyarrow as pa
 
-from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline import codec, ownership, redactions
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake import Lake, LakeTable, Move, files, retries
-from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.redactions import Redaction
-from holdfast.pipeline.schemas import (
+from fastness.limits import ROWS_BATCH
+from fastness.pipeline import codec, ownership, redactions
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.lake import Lake, LakeTable, Move, files, retries
+from fastness.pipeline.lake.files import AddedFile
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.redactions import Redaction
+from fastness.pipeline.schemas import (
     LEASES,
     QUEUED_MESSAGES,
     RECEIPTS,
@@ -35,8 +35,8 @@ from holdfast.pipeline.schemas import (
     TOKENS,
     Table,
 )
-from holdfast.pipeline.views import View, shared_view
-from holdfast.pipeline.views.rows import StateRow
+from fastness.pipeline.views import View, shared_view
+from fastness.pipeline.views.rows import StateRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,13 +16,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.limits import ROLLUP_FILE_ROWS, ROLLUP_SMALL_FILE_ROWS, ROLLUP_SMALL_FILES, ROWS_BATCH
-from holdfast.pipeline import events, lifecycles
-from holdfast.pipeline.jobs.aggregates import PERCENTS, percentiles
-from holdfast.pipeline.lake import AddedFile, LakeFile, LakeTable, files
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.lifecycles import MailGroup, Measured, PresentMessage
-from holdfast.pipeline.schemas import ACTIVITY, MAIL, MESSAGES, QUEUE_EVENTS, ROLLUP_LEASES, Table
+from fastness.limits import ROLLUP_FILE_ROWS, ROLLUP_SMALL_FILE_ROWS, ROLLUP_SMALL_FILES, ROWS_BATCH
+from fastness.pipeline import events, lifecycles
+from fastness.pipeline.jobs.aggregates import PERCENTS, percentiles
+from fastness.pipeline.lake import AddedFile, LakeFile, LakeTable, files
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.lifecycles import MailGroup, Measured, PresentMessage
+from fastness.pipeline.schemas import ACTIVITY, MAIL, MESSAGES, QUEUE_EVENTS, ROLLUP_LEASES, Table
 
 _HOUR_MS: Final = 3_600_000
 _SETTLED: Final = "settled"

@@ -15,18 +15,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import InvalidArgument, WorldNotFound
-from holdfast.layers import worlds as world_layer
-from holdfast.layers.worlds import World, WorldState
-from holdfast.pipeline import ownership, tombstones
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import known_sources
-from holdfast.pipeline.jobs.folds import lease_owners
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake, LakeTable, Move, purging, removal, retries, searching, staging
-from holdfast.pipeline.lake.watermarks import REWRITES
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import (
+from fastness.errors import InvalidArgument, WorldNotFound
+from fastness.layers import worlds as world_layer
+from fastness.layers.worlds import World, WorldState
+from fastness.pipeline import ownership, tombstones
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.intake import known_sources
+from fastness.pipeline.jobs.folds import lease_owners
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import Lake, LakeTable, Move, purging, removal, retries, searching, staging
+from fastness.pipeline.lake.watermarks import REWRITES
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import (
     ACTIVITY,
     ENTITY_CHANGES,
     JOURNAL,
@@ -46,8 +46,8 @@ from holdfast.pipeline.schemas import (
     TOMBSTONES,
     Table,
 )
-from holdfast.pipeline.tombstones import LOG_FIELDS, MATCHES
-from holdfast.pipeline.views import View, open_view
+from fastness.pipeline.tombstones import LOG_FIELDS, MATCHES
+from fastness.pipeline.views import View, open_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import HoldfastError, RetryAdvice
-from holdfast.limits import (
+from fastness.errors import FastnessError, RetryAdvice
+from fastness.limits import (
     FINDINGS_MAX,
     INGEST_COMPACT_FILES,
     INGEST_FOLLOW_SECONDS,
@@ -25,23 +25,23 @@ from holdfast.limits import (
     INGEST_REPAIR_SECONDS,
     LOG_SETTLE_SECONDS,
 )
-from holdfast.pipeline import completeness, ownership, redactions
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import entity_ingest, history_ingest, journal_ingest, log_ingest, repair
-from holdfast.pipeline.intake.ingest_run import Run
-from holdfast.pipeline.intake.quarantine import Quarantined
-from holdfast.pipeline.intake.task_payloads import PayloadPacker
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import Lake, compaction, staging
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, QUEUE_EVENTS, SEGMENTS
-from holdfast.pipeline.views import View, shared_view
+from fastness.pipeline import completeness, ownership, redactions
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.intake import entity_ingest, history_ingest, journal_ingest, log_ingest, repair
+from fastness.pipeline.intake.ingest_run import Run
+from fastness.pipeline.intake.quarantine import Quarantined
+from fastness.pipeline.intake.task_payloads import PayloadPacker
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import Lake, compaction, staging
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, QUEUE_EVENTS, SEGMENTS
+from fastness.pipeline.views import View, shared_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_log = logging.getLogger("holdfast.pipeline")
+_log = logging.getLogger("fastness.pipeline")
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     every_seconds: float = INGEST_FOLLOW_SECONDS,
     stop: threading.Event | None = None,
     view: View | None = None,
-    round_ended: Callable[[JobResult | HoldfastError], None] = lambda _outcome: None,
+    round_ended: Callable[[JobResult | FastnessError], None] = lambda _outcome: None,
 ) -> JobResult:
     """Ingest new data, of `view` if one is given; with `follow`, repeat until `stop` is set or there is an interrupt.
 
@@ -62,10 +62,10 @@ def run(
     `ok` means that the quarantine has no rows, or only accepted ones. Without Spark, everything runs in this process.
 
     Raises:
-        SchemaMismatch: a newer Holdfast wrote the lake.
+        SchemaMismatch: a newer Fastness wrote the lake.
         AnotherHistory: the lake follows another plane, or another lineage of this one.
         TransactionConflict: other runs committed first, too often.
-        HoldfastError: the plane or the lake cannot be reached.
+        FastnessError: the plane or the lake cannot be reached.
     """
     started = time.monotonic()
     result = _ingest_once(spark, config, progress, with_repair=True, view=view)
@@ -87,7 +87,7 @@ def _follow_plane(
     progress: ProgressCallback | None,
     every_seconds: float,
     stop: threading.Event,
-) -> Iterator[JobResult | HoldfastError]:
+) -> Iterator[JobResult | FastnessError]:
     repaired_at = time.monotonic()
     while not stop.wait(every_seconds):
         with_repair = time.monotonic() - repaired_at >= INGEST_REPAIR_SECONDS
@@ -96,7 +96,7 @@ def _follow_plane(
             if with_repair:
                 compact_tables(spark, config)
                 repaired_at = time.monotonic()
-        except HoldfastError as error:
+        except FastnessError as error:
             if error.retry is RetryAdvice.NEVER:
                 raise
             # The plane is restarting, or a store is temporarily unreachable.
@@ -159,7 +159,7 @@ def _ingest_concurrently(worlds: Run, rest: Run, logs_from: float) -> None:
         journal_ingest.ingest_journals(worlds)
         _ingest_logs_and_entities(rest, logs_from)
         return
-    with ThreadPoolExecutor(1, "holdfast-ingest") as run_in_thread:
+    with ThreadPoolExecutor(1, "fastness-ingest") as run_in_thread:
         logs_and_entities = run_in_thread.submit(_ingest_logs_and_entities, rest, logs_from)
         journal_ingest.ingest_journals(worlds)
         logs_and_entities.result()
@@ -171,7 +171,7 @@ def _packer(config: Config, staged: Location) -> Iterator[PayloadPacker | None]:
     if staged.is_local:
         yield None
         return
-    with tempfile.TemporaryDirectory(prefix="holdfast-ingest-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fastness-ingest-") as folder:
         yield PayloadPacker(Stores(config.storage), Path(folder))
 
 

@@ -1,6 +1,6 @@
 """`live`: aggregates of queue events by minute, a few seconds after they were logged.
 
-    session logs ──► stream of the data source `holdfast` ──► micro-batches ──► live_queue_minutes
+    session logs ──► stream of the data source `fastness` ──► micro-batches ──► live_queue_minutes
 
 Spark's checkpoint is in `_live/<lineage>/<number>` of the lake. It says which lines each batch has, and the commit to
 the table says which batches are in it; so each line counts once, whenever the process is killed. A plane of another
@@ -22,17 +22,17 @@ import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from holdfast import errors
-from holdfast.errors import (
+from fastness import errors
+from fastness.errors import (
     AnotherHistory,
     Corrupt,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     RetryAdvice,
     Unreachable,
     Unsupported,
 )
-from holdfast.limits import (
+from fastness.limits import (
     LIVE_EVERY_SECONDS,
     LIVE_LATE_SECONDS,
     LIVE_LATE_SECONDS_MAX,
@@ -40,27 +40,27 @@ from holdfast.limits import (
     LIVE_RESTARTS_MAX,
     LIVE_STATUS_SECONDS,
 )
-from holdfast.names import folder_at
-from holdfast.pipeline import live_minutes, ownership, tombstones
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake import Lake, fingerprints
-from holdfast.pipeline.live_minutes import Added, LiveMinutes
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import LIVE_QUEUE_MINUTES
-from holdfast.pipeline.source import offsets
-from holdfast.pipeline.tombstones import Hidden
-from holdfast.pipeline.views import open_view
-from holdfast.runtime.activity.events import LOG_KIND
+from fastness.names import folder_at
+from fastness.pipeline import live_minutes, ownership, tombstones
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.lake import Lake, fingerprints
+from fastness.pipeline.live_minutes import Added, LiveMinutes
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import LIVE_QUEUE_MINUTES
+from fastness.pipeline.source import offsets
+from fastness.pipeline.tombstones import Hidden
+from fastness.pipeline.views import open_view
+from fastness.runtime.activity.events import LOG_KIND
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-_log = logging.getLogger("holdfast.pipeline")
+_log = logging.getLogger("fastness.pipeline")
 
 FOLDER: Final = "_live"
 _TABLE: Final = "activity"
-_ERROR: Final = re.compile(r"holdfast\.errors\.(\w+): ([^\n]+)")
+_ERROR: Final = re.compile(r"fastness\.errors\.(\w+): ([^\n]+)")
 _WORKER_FAILURES: Final = ("Python worker failed to connect back", "Python worker exited unexpectedly")
 
 
@@ -75,7 +75,7 @@ def run(
     checkpoint: str | None = None,
     rebuild: bool = False,
     stop: threading.Event | None = None,
-    round_ended: Callable[[JobResult | HoldfastError], None] = lambda _outcome: None,
+    round_ended: Callable[[JobResult | FastnessError], None] = lambda _outcome: None,
 ) -> JobResult:
     """Aggregate the new queue events of all universes; with `follow`, until `stop` is set or there is an interrupt.
 
@@ -87,7 +87,7 @@ def run(
         AnotherHistory: the lake follows another plane, or another lineage of this one.
         Corrupt: the checkpoint does not fit the table.
         Unsupported: Spark is a Spark Connect server.
-        HoldfastError: the plane or the lake cannot be reached.
+        FastnessError: the plane or the lake cannot be reached.
     """
     if spark is None or ".connect." in type(spark).__module__:
         raise Unsupported("`live` needs a Spark driver in this process; give --master instead of --remote")
@@ -120,7 +120,7 @@ def _run_until_stopped(
     every_seconds: float | None,
     stop: threading.Event,
     polled: Callable[[], None],
-    failed: Callable[[HoldfastError], None],
+    failed: Callable[[FastnessError], None],
 ) -> None:
     """Run the query; start it again after an error that may pass. Without a pause it ends with the available data."""
     failures, batches = 0, -1
@@ -128,7 +128,7 @@ def _run_until_stopped(
         try:
             query.run(every_seconds, stop, polled)
             return
-        except HoldfastError as error:
+        except FastnessError as error:
             failures = failures + 1 if query.batches == batches else 1
             batches = query.batches
             if error.retry is RetryAdvice.NEVER or failures > LIVE_RESTARTS_MAX:
@@ -161,14 +161,14 @@ class _LiveQuery:
         if self._minutes.committed() and not (self._checkpoint / "offsets").is_dir():
             raise Corrupt(
                 f"The checkpoint {self._checkpoint} of the live query is gone. Restore it, or aggregate all session "
-                "logs again with: holdfast pipeline live --rebuild"
+                "logs again with: fastness pipeline live --rebuild"
             )
 
     def run(self, every_seconds: float | None, stop: threading.Event, polled: Callable[[], None]) -> None:
         """Run until all available data was read, or with a pause between polls, until `stop` is set.
 
         Raises:
-            HoldfastError: the query failed.
+            FastnessError: the query failed.
         """
         self._failure = None
         writer = (
@@ -178,7 +178,7 @@ class _LiveQuery:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=f"{max(round(every_seconds * 1_000), 1)} milliseconds")
-        query = writer.queryName("holdfast-live").start()
+        query = writer.queryName("fastness-live").start()
         try:
             self._watch(query, stop, polled)
         except StreamingQueryException as error:
@@ -217,7 +217,7 @@ class _LiveQuery:
             **{f"storage.{name}": value for name, value in config.storage.items()},
         }
         given = {name: value for name, value in options.items() if value is not None}
-        return self._spark.readStream.format("holdfast").options(**given).load()
+        return self._spark.readStream.format("fastness").options(**given).load()
 
     def _write(self, frame: "DataFrame", batch: int) -> None:
         """Aggregate a batch on executors, and add it to the table; called by Spark."""
@@ -251,24 +251,24 @@ class _LiveQuery:
         except (OSError, IndexError, msgspec.MsgspecError) as error:
             raise Corrupt(
                 f"{path} of the live query's checkpoint is missing or damaged ({error}). Restore it, or aggregate all "
-                "session logs again with: holdfast pipeline live --rebuild"
+                "session logs again with: fastness pipeline live --rebuild"
             ) from error
         if position.history is not None and position.history.lineage != self._lineage:
             raise AnotherHistory(
                 f"The live query follows lineage {self._lineage}, and the plane is {position.history.lineage}: it was "
                 "restored while the query ran. Replace the rows of the lake that the plane no longer has with: "
-                "holdfast pipeline accept"
+                "fastness pipeline accept"
             )
         return line
 
     def _translate(self, error: StreamingQueryException) -> Exception:
-        """The Holdfast error behind an error of a query, if there is one."""
-        if isinstance(self._failure, HoldfastError):
+        """The Fastness error behind an error of a query, if there is one."""
+        if isinstance(self._failure, FastnessError):
             return self._failure
         text = str(error)
         if (found := _ERROR.search(text)) is not None:
             kind = getattr(errors, found[1], None)
-            if isinstance(kind, type) and issubclass(kind, HoldfastError):
+            if isinstance(kind, type) and issubclass(kind, FastnessError):
                 return kind(found[2])
         if any(words in text for words in _WORKER_FAILURES):
             return Unreachable("A Python process of Spark did not start in time or ended; the query can be repeated")

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 
 import cbor2
 
-from holdfast.errors import InvalidArgument
-from holdfast.kv import Subspace
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.pipeline import loading
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.loading import Load
-from holdfast.pipeline.views import open_view
-from holdfast.runtime.maintenance.scan import scan_range
-from holdfast.wire.states import GetState, RemoveState
+from fastness.errors import InvalidArgument
+from fastness.kv import Subspace
+from fastness.names import UNIVERSE, checked_name
+from fastness.pipeline import loading
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.loading import Load
+from fastness.pipeline.views import open_view
+from fastness.runtime.maintenance.scan import scan_range
+from fastness.wire.states import GetState, RemoveState
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -75,7 +75,7 @@ def run(
     optional |= {"ca": config.ca, "cert": config.cert, "certKey": config.cert_key}
     options |= {name: value for name, value in optional.items() if value is not None}
     options |= {f"storage.{name}": value for name, value in config.storage.items()}
-    frame.write.format("holdfast").options(**options).mode("append").save()
+    frame.write.format("fastness").options(**options).mode("append").save()
     written, known = _counts(config, parameters)
     notes = [f"{known:,} rows were written before and skipped"] if known else []
     return JobResult(job="load", ok=True, rows={target: written}, seconds=time.monotonic() - started, notes=notes)

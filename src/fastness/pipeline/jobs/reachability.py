@@ -18,20 +18,20 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from holdfast.errors import MissingObject
-from holdfast.kv import Subspace, prefix_range
-from holdfast.layers import blobs
-from holdfast.layers.blobs import hashes_in
-from holdfast.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
-from holdfast.pipeline import blob_references, ownership, tasks
-from holdfast.pipeline.blob_references import HashIndex, Search, SearchResult, Source
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake import Lake, retries, staging
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.schemas import UNREACHABLE
-from holdfast.pipeline.views import View, shared_view
-from holdfast.pipeline.views.rows import BlobRow
-from holdfast.runtime.maintenance.scan import scan_range
+from fastness.errors import MissingObject
+from fastness.kv import Subspace, prefix_range
+from fastness.layers import blobs
+from fastness.layers.blobs import hashes_in
+from fastness.limits import BLOB_GRACE_SECONDS, SCAN_TASK_BYTES
+from fastness.pipeline import blob_references, ownership, tasks
+from fastness.pipeline.blob_references import HashIndex, Search, SearchResult, Source
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.lake import Lake, retries, staging
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.schemas import UNREACHABLE
+from fastness.pipeline.views import View, shared_view
+from fastness.pipeline.views.rows import BlobRow
+from fastness.runtime.maintenance.scan import scan_range
 
 
 def run(

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.handles.sync.plane import Plane
-from holdfast.names import REPORTS
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.lake.atomic_files import replace_file
-from holdfast.pipeline.loading import open_transport
-from holdfast.pipeline.reports.facts import collect
-from holdfast.pipeline.reports.page import page
-from holdfast.wire.collections import PutRow
+from fastness.errors import InvalidArgument
+from fastness.handles.sync.plane import Plane
+from fastness.names import REPORTS
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.lake.atomic_files import replace_file
+from fastness.pipeline.loading import open_transport
+from fastness.pipeline.reports.facts import collect
+from fastness.pipeline.reports.page import page
+from fastness.wire.collections import PutRow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,4 +74,4 @@ def _publish(config: Config, totals: bytes) -> str:
     (universe,) = config.universes
     with open_transport(config) as transport:
         Plane(transport, universe).collection(REPORTS).commit([PutRow(REPORTS, (PUBLISHED,), totals)])
-    return f"holdfast://{universe}/{REPORTS}/{PUBLISHED}"
+    return f"fastness://{universe}/{REPORTS}/{PUBLISHED}"

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
-from holdfast.errors import WouldLoseData
-from holdfast.limits import FINDINGS_MAX
-from holdfast.pipeline import ownership
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.intake import known_sources, losses
-from holdfast.pipeline.intake.losses import Loss
-from holdfast.pipeline.intake.quarantine import REWOUND, Quarantine, Scope
-from holdfast.pipeline.intake.sources import FED_TABLES, Sources
-from holdfast.pipeline.lake import Lake, removal, retries, staging
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import ACTIVITY, Table
-from holdfast.pipeline.views import View, open_view
+from fastness.errors import WouldLoseData
+from fastness.limits import FINDINGS_MAX
+from fastness.pipeline import ownership
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.intake import known_sources, losses
+from fastness.pipeline.intake.losses import Loss
+from fastness.pipeline.intake.quarantine import REWOUND, Quarantine, Scope
+from fastness.pipeline.intake.sources import FED_TABLES, Sources
+from fastness.pipeline.lake import Lake, removal, retries, staging
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import ACTIVITY, Table
+from fastness.pipeline.views import View, open_view
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,7 @@ def run(
     del spark, progress
     started = time.monotonic()
     sources = Sources(tuple(worlds), tuple(kinds), tuple(queues), tuple(sessions), everything)
-    sources.check("holdfast pipeline reset")
+    sources.check("fastness pipeline reset")
     lake = Lake(config.lake, config.storage)
     with open_view(config) as view, staging.temporary_folder(lake.location) as staged:
         ownership.check(lake, view)

@@ -35,21 +35,21 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-import holdfast
-from holdfast.errors import AnotherHistory, HoldfastError, ObjectNotFound
-from holdfast.limits import FINDINGS_MAX, ROLLUP_BUCKET_EVENTS, ROLLUP_NEW_EVENTS, ROLLUP_NEW_SHARE
-from holdfast.pipeline import completeness, events, lifecycles, measures, ownership, tasks
-from holdfast.pipeline.completeness import Gap
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs import aggregates, folds
-from holdfast.pipeline.jobs.folds import FOLDED_FROM, Fold, LeaseFold, MailFold, MessageFold, folded_watermark
-from holdfast.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, fingerprints, reading, retention, retries
-from holdfast.pipeline.lake import files as lake_files
-from holdfast.pipeline.lake.changes import ChangeLog, NewFile
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.measures import PlaneMeasurements
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import (
+import fastness
+from fastness.errors import AnotherHistory, FastnessError, ObjectNotFound
+from fastness.limits import FINDINGS_MAX, ROLLUP_BUCKET_EVENTS, ROLLUP_NEW_EVENTS, ROLLUP_NEW_SHARE
+from fastness.pipeline import completeness, events, lifecycles, measures, ownership, tasks
+from fastness.pipeline.completeness import Gap
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs import aggregates, folds
+from fastness.pipeline.jobs.folds import FOLDED_FROM, Fold, LeaseFold, MailFold, MessageFold, folded_watermark
+from fastness.pipeline.lake import AddedFile, Lake, LakeFile, LakeTable, Move, fingerprints, reading, retention, retries
+from fastness.pipeline.lake import files as lake_files
+from fastness.pipeline.lake.changes import ChangeLog, NewFile
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.measures import PlaneMeasurements
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import (
     ACTIVITY,
     MAIL,
     MESSAGES,
@@ -64,8 +64,8 @@ from holdfast.pipeline.schemas import (
     ROLLUPS,
     Table,
 )
-from holdfast.pipeline.views import View, shared_view
-from holdfast.runtime.activity.events import LEASE_KIND, LOG_KIND, MAIL_KIND
+from fastness.pipeline.views import View, shared_view
+from fastness.runtime.activity.events import LEASE_KIND, LOG_KIND, MAIL_KIND
 
 # Ordered so that a table comes before its sources.
 _TABLES: Final = (*reversed(ROLLUPS), MAIL, MESSAGES)
@@ -115,7 +115,7 @@ def _notes(gaps: Sequence[Gap]) -> Iterator[str]:
         yield (
             f"The session logs of {len(gaps)} queues are incomplete: {sum(gap.unlogged for gap in gaps):,} messages "
             "have missing events. Counts come from the plane; latencies and hours lack these messages. Give the logs "
-            "of all nodes (--activity, --objects), or confirm the loss with `holdfast pipeline accept --lost`"
+            "of all nodes (--activity, --objects), or confirm the loss with `fastness pipeline accept --lost`"
         )
 
 
@@ -130,7 +130,7 @@ def _measure_plane(lake: Lake, config: Config, view: View | None, notes: list[st
             return measures.measure(used)
     except AnotherHistory:
         raise
-    except HoldfastError as error:
+    except FastnessError as error:
         notes.append(f"The plane could not be read, so backlogs and sizes are missing: {error}")
         return None
 
@@ -251,7 +251,7 @@ class Rollup:
 
     def _build_all(self, build: Callable[[_S], Table], *steps: _S) -> None:
         """Build independent tables concurrently: most of the work for a small table is waiting for disks."""
-        with ThreadPoolExecutor(len(steps), "holdfast-rollup") as pool:
+        with ThreadPoolExecutor(len(steps), "fastness-rollup") as pool:
             for built in [pool.submit(build, step) for step in steps]:
                 self._report_progress(built.result())
 
@@ -572,7 +572,7 @@ def _by_universe(measurements: _Measurements | None) -> dict[str, list[tuple[Any
 
 def _digest(table: Table, paths: list[str], measurements: list[tuple[Any, ...]] | None = None) -> int:
     """A digest of a table's inputs: its version, source files (which never change) and measurements."""
-    return fingerprints.of_bytes(msgspec.msgpack.encode([holdfast.__version__, table.version, paths, measurements]))
+    return fingerprints.of_bytes(msgspec.msgpack.encode([fastness.__version__, table.version, paths, measurements]))
 
 
 def _watermark_moves(moves: dict[str, Move]) -> dict[str, Move]:

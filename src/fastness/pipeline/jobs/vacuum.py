@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.limits import LAKE_FILES_MIN, LAKE_KEEP_HOURS
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.jobs.folds import FOLDED_FROM, folded_watermark
-from holdfast.pipeline.lake import Lake, LakeTable, compaction, retention, retries, staging
-from holdfast.pipeline.lake.changes import ChangeLog
-from holdfast.pipeline.lake.retention import Removed
-from holdfast.pipeline.progress import ProgressCallback
-from holdfast.pipeline.schemas import TABLES, Table
+from fastness.limits import LAKE_FILES_MIN, LAKE_KEEP_HOURS
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.jobs.folds import FOLDED_FROM, folded_watermark
+from fastness.pipeline.lake import Lake, LakeTable, compaction, retention, retries, staging
+from fastness.pipeline.lake.changes import ChangeLog
+from fastness.pipeline.lake.retention import Removed
+from fastness.pipeline.progress import ProgressCallback
+from fastness.pipeline.schemas import TABLES, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,5 +90,5 @@ def _retention_notes(name: str, found: Removed, before: datetime) -> Iterator[st
     if found.held_files:
         yield (
             f"{name}: {found.held_files} files with older rows have events that no roll-up has read; they stay until "
-            "the next `holdfast pipeline rollup`"
+            "the next `fastness pipeline rollup`"
         )

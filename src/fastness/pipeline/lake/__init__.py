@@ -9,7 +9,7 @@
 A file that no commit names is an orphan, left by a run that was killed or lost a conflict. `vacuum` removes it.
 """
 
-from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.tables import Lake, LakeFile, LakeTable, Move
+from fastness.pipeline.lake.files import AddedFile, Writer
+from fastness.pipeline.lake.tables import Lake, LakeFile, LakeTable, Move
 
 __all__ = ["AddedFile", "Lake", "LakeFile", "LakeTable", "Move", "Writer"]

@@ -5,8 +5,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake.locations import Location
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake.locations import Location
 
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",

@@ -3,15 +3,15 @@
 _delta_log/…42.json   {"add":{"path":"universe=main/…","dataChange":true, …}}      new rows
 _delta_log/…43.json   {"remove":{…,"dataChange":false}}, {"add":{…,"dataChange":false}}   compacted: the same rows
 _delta_log/…44.json   {"remove":{…,"dataChange":true}}, …                          rows were removed
-_delta_log/…45.json   {"commitInfo":{"holdfast.retention":"true", …}}, {"remove":{…}}, …   the same, by their age
+_delta_log/…45.json   {"commitInfo":{"fastness.retention":"true", …}}, {"remove":{…}}, …   the same, by their age
 """
 
 from typing import Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import ObjectNotFound
-from holdfast.pipeline.lake.tables import RETENTION, LakeTable
+from fastness.errors import ObjectNotFound
+from fastness.pipeline.lake.tables import RETENTION, LakeTable
 
 _PREFIXES: Final = (b'{"add":', b'{"remove":', b'{"commitInfo":')
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import TransactionConflict
-from holdfast.limits import LAKE_FILE_BYTES, LAKE_FILES_MIN, LAKE_KEEP_HOURS, LAKE_SMALL_FILE_BYTES
-from holdfast.pipeline import tasks
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import files, reading, watermark_files
-from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.lake.tables import LakeFile, LakeTable
-from holdfast.pipeline.lake.watermarks import Watermarks
-from holdfast.pipeline.schemas import TABLES
+from fastness.errors import TransactionConflict
+from fastness.limits import LAKE_FILE_BYTES, LAKE_FILES_MIN, LAKE_KEEP_HOURS, LAKE_SMALL_FILE_BYTES
+from fastness.pipeline import tasks
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import files, reading, watermark_files
+from fastness.pipeline.lake.files import AddedFile
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.lake.tables import LakeFile, LakeTable
+from fastness.pipeline.lake.watermarks import Watermarks
+from fastness.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

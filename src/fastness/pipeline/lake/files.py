@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.limits import LAKE_ROW_GROUP_BYTES, LAKE_ROW_GROUP_ROWS, LAKE_WRITER_BYTES, LAKE_WRITERS_MAX
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.schemas import Table
+from fastness.limits import LAKE_ROW_GROUP_BYTES, LAKE_ROW_GROUP_ROWS, LAKE_WRITER_BYTES, LAKE_WRITERS_MAX
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.schemas import Table
 
 _UNIVERSE: Final = "universe"
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"  # As Spark, polars and DuckDB name the folder of nulls.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from holdfast.pipeline.lake import reading
-from holdfast.pipeline.lake.files import AddedFile, Writer
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.schemas import Table
+from fastness.pipeline.lake import reading
+from fastness.pipeline.lake.files import AddedFile, Writer
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.schemas import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import InvalidUrl, ObjectNotFound
-from holdfast.names import folder_at
-from holdfast.pipeline.journal_chunks import Stores
+from fastness.errors import InvalidUrl, ObjectNotFound
+from fastness.names import folder_at
+from fastness.pipeline.journal_chunks import Stores
 
 
 class Location(msgspec.Struct, frozen=True):

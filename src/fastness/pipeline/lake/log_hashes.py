@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import ObjectNotFound
-from holdfast.limits import OBJECT_LIST_MAX
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake.locations import Location
+from fastness.errors import ObjectNotFound
+from fastness.limits import OBJECT_LIST_MAX
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake.locations import Location
 
 FOLDER: Final = "_hashes"
 CHECKPOINT_INTERVAL: Final = 50  # Commits.

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.errors import ObjectNotFound
-from holdfast.limits import OBJECT_LIST_MAX
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import compaction
-from holdfast.pipeline.lake.tables import LakeTable
-from holdfast.pipeline.lake.watermarks import FILES, REWRITES
+from fastness.errors import ObjectNotFound
+from fastness.limits import OBJECT_LIST_MAX
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import compaction
+from fastness.pipeline.lake.tables import LakeTable
+from fastness.pipeline.lake.watermarks import FILES, REWRITES
 
 _LOG: Final = "_delta_log"
 _VERSION: Final = re.compile(r"_delta_log/(\d{20})\.")
@@ -55,7 +55,7 @@ def purge(table: LakeTable, is_dropped: Callable[[str], bool]) -> int:
 
 
 def _drop_watermarks(table: LakeTable, version: int) -> None:
-    """Remove the watermarks that an older version of Holdfast has committed one by one: they are in a file now."""
+    """Remove the watermarks that an older version of Fastness has committed one by one: they are in a file now."""
     path = f"{_LOG}/{version:020}.checkpoint.parquet"
     try:
         found = pq.read_table(pa.BufferReader(table.location.read(path)))

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from holdfast.errors import DamagedDatabase
-from holdfast.limits import ROWS_BATCH
-from holdfast.pipeline.lake import files
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.schemas import Table
+from fastness.errors import DamagedDatabase
+from fastness.limits import ROWS_BATCH
+from fastness.pipeline.lake import files
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.schemas import Table
 
 
 def rows(
@@ -68,7 +68,7 @@ def _damage_reported(location: Location, path: str) -> Iterator[None]:
     except (pa.ArrowException, OSError) as error:  # Damaged bytes may raise any of Arrow's errors.
         raise DamagedDatabase(
             f"The file {location.url}/{path} of the lake is damaged ({str(error).partition(chr(10))[0]}); "
-            "to see what is affected, run: holdfast pipeline audit"
+            "to see what is affected, run: fastness pipeline audit"
         ) from error
 
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.pipeline.lake import files
-from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.tables import LakeFile, LakeTable, Move
+from fastness.pipeline.lake import files
+from fastness.pipeline.lake.files import AddedFile
+from fastness.pipeline.lake.tables import LakeFile, LakeTable, Move
 
 SOURCES: Final = {  # How each table names a source, and numbers its rows.
     "journal": (("world",), "height"),

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from holdfast.pipeline import tasks
-from holdfast.pipeline.lake import files, reading
-from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.schemas import TABLES
+from fastness.pipeline import tasks
+from fastness.pipeline.lake import files, reading
+from fastness.pipeline.lake.files import AddedFile
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

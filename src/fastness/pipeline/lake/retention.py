@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import InvalidArgument
-from holdfast.pipeline.lake import removal
-from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.tables import LakeFile, LakeTable, Move
-from holdfast.pipeline.schemas import TABLES, Table
+from fastness.errors import InvalidArgument
+from fastness.pipeline.lake import removal
+from fastness.pipeline.lake.files import AddedFile
+from fastness.pipeline.lake.tables import LakeFile, LakeTable, Move
+from fastness.pipeline.schemas import TABLES, Table
 
 _DAY_SECONDS: Final = 86_400
 # Why other tables with a time keep all of their rows.

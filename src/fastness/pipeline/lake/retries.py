@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from holdfast.errors import TransactionConflict
-from holdfast.limits import LAKE_ATTEMPTS, LAKE_PAUSE_MS_MAX
+from fastness.errors import TransactionConflict
+from fastness.limits import LAKE_ATTEMPTS, LAKE_PAUSE_MS_MAX
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.limits import OBJECT_LIST_MAX, ROWS_BATCH
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake.locations import Location
+from fastness.limits import OBJECT_LIST_MAX, ROWS_BATCH
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake.locations import Location
 
 _PARQUET: Final = b"PAR1"
 

@@ -6,8 +6,8 @@ activity_v1      the same rows, with the column names of version 1
 
 from typing import TYPE_CHECKING
 
-from holdfast.pipeline.lake.tables import Lake
-from holdfast.pipeline.schemas import TABLES
+from fastness.pipeline.lake.tables import Lake
+from fastness.pipeline.schemas import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake.locations import Location
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake.locations import Location
 
 FOLDER: Final = "_staging"
 _FORMAT: Final = "%Y%m%dT%H%M%S"

@@ -23,21 +23,21 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from holdfast.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
-from holdfast.limits import LAKE_ATTEMPTS, VIEW_OBJECTS_IN_FLIGHT
-from holdfast.pipeline.lake import files, frames, reading, renames
-from holdfast.pipeline.lake.files import AddedFile
-from holdfast.pipeline.lake.locations import Location, parse_location
-from holdfast.pipeline.lake.log_hashes import CHECKPOINT_INTERVAL, LogHashes
-from holdfast.pipeline.lake.retries import pause
-from holdfast.pipeline.lake.watermarks import FILES, REWRITES, Watermarks
-from holdfast.pipeline.schemas import Table
+from fastness.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
+from fastness.limits import LAKE_ATTEMPTS, VIEW_OBJECTS_IN_FLIGHT
+from fastness.pipeline.lake import files, frames, reading, renames
+from fastness.pipeline.lake.files import AddedFile
+from fastness.pipeline.lake.locations import Location, parse_location
+from fastness.pipeline.lake.log_hashes import CHECKPOINT_INTERVAL, LogHashes
+from fastness.pipeline.lake.retries import pause
+from fastness.pipeline.lake.watermarks import FILES, REWRITES, Watermarks
+from fastness.pipeline.schemas import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RETENTION: Final = "holdfast.retention"  # In the information of a commit that removes rows by their age.
-_VERSION: Final = "holdfast.schema"
+RETENTION: Final = "fastness.retention"  # In the information of a commit that removes rows by their age.
+_VERSION: Final = "fastness.schema"
 _CONFIGURATION: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
     "delta.logRetentionDuration": "interval 7 days",
@@ -80,7 +80,7 @@ class Lake:
         """A snapshot of the table, which need not exist yet.
 
         Raises:
-            SchemaMismatch: a newer Holdfast wrote it.
+            SchemaMismatch: a newer Fastness wrote it.
         """
         return LakeTable(table, self.location.child(table.name))
 
@@ -399,8 +399,8 @@ class LakeTable:
         version = _version(delta)
         if version > self.table.version:
             raise SchemaMismatch(
-                f"The table {self.table.name} in {self.location.url} has version {version}, this Holdfast supports "
-                f"{self.table.version}; upgrade Holdfast"
+                f"The table {self.table.name} in {self.location.url} has version {version}, this Fastness supports "
+                f"{self.table.version}; upgrade Fastness"
             )
 
     def _upgrade(self, delta: DeltaTable) -> None:
@@ -463,7 +463,7 @@ def _named(row: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 @contextmanager
 def _translate_errors(location: Location) -> Iterator[None]:
-    """Translate delta-rs errors into Holdfast errors."""
+    """Translate delta-rs errors into Fastness errors."""
     try:
         yield
     except CommitFailedError as error:

@@ -17,18 +17,18 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.errors import DamagedDatabase, ObjectNotFound
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import fingerprints
-from holdfast.pipeline.lake.atomic_files import replace_file
-from holdfast.pipeline.lake.locations import Location
+from fastness.errors import DamagedDatabase, ObjectNotFound
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import fingerprints
+from fastness.pipeline.lake.atomic_files import replace_file
+from fastness.pipeline.lake.locations import Location
 
 FOLDER: Final = "_watermarks"
 ADVICE: Final = "restore the lake, or delete it and ingest again"
 
 _SUFFIX: Final = ".parquet"
-_PREDECESSOR: Final = "holdfast.predecessor"
-_IS_BASE: Final = "holdfast.is_base"
+_PREDECESSOR: Final = "fastness.predecessor"
+_IS_BASE: Final = "fastness.is_base"
 _SCHEMA: Final = pa.schema([("name", pa.string()), ("value", pa.int64())])
 
 

@@ -4,7 +4,7 @@
     _delta_log/00000000000000000040.checkpoint.parquet   all actions up to that version, in one file
     _watermarks/<fingerprint>.parquet                    the watermarks: see `watermark_files`
 
-The log of an older version of Holdfast has an application transaction for each watermark instead:
+The log of an older version of Fastness has an application transaction for each watermark instead:
 
     _delta_log/00000000000000000041.json                 {"txn":{"appId":"journal/main/ada","version":512}} …
 
@@ -19,12 +19,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from holdfast.errors import DamagedDatabase, ObjectNotFound
-from holdfast.limits import LAKE_WATERMARK_FILES, OBJECT_LIST_MAX
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.lake import watermark_files
-from holdfast.pipeline.lake.locations import Location
-from holdfast.pipeline.lake.watermark_files import ADVICE
+from fastness.errors import DamagedDatabase, ObjectNotFound
+from fastness.limits import LAKE_WATERMARK_FILES, OBJECT_LIST_MAX
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.lake import watermark_files
+from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.lake.watermark_files import ADVICE
 
 # delta-rs lets two commits remove the same file, so every commit that removes files moves this watermark. It is an
 # application transaction of its own.

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from holdfast.errors import HoldfastError, InvalidArgument, PathUnusable
-from holdfast.limits import FOLLOW_STALL_SECONDS, HEALTH_CONNECTIONS_MAX
-from holdfast.pipeline.config import JobResult
+from fastness.errors import FastnessError, InvalidArgument, PathUnusable
+from fastness.limits import FOLLOW_STALL_SECONDS, HEALTH_CONNECTIONS_MAX
+from fastness.pipeline.config import JobResult
 
 _START_SECONDS: Final = 10.0
 
@@ -38,11 +38,11 @@ class FollowHealth:
         """Note that the current round makes progress."""
         self._seen_at = self._clock()
 
-    def round_ended(self, outcome: JobResult | HoldfastError) -> None:
+    def round_ended(self, outcome: JobResult | FastnessError) -> None:
         """Note the end of a round, or the error that it will be retried after."""
         self.beat()
-        self._rounds += not isinstance(outcome, HoldfastError)
-        self._error = str(outcome) if isinstance(outcome, HoldfastError) else None
+        self._rounds += not isinstance(outcome, FastnessError)
+        self._error = str(outcome) if isinstance(outcome, FastnessError) else None
 
     @property
     def is_alive(self) -> bool:
@@ -78,7 +78,7 @@ def serve_health(address: str, health: FollowHealth, metrics: Callable[[], bytes
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(
-        target=server.run, kwargs={"sockets": [listener]}, name="holdfast-pipeline-health", daemon=True
+        target=server.run, kwargs={"sockets": [listener]}, name="fastness-pipeline-health", daemon=True
     )
     thread.start()
     try:

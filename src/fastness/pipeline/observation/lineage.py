@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import InvalidUrl, Unreachable
-from holdfast.limits import LINEAGE_SECONDS, RUN_ERROR_CHARACTERS
-from holdfast.names import folder_at
-from holdfast.pipeline.config import Config, JobResult
-from holdfast.pipeline.lake.locations import Location, parse_location
-from holdfast.pipeline.schemas import (
+from fastness.errors import InvalidUrl, Unreachable
+from fastness.limits import LINEAGE_SECONDS, RUN_ERROR_CHARACTERS
+from fastness.names import folder_at
+from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.lake.locations import Location, parse_location
+from fastness.pipeline.schemas import (
     ACTIVITY,
     CONTENTS,
     ENTITY_CHANGES,
@@ -46,12 +46,12 @@ from holdfast.pipeline.schemas import (
     WORLD_STATE,
     Table,
 )
-from holdfast.pipeline.source import tables as source_tables
-from holdfast.version import __version__
+from fastness.pipeline.source import tables as source_tables
+from fastness.version import __version__
 
 Event: TypeAlias = dict[str, Any]
-PRODUCER: Final = f"urn:holdfast:{__version__}"
-NAMESPACE: Final = "holdfast"
+PRODUCER: Final = f"urn:fastness:{__version__}"
+NAMESPACE: Final = "fastness"
 PARENT_VARIABLE: Final = "OPENLINEAGE_PARENT_ID"  # NAMESPACE/JOB/RUN-ID, as Airflow's macros print it.
 _SPEC: Final = "https://openlineage.io/spec"
 _EVENT_SCHEMA: Final = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"
@@ -154,7 +154,7 @@ class Lineage:
         }
         if error is not None:
             facets["errorMessage"] = _facet("errorMessage", message=error, programmingLanguage="Python")
-        job_type = _facet("jobType", processingType="BATCH", integration="HOLDFAST", jobType="JOB")
+        job_type = _facet("jobType", processingType="BATCH", integration="FASTNESS", jobType="JOB")
         inputs, outputs = _datasets(job, self._config, rows or {})
         event: Event = {
             "eventType": kind,
@@ -219,7 +219,7 @@ def _post(url: str, body: bytes, *, token: str | None, tls: ssl.SSLContext | Non
             outcome.append(str(error) or type(error).__name__)
 
     # A socket's timeout restarts with every byte; the thread bounds the whole call.
-    thread = threading.Thread(target=work, name="holdfast-lineage", daemon=True)
+    thread = threading.Thread(target=work, name="fastness-lineage", daemon=True)
     thread.start()
     thread.join(LINEAGE_SECONDS)
     failure = outcome[0] if outcome else f"it did not answer within {LINEAGE_SECONDS:g} s"
@@ -236,7 +236,7 @@ def _request(url: str, body: bytes, token: str | None, tls: ssl.SSLContext | Non
         if place.scheme == "https"
         else http.client.HTTPConnection(host, place.port, timeout=LINEAGE_SECONDS)
     )
-    headers = {"Content-Type": "application/json", "User-Agent": f"holdfast/{__version__}"}
+    headers = {"Content-Type": "application/json", "User-Agent": f"fastness/{__version__}"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
     path = place.path if place.path.strip("/") else _PATH
@@ -266,13 +266,13 @@ def _datasets(job: str, config: Config, rows: Mapping[str, int]) -> tuple[list[E
 def plane_namespace(data: str) -> str:
     """The namespace of a plane's datasets; it has no credentials."""
     if data.startswith("dir:"):
-        return f"holdfast://{folder_at(data).absolute()}"
+        return f"fastness://{folder_at(data).absolute()}"
     place = urlsplit(data)
     database = place.path if place.scheme.startswith("postgres") else ""
     if "," in place.netloc:  # PostgreSQL may have several hosts, each with its port.
-        return f"holdfast://{place.netloc.rpartition('@')[2].lower()}{database}"
+        return f"fastness://{place.netloc.rpartition('@')[2].lower()}{database}"
     port = f":{place.port}" if place.port else ""
-    return f"holdfast://{place.hostname or ''}{port}{database}"
+    return f"fastness://{place.hostname or ''}{port}{database}"
 
 
 def _lake_dataset(lake: Location, table: Table, rows: int | None = None) -> Event:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_to_textfile
 
-from holdfast.errors import PathUnusable
-from holdfast.pipeline.config import JobResult
-from holdfast.pipeline.observation.runs import RunRecord, RunRecorder
-from holdfast.pipeline.observation.status import TableStatus
+from fastness.errors import PathUnusable
+from fastness.pipeline.config import JobResult
+from fastness.pipeline.observation.runs import RunRecord, RunRecorder
+from fastness.pipeline.observation.status import TableStatus
 
 
 class MetricsFile:
@@ -68,7 +68,7 @@ def write_file(path: str, metrics: CollectorRegistry) -> None:
 
 def _add_runs(found: CollectorRegistry, runs: Iterable[RunRecord]) -> None:
     def gauge(name: str, meaning: str, *labels: str) -> Gauge:
-        return Gauge(f"holdfast_pipeline_{name}", meaning, ["job", *labels], registry=found)
+        return Gauge(f"fastness_pipeline_{name}", meaning, ["job", *labels], registry=found)
 
     started = gauge("job_started_timestamp_seconds", "Start of the last run")
     ended = gauge("job_ended_timestamp_seconds", "End of the last run, or of its last round with --follow")
@@ -90,7 +90,7 @@ def _add_runs(found: CollectorRegistry, runs: Iterable[RunRecord]) -> None:
 
 def _add_tables(found: CollectorRegistry, tables: Iterable[TableStatus]) -> None:
     def gauge(name: str, meaning: str, *labels: str) -> Gauge:
-        return Gauge(f"holdfast_pipeline_table_{name}", meaning, ["table", *labels], registry=found)
+        return Gauge(f"fastness_pipeline_table_{name}", meaning, ["table", *labels], registry=found)
 
     rows, size = gauge("rows", "Rows"), gauge("bytes", "Size of the current files")
     committed = gauge("committed_timestamp_seconds", "Time of the last commit")

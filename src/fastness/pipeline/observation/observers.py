@@ -4,9 +4,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from holdfast.pipeline.config import JobResult
+from fastness.pipeline.config import JobResult
 
-_log = logging.getLogger("holdfast.pipeline")
+_log = logging.getLogger("fastness.pipeline")
 
 
 class Observer(Protocol):

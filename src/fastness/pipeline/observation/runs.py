@@ -13,14 +13,14 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from holdfast.errors import HoldfastError, ObjectNotFound
-from holdfast.limits import RUN_ERROR_CHARACTERS, RUN_RECORD_SECONDS
-from holdfast.pipeline.config import JobResult
-from holdfast.pipeline.lake.atomic_files import replace_file
-from holdfast.pipeline.lake.locations import Location
+from fastness.errors import FastnessError, ObjectNotFound
+from fastness.limits import RUN_ERROR_CHARACTERS, RUN_RECORD_SECONDS
+from fastness.pipeline.config import JobResult
+from fastness.pipeline.lake.atomic_files import replace_file
+from fastness.pipeline.lake.locations import Location
 
 FOLDER: Final = "runs"
-_log = logging.getLogger("holdfast.pipeline")
+_log = logging.getLogger("fastness.pipeline")
 State: TypeAlias = Literal["running", "ok", "findings", "failed"]
 
 
@@ -47,7 +47,7 @@ class RunRecorder:
         self._written_at: datetime | None = None
         try:
             self.records = read_records(location)
-        except HoldfastError as error:  # The job itself will say what is wrong with the lake.
+        except FastnessError as error:  # The job itself will say what is wrong with the lake.
             _log.warning("The records of earlier runs cannot be read: %s", error)
             self.records = {}
 

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from holdfast.errors import ObjectNotFound
-from holdfast.pipeline import tombstones
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.intake import entity_ingest, log_ingest, plans
-from holdfast.pipeline.lake import Lake, LakeTable
-from holdfast.pipeline.observation.runs import RunRecord, read_records
-from holdfast.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, TABLES
-from holdfast.pipeline.views import View
+from fastness.errors import ObjectNotFound
+from fastness.pipeline import tombstones
+from fastness.pipeline.config import Config
+from fastness.pipeline.intake import entity_ingest, log_ingest, plans
+from fastness.pipeline.lake import Lake, LakeTable
+from fastness.pipeline.observation.runs import RunRecord, read_records
+from fastness.pipeline.schemas import ACTIVITY, ENTITY_CHANGES, JOURNAL, QUARANTINE, TABLES
+from fastness.pipeline.views import View
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ def lake_status(config: Config, view: View | None = None) -> LakeStatus:
     runs = read_records(lake.location)
     if not runs and not any(table.exists for table in tables):
         raise ObjectNotFound(
-            f"There is no lake at {lake.location.url}; create one with: holdfast pipeline ingest --lake {config.lake}"
+            f"There is no lake at {lake.location.url}; create one with: fastness pipeline ingest --lake {config.lake}"
         )
     quarantined = Counter(
         row["table_name"]

@@ -12,9 +12,9 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from holdfast.pipeline.reports import formatting
-from holdfast.pipeline.reports.components import Column, placeholder, table
-from holdfast.pipeline.reports.facts import Row
+from fastness.pipeline.reports import formatting
+from fastness.pipeline.reports.components import Column, placeholder, table
+from fastness.pipeline.reports.facts import Row
 
 Dash: TypeAlias = Literal["solid", "dashed", "dotted"]
 Unit: TypeAlias = Literal["count", "bytes", "ms"]

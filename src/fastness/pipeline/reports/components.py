@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from holdfast.pipeline.reports import formatting
-from holdfast.pipeline.reports.facts import Row
+from fastness.pipeline.reports import formatting
+from fastness.pipeline.reports.facts import Row
 
 _SHADES: Final = 9  # Of a grid's cells; the styles have one class for each.
 _NAME_CHARACTERS: Final = 24  # Of an agent in a heading of a grid.

@@ -8,10 +8,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.limits import REPORT_DAYS, REPORT_GRID, REPORT_QUEUES_PLOTTED, REPORT_ROWS
-from holdfast.pipeline import completeness
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.schemas import (
+from fastness.limits import REPORT_DAYS, REPORT_GRID, REPORT_QUEUES_PLOTTED, REPORT_ROWS
+from fastness.pipeline import completeness
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.schemas import (
     QUARANTINE,
     ROLLUP_ERRORS,
     ROLLUP_LEASES,

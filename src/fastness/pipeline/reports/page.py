@@ -7,12 +7,12 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
-from holdfast.limits import REPORT_GRID, REPORT_ROWS
-from holdfast.pipeline.reports import charts, formatting
-from holdfast.pipeline.reports.charts import Series
-from holdfast.pipeline.reports.components import Column, beside, grid, introduction, placeholder, table
-from holdfast.pipeline.reports.facts import Facts, Row, Timeline
-from holdfast.server.console.report_scripts import chart_style, script_sources, scripts, source_hash
+from fastness.limits import REPORT_GRID, REPORT_ROWS
+from fastness.pipeline.reports import charts, formatting
+from fastness.pipeline.reports.charts import Series
+from fastness.pipeline.reports.components import Column, beside, grid, introduction, placeholder, table
+from fastness.pipeline.reports.facts import Facts, Row, Timeline
+from fastness.server.console.report_scripts import chart_style, script_sources, scripts, source_hash
 
 _STORAGE_LINES: Final = 5  # The largest parts; a line for each of the page's colours.
 
@@ -36,9 +36,9 @@ def page(facts: Facts) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Holdfast report, {formatting.timestamp(facts.made_at)}</title><style>{_style()}</style></head><body>"
+        f"<title>Fastness report, {formatting.timestamp(facts.made_at)}</title><style>{_style()}</style></head><body>"
         '<a class="skip" href="#content">Skip to the content</a>'
-        f'<header><h1>Holdfast report</h1><p class="meta">Made {_time(facts.made_at)} from the lake '
+        f'<header><h1>Fastness report</h1><p class="meta">Made {_time(facts.made_at)} from the lake '
         f"<code>{escape(facts.lake)}</code></p>"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>'
         f'<main id="content">{_cards(facts)}{sections}</main>'
@@ -83,7 +83,7 @@ def _health(facts: Facts) -> str:
     totals = facts.totals
     wrong = (totals["worlds"] or 0) - (totals["worlds_ok"] or 0)
     if not totals["worlds"] and not totals["quarantined"]:
-        return placeholder("No world has been audited yet; run: holdfast pipeline audit --lake LAKE")
+        return placeholder("No world has been audited yet; run: fastness pipeline audit --lake LAKE")
     if not wrong and not totals["quarantined"]:
         passed = "The only world" if totals["worlds"] == 1 else f"All {formatting.number(totals['worlds'])} worlds"
         verdict = f'<p class="verdict good">{passed} passed the audit</p>'

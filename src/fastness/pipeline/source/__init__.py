@@ -1,10 +1,10 @@
-"""The Spark data source `format("holdfast")`.
+"""The Spark data source `format("fastness")`.
 
-spark.read.format("holdfast").option("url", "http://127.0.0.1:9440").option("table", "journal").load()
-spark.readStream.format("holdfast").options(url="dir:./data", table="activity").load()
-frame.write.format("holdfast").options(url="http://…", table="queues", queue="jobs", load="2026-11-15", key="id")…
+spark.read.format("fastness").option("url", "http://127.0.0.1:9440").option("table", "journal").load()
+spark.readStream.format("fastness").options(url="dir:./data", table="activity").load()
+frame.write.format("fastness").options(url="http://…", table="queues", queue="jobs", load="2026-11-15", key="id")…
 
-`docs/spark-source.md` documents the options. The source needs no registration: Spark finds `pyspark_holdfast` by its
+`docs/spark-source.md` documents the options. The source needs no registration: Spark finds `pyspark_fastness` by its
 name.
 """
 
@@ -12,21 +12,21 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from holdfast.errors import InvalidArgument
-from holdfast.pipeline.source.options import READABLE_TABLES, check_table, parse_options
-from holdfast.pipeline.source.readers import BatchReader, StreamReader
-from holdfast.pipeline.source.tables import SCHEMAS
-from holdfast.pipeline.source.writers import BatchWriter, StreamWriter, parse_load
+from fastness.errors import InvalidArgument
+from fastness.pipeline.source.options import READABLE_TABLES, check_table, parse_options
+from fastness.pipeline.source.readers import BatchReader, StreamReader
+from fastness.pipeline.source.tables import SCHEMAS
+from fastness.pipeline.source.writers import BatchWriter, StreamWriter, parse_load
 
-__all__ = ["HoldfastSource"]
+__all__ = ["FastnessSource"]
 
 
-class HoldfastSource(DataSource):
+class FastnessSource(DataSource):
     """The journals, session logs, queues, mailboxes and entities of a plane."""
 
     @classmethod
     def name(cls) -> str:
-        return "holdfast"
+        return "fastness"
 
     def schema(self) -> StructType:
         options = parse_options(self.options)

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from holdfast.errors import AnotherHistory, Corrupt, InvalidName
-from holdfast.names import checked_name
-from holdfast.pipeline.views import View
+from fastness.errors import AnotherHistory, Corrupt, InvalidName
+from fastness.names import checked_name
+from fastness.pipeline.views import View
 
 Offset: TypeAlias = dict[str, Any]  # As Spark stores it.
 Positions: TypeAlias = dict[str, int]

@@ -6,12 +6,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import SOURCE_PARTITION_ROWS
-from holdfast.names import checked_name, folder_at
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.source import selections
-from holdfast.pipeline.source.selections import Selection
+from fastness.errors import InvalidArgument
+from fastness.limits import SOURCE_PARTITION_ROWS
+from fastness.names import checked_name, folder_at
+from fastness.pipeline.config import Config
+from fastness.pipeline.source import selections
+from fastness.pipeline.source.selections import Selection
 
 READABLE_TABLES: Final = ("journal", "activity", "segments", "queues", "mail", "entities")
 STREAMABLE_TABLES: Final = ("journal", "activity")
@@ -73,19 +73,19 @@ def parse_options(given: Mapping[str, str]) -> Options:
     for name in found:
         if name not in _KNOWN and name not in SPARK_OPTIONS and not name.startswith("storage."):
             raise InvalidArgument(f"Unknown option {name!r}; use {', '.join(OPTION_NAMES)} or storage.NAME")
-    url = found.get("url") or found.get("path") or os.environ.get("HOLDFAST_URL")
+    url = found.get("url") or found.get("path") or os.environ.get("FASTNESS_URL")
     if not url:
         raise InvalidArgument('No plane is given; use option("url", "http://HOST:PORT"), dir:PATH or postgresql://…')
     universe = checked_name("universe", found["universe"]) if found.get("universe") else None
     config = Config(
         data=url,
         lake="",
-        objects=found.get("objects") or os.environ.get("HOLDFAST_OBJECTS"),
+        objects=found.get("objects") or os.environ.get("FASTNESS_OBJECTS"),
         activity=found.get("activity"),
-        token=found.get("token") or os.environ.get("HOLDFAST_TOKEN"),
-        ca=found.get("ca") or os.environ.get("HOLDFAST_CA"),
-        cert=found.get("cert") or os.environ.get("HOLDFAST_CERT"),
-        cert_key=found.get("certkey") or os.environ.get("HOLDFAST_KEY"),
+        token=found.get("token") or os.environ.get("FASTNESS_TOKEN"),
+        ca=found.get("ca") or os.environ.get("FASTNESS_CA"),
+        cert=found.get("cert") or os.environ.get("FASTNESS_CERT"),
+        cert_key=found.get("certkey") or os.environ.get("FASTNESS_KEY"),
         storage=storage,
         universes=(universe,) if universe else (),
     )
@@ -118,11 +118,11 @@ def _staging(given: str | None, url: str) -> str:
     Always a dedicated folder, because old files in it are deleted.
     """
     if given:
-        return f"{given.rstrip('/')}/holdfast-staged"
+        return f"{given.rstrip('/')}/fastness-staged"
     if url.startswith("dir:"):
         return f"dir:{folder_at(url).absolute() / '.staged'}"
     home = folder_at(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return f"dir:{home.absolute() / 'holdfast' / 'staged'}"
+    return f"dir:{home.absolute() / 'fastness' / 'staged'}"
 
 
 def _one_of(found: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:

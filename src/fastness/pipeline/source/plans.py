@@ -15,16 +15,16 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt, MissingObject, ObjectNotFound
-from holdfast.limits import SOURCE_FILE_BYTES, SOURCE_STAGED_SECONDS
-from holdfast.pipeline.codec import Damaged, journal_rows
-from holdfast.pipeline.journal_chunks import JournalChunk, Stores, staged_object_missing
-from holdfast.pipeline.logs import DamagedLines, LogChunk, ReadPosition, activity_rows
-from holdfast.pipeline.source import tables
-from holdfast.pipeline.source.options import Options
-from holdfast.pipeline.views import View
-from holdfast.runtime.activity.format import LogFile
+from fastness.backends.objects import ObjectStore
+from fastness.errors import Corrupt, MissingObject, ObjectNotFound
+from fastness.limits import SOURCE_FILE_BYTES, SOURCE_STAGED_SECONDS
+from fastness.pipeline.codec import Damaged, journal_rows
+from fastness.pipeline.journal_chunks import JournalChunk, Stores, staged_object_missing
+from fastness.pipeline.logs import DamagedLines, LogChunk, ReadPosition, activity_rows
+from fastness.pipeline.source import tables
+from fastness.pipeline.source.options import Options
+from fastness.pipeline.views import View
+from fastness.runtime.activity.format import LogFile
 
 Part = TypeVar("Part")
 

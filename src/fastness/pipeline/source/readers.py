@@ -7,11 +7,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from holdfast.pipeline.source import offsets, plans
-from holdfast.pipeline.source.offsets import Offset, Position, Positions
-from holdfast.pipeline.source.options import STREAMABLE_TABLES, Options, check_table
-from holdfast.pipeline.source.tables import SCHEMAS
-from holdfast.pipeline.views import View, open_view
+from fastness.pipeline.source import offsets, plans
+from fastness.pipeline.source.offsets import Offset, Position, Positions
+from fastness.pipeline.source.options import STREAMABLE_TABLES, Options, check_table
+from fastness.pipeline.source.tables import SCHEMAS
+from fastness.pipeline.views import View, open_view
 
 
 class BatchReader(DataSourceReader):

@@ -12,9 +12,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import InvalidArgument
-from holdfast.names import checked_name
-from holdfast.pipeline.codec import KINDS
+from fastness.errors import InvalidArgument
+from fastness.names import checked_name
+from fastness.pipeline.codec import KINDS
 
 # The column that each option selects by.
 COLUMNS: Final[dict[str, dict[str, str]]] = {

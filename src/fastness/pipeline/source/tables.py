@@ -6,11 +6,11 @@ from typing import Any, Final
 import cbor2
 import pyarrow as pa
 
-from holdfast.limits import ROWS_BATCH, ROWS_BATCH_BYTES
-from holdfast.pipeline.codec import payload_of
-from holdfast.pipeline.schemas import ACTIVITY, JOURNAL, decoded
-from holdfast.pipeline.views import View
-from holdfast.pipeline.views.rows import EntityRow, MailRow, MessageRow
+from fastness.limits import ROWS_BATCH, ROWS_BATCH_BYTES
+from fastness.pipeline.codec import payload_of
+from fastness.pipeline.schemas import ACTIVITY, JOURNAL, decoded
+from fastness.pipeline.views import View
+from fastness.pipeline.views.rows import EntityRow, MailRow, MessageRow
 
 _UTC: Final = pa.timestamp("ms", tz="UTC")
 _STRINGS: Final = pa.map_(pa.string(), pa.string())

@@ -12,15 +12,15 @@ from uuid import uuid4
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from holdfast.errors import InvalidArgument, ObjectNotFound
-from holdfast.limits import SOURCE_FILE_BYTES
-from holdfast.names import UNIVERSE
-from holdfast.pipeline import loading
-from holdfast.pipeline.journal_chunks import Stores, staged_object_missing
-from holdfast.pipeline.loading import Load, LoadResult
-from holdfast.pipeline.source.options import WRITABLE_TABLES, Options, check_table
-from holdfast.pipeline.source.plans import delete_stale, pack_by_weight
-from holdfast.pipeline.source.selections import OPTIONS, Selection
+from fastness.errors import InvalidArgument, ObjectNotFound
+from fastness.limits import SOURCE_FILE_BYTES
+from fastness.names import UNIVERSE
+from fastness.pipeline import loading
+from fastness.pipeline.journal_chunks import Stores, staged_object_missing
+from fastness.pipeline.loading import Load, LoadResult
+from fastness.pipeline.source.options import WRITABLE_TABLES, Options, check_table
+from fastness.pipeline.source.plans import delete_stale, pack_by_weight
+from fastness.pipeline.source.selections import OPTIONS, Selection
 
 
 @dataclass

@@ -12,16 +12,16 @@ with open_view(config) as view:
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from holdfast.errors import InvalidUrl
-from holdfast.layers.migrations import check_complete
-from holdfast.pipeline import tombstones
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.journal_chunks import JournalChunk, WorldView
-from holdfast.pipeline.lake import Lake
-from holdfast.pipeline.tombstones import Hidden
-from holdfast.pipeline.views import directory, postgres, server
-from holdfast.pipeline.views.view import View
-from holdfast.tiers import Tier
+from fastness.errors import InvalidUrl
+from fastness.layers.migrations import check_complete
+from fastness.pipeline import tombstones
+from fastness.pipeline.config import Config
+from fastness.pipeline.journal_chunks import JournalChunk, WorldView
+from fastness.pipeline.lake import Lake
+from fastness.pipeline.tombstones import Hidden
+from fastness.pipeline.views import directory, postgres, server
+from fastness.pipeline.views.view import View
+from fastness.tiers import Tier
 
 __all__ = ["JournalChunk", "View", "WorldView", "open_view", "shared_view"]
 

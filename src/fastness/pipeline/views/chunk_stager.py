@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import MissingObject
-from holdfast.layers import segments
-from holdfast.limits import CHUNK_BYTES, CHUNK_ENTRIES, VIEW_OBJECTS_IN_FLIGHT
-from holdfast.pipeline.journal_chunks import JournalChunk, WorldView
+from fastness.backends.objects import ObjectStore
+from fastness.errors import MissingObject
+from fastness.layers import segments
+from fastness.limits import CHUNK_BYTES, CHUNK_ENTRIES, VIEW_OBJECTS_IN_FLIGHT
+from fastness.pipeline.journal_chunks import JournalChunk, WorldView
 
 # Copies may run this far ahead of the consumer; hot chunks, which need no copy, count too.
 _PREFETCH_MAX: Final = 4 * VIEW_OBJECTS_IN_FLIGHT

@@ -9,17 +9,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.backends.rocksdb.lock_holder import describe_holder
-from holdfast.errors import DirectoryInUse
-from holdfast.limits import VIEW_RETRY_SECONDS
-from holdfast.names import folder_at
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.views import folders
-from holdfast.pipeline.views.view import View
-from holdfast.plane.formats import check_marker
-from holdfast.runtime.maintenance.checkpoints import link_all
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.backends.rocksdb.lock_holder import describe_holder
+from fastness.errors import DirectoryInUse
+from fastness.limits import VIEW_RETRY_SECONDS
+from fastness.names import folder_at
+from fastness.pipeline.config import Config
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.views import folders
+from fastness.pipeline.views.view import View
+from fastness.plane.formats import check_marker
+from fastness.runtime.maintenance.checkpoints import link_all
 
 _POLL_SECONDS: Final = 0.05
 
@@ -30,7 +30,7 @@ def open_directory(config: Config) -> View:
     Raises:
         NotFound: it is not a data directory.
         DirectoryInUse: another process has it open.
-        SchemaMismatch: a newer Holdfast wrote it.
+        SchemaMismatch: a newer Fastness wrote it.
         DamagedDatabase: the database is damaged.
         EncryptionKeyMissing: it has encrypted universes, and the master key is missing.
     """

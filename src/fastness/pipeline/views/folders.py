@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from holdfast.errors import Busy, PathUnusable
-from holdfast.limits import VIEW_LOCK_WAIT_SECONDS_MAX
+from fastness.errors import Busy, PathUnusable
+from fastness.limits import VIEW_LOCK_WAIT_SECONDS_MAX
 
 PREFIX: Final = ".view-"
 _LOCK: Final = "lock"

@@ -10,9 +10,9 @@ from itertools import islice
 from threading import Lock
 from typing import Final
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import ObjectNotFound
-from holdfast.limits import MANIFESTS_CACHED_MAX, OBJECT_LIST_MAX, VIEW_OBJECTS_IN_FLIGHT
+from fastness.backends.objects import ObjectStore
+from fastness.errors import ObjectNotFound
+from fastness.limits import MANIFESTS_CACHED_MAX, OBJECT_LIST_MAX, VIEW_OBJECTS_IN_FLIGHT
 
 FOLDER: Final = "activity-manifest"
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from holdfast.errors import Unsupported
-from holdfast.names import folder_at
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.views.view import View
+from fastness.errors import Unsupported
+from fastness.names import folder_at
+from fastness.pipeline.config import Config
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.views.view import View
 
 
 def open_postgres(config: Config) -> View:
@@ -25,9 +25,9 @@ def open_postgres(config: Config) -> View:
         EncryptionKeyMissing: it has encrypted universes, and the master key is missing.
     """
     try:
-        from holdfast.backends.postgres import PostgresDatabase
+        from fastness.backends.postgres import PostgresDatabase
     except ImportError as error:
-        raise Unsupported("PostgreSQL needs its driver; run: pip install 'holdfast[postgres]'") from error
+        raise Unsupported("PostgreSQL needs its driver; run: pip install 'fastness[postgres]'") from error
     stores = Stores(config.storage)
     with ExitStack() as resources:
         database = resources.enter_context(PostgresDatabase(config.data, create=False, cipher=config.cipher()))
@@ -48,4 +48,4 @@ def _logs(activity: Sequence[str]) -> tuple[Path, ...]:
     """The given folders of session logs: one for each node. Without any, the default one of this machine."""
     if activity:
         return tuple(map(folder_at, activity))
-    return (folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "holdfast" / "activity",)
+    return (folder_at(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "fastness" / "activity",)

@@ -9,24 +9,24 @@ from typing import Final
 
 import msgspec
 
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import entities, leases
-from holdfast.layers.blobs import AREAS, Blob, hashes_in
-from holdfast.layers.entities import Entity, EntityKey
-from holdfast.layers.leases import Grant
-from holdfast.layers.mailboxes import keys as mailbox_keys
-from holdfast.layers.mailboxes.keys import Address
-from holdfast.layers.mailboxes.receipts import decode as _decode_receipt
-from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues import message_leases, schedules_of
-from holdfast.layers.queues.keys import QueueKey, QueueKeys
-from holdfast.layers.states import State
-from holdfast.limits import PAGE_ITEMS
-from holdfast.runtime.maintenance.scan import names, scan_range
-from holdfast.wire import stored_messages
-from holdfast.wire.entities import Fields
-from holdfast.wire.queues import Schedule
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import entities, leases
+from fastness.layers.blobs import AREAS, Blob, hashes_in
+from fastness.layers.entities import Entity, EntityKey
+from fastness.layers.leases import Grant
+from fastness.layers.mailboxes import keys as mailbox_keys
+from fastness.layers.mailboxes.keys import Address
+from fastness.layers.mailboxes.receipts import decode as _decode_receipt
+from fastness.layers.queues import keys as queue_keys
+from fastness.layers.queues import message_leases, schedules_of
+from fastness.layers.queues.keys import QueueKey, QueueKeys
+from fastness.layers.states import State
+from fastness.limits import PAGE_ITEMS
+from fastness.runtime.maintenance.scan import names, scan_range
+from fastness.wire import stored_messages
+from fastness.wire.entities import Fields
+from fastness.wire.queues import Schedule
+from fastness.wire.stored_messages import StoredMessage, format_id
 
 
 class MessageRow(msgspec.Struct, frozen=True):

@@ -24,23 +24,23 @@ from typing import Final
 
 from obstore.store import MemoryStore
 
-import holdfast
-from holdfast.backends.objects import ObjectMeta, ObjectStore, check_path
-from holdfast.backends.objects.encrypted import decrypted, universe_of_path
-from holdfast.backends.objects.store import Names
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy, HoldfastError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
-from holdfast.handles.sync.backups import Backups
-from holdfast.kv.formats import FORMAT
-from holdfast.kv.value_cipher import ValueCipher
-from holdfast.limits import OBJECT_LIST_MAX, VIEW_LOCK_WAIT_SECONDS_MAX
-from holdfast.names import folder_at
-from holdfast.pipeline.config import Config
-from holdfast.pipeline.journal_chunks import Stores
-from holdfast.pipeline.views import folders
-from holdfast.pipeline.views.manifests import FOLDER
-from holdfast.pipeline.views.view import View
-from holdfast.wire.backups import BackupBegun, BackupFile
+import fastness
+from fastness.backends.objects import ObjectMeta, ObjectStore, check_path
+from fastness.backends.objects.encrypted import decrypted, universe_of_path
+from fastness.backends.objects.store import Names
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy, FastnessError, NotFound, ObjectNotFound, SchemaMismatch, Unreachable, Unsupported
+from fastness.handles.sync.backups import Backups
+from fastness.kv.formats import FORMAT
+from fastness.kv.value_cipher import ValueCipher
+from fastness.limits import OBJECT_LIST_MAX, VIEW_LOCK_WAIT_SECONDS_MAX
+from fastness.names import folder_at
+from fastness.pipeline.config import Config
+from fastness.pipeline.journal_chunks import Stores
+from fastness.pipeline.views import folders
+from fastness.pipeline.views.manifests import FOLDER
+from fastness.pipeline.views.view import View
+from fastness.wire.backups import BackupBegun, BackupFile
 
 _POLL_SECONDS: Final = 0.2
 _INTACT_MAX: Final = 100_000
@@ -64,13 +64,13 @@ def open_server(config: Config) -> View:
     with ExitStack() as resources:
         patience = config.patience_seconds
         plane = resources.enter_context(
-            holdfast.connect(config.data, token=config.token, tls=config.tls(), patience_seconds=patience)
+            fastness.connect(config.data, token=config.token, tls=config.tls(), patience_seconds=patience)
         )
         begun = _begin(plane.backups)
         resources.callback(_end, plane.backups, begun.id)
         if begun.data_format != FORMAT:
             raise SchemaMismatch(
-                f"The server's data have format {begun.data_format}, this version supports {FORMAT}; upgrade Holdfast"
+                f"The server's data have format {begun.data_format}, this version supports {FORMAT}; upgrade Fastness"
             )
         cache = _cache(config.data)
         folder = resources.enter_context(folders.temporary(cache))
@@ -171,13 +171,13 @@ def _begin(backups: Backups) -> BackupBegun:
 
 
 def _end(backups: Backups, id: str) -> None:
-    with suppress(HoldfastError):  # It expires on the server.
+    with suppress(FastnessError):  # It expires on the server.
         backups.end(id)
 
 
 def _cache(url: str) -> Path:
     home = folder_at(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    views = home / "holdfast" / "views"
+    views = home / "fastness" / "views"
     views.mkdir(mode=0o700, parents=True, exist_ok=True)
     return views / hashlib.sha256(url.encode()).hexdigest()[:16]
 

@@ -13,9 +13,9 @@ from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.backends.objects.encrypted import encrypted
-from holdfast.errors import (
+from fastness.backends.objects import ObjectStore
+from fastness.backends.objects.encrypted import encrypted
+from fastness.errors import (
     BlobNotFound,
     Corrupt,
     HashMismatch,
@@ -26,23 +26,23 @@ from holdfast.errors import (
     SnapshotNotFound,
     WorldNotFound,
 )
-from holdfast.kv import Database, Subspace, Transaction, pages
-from holdfast.kv.value_cipher import cipher_of
-from holdfast.layers import blobs, journals, lineages, segments, snapshots, tokens, worlds
-from holdfast.layers.lineages import Identity
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.snapshots import SnapshotRecord
-from holdfast.layers.tokens import Token
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import CHUNK_ENTRIES, CHUNK_PAGE, PAGE_ITEMS
-from holdfast.names import checked_name
-from holdfast.pipeline.journal_chunks import JournalChunk, Stores, WorldView
-from holdfast.pipeline.logs import LogChunk
-from holdfast.pipeline.tombstones import Hidden
-from holdfast.pipeline.views import manifests, rows
-from holdfast.pipeline.views.chunk_stager import ChunkStager
-from holdfast.pipeline.views.manifests import Manifests
-from holdfast.pipeline.views.rows import (
+from fastness.kv import Database, Subspace, Transaction, pages
+from fastness.kv.value_cipher import cipher_of
+from fastness.layers import blobs, journals, lineages, segments, snapshots, tokens, worlds
+from fastness.layers.lineages import Identity
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.snapshots import SnapshotRecord
+from fastness.layers.tokens import Token
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import CHUNK_ENTRIES, CHUNK_PAGE, PAGE_ITEMS
+from fastness.names import checked_name
+from fastness.pipeline.journal_chunks import JournalChunk, Stores, WorldView
+from fastness.pipeline.logs import LogChunk
+from fastness.pipeline.tombstones import Hidden
+from fastness.pipeline.views import manifests, rows
+from fastness.pipeline.views.chunk_stager import ChunkStager
+from fastness.pipeline.views.manifests import Manifests
+from fastness.pipeline.views.rows import (
     BlobRow,
     ChangeRow,
     EntityRow,
@@ -53,11 +53,11 @@ from holdfast.pipeline.views.rows import (
     Reference,
     StateRow,
 )
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.format import LogFile
-from holdfast.runtime.maintenance import scan
-from holdfast.wire.queues import Schedule
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.format import LogFile
+from fastness.runtime.maintenance import scan
+from fastness.wire.queues import Schedule
 
 Result = TypeVar("Result")
 

@@ -26,15 +26,15 @@ from typing import Final
 
 import msgspec
 
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import HashMismatch, ObjectNotFound
-from holdfast.kv.fork_safety import invalidate_in_children
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.field_tiers import LOG_KIND
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.log import ActivityLog
+from fastness import limits
+from fastness.backends.objects import ObjectStore
+from fastness.errors import HashMismatch, ObjectNotFound
+from fastness.kv.fork_safety import invalidate_in_children
+from fastness.layers.entities import EntityKey
+from fastness.layers.field_tiers import LOG_KIND
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.log import ActivityLog
 
 _COST_BYTES: Final = 2 * limits.WRITE_COST_BYTES  # Memory overhead of a value, with its share of the entity's names.
 
@@ -314,7 +314,7 @@ class _LogFiles:
 
     def _read_rotated(self, entry: str) -> bytes:
         assert self._objects is not None
-        with suppress(HashMismatch, ObjectNotFound):  # `holdfast doctor` reports it.
+        with suppress(HashMismatch, ObjectNotFound):  # `fastness doctor` reports it.
             manifest = rotation.read_manifest(self._objects, entry)
             if manifest.kind == LOG_KIND:
                 return self._objects.get(manifest.path)

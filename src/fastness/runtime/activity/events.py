@@ -13,15 +13,15 @@ from contextlib import suppress
 
 import msgspec
 
-from holdfast.layers.leases import LEASE_EVENTS
-from holdfast.layers.mailboxes.keys import MAIL_EVENTS
-from holdfast.layers.queues import format_id
-from holdfast.limits import EVENTS_FLUSH_SECONDS, EVENTS_MAX
-from holdfast.runtime.activity.log import ActivityLog
-from holdfast.runtime.activity.rotation import FailureTracker
-from holdfast.runtime.publishing import Event
+from fastness.layers.leases import LEASE_EVENTS
+from fastness.layers.mailboxes.keys import MAIL_EVENTS
+from fastness.layers.queues import format_id
+from fastness.limits import EVENTS_FLUSH_SECONDS, EVENTS_MAX
+from fastness.runtime.activity.log import ActivityLog
+from fastness.runtime.activity.rotation import FailureTracker
+from fastness.runtime.publishing import Event
 
-_logger = logging.getLogger("holdfast.activity")
+_logger = logging.getLogger("fastness.activity")
 
 LOG_KIND = "queues"  # The kind of the session logs of queues.
 MAIL_KIND = "mail"
@@ -122,7 +122,7 @@ class EventLogger:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
-                thread = threading.Thread(target=self._run, name="holdfast-events", daemon=True)
+                thread = threading.Thread(target=self._run, name="fastness-events", daemon=True)
                 with suppress(RuntimeError):  # No thread can be started: the next event tries again.
                     thread.start()
                     self._thread = thread

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast import limits
-from holdfast.errors import InvalidArgument, InvalidName, InvalidValue
-from holdfast.json_checksums import add_checksum, checksum_matches
-from holdfast.names import checked_name
+from fastness import limits
+from fastness.errors import InvalidArgument, InvalidName, InvalidValue
+from fastness.json_checksums import add_checksum, checksum_matches
+from fastness.names import checked_name
 
 SUFFIX: Final = ".jsonl"
 SECOND_CHARACTERS: Final = len("2026-11-15_04-42-15")

@@ -22,22 +22,22 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore
-from holdfast.clock import Clock, IdSource, SystemClock
-from holdfast.errors import Busy, Closed, InvalidArgument, ObjectNotFound
-from holdfast.kv.fork_safety import invalidate_in_children
-from holdfast.layers.idempotency import KeyedCall, key_reused
-from holdfast.limits import RECENT_CALL_KEYS_MAX
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.format import LogFile, LoggedRecord, Position
-from holdfast.runtime.activity.rotation import FailureTracker, Rotation
-from holdfast.runtime.activity.writer import Follow, Labels, LogContext, SessionLog
+from fastness import limits
+from fastness.backends.objects import ObjectStore
+from fastness.clock import Clock, IdSource, SystemClock
+from fastness.errors import Busy, Closed, InvalidArgument, ObjectNotFound
+from fastness.kv.fork_safety import invalidate_in_children
+from fastness.layers.idempotency import KeyedCall, key_reused
+from fastness.limits import RECENT_CALL_KEYS_MAX
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.format import LogFile, LoggedRecord, Position
+from fastness.runtime.activity.rotation import FailureTracker, Rotation
+from fastness.runtime.activity.writer import Follow, Labels, LogContext, SessionLog
 
 __all__ = ["ActivityLog", "ActivityStats", "LogFile", "LoggedRecord", "Position", "SessionLog"]
 
-_log = logging.getLogger("holdfast.activity")
+_log = logging.getLogger("fastness.activity")
 _READ_ATTEMPTS_MAX: Final = 10
 _START: Final = Position("", -1)
 
@@ -97,7 +97,7 @@ class ActivityLog:
         self._is_closed = False
         self._stopping = threading.Event()
         loops = (self._flush_loop, self._rotation_loop) if start_flusher else ()
-        self._threads = [threading.Thread(target=loop, name="holdfast-activity", daemon=True) for loop in loops]
+        self._threads = [threading.Thread(target=loop, name="fastness-activity", daemon=True) for loop in loops]
         invalidate_in_children(self)
         try:
             for thread in self._threads:

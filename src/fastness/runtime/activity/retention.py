@@ -7,13 +7,13 @@ found and repeated; a reader skips an entry without a body. Files that are not y
 import logging
 from collections.abc import Iterator
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import HashMismatch, ObjectNotFound
-from holdfast.limits import OBJECT_LIST_MAX
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
+from fastness.backends.objects import ObjectStore
+from fastness.errors import HashMismatch, ObjectNotFound
+from fastness.limits import OBJECT_LIST_MAX
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
 
-_log = logging.getLogger("holdfast.activity")
+_log = logging.getLogger("fastness.activity")
 
 
 def trim(
@@ -34,7 +34,7 @@ def trim(
         try:
             manifest = rotation.read_manifest(objects, path)
         except (HashMismatch, ObjectNotFound) as error:
-            _log.warning("a session log is kept whatever its age: %s; run: holdfast doctor", error)
+            _log.warning("a session log is kept whatever its age: %s; run: fastness doctor", error)
             continue
         if excess <= 0 and (oldest_ms is None or manifest.last_at_ms >= oldest_ms):
             continue

@@ -27,13 +27,13 @@ from typing import IO, Final, TypeAlias
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Backend, HashMismatch, ObjectExists, ObjectNotFound
-from holdfast.json_checksums import add_checksum, has_valid_checksum
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Content, FileName, Header, LogFile
+from fastness.backends.objects import ObjectStore
+from fastness.errors import Backend, HashMismatch, ObjectExists, ObjectNotFound
+from fastness.json_checksums import add_checksum, has_valid_checksum
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Content, FileName, Header, LogFile
 
-_log = logging.getLogger("holdfast.activity")
+_log = logging.getLogger("fastness.activity")
 
 _BODIES: Final = "activity"
 _MANIFESTS: Final = "activity-manifest"

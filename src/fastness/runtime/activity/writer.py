@@ -22,13 +22,13 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast import limits
-from holdfast.clock import IdSource
-from holdfast.folders import make_folder
-from holdfast.private_files import FILE_MODE
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity.format import Header, encode_record
-from holdfast.runtime.activity.rotation import FailureTracker, Rotation, lock
+from fastness import limits
+from fastness.clock import IdSource
+from fastness.folders import make_folder
+from fastness.private_files import FILE_MODE
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity.format import Header, encode_record
+from fastness.runtime.activity.rotation import FailureTracker, Rotation, lock
 
 _DAY_MS: Final = 86_400_000
 _COST_BYTES: Final = limits.WRITE_COST_BYTES  # Memory overhead per record.

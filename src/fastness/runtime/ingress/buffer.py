@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from holdfast import limits
-from holdfast.clock import Clock
-from holdfast.errors import Busy, Closed
-from holdfast.runtime.timers import call_after
+from fastness import limits
+from fastness.clock import Clock
+from fastness.errors import Busy, Closed
+from fastness.runtime.timers import call_after
 
 
 class BufferItem(Protocol):

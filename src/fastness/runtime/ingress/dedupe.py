@@ -16,11 +16,11 @@ from enum import IntEnum
 
 import msgspec
 
-from holdfast.clock import Clock
-from holdfast.errors import HoldfastError
-from holdfast.layers.dedupe import KEY_BYTES, Entry
-from holdfast.limits import DEDUPE_MAX, DEDUPE_SECONDS
-from holdfast.runtime.timers import wake
+from fastness.clock import Clock
+from fastness.errors import FastnessError
+from fastness.layers.dedupe import KEY_BYTES, Entry
+from fastness.limits import DEDUPE_MAX, DEDUPE_SECONDS
+from fastness.runtime.timers import wake
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -43,7 +43,7 @@ class Reservation:
         self.key = key
         self.at_ms = at_ms
         self.stage = stage
-        self.error: HoldfastError | None = None  # Why it was lost.
+        self.error: FastnessError | None = None  # Why it was lost.
         self.is_duplicate = False  # The mailbox already contained the mail, although the key was not remembered.
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -58,7 +58,7 @@ class Reservation:
         """Return once the push is past `stage`.
 
         Raises:
-            HoldfastError: the reason why it was lost.
+            FastnessError: the reason why it was lost.
         """
         while self.stage <= stage:
             waiting = asyncio.get_running_loop().create_future()
@@ -105,7 +105,7 @@ class Dedupe:
         reservation.stage = Stage.STORED
         self.has_unsaved = True
 
-    def release(self, reservation: Reservation, error: HoldfastError) -> None:
+    def release(self, reservation: Reservation, error: FastnessError) -> None:
         """Record that a push is lost: remove its key, so that a retry is accepted, and raise `error` in its waiters."""
         if self._known.get(reservation.key) is reservation:  # A newer push may have replaced it.
             del self._known[reservation.key]

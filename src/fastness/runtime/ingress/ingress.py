@@ -21,35 +21,35 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 
-from holdfast import limits
-from holdfast.clock import Clock, MonotonicClock, SystemClock
-from holdfast.errors import (
+from fastness import limits
+from fastness.clock import Clock, MonotonicClock, SystemClock
+from fastness.errors import (
     Backend,
     Busy,
     Closed,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     MailboxFull,
     PayloadTooLarge,
     RateLimited,
     Unsupported,
 )
-from holdfast.kv import Database
-from holdfast.kv.closing_at_exit import keep_until_exit
-from holdfast.layers import agents
-from holdfast.layers.mailboxes import Address
-from holdfast.runtime.blobs import AsyncBlobStore
-from holdfast.runtime.ingress import validation
-from holdfast.runtime.ingress.buffer import IngressBuffer
-from holdfast.runtime.ingress.dedupe import Dedupe, Reservation, Stage, key_of
-from holdfast.runtime.ingress.recent import RecentPushes
-from holdfast.runtime.ingress.validation import IngressCounters, QueuedPush
-from holdfast.runtime.ingress.writer import OnFlush, PushWriter, short_reason
-from holdfast.runtime.publishing import Publish
-from holdfast.runtime.rate_limits import RateLimiter
-from holdfast.runtime.timers import sleep
-from holdfast.tiers import Tier
-from holdfast.wire.ingress import (
+from fastness.kv import Database
+from fastness.kv.closing_at_exit import keep_until_exit
+from fastness.layers import agents
+from fastness.layers.mailboxes import Address
+from fastness.runtime.blobs import AsyncBlobStore
+from fastness.runtime.ingress import validation
+from fastness.runtime.ingress.buffer import IngressBuffer
+from fastness.runtime.ingress.dedupe import Dedupe, Reservation, Stage, key_of
+from fastness.runtime.ingress.recent import RecentPushes
+from fastness.runtime.ingress.validation import IngressCounters, QueuedPush
+from fastness.runtime.ingress.writer import OnFlush, PushWriter, short_reason
+from fastness.runtime.publishing import Publish
+from fastness.runtime.rate_limits import RateLimiter
+from fastness.runtime.timers import sleep
+from fastness.tiers import Tier
+from fastness.wire.ingress import (
     ACCEPTED,
     SYNCED,
     DataPush,
@@ -61,10 +61,10 @@ from holdfast.wire.ingress import (
     PushOutcomes,
     SeenPushes,
 )
-from holdfast.wire.problems import retry_after_seconds
-from holdfast.wire.transport import OnDataPush
+from fastness.wire.problems import retry_after_seconds
+from fastness.wire.transport import OnDataPush
 
-_log = logging.getLogger("holdfast.ingress")
+_log = logging.getLogger("fastness.ingress")
 
 AddressedPush = tuple[Address, NewPush]  # A push and its recipient.
 
@@ -201,11 +201,11 @@ class Ingress:
         try:
             known, is_duplicate = await self._accept(sender, to, new, is_urgent=new.durability == SYNCED)
             return await self._outcome(known, new, is_duplicate=is_duplicate)
-        except HoldfastError as error:
+        except FastnessError as error:
             self.counters.rejects[error.code] += 1
             raise
 
-    async def push_many(self, sender: Address, pushes: Sequence[AddressedPush | HoldfastError]) -> PushOutcomes:
+    async def push_many(self, sender: Address, pushes: Sequence[AddressedPush | FastnessError]) -> PushOutcomes:
         """Accept pushes in order, as `push` accepts each; the outcome of each. One that is an error has that outcome.
 
         Synced ones become due when all are accepted, so one commit stores them, unless other pushes fill the batch.
@@ -215,19 +215,19 @@ class Ingress:
             Closed: the server is shutting down.
         """
         await self._ensure_started()
-        accepted: list[tuple[NewPush, Reservation, bool] | HoldfastError] = []
+        accepted: list[tuple[NewPush, Reservation, bool] | FastnessError] = []
         busy: Busy | None = None
         is_awaited = False
         for each in pushes:
             try:
-                if isinstance(each, HoldfastError):
+                if isinstance(each, FastnessError):
                     raise each
                 if busy is not None:
                     raise Busy(str(busy))
                 to, new = each
                 accepted.append((new, *await self._accept(sender, to, new, is_urgent=False)))
                 is_awaited = is_awaited or new.durability == SYNCED
-            except HoldfastError as error:
+            except FastnessError as error:
                 if type(error) is Busy:
                     busy = error
                 accepted.append(error)
@@ -235,13 +235,13 @@ class Ingress:
             self._buffer.flush_soon()
         return PushOutcomes([await self._outcome_in_batch(each) for each in accepted])
 
-    async def _outcome_in_batch(self, accepted: tuple[NewPush, Reservation, bool] | HoldfastError) -> PushOutcome:
+    async def _outcome_in_batch(self, accepted: tuple[NewPush, Reservation, bool] | FastnessError) -> PushOutcome:
         try:
-            if isinstance(accepted, HoldfastError):
+            if isinstance(accepted, FastnessError):
                 raise accepted
             new, known, is_duplicate = accepted
             return PushOutcome(await self._outcome(known, new, is_duplicate=is_duplicate))
-        except HoldfastError as error:
+        except FastnessError as error:
             self.counters.rejects[error.code] += 1
             return PushOutcome(None, error.code, str(error), retry_after_seconds(error))
 
@@ -309,7 +309,7 @@ class Ingress:
             await self._enqueue(sender, to, new, payload, reservation, is_urgent=is_urgent)
         except BaseException as error:
             lost = Busy("The first push with this idempotency key was not accepted; push it again")
-            self.dedupe.release(reservation, error if isinstance(error, HoldfastError) else lost)
+            self.dedupe.release(reservation, error if isinstance(error, FastnessError) else lost)
             raise
         self.counters.accepted += 1
         if self._listeners or self._recent.is_watched(to.universe):

@@ -18,11 +18,11 @@ from typing import Final
 
 import msgspec
 
-from holdfast import limits
-from holdfast.clock import Clock
-from holdfast.errors import Busy, Closed, InvalidArgument
-from holdfast.runtime.timers import call_after, wake
-from holdfast.wire.ingress import DataPush, SeenPushes
+from fastness import limits
+from fastness.clock import Clock
+from fastness.errors import Busy, Closed, InvalidArgument
+from fastness.runtime.timers import call_after, wake
+from fastness.wire.ingress import DataPush, SeenPushes
 
 _POSITION: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,15})")
 _ENTRY_BYTES: Final = 1_024  # What an entry takes beside its payload: the text fields have at most 256 characters each.

@@ -1,6 +1,6 @@
 """The ingress of a plane whose callers wait on their own threads: it runs on an event loop in a thread of its own.
 
-    caller's thread ── push ──► event loop in the thread "holdfast-ingress-loop" ──► commits in the writer's thread
+    caller's thread ── push ──► event loop in the thread "fastness-ingress-loop" ──► commits in the writer's thread
                   ◄── outcome ──┘
 
 The thread starts with the first push or watch, and ends with the plane, after everything accepted is stored. It is a
@@ -14,11 +14,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
-from holdfast.errors import Closed, HoldfastError, InvalidArgument
-from holdfast.layers.mailboxes import Address
-from holdfast.runtime.ingress.ingress import AddressedPush, Ingress
-from holdfast.wire.ingress import IngressStats, NewPush, Pushed, PushOutcomes, SeenPushes
-from holdfast.wire.transport import OnDataPush
+from fastness.errors import Closed, FastnessError, InvalidArgument
+from fastness.layers.mailboxes import Address
+from fastness.runtime.ingress.ingress import AddressedPush, Ingress
+from fastness.wire.ingress import IngressStats, NewPush, Pushed, PushOutcomes, SeenPushes
+from fastness.wire.transport import OnDataPush
 
 Result = TypeVar("Result")
 
@@ -39,7 +39,7 @@ class ThreadedIngress:
         """As `Ingress.push`."""
         return self._run(self._ingress.push, sender, to, new)
 
-    def push_many(self, sender: Address, pushes: Sequence[AddressedPush | HoldfastError]) -> PushOutcomes:
+    def push_many(self, sender: Address, pushes: Sequence[AddressedPush | FastnessError]) -> PushOutcomes:
         """As `Ingress.push_many`."""
         return self._run(self._ingress.push_many, sender, pushes)
 
@@ -101,7 +101,7 @@ class ThreadedIngress:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
-                    target=_run_loop, args=(loop,), name="holdfast-ingress-loop", daemon=True
+                    target=_run_loop, args=(loop,), name="fastness-ingress-loop", daemon=True
                 )
                 self._thread.start()
                 self._loop = loop

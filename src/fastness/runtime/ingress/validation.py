@@ -8,12 +8,12 @@ from typing import Final
 
 import msgspec
 
-from holdfast.errors import InvalidArgument, PayloadTooLarge
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import PUSH_PAYLOAD_BYTES_MAX, PUSH_TEXT_CHARACTERS_MAX
-from holdfast.runtime.ingress.dedupe import Reservation
-from holdfast.wire.ingress import CHAT_TOPIC, PUSH_MEDIA, BinaryPush, NewPush, PushedData
-from holdfast.wire.mail import NewMail
+from fastness.errors import InvalidArgument, PayloadTooLarge
+from fastness.layers.mailboxes import Address
+from fastness.limits import PUSH_PAYLOAD_BYTES_MAX, PUSH_TEXT_CHARACTERS_MAX
+from fastness.runtime.ingress.dedupe import Reservation
+from fastness.wire.ingress import CHAT_TOPIC, PUSH_MEDIA, BinaryPush, NewPush, PushedData
+from fastness.wire.mail import NewMail
 
 _BASE64URL: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _REQUIRED: Final = ("topic", "content_type", "idempotency_key")

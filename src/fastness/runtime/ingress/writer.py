@@ -13,24 +13,24 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from holdfast import limits
-from holdfast.clock import Clock
-from holdfast.errors import Busy, HoldfastError, MailboxFull, NotAllowed, Validation, WorldNotActive, WorldNotFound
-from holdfast.kv import Database, Result, Transaction
-from holdfast.kv.batch import run_batch
-from holdfast.layers import dedupe, mailboxes
-from holdfast.layers.dedupe import Entry
-from holdfast.layers.mailboxes import Address
-from holdfast.runtime.ingress.buffer import IngressBuffer
-from holdfast.runtime.ingress.dedupe import Dedupe, Stage
-from holdfast.runtime.ingress.validation import IngressCounters, QueuedPush
-from holdfast.runtime.publishing import Event, Publish
-from holdfast.runtime.timers import call_after, wake
-from holdfast.tiers import Tier
+from fastness import limits
+from fastness.clock import Clock
+from fastness.errors import Busy, FastnessError, MailboxFull, NotAllowed, Validation, WorldNotActive, WorldNotFound
+from fastness.kv import Database, Result, Transaction
+from fastness.kv.batch import run_batch
+from fastness.layers import dedupe, mailboxes
+from fastness.layers.dedupe import Entry
+from fastness.layers.mailboxes import Address
+from fastness.runtime.ingress.buffer import IngressBuffer
+from fastness.runtime.ingress.dedupe import Dedupe, Stage
+from fastness.runtime.ingress.validation import IngressCounters, QueuedPush
+from fastness.runtime.publishing import Event, Publish
+from fastness.runtime.timers import call_after, wake
+from fastness.tiers import Tier
 
 SendOutcome = tuple[str, bool] | Exception  # The id of the mail and whether it is a duplicate, or the error.
 
-_log = logging.getLogger("holdfast.ingress")
+_log = logging.getLogger("fastness.ingress")
 
 OnFlush = Callable[[int, float], None]  # The number of pushes in a batch, and the duration of its commit in seconds.
 
@@ -59,7 +59,7 @@ class PushWriter:
         self.on_flush: OnFlush = _ignore_flush
         self._full: dict[Address, int] = {}  # Mailboxes that were full recently, and when.
         self._unsettled: dict[int, QueuedPush] = {}  # Of the current batch, by identity: not committed, not refused.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-ingress")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="fastness-ingress")
 
     async def write(self) -> None:
         """Store batches until the buffer is closed and empty."""
@@ -164,11 +164,11 @@ class PushWriter:
                 _, each.reservation.is_duplicate = outcome
                 self._keys.settle(each.reservation)
                 continue
-            if isinstance(outcome, HoldfastError):
+            if isinstance(outcome, FastnessError):
                 reason = outcome
             else:
                 _log.error("unexpected error while storing a push", exc_info=outcome)
-                reason = HoldfastError("Unexpected error in the server; see its log")
+                reason = FastnessError("Unexpected error in the server; see its log")
             if isinstance(reason, MailboxFull):
                 self._full[each.to] = self._clock.now_ms()
             refused[reason.code] += 1
@@ -182,7 +182,7 @@ class PushWriter:
             "a batch of pushes was dropped: %s",
             short_reason(error),
             extra={"pushes": len(batch), "waiting": len(self._buffer)},
-            exc_info=None if isinstance(error, HoldfastError | TimeoutError) else error,
+            exc_info=None if isinstance(error, FastnessError | TimeoutError) else error,
         )
         reason = Busy(
             f"The push could not be stored ({short_reason(error)}); push it again with the same idempotency key"
@@ -190,7 +190,7 @@ class PushWriter:
         for each in batch:
             self._drop_push(each, reason)
 
-    def _drop_push(self, each: QueuedPush, reason: HoldfastError) -> None:
+    def _drop_push(self, each: QueuedPush, reason: FastnessError) -> None:
         if not each.is_awaited:  # An awaited push was not acknowledged, and its caller gets the error.
             self._tallies.lost[reason.code] += 1
         self._keys.release(each.reservation, reason)
@@ -220,7 +220,7 @@ class PushWriter:
 
 def short_reason(error: Exception) -> str:
     """The message of an expected error, or the type of any other one."""
-    return str(error) if isinstance(error, HoldfastError | TimeoutError) and str(error) else type(error).__name__
+    return str(error) if isinstance(error, FastnessError | TimeoutError) and str(error) else type(error).__name__
 
 
 def _send_all(

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 
-from holdfast.errors import LockOrderViolation, LockTimeout
-from holdfast.lock_rules import DATA_LEVELS, Step
-from holdfast.runtime.locks.registry import Counters
-from holdfast.wire.locks import LevelStats
+from fastness.errors import LockOrderViolation, LockTimeout
+from fastness.lock_rules import DATA_LEVELS, Step
+from fastness.runtime.locks.registry import Counters
+from fastness.wire.locks import LevelStats
 
 OnWait = Callable[[str, float], None]  # Receives the level and the duration of each acquire that may wait.
 

@@ -1,6 +1,6 @@
 """The registry of the holders and waiters of locks in one process.
 
-Nothing in this module blocks, and only one thread at a time may use it; `holdfast.runtime.locks.table` guarantees that
+Nothing in this module blocks, and only one thread at a time may use it; `fastness.runtime.locks.table` guarantees that
 and documents the locking protocol.
 """
 
@@ -12,9 +12,9 @@ from operator import itemgetter
 from time import monotonic
 from typing import Any, Final, Protocol, TypeAlias
 
-from holdfast.errors import LockOrderViolation
-from holdfast.lock_rules import COMPATIBLE, Grant, Key, Levels, Mode, Step, find_violation
-from holdfast.wire.locks import LevelStats
+from fastness.errors import LockOrderViolation
+from fastness.lock_rules import COMPATIBLE, Grant, Key, Levels, Mode, Step, find_violation
+from fastness.wire.locks import LevelStats
 
 # The holders of a node are counted in one integer with 32 bits per mode, so that a single `&` finds a conflict.
 UNIT: Final = {mode: 1 << 32 * index for index, mode in enumerate(Mode)}

@@ -1,6 +1,6 @@
 """The lock table: deadlock-free locks among the threads and asyncio tasks of one process.
 
-Modes and levels are those of `holdfast.lock_rules`; a table may have other levels, as for leases.
+Modes and levels are those of `fastness.lock_rules`; a table may have other levels, as for leases.
 
     requested ──► checked against the order ──► acquired, node by node ──► held ──► released in reverse order
                     │                              │       ▲
@@ -29,10 +29,10 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import msgspec
 
-from holdfast import limits
-from holdfast.errors import Busy, Closed, InvalidArgument, LockTimeout
-from holdfast.kv.fork_safety import invalidate_in_children
-from holdfast.lock_rules import (
+from fastness import limits
+from fastness.errors import Busy, Closed, InvalidArgument, LockTimeout
+from fastness.kv.fork_safety import invalidate_in_children
+from fastness.lock_rules import (
     DATA_LEVELS,
     Key,
     Levels,
@@ -43,9 +43,9 @@ from holdfast.lock_rules import (
     released_error,
     timeout_error,
 )
-from holdfast.runtime.locks.registry import Claim, LockRegistry, NoTask, Owner
-from holdfast.threads import run_in_thread
-from holdfast.wire.locks import LevelStats
+from fastness.runtime.locks.registry import Claim, LockRegistry, NoTask, Owner
+from fastness.threads import run_in_thread
+from fastness.wire.locks import LevelStats
 
 __all__ = ["DATA_LEVELS", "Held", "HolderInfo", "LevelStats", "LockTable", "Mode"]
 

@@ -22,28 +22,28 @@ from typing import Final
 import msgspec
 from obstore.store import LocalStore
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.backends.objects.encrypted import as_stored, universe_of_path
-from holdfast.backends.rocksdb import RocksDatabase
-from holdfast.errors import Busy, Corrupt, HoldfastError, NotFound, ObjectNotFound, PathUnusable, Unsupported
-from holdfast.folders import make_folder
-from holdfast.kv import Database, Subspace
-from holdfast.kv.value_cipher import ValueCipher, cipher_of
-from holdfast.layers import blobs
-from holdfast.layers.blobs import Blob
-from holdfast.layers.segments import SegmentRecord
-from holdfast.limits import (
+from fastness.backends.objects import ObjectStore
+from fastness.backends.objects.encrypted import as_stored, universe_of_path
+from fastness.backends.rocksdb import RocksDatabase
+from fastness.errors import Busy, Corrupt, FastnessError, NotFound, ObjectNotFound, PathUnusable, Unsupported
+from fastness.folders import make_folder
+from fastness.kv import Database, Subspace
+from fastness.kv.value_cipher import ValueCipher, cipher_of
+from fastness.layers import blobs
+from fastness.layers.blobs import Blob
+from fastness.layers.segments import SegmentRecord
+from fastness.limits import (
     CHECKPOINT_IDLE_SECONDS,
     CHECKPOINTS_MAX,
     OBJECT_LIST_MAX,
     STREAMED_LINES_MAX,
     STREAMED_LINES_SECONDS_MAX,
 )
-from holdfast.runtime.maintenance import health_checks
-from holdfast.runtime.maintenance.scan import names, scan_range, universes
-from holdfast.wire.backups import BackupBegun, BackupFile, Line
-from holdfast.wire.health_checks import Finding, Seen
-from holdfast.wire.problems import problem_of
+from fastness.runtime.maintenance import health_checks
+from fastness.runtime.maintenance.scan import names, scan_range, universes
+from fastness.wire.backups import BackupBegun, BackupFile, Line
+from fastness.wire.health_checks import Finding, Seen
+from fastness.wire.problems import problem_of
 
 _PREFIX: Final = ".checkpoint-"
 _ID: Final = re.compile("[0-9a-f]{16}")
@@ -64,7 +64,7 @@ class Checkpoints:
         flush: Callable[[], None],
         written_by: tuple[int, str],
     ) -> None:
-        """`flush` writes session logs from memory to `logs`; `written_by` is the data format and Holdfast's version."""
+        """`flush` writes session logs from memory to `logs`; `written_by` is the data format and Fastness's version."""
         self._database = database
         self._objects = objects
         self._logs = logs
@@ -307,7 +307,7 @@ def _with_end_marker(lines: Iterator[Line]) -> Generator[Line, None, None]:
     """The lines, then one that says how they ended: a stream of bytes cannot report an error otherwise."""
     try:
         yield from lines
-    except HoldfastError as error:
+    except FastnessError as error:
         yield Line(problem=problem_of(error))
     else:
         yield Line(end=True)

@@ -5,15 +5,15 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-from holdfast import limits
-from holdfast.errors import Closed, HoldfastError
-from holdfast.kv import Database
-from holdfast.layers import worlds
-from holdfast.layers.worlds import World
-from holdfast.runtime.maintenance.duty import Duty
-from holdfast.wire.worlds import Compacted
+from fastness import limits
+from fastness.errors import Closed, FastnessError
+from fastness.kv import Database
+from fastness.layers import worlds
+from fastness.layers.worlds import World
+from fastness.runtime.maintenance.duty import Duty
+from fastness.wire.worlds import Compacted
 
-_log = logging.getLogger("holdfast.upkeep")
+_log = logging.getLogger("fastness.upkeep")
 
 
 class Compactor(Protocol):
@@ -32,7 +32,7 @@ class CompactionLoop:
         self._duty = duty or Duty()
         self._stopping = threading.Event()
         self.passes = 0
-        self._thread = threading.Thread(target=self._run, name="holdfast-upkeep", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fastness-upkeep", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -51,7 +51,7 @@ class CompactionLoop:
                     self._compact(world)
             except Closed:
                 return
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("compaction was interrupted; retrying in %s s: %s", self._every_seconds, error)
             except Exception:
                 _log.exception("compaction was interrupted; retrying in %s s", self._every_seconds)
@@ -62,7 +62,7 @@ class CompactionLoop:
             done = self._store.compact(world, entries=limits.SEGMENT_ENTRIES, margin=limits.SEGMENT_MARGIN)
         except Closed:
             raise
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning("world %s/%s could not be compacted: %s", world.universe, world.name, error)
         except Exception:  # An error in one world must not stop the compaction of the others.
             _log.exception(

@@ -9,10 +9,10 @@ import os
 import threading
 from pathlib import Path
 
-from holdfast import limits
-from holdfast.kv import Database
+from fastness import limits
+from fastness.kv import Database
 
-_log = logging.getLogger("holdfast.disk_space")
+_log = logging.getLogger("fastness.disk_space")
 
 
 class DiskSpaceMonitor:
@@ -26,7 +26,7 @@ class DiskSpaceMonitor:
         self.free_bytes = 0
         self.reserve_bytes = 0  # What applies to this file system.
         pause_seconds = self.check()
-        self._thread = threading.Thread(target=self._run, args=(pause_seconds,), name="holdfast-disk", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(pause_seconds,), name="fastness-disk", daemon=True)
         self._thread.start()
 
     def check(self) -> float:

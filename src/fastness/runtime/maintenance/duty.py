@@ -4,7 +4,7 @@ The only process of an embedded key space always does. Where several nodes share
 maintenance lease does (`layers/maintenance.py`); `heartbeat.py` renews it.
 """
 
-from holdfast.clock import Clock, SystemClock
+from fastness.clock import Clock, SystemClock
 
 
 class Duty:

@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.backends.objects.encrypted import EncryptedObjects
-from holdfast.clock import Clock, SystemClock
-from holdfast.errors import Busy, Conflict, DecryptionFailed, EncryptionKeyMissing, NotFound, Unsupported
-from holdfast.kv import Database, Pair, Transaction
-from holdfast.kv.value_cipher import PLANE, Keyring, Records, ValueCipher, cipher_of, decode_keyring
-from holdfast.layers import encryption, nodes
-from holdfast.layers.encryption import Progress
-from holdfast.limits import (
+from fastness.backends.objects import ObjectStore
+from fastness.backends.objects.encrypted import EncryptedObjects
+from fastness.clock import Clock, SystemClock
+from fastness.errors import Busy, Conflict, DecryptionFailed, EncryptionKeyMissing, NotFound, Unsupported
+from fastness.kv import Database, Pair, Transaction
+from fastness.kv.value_cipher import PLANE, Keyring, Records, ValueCipher, cipher_of, decode_keyring
+from fastness.layers import encryption, nodes
+from fastness.layers.encryption import Progress
+from fastness.limits import (
     ENCRYPTION_LOCK_SECONDS,
     ENCRYPTION_REWRITE_BYTES,
     ENCRYPTION_REWRITE_OBJECTS,
     ENCRYPTION_REWRITE_PAGE,
 )
-from holdfast.wire.encryption import EncryptionStatus, Rewritten, UniverseEncryption
+from fastness.wire.encryption import EncryptionStatus, Rewritten, UniverseEncryption
 
 _FIRST_VERSION = (0, 2, 0)  # That knows encryption.
 _ATTEMPTS_MAX = 20  # Of a change that those of other processes overtake.
@@ -260,7 +260,7 @@ def _found(keyrings: Keyrings, universe: str) -> Keyring:
 
 
 def _not_encrypted(universe: str) -> NotFound:
-    return NotFound(f"The universe {universe!r} is not encrypted; run: holdfast encryption enable {universe or 'NAME'}")
+    return NotFound(f"The universe {universe!r} is not encrypted; run: fastness encryption enable {universe or 'NAME'}")
 
 
 def _status(universe: str, keyring: Keyring) -> UniverseEncryption:

@@ -18,17 +18,17 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import HoldfastError, WorldNotFound
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.kv.keys import pack, prefix_range
-from holdfast.layers import blobs, idempotency
-from holdfast.layers.blobs import AREAS, Blob, Mark
-from holdfast.layers.queues import dead_letters
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.worlds import World, WorldState, first_elements, last_meta
-from holdfast.limits import BLOB_ABANDONED_SECONDS, GC_BATCH, PAGE_ITEMS
-from holdfast.wire.space import Collected
+from fastness.backends.objects import ObjectStore
+from fastness.errors import FastnessError, WorldNotFound
+from fastness.kv import Database, Subspace, Transaction
+from fastness.kv.keys import pack, prefix_range
+from fastness.layers import blobs, idempotency
+from fastness.layers.blobs import AREAS, Blob, Mark
+from fastness.layers.queues import dead_letters
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.worlds import World, WorldState, first_elements, last_meta
+from fastness.limits import BLOB_ABANDONED_SECONDS, GC_BATCH, PAGE_ITEMS
+from fastness.wire.space import Collected
 
 PINNED: Final = "pinned"
 OLD: Final = "stored by an older version"
@@ -212,7 +212,7 @@ class Search:
                 search.feed(part)
                 search.found &= known
                 self._between_pages()
-        except HoldfastError as error:
+        except FastnessError as error:
             self.unsearched.append(f"{path}: {error}")
         return search.found
 

@@ -1,7 +1,7 @@
 """Health checks of a data directory.
 
 Every check scans one kind of data. It yields a number of checked items, 0 to show progress during long steps, and a
-finding for each problem. Damage that stops a scan is a finding too. Nothing is repaired: Holdfast never repairs damage
+finding for each problem. Damage that stops a scan is a finding too. Nothing is repaired: Fastness never repairs damage
 silently.
 """
 
@@ -15,28 +15,28 @@ from typing import Final, TypeAlias
 import cbor2
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Corrupt, HoldfastError, ObjectNotFound
-from holdfast.kv import Database, Subspace, Transaction, prefix_range, unpack
-from holdfast.layers import blobs, inboxes, journal_records, journals, segments, snapshots, worlds
-from holdfast.layers.blobs import Blob
-from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues import message_leases
-from holdfast.layers.queues.counters import QueueCounters, total_counters
-from holdfast.layers.queues.failures import failures_of
-from holdfast.layers.queues.key_flow import KEY_DUE
-from holdfast.layers.queues.key_states import KeyState, decode_state
-from holdfast.layers.queues.keys import QueueKey, QueueKeys
-from holdfast.layers.segments import SegmentRecord
-from holdfast.layers.worlds import World, WorldState
-from holdfast.limits import PRIORITY_MAX
-from holdfast.runtime.activity import format as log_format
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.maintenance.key_counts import count_keys, counts_of
-from holdfast.runtime.maintenance.scan import names, scan_range, universes
-from holdfast.wire import stored_messages
-from holdfast.wire.health_checks import Finding
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from fastness.backends.objects import ObjectStore
+from fastness.errors import Corrupt, FastnessError, ObjectNotFound
+from fastness.kv import Database, Subspace, Transaction, prefix_range, unpack
+from fastness.layers import blobs, inboxes, journal_records, journals, segments, snapshots, worlds
+from fastness.layers.blobs import Blob
+from fastness.layers.queues import keys as queue_keys
+from fastness.layers.queues import message_leases
+from fastness.layers.queues.counters import QueueCounters, total_counters
+from fastness.layers.queues.failures import failures_of
+from fastness.layers.queues.key_flow import KEY_DUE
+from fastness.layers.queues.key_states import KeyState, decode_state
+from fastness.layers.queues.keys import QueueKey, QueueKeys
+from fastness.layers.segments import SegmentRecord
+from fastness.layers.worlds import World, WorldState
+from fastness.limits import PRIORITY_MAX
+from fastness.runtime.activity import format as log_format
+from fastness.runtime.activity import rotation
+from fastness.runtime.maintenance.key_counts import count_keys, counts_of
+from fastness.runtime.maintenance.scan import names, scan_range, universes
+from fastness.wire import stored_messages
+from fastness.wire.health_checks import Finding
+from fastness.wire.stored_messages import StoredMessage, format_id
 
 SAMPLED_FIRST: Final = 64  # Large blobs that are always hashed.
 SAMPLED_OF_REST: Final = 0.05  # The share of the other large blobs that is hashed, unless `deep`.
@@ -119,7 +119,7 @@ def _rotated_session_logs(objects: ObjectStore, *, deep: bool) -> CheckResults:
                 yield from _damaged_lines(path, data)  # It may have been damaged before it was rotated.
         except ObjectNotFound:
             continue  # It was removed meanwhile.
-        except HoldfastError as error:
+        except FastnessError as error:
             yield Finding(f"session log {path}", f"it cannot be read ({error})")
 
 
@@ -159,7 +159,7 @@ def _blob_fault(
                 return "its content does not match its hash"
     except ObjectNotFound:
         return "its body is not in the object store"
-    except HoldfastError as error:
+    except FastnessError as error:
         return f"its body cannot be read ({error})"
     return None
 
@@ -181,7 +181,7 @@ def _world(database: Database, objects: ObjectStore | None, world: World) -> Che
         if not _is_gone(database, world):
             for check in (_segments, _journal, _snapshots, _inbox):
                 yield from check(database, objects, world)
-    except HoldfastError as error:
+    except FastnessError as error:
         yield Finding(f"world {world.name} of {world.universe}", f"it cannot be read ({error})")
 
 
@@ -230,7 +230,7 @@ def _segments(database: Database, objects: ObjectStore | None, world: World) -> 
             segments.parse(objects.get(segment.object_path), segment)
         except ObjectNotFound:
             yield Finding(where, f"the segment {segment.object_path} is not in the object store")
-        except HoldfastError as error:
+        except FastnessError as error:
             yield Finding(where, f"the segment {segment.object_path} is damaged ({error})")
     hot = database.read(journals.first_hot, world)
     if expected < hot:
@@ -281,7 +281,7 @@ def all_queues(database: Database) -> CheckResults:
             try:
                 for found in _queue_faults(database, queue):
                     yield Finding(where, found) if isinstance(found, str) else found
-            except (HoldfastError, msgspec.MsgspecError) as error:
+            except (FastnessError, msgspec.MsgspecError) as error:
                 yield Finding(where, f"it cannot be read ({error})")
 
 

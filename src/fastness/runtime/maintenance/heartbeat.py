@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from holdfast.clock import Clock, SystemClock
-from holdfast.errors import Closed, HoldfastError
-from holdfast.kv import Database, Transaction, formats
-from holdfast.kv.formats import FORMAT, OLDEST_FORMAT
-from holdfast.layers import maintenance, nodes
-from holdfast.layers.maintenance import MaintenanceLease
-from holdfast.layers.nodes import Load, Node
-from holdfast.limits import MAINTENANCE_LEASE_SECONDS, NODE_HEARTBEAT_SECONDS, NODE_RETRY_SECONDS
-from holdfast.runtime.maintenance.duty import LeasedDuty
-from holdfast.tiers import Tier
-from holdfast.version import __version__
+from fastness.clock import Clock, SystemClock
+from fastness.errors import Closed, FastnessError
+from fastness.kv import Database, Transaction, formats
+from fastness.kv.formats import FORMAT, OLDEST_FORMAT
+from fastness.layers import maintenance, nodes
+from fastness.layers.maintenance import MaintenanceLease
+from fastness.layers.nodes import Load, Node
+from fastness.limits import MAINTENANCE_LEASE_SECONDS, NODE_HEARTBEAT_SECONDS, NODE_RETRY_SECONDS
+from fastness.runtime.maintenance.duty import LeasedDuty
+from fastness.tiers import Tier
+from fastness.version import __version__
 
-_log = logging.getLogger("holdfast.nodes")
+_log = logging.getLogger("fastness.nodes")
 _TTL_MS: Final = round(MAINTENANCE_LEASE_SECONDS * 1_000)
 _MEASURED_SECONDS_MIN: Final = 1.0  # Rates over a shorter time say little.
 
@@ -109,7 +109,7 @@ class Heartbeat:
         self._stopping = False
         self._woken = threading.Event()
         self._wake: Callable[[], object] = self._woken.set
-        self._thread = threading.Thread(target=self._run, args=(first_seconds,), name="holdfast-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(first_seconds,), name="fastness-heartbeat", daemon=True)
         self._thread.start()
 
     def beat(self) -> float:
@@ -142,7 +142,7 @@ class Heartbeat:
             return
         try:
             self._database.transact(_leave, self._node.id, tier=Tier.IMPORTANT)
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning("the record of this node could not be deleted; it is shown as gone soon: %s", error)
 
     def _run(self, first_seconds: float) -> None:
@@ -156,7 +156,7 @@ class Heartbeat:
                         watch.wait(self._beat_guarded())
             except Closed:
                 return
-            except HoldfastError as error:
+            except FastnessError as error:
                 self._fail(error)
                 self._woken.clear()
                 self._wake = self._woken.set
@@ -168,7 +168,7 @@ class Heartbeat:
             seconds = self.beat()
         except Closed:
             raise
-        except HoldfastError as error:
+        except FastnessError as error:
             self._fail(error)
             return NODE_RETRY_SECONDS
         except Exception:
@@ -177,7 +177,7 @@ class Heartbeat:
         self._failing = False
         return seconds
 
-    def _fail(self, error: HoldfastError) -> None:
+    def _fail(self, error: FastnessError) -> None:
         if not self._failing:
             _log.warning("the heartbeat of this node fails and is retried: %s", error)
         self._failing = True

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from holdfast.kv import Database
-from holdfast.layers.queues import message_leases
-from holdfast.layers.queues.key_states import KeyState
-from holdfast.layers.queues.keys import QueueKeys, place_of
-from holdfast.runtime.maintenance.scan import scan_range
-from holdfast.wire import stored_messages
+from fastness.kv import Database
+from fastness.layers.queues import message_leases
+from fastness.layers.queues.key_states import KeyState
+from fastness.layers.queues.keys import QueueKeys, place_of
+from fastness.runtime.maintenance.scan import scan_range
+from fastness.wire import stored_messages
 
 KeyCounts = tuple[int, int, bytes, bytes]  # Leased, waiting, and the place and the position of the ready message.
 

@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
-from holdfast.errors import Closed, DecryptionFailed, HoldfastError
-from holdfast.kv import Database, Transaction
-from holdfast.layers import mailboxes, worlds
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
-from holdfast.runtime.maintenance.duty import Duty
-from holdfast.runtime.maintenance.skipping import skip_undecryptable
-from holdfast.runtime.publishing import Event, Publish
-from holdfast.tiers import Tier
+from fastness.errors import Closed, DecryptionFailed, FastnessError
+from fastness.kv import Database, Transaction
+from fastness.layers import mailboxes, worlds
+from fastness.layers.mailboxes import Address
+from fastness.limits import DUTY_CHECK_SECONDS, MAIL_SWEEP_SECONDS, MAIL_SWEEPS_MAX
+from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.publishing import Event, Publish
+from fastness.tiers import Tier
 
-_log = logging.getLogger("holdfast.mail")
+_log = logging.getLogger("fastness.mail")
 _PAGE = 100
 _JITTER = 0.1  # Share of the interval: spreads the sweeps of several nodes.
 
@@ -38,7 +38,7 @@ class MailSweeper:
         self._jitter = _JITTER if shared else 0.0
         self._random = Random()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-mail-sweeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fastness-mail-sweeper", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -59,7 +59,7 @@ class MailSweeper:
                         self._sweep(universe)
             except Closed:
                 return
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("expired mail could not be removed; retrying in %.0f s: %s", pause_seconds, error)
             except Exception:
                 _log.exception("expired mail could not be removed; retrying in %.0f s", pause_seconds)
@@ -79,7 +79,7 @@ class MailSweeper:
                 self._publish(events)
         except (Closed, DecryptionFailed):
             raise
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning("expired mail of %s could not be removed; retrying at the next sweep: %s", universe, error)
         except Exception:  # An error in one universe must not stop the sweep of the others.
             _log.exception(

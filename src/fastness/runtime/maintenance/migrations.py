@@ -23,9 +23,9 @@ from typing import Final
 
 import msgspec
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.backends.objects.encrypted import EncryptedObjects
-from holdfast.errors import (
+from fastness.backends.objects import ObjectStore
+from fastness.backends.objects.encrypted import EncryptedObjects
+from fastness.errors import (
     DecryptionFailed,
     HashMismatch,
     InvalidArgument,
@@ -35,19 +35,19 @@ from holdfast.errors import (
     SchemaMismatch,
     TargetNotEmpty,
 )
-from holdfast.kv import Database, Pair, Subspace, fence_floor, formats
-from holdfast.kv.value_cipher import RECORDS
-from holdfast.layers import encryption, migrations, nodes
-from holdfast.layers.migrations import BEGIN, END, KEY, Migration, State
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.queues.format_1 import QueueConverter
-from holdfast.limits import MIGRATION_BATCH_BYTES, MIGRATION_BATCH_PAIRS, MIGRATION_PAGE_PAIRS, MIGRATION_RANGE_PAIRS
-from holdfast.runtime.activity import rotation
-from holdfast.runtime.activity.format import SUFFIX
-from holdfast.runtime.maintenance import scan
-from holdfast.runtime.maintenance.checkpoints import referenced_contents, rotated_logs
-from holdfast.tiers import Tier
-from holdfast.wire.backups import BackupFile
+from fastness.kv import Database, Pair, Subspace, fence_floor, formats
+from fastness.kv.value_cipher import RECORDS
+from fastness.layers import encryption, migrations, nodes
+from fastness.layers.migrations import BEGIN, END, KEY, Migration, State
+from fastness.layers.queues import QueueKey
+from fastness.layers.queues.format_1 import QueueConverter
+from fastness.limits import MIGRATION_BATCH_BYTES, MIGRATION_BATCH_PAIRS, MIGRATION_PAGE_PAIRS, MIGRATION_RANGE_PAIRS
+from fastness.runtime.activity import rotation
+from fastness.runtime.activity.format import SUFFIX
+from fastness.runtime.maintenance import scan
+from fastness.runtime.maintenance.checkpoints import referenced_contents, rotated_logs
+from fastness.tiers import Tier
+from fastness.wire.backups import BackupFile
 
 _replace: Final = msgspec.structs.replace
 _lengths: Final = struct.Struct("!II").pack
@@ -235,7 +235,7 @@ def _converter(source: Database) -> Convert:
     """What converts a pair of the source to this version's format.
 
     Raises:
-        SchemaMismatch: a newer Holdfast wrote the source.
+        SchemaMismatch: a newer Fastness wrote the source.
     """
     found = source.read(formats.format_of, tier=Tier.IMPORTANT)
     if found > formats.FORMAT:
@@ -341,7 +341,7 @@ def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | Non
             size += len(part)
             yield part
         if (sha.hexdigest(), size) != expected:
-            raise HashMismatch(f"{path} of the source is damaged; run `holdfast doctor` on it")
+            raise HashMismatch(f"{path} of the source is damaged; run `fastness doctor` on it")
 
     try:
         target.write(path, checked(), create_only=True)
@@ -349,7 +349,7 @@ def _copy(path: str, expected: tuple[str, int] | None, source: ObjectStore | Non
         return False
     except ObjectNotFound:
         raise MissingObject(
-            f"{path} is missing in the source's object store; give the store that contains it, or run `holdfast doctor`"
+            f"{path} is missing in the source's object store; give the store that contains it, or run `fastness doctor`"
         ) from None
     return True
 

@@ -7,17 +7,17 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.kv import Database, Subspace, Transaction, unpack
-from holdfast.layers.queues import key_flow, message_leases
-from holdfast.layers.queues import keys as queue_keys
-from holdfast.layers.queues.counters import QueueCounters, QueueTransaction
-from holdfast.layers.queues.key_states import KeyState
-from holdfast.layers.queues.keys import QueueKey
-from holdfast.limits import PAGE_ITEMS
-from holdfast.runtime.maintenance.key_counts import count_keys, counts_of
-from holdfast.runtime.maintenance.scan import names, scan_range, universes
-from holdfast.wire import stored_messages
-from holdfast.wire.stored_messages import StoredMessage
+from fastness.kv import Database, Subspace, Transaction, unpack
+from fastness.layers.queues import key_flow, message_leases
+from fastness.layers.queues import keys as queue_keys
+from fastness.layers.queues.counters import QueueCounters, QueueTransaction
+from fastness.layers.queues.key_states import KeyState
+from fastness.layers.queues.keys import QueueKey
+from fastness.limits import PAGE_ITEMS
+from fastness.runtime.maintenance.key_counts import count_keys, counts_of
+from fastness.runtime.maintenance.scan import names, scan_range, universes
+from fastness.wire import stored_messages
+from fastness.wire.stored_messages import StoredMessage
 
 
 def repair_queues(database: Database) -> list[QueueKey]:

@@ -10,23 +10,23 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from holdfast.errors import Closed, HoldfastError, WorldNotActive, WorldNotFound
-from holdfast.kv import Database, Transaction
-from holdfast.kv.value_cipher import PLANE
-from holdfast.layers import audit, collections, idempotency, locks, queues, segments, worlds
-from holdfast.layers.lock_records import SessionKey
-from holdfast.layers.queues import QueueKey, dead_letters, upkeep
-from holdfast.layers.queues.dead_letters import LetterSize
-from holdfast.layers.worlds import World, WorldMeta, WorldState
-from holdfast.limits import MESSAGES_MAX, PAGE_ITEMS
-from holdfast.runtime.maintenance.scan import scan_range, universes
-from holdfast.runtime.maintenance.skipping import skip_undecryptable
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.runtime.publishing import Publish
-from holdfast.tiers import Tier
-from holdfast.wire.worlds import Described
+from fastness.errors import Closed, FastnessError, WorldNotActive, WorldNotFound
+from fastness.kv import Database, Transaction
+from fastness.kv.value_cipher import PLANE
+from fastness.layers import audit, collections, idempotency, locks, queues, segments, worlds
+from fastness.layers.lock_records import SessionKey
+from fastness.layers.queues import QueueKey, dead_letters, upkeep
+from fastness.layers.queues.dead_letters import LetterSize
+from fastness.layers.worlds import World, WorldMeta, WorldState
+from fastness.limits import MESSAGES_MAX, PAGE_ITEMS
+from fastness.runtime.maintenance.scan import scan_range, universes
+from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.runtime.publishing import Publish
+from fastness.tiers import Tier
+from fastness.wire.worlds import Described
 
-_log = logging.getLogger("holdfast.upkeep")
+_log = logging.getLogger("fastness.upkeep")
 
 
 class Deleter(Protocol):
@@ -84,7 +84,7 @@ def _delete_world(store: Deleter, archived: ArchivedWorld) -> bool:
         raise
     except (WorldNotActive, WorldNotFound):
         return False  # It was resumed, or deleted by another process.
-    except HoldfastError as error:
+    except FastnessError as error:
         _log.warning("archived world %s/%s could not be deleted: %s", world.universe, world.name, error)
         return False
     _log.info("archived world %s/%s deleted", world.universe, world.name)

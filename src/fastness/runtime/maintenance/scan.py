@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from holdfast.kv import Database, Pair, Subspace
-from holdfast.layers.worlds import first_elements
-from holdfast.limits import PAGE_ITEMS
+from fastness.kv import Database, Pair, Subspace
+from fastness.layers.worlds import first_elements
+from fastness.limits import PAGE_ITEMS
 
 
 def scan_range(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from holdfast.errors import DecryptionFailed
-from holdfast.kv import Database
-from holdfast.kv.value_cipher import cipher_of
+from fastness.errors import DecryptionFailed
+from fastness.kv import Database
+from fastness.kv.value_cipher import cipher_of
 
-_log: Final = logging.getLogger("holdfast.upkeep")
+_log: Final = logging.getLogger("fastness.upkeep")
 
 
 @contextmanager

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.clock import Clock, SystemClock
-from holdfast.errors import Closed
-from holdfast.kv import Database
-from holdfast.runtime.maintenance.garbage_collection import Search, collect, go_on
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.runtime.maintenance.space_use import uses_of
-from holdfast.wire.space import Collected, LastCollection, SpaceUse
+from fastness.backends.objects import ObjectStore
+from fastness.clock import Clock, SystemClock
+from fastness.errors import Closed
+from fastness.kv import Database
+from fastness.runtime.maintenance.garbage_collection import Search, collect, go_on
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.runtime.maintenance.space_use import uses_of
+from fastness.wire.space import Collected, LastCollection, SpaceUse
 
 BLOBS: Final = "blobs"
 BODIES: Final = "bodies"

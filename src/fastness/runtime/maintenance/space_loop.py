@@ -6,19 +6,19 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import Closed, HoldfastError
-from holdfast.kv import Database, Transaction
-from holdfast.limits import SEARCH_PAUSE_SECONDS
-from holdfast.runtime.activity import retention as log_retention
-from holdfast.runtime.maintenance import retention
-from holdfast.runtime.maintenance.duty import Duty
-from holdfast.runtime.maintenance.garbage_collection import is_collection_due
-from holdfast.runtime.maintenance.space_counters import SpaceCounters
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.runtime.publishing import Publish, discard
+from fastness.backends.objects import ObjectStore
+from fastness.errors import Closed, FastnessError
+from fastness.kv import Database, Transaction
+from fastness.limits import SEARCH_PAUSE_SECONDS
+from fastness.runtime.activity import retention as log_retention
+from fastness.runtime.maintenance import retention
+from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.garbage_collection import is_collection_due
+from fastness.runtime.maintenance.space_counters import SpaceCounters
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.runtime.publishing import Publish, discard
 
-_log = logging.getLogger("holdfast.upkeep")
+_log = logging.getLogger("fastness.upkeep")
 _STEPS: Final = {
     "_collect": "the deletion of unreferenced blobs",
     "_trim_logs": "the retention of session logs",
@@ -58,7 +58,7 @@ class SpaceLoop:
         self._stopping = threading.Event()
         self._searched_ms: int | None = None
         self.passes = 0
-        self._thread = threading.Thread(target=self._run, name="holdfast-space", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fastness-space", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -92,7 +92,7 @@ class SpaceLoop:
                 step()
         except Closed:
             return False
-        except HoldfastError as error:
+        except FastnessError as error:
             _log.warning("%s was interrupted; trying again later: %s", _STEPS[step.__name__], error)
         except Exception:
             _log.exception("%s was interrupted; trying again later", _STEPS[step.__name__])

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import AUDIT_KEEP_SECONDS, GC_GRACE_SECONDS, GC_GRACE_SECONDS_MAX
+from fastness.errors import InvalidArgument
+from fastness.limits import AUDIT_KEEP_SECONDS, GC_GRACE_SECONDS, GC_GRACE_SECONDS_MAX
 
 
 class SpaceOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Final
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.kv import Database
-from holdfast.layers import blobs
-from holdfast.runtime.activity import retention
-from holdfast.runtime.maintenance.garbage_collection import ARCHIVED, DEAD_LETTERS, RESULTS, FoundBlob, Search
-from holdfast.runtime.maintenance.space_options import SpaceOptions
-from holdfast.wire.space import SpaceReport, SpaceUse
+from fastness.backends.objects import ObjectStore
+from fastness.kv import Database
+from fastness.layers import blobs
+from fastness.runtime.activity import retention
+from fastness.runtime.maintenance.garbage_collection import ARCHIVED, DEAD_LETTERS, RESULTS, FoundBlob, Search
+from fastness.runtime.maintenance.space_options import SpaceOptions
+from fastness.wire.space import SpaceReport, SpaceUse
 
 
 def report(database: Database, objects: ObjectStore | None, options: SpaceOptions) -> SpaceReport:
@@ -107,7 +107,7 @@ def _duration(seconds: float) -> str:
 
 _REASONS: Final = {
     "pinned": ("pinned", "until they are unpinned"),
-    "stored by an older version": ("stored by an older version", "until `holdfast gc --with-old`"),
+    "stored by an older version": ("stored by an older version", "until `fastness gc --with-old`"),
 }
 _KINDS: Final = {
     "q": ("queues", "messages, their failures and schedules", "until they are acked, deleted or purged"),

@@ -19,20 +19,20 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final
 
-from holdfast.clock import Clock, on_clock_change
-from holdfast.errors import Backend, Busy, Closed, HoldfastError
-from holdfast.kv import Database, Transaction
-from holdfast.layers import move_tasks, sqs, sqs_work, worlds
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.sqs_work import Kind, Step, WorkKey
-from holdfast.limits import DUTY_CHECK_SECONDS
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance.duty import Duty
-from holdfast.runtime.maintenance.skipping import skip_undecryptable
-from holdfast.runtime.publishing import Publish
-from holdfast.tiers import Tier
+from fastness.clock import Clock, on_clock_change
+from fastness.errors import Backend, Busy, Closed, FastnessError
+from fastness.kv import Database, Transaction
+from fastness.layers import move_tasks, sqs, sqs_work, worlds
+from fastness.layers.queues import QueueKey
+from fastness.layers.sqs_work import Kind, Step, WorkKey
+from fastness.limits import DUTY_CHECK_SECONDS
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.publishing import Publish
+from fastness.tiers import Tier
 
-_log = logging.getLogger("holdfast.sqs")
+_log = logging.getLogger("fastness.sqs")
 _PAGE: Final = 100
 _STEPS_MAX: Final = 100  # Of one purge, deletion or task, before the others go on.
 _RETRY_SECONDS: Final = 1.0
@@ -102,7 +102,7 @@ class SqsLoop:
         return self._thread is not None
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="holdfast-sqs", daemon=True)
+        thread = threading.Thread(target=self._run, name="fastness-sqs", daemon=True)
         thread.start()  # It needs the lock, which the caller has, before it can end.
         self._thread = thread
 
@@ -119,7 +119,7 @@ class SqsLoop:
                     self._wake.clear()
                 except Closed:
                     return
-                except HoldfastError as error:
+                except FastnessError as error:
                     _log.warning("work on SQS queues could not be done; retrying soon: %s", error)
                     self._pause_after_failure()
                 except Exception:

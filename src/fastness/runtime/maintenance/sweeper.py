@@ -17,19 +17,19 @@ import time
 from collections.abc import Iterator
 from random import Random
 
-from holdfast.clock import SystemClock
-from holdfast.errors import Backend, Busy, Closed, HoldfastError
-from holdfast.kv import Database
-from holdfast.layers import queues, worlds
-from holdfast.layers.queues import NEVER_MS, QueueKey
-from holdfast.limits import DUTY_CHECK_SECONDS
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance.duty import Duty
-from holdfast.runtime.maintenance.skipping import skip_undecryptable
-from holdfast.runtime.publishing import Publish
-from holdfast.tiers import Tier
+from fastness.clock import SystemClock
+from fastness.errors import Backend, Busy, Closed, FastnessError
+from fastness.kv import Database
+from fastness.layers import queues, worlds
+from fastness.layers.queues import NEVER_MS, QueueKey
+from fastness.limits import DUTY_CHECK_SECONDS
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.publishing import Publish
+from fastness.tiers import Tier
 
-_log = logging.getLogger("holdfast.sweeper")
+_log = logging.getLogger("fastness.sweeper")
 _PAGE = 100
 _TRANSACTIONS_MAX = 1_000  # Per queue, before the other queues are processed.
 _RETRY_SECONDS = 1.0
@@ -62,7 +62,7 @@ class Sweeper:
         self._due: list[tuple[int, QueueKey]] = []
         self._earliest: dict[QueueKey, int] = {}  # The valid heap entry of each queue; later ones are outdated.
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="holdfast-sweeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fastness-sweeper", daemon=True)
         self._thread.start()
 
     def schedule(self, queue: QueueKey, at_ms: int) -> None:
@@ -102,7 +102,7 @@ class Sweeper:
                     self._sweep_guarded(queue_due)
             except Closed:
                 return
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("queues could not be swept; retrying soon: %s", error)
                 next_full_scan = time.monotonic() + _RETRY_SECONDS
             except Exception:

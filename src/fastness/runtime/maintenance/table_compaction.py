@@ -4,9 +4,9 @@ import logging
 import threading
 from typing import Protocol, runtime_checkable
 
-from holdfast.errors import Closed, HoldfastError
+from fastness.errors import Closed, FastnessError
 
-_log = logging.getLogger("holdfast.upkeep")
+_log = logging.getLogger("fastness.upkeep")
 
 
 @runtime_checkable
@@ -24,7 +24,7 @@ class TableCompaction:
         self._database = database
         self._every_seconds = every_seconds
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="holdfast-tables", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="fastness-tables", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -39,7 +39,7 @@ class TableCompaction:
                     pass
             except Closed:
                 return
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("the space of deleted data could not be freed; trying again later: %s", error)
             except Exception:
                 _log.exception("the space of deleted data could not be freed; trying again later")

@@ -19,19 +19,19 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final
 
-from holdfast.clock import Clock, on_clock_change
-from holdfast.errors import Backend, Busy, Closed, HoldfastError
-from holdfast.kv import Database, Transaction, Watch
-from holdfast.layers import timer_firing, timers, worlds
-from holdfast.layers.timers import DueTimer
-from holdfast.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.maintenance.duty import Duty
-from holdfast.runtime.maintenance.skipping import skip_undecryptable
-from holdfast.runtime.publishing import Event, Publish
-from holdfast.tiers import Tier
+from fastness.clock import Clock, on_clock_change
+from fastness.errors import Backend, Busy, Closed, FastnessError
+from fastness.kv import Database, Transaction, Watch
+from fastness.layers import timer_firing, timers, worlds
+from fastness.layers.timers import DueTimer
+from fastness.limits import DUTY_CHECK_SECONDS, TIMER_BATCH, TIMER_LATE_SECONDS
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.maintenance.duty import Duty
+from fastness.runtime.maintenance.skipping import skip_undecryptable
+from fastness.runtime.publishing import Event, Publish
+from fastness.tiers import Tier
 
-_log = logging.getLogger("holdfast.timers")
+_log = logging.getLogger("fastness.timers")
 _PAGE: Final = 100
 _BATCHES_MAX: Final = 100  # Of a universe, before the others are looked at.
 _RETRY_SECONDS: Final = 1.0
@@ -103,7 +103,7 @@ class TimerLoop:
         return self._thread is not None
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name="holdfast-timers", daemon=True)
+        thread = threading.Thread(target=self._run, name="fastness-timers", daemon=True)
         thread.start()  # It needs the lock, which the caller has, before it can end.
         self._thread = thread
 
@@ -119,7 +119,7 @@ class TimerLoop:
                 return
             except Closed:
                 return
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("timers could not be fired; retrying soon: %s", error)
                 self._stopping.wait(_RETRY_SECONDS)
             except Exception:

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any, Final
 
-from holdfast.errors import Backend, Busy, HoldfastError
-from holdfast.layers.mailboxes import Address, address_of
-from holdfast.limits import RELAY_FLUSH_BYTES, RELAY_RECEIPTS
-from holdfast.runtime.relay.session import Session
-from holdfast.wire.frames import Call
-from holdfast.wire.mail import ConfirmMail, ReadMail, ReadReceipts, SendMail
-from holdfast.wire.requests import Request
+from fastness.errors import Backend, Busy, FastnessError
+from fastness.layers.mailboxes import Address, address_of
+from fastness.limits import RELAY_FLUSH_BYTES, RELAY_RECEIPTS
+from fastness.runtime.relay.session import Session
+from fastness.wire.frames import Call
+from fastness.wire.mail import ConfirmMail, ReadMail, ReadReceipts, SendMail
+from fastness.wire.requests import Request
 
-_log = logging.getLogger("holdfast.relay")
+_log = logging.getLogger("fastness.relay")
 _LONG_NAME: Final = 512  # Longer names are invalid, and are not cached.
 
 OutcomeCallback = partial[None]  # Called with the outcome of a request; its first argument is the session.
@@ -87,7 +87,7 @@ def read_receipts(session: Session) -> ReadReceipts:
     return ReadReceipts(agent, session.receipts_after, RELAY_RECEIPTS, 0.0, universe)
 
 
-def is_transient(error: HoldfastError) -> bool:
+def is_transient(error: FastnessError) -> bool:
     """Whether a retry may succeed."""
     return isinstance(error, Backend | Busy)
 
@@ -103,6 +103,6 @@ def abort(session: Session) -> None:
     session.abort()
 
 
-def unexpected_error() -> HoldfastError:
+def unexpected_error() -> FastnessError:
     """The error that the callers of a failed batch receive."""
-    return HoldfastError("Unexpected error in the server; see its log")
+    return FastnessError("Unexpected error in the server; see its log")

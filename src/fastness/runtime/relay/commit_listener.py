@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from holdfast.kv import Subspace, prefix_range
-from holdfast.layers.mailboxes import Address, keys_of
-from holdfast.runtime.relay.session import Session
+from fastness.kv import Subspace, prefix_range
+from fastness.layers.mailboxes import Address, keys_of
+from fastness.runtime.relay.session import Session
 
 _SEQUENCE_BYTES: Final = 8
 _SAMPLE_KEYS: Final = keys_of(Address("", ""))

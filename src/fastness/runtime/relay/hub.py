@@ -24,11 +24,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from holdfast.clock import Clock, MonotonicClock
-from holdfast.errors import Closed, HoldfastError, InvalidArgument, MailboxTaken, ShutdownDraining
-from holdfast.kv import Database
-from holdfast.layers.mailboxes import Address
-from holdfast.limits import (
+from fastness.clock import Clock, MonotonicClock
+from fastness.errors import Closed, FastnessError, InvalidArgument, MailboxTaken, ShutdownDraining
+from fastness.kv import Database
+from fastness.layers.mailboxes import Address
+from fastness.limits import (
     RELAY_BATCH_MAILS,
     RELAY_BATCHES_IN_FLIGHT_MAX,
     RELAY_PING_SECONDS,
@@ -39,8 +39,8 @@ from holdfast.limits import (
     RELAY_RETRY_SECONDS,
     RELAY_SENDERS_MAX,
 )
-from holdfast.runtime.rate_limits import RateLimiter
-from holdfast.runtime.relay.batch import (
+from fastness.runtime.rate_limits import RateLimiter
+from fastness.runtime.relay.batch import (
     CommitBatch,
     OutcomeCallback,
     abort,
@@ -50,10 +50,10 @@ from holdfast.runtime.relay.batch import (
     read_receipts,
     unexpected_error,
 )
-from holdfast.runtime.relay.commit_listener import CommitListener
-from holdfast.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Authorize, Session
-from holdfast.wire.frames import Call
-from holdfast.wire.mail import (
+from fastness.runtime.relay.commit_listener import CommitListener
+from fastness.runtime.relay.session import REPLACED, STOPPING, TOO_SLOW, Authorize, Session
+from fastness.wire.frames import Call
+from fastness.wire.mail import (
     Confirmed,
     ConfirmMail,
     Joined,
@@ -64,10 +64,10 @@ from holdfast.wire.mail import (
     SendMail,
     SentMails,
 )
-from holdfast.wire.relay import Draining, Ping, QueueStatus, Replaced, Welcome
-from holdfast.wire.requests import Request
+from fastness.wire.relay import Draining, Ping, QueueStatus, Replaced, Welcome
+from fastness.wire.requests import Request
 
-_log = logging.getLogger("holdfast.relay")
+_log = logging.getLogger("fastness.relay")
 _TICK_SECONDS: Final = 1.0
 
 Commit = Callable[
@@ -307,10 +307,10 @@ class RelayHub:
         session: Session,
         receipts_after: int | None,
         joined: "asyncio.Future[Session]",
-        outcome: Joined | HoldfastError,
+        outcome: Joined | FastnessError,
     ) -> None:
         try:
-            if not isinstance(outcome, HoldfastError):
+            if not isinstance(outcome, FastnessError):
                 self._welcome(session, receipts_after, joined, outcome)
             elif not joined.done():
                 joined.set_exception(outcome)
@@ -340,14 +340,14 @@ class RelayHub:
         self.wake(session)
 
     def _on_write_done(
-        self, session: Session, request: Request[Any], outcome: SentMails | Confirmed | HoldfastError
+        self, session: Session, request: Request[Any], outcome: SentMails | Confirmed | FastnessError
     ) -> None:
         if isinstance(request, SendMail):
-            if isinstance(outcome, HoldfastError):
+            if isinstance(outcome, FastnessError):
                 session.on_send_failed(request, outcome)
             elif isinstance(outcome, SentMails):
                 session.on_sent(outcome.mails)
-        elif not isinstance(outcome, HoldfastError):
+        elif not isinstance(outcome, FastnessError):
             if isinstance(request, ConfirmMail):
                 session.on_confirmed(request.ids)
         elif is_transient(outcome) and isinstance(request, ConfirmMail):
@@ -356,24 +356,24 @@ class RelayHub:
         else:
             session.refuse(outcome)
 
-    def _on_mail_read(self, session: Session, limit: int, known_sequence: int, outcome: Mails | HoldfastError) -> None:
+    def _on_mail_read(self, session: Session, limit: int, known_sequence: int, outcome: Mails | FastnessError) -> None:
         if isinstance(outcome, MailboxTaken):
             self._replace(session)
-        elif isinstance(outcome, HoldfastError):
+        elif isinstance(outcome, FastnessError):
             self._on_read_failed(session, outcome)
         else:
             session.deliver(outcome, limit=limit, known_sequence=known_sequence)
 
-    def _on_receipts_read(self, session: Session, known_receipt: int, outcome: MailReceipts | HoldfastError) -> None:
+    def _on_receipts_read(self, session: Session, known_receipt: int, outcome: MailReceipts | FastnessError) -> None:
         if isinstance(outcome, InvalidArgument):
             session.receipts_after = session.receipts_seen
             session.refuse(outcome)
-        elif isinstance(outcome, HoldfastError):
+        elif isinstance(outcome, FastnessError):
             self._on_read_failed(session, outcome)
         else:
             session.deliver_receipts(outcome.receipts, limit=RELAY_RECEIPTS, known_receipt=known_receipt)
 
-    def _on_read_failed(self, session: Session, error: HoldfastError) -> None:
+    def _on_read_failed(self, session: Session, error: FastnessError) -> None:
         if isinstance(error, Closed):
             session.end(STOPPING, "closed")
         else:

@@ -17,20 +17,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
-from holdfast.clock import Clock
-from holdfast.errors import (
+from fastness.clock import Clock
+from fastness.errors import (
     BatchTooLarge,
     Busy,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidName,
     SenderMismatch,
     ShutdownDraining,
     rebuild,
 )
-from holdfast.layers.mailboxes import Address
-from holdfast.layers.mailboxes.sending import check_id
-from holdfast.limits import (
+from fastness.layers.mailboxes import Address
+from fastness.layers.mailboxes.sending import check_id
+from fastness.limits import (
     MAIL_BATCH_MAX,
     RELAY_CONFIRMS_MAX,
     RELAY_FLUSH_BYTES,
@@ -40,9 +40,9 @@ from holdfast.limits import (
     RELAY_SENDS_MAX,
     RELAY_UNSENT_BYTES_MAX,
 )
-from holdfast.runtime.rate_limits import RateLimiter
-from holdfast.wire.mail import CONFIRMED, ConfirmMail, MailReceipt, Mails, NewMail, SeeReceipts, SendMail, SentMail
-from holdfast.wire.relay import (
+from fastness.runtime.rate_limits import RateLimiter
+from fastness.wire.mail import CONFIRMED, ConfirmMail, MailReceipt, Mails, NewMail, SeeReceipts, SendMail, SentMail
+from fastness.wire.relay import (
     Body,
     Confirm,
     DeliveryConfirm,
@@ -58,7 +58,7 @@ from holdfast.wire.relay import (
     Sent,
     split_address,
 )
-from holdfast.wire.requests import Request
+from fastness.wire.requests import Request
 
 # The close codes of connections.
 PROTOCOL_ERROR: Final = 1002
@@ -132,7 +132,7 @@ class Session:
         for frame in frames:
             try:
                 self._handle(frame)
-            except HoldfastError as error:
+            except FastnessError as error:
                 self.refuse(error, frame.message_id if isinstance(frame, Send) else None)
         self._wake()
 
@@ -267,12 +267,12 @@ class Session:
             else:
                 self.refuse(rebuild(outcome.code, outcome.detail or outcome.code), outcome.id)
 
-    def on_send_failed(self, request: SendMail, error: HoldfastError) -> None:
+    def on_send_failed(self, request: SendMail, error: FastnessError) -> None:
         """Report that these mails were not stored, or that it is unknown."""
         for mail in request.mails:
             self.refuse(error, mail.id)
 
-    def refuse(self, error: HoldfastError, message_id: str | None = None) -> None:
+    def refuse(self, error: FastnessError, message_id: str | None = None) -> None:
         """Send an error frame."""
         self.push(Error(error.code, str(error), error.retry, message_id))
 

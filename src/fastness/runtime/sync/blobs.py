@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import IO
 
-from holdfast import limits
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import (
+from fastness import limits
+from fastness.backends.objects import ObjectStore
+from fastness.errors import (
     BlobNotFound,
     HashMismatch,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidValue,
     MissingObject,
@@ -20,10 +20,10 @@ from holdfast.errors import (
     SizeMismatch,
     Unsupported,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.layers import blobs
-from holdfast.layers.blobs import Blob, Verify
-from holdfast.wire.blobs import Body, Stored
+from fastness.kv import Database, Transaction
+from fastness.layers import blobs
+from fastness.layers.blobs import Blob, Verify
+from fastness.wire.blobs import Body, Stored
 
 
 class BlobStore:
@@ -91,7 +91,7 @@ class BlobStore:
         """Record an uploaded body, or delete it if another put of the same content was recorded first."""
         recorded = self._database.transact(blobs.record, universe, digest, blob)
         if recorded.upload != blob.upload:
-            with suppress(HoldfastError):  # `holdfast gc` deletes it later.
+            with suppress(FastnessError):  # `fastness gc` deletes it later.
                 self._store().delete(blobs.object_path(universe, digest, blob.upload))
 
     def get(self, universe: str, hash: str) -> Body:
@@ -168,7 +168,7 @@ class BlobStore:
         if self._objects is None:
             raise Unsupported(
                 f"A blob of over {limits.BLOB_INLINE_BYTES_MAX} bytes needs an object store that all nodes reach; "
-                "configure one with holdfast.open(url, objects=...)"
+                "configure one with fastness.open(url, objects=...)"
             )
         return self._objects
 

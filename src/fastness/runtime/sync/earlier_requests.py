@@ -1,9 +1,9 @@
 """Generated from runtime/earlier_requests.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.kv import Database
-from holdfast.layers import effects, timers
-from holdfast.limits import TRIM_ENTRIES
-from holdfast.tiers import Tier
+from fastness.kv import Database
+from fastness.layers import effects, timers
+from fastness.limits import TRIM_ENTRIES
+from fastness.tiers import Tier
 
 
 def index_requests(database: Database, universe: str) -> None:

@@ -10,25 +10,25 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast import limits
-from holdfast.errors import HoldfastError, LeaseExpired
-from holdfast.kv import Database, Transaction
-from holdfast.layers import entities, field_tiers, locks
-from holdfast.layers.entities import EntityKey
-from holdfast.layers.field_tiers import CriticalFieldRemoved, TieredWrite
-from holdfast.layers.idempotency import KeyedCall, store_result, stored_result
-from holdfast.lock_rules import Mode, Path
-from holdfast.names import checked_name
-from holdfast.runtime.activity.best_effort import BestEffortFields
-from holdfast.runtime.activity.format import encode_record
-from holdfast.runtime.activity.log import ActivityLog
-from holdfast.runtime.cancellation import undo
-from holdfast.runtime.locks.table import LocksBegun, LockTable
-from holdfast.runtime.sync.shared_locks import SharedLockWaiter
-from holdfast.tiers import Tier, TierPolicy, strongest
-from holdfast.wire.atomic import Answers
-from holdfast.wire.canonical import canonical
-from holdfast.wire.entities import (
+from fastness import limits
+from fastness.errors import FastnessError, LeaseExpired
+from fastness.kv import Database, Transaction
+from fastness.layers import entities, field_tiers, locks
+from fastness.layers.entities import EntityKey
+from fastness.layers.field_tiers import CriticalFieldRemoved, TieredWrite
+from fastness.layers.idempotency import KeyedCall, store_result, stored_result
+from fastness.lock_rules import Mode, Path
+from fastness.names import checked_name
+from fastness.runtime.activity.best_effort import BestEffortFields
+from fastness.runtime.activity.format import encode_record
+from fastness.runtime.activity.log import ActivityLog
+from fastness.runtime.cancellation import undo
+from fastness.runtime.locks.table import LocksBegun, LockTable
+from fastness.runtime.sync.shared_locks import SharedLockWaiter
+from fastness.tiers import Tier, TierPolicy, strongest
+from fastness.wire.atomic import Answers
+from fastness.wire.canonical import canonical
+from fastness.wire.entities import (
     BestEffortValue,
     DeleteEntity,
     Entities,
@@ -42,9 +42,9 @@ from holdfast.wire.entities import (
     WriteEntities,
     Written,
 )
-from holdfast.wire.locks import LockSession
+from fastness.wire.locks import LockSession
 
-_log = logging.getLogger("holdfast.activity")
+_log = logging.getLogger("fastness.activity")
 _decode = msgspec.msgpack.Decoder(Written).decode
 _SESSION_BYTES: Final = 16  # As hard to guess as a token.
 _CLAIM_BYTES: Final = 8
@@ -270,7 +270,7 @@ class EntityStore:
         if is_new:
             try:
                 log()
-            except HoldfastError as error:  # BEST_EFFORT: the session ended meanwhile, and no new one can be opened.
+            except FastnessError as error:  # BEST_EFFORT: the session ended meanwhile, and no new one can be opened.
                 _log.warning("BEST_EFFORT fields are missing in the session log; durable fields are stored: %s", error)
         elif written.durability is Tier.CRITICAL and promise is not Tier.CRITICAL:
             # The first call promised CRITICAL, and this one runs at a weaker tier: wait for the sync.

@@ -4,18 +4,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.errors import HoldfastError
-from holdfast.kv import Database, Transaction
-from holdfast.layers import hosting, turns
-from holdfast.layers.hosting import Ready
-from holdfast.layers.worlds import World
-from holdfast.limits import BATCH_BYTES_MAX, HOST_CLAIM_BATCH, HOST_CLAIM_BYTES_MAX
-from holdfast.runtime.cancellation import finish_or_undo
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.tiers import Tier
-from holdfast.wire.hosting import ClaimedWorld, ClaimedWorlds, RenewedWorld, RenewedWorlds
-from holdfast.wire.requests import Committed
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.errors import FastnessError
+from fastness.kv import Database, Transaction
+from fastness.layers import hosting, turns
+from fastness.layers.hosting import Ready
+from fastness.layers.worlds import World
+from fastness.limits import BATCH_BYTES_MAX, HOST_CLAIM_BATCH, HOST_CLAIM_BYTES_MAX
+from fastness.runtime.cancellation import finish_or_undo
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.tiers import Tier
+from fastness.wire.hosting import ClaimedWorld, ClaimedWorlds, RenewedWorld, RenewedWorlds
+from fastness.wire.requests import Committed
 
 Each = TypeVar("Each")
 
@@ -97,7 +97,7 @@ class HostingStore:
                     self._database.transact(_claim, claim, batch, HOST_CLAIM_BYTES_MAX - _size_of(claimed)),
                     partial(self._undo, claim),
                 )
-            except HoldfastError:
+            except FastnessError:
                 if not claimed:
                     raise
                 break  # The host works on what it has.

@@ -6,25 +6,25 @@ from typing import Final, Unpack
 
 import msgspec
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.errors import (
-    HoldfastError,
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.errors import (
+    FastnessError,
     MessageCancelled,
     MessageNotFound,
     ResultNotKept,
     ResultNotReady,
 )
-from holdfast.kv import Database
-from holdfast.layers import queues
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import DeleteProgress, FoundLease, PurgeProgress, QueueKey, RedriveProgress, SearchOn
-from holdfast.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.runtime.publishing import Publish
-from holdfast.runtime.sync.blobs import BlobStore
-from holdfast.runtime.sync.dispatcher import Dispatcher, LeaseOptions
-from holdfast.tiers import Tier
-from holdfast.wire.queues import (
+from fastness.kv import Database
+from fastness.layers import queues
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.queues import DeleteProgress, FoundLease, PurgeProgress, QueueKey, RedriveProgress, SearchOn
+from fastness.limits import PAYLOAD_FETCH_BYTES_MAX, RESULT_CHECK_SECONDS
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.publishing import Publish
+from fastness.runtime.sync.blobs import BlobStore
+from fastness.runtime.sync.dispatcher import Dispatcher, LeaseOptions
+from fastness.tiers import Tier
+from fastness.wire.queues import (
     Deliveries,
     MessageInfo,
     MessageLease,
@@ -36,7 +36,7 @@ from holdfast.wire.queues import (
     QueueStats,
     QueueSurvey,
 )
-from holdfast.wire.stored_messages import parse_id
+from fastness.wire.stored_messages import parse_id
 
 _SEARCHES_MAX: Final = 8  # How often a message that moves while it is searched for is looked up.
 
@@ -81,7 +81,7 @@ class QueueStore:
         try:
             for message in leased.blobs:
                 if message.blob is not None and message.size <= PAYLOAD_FETCH_BYTES_MAX:
-                    with suppress(HoldfastError):  # The consumer gets the error when it reads the payload.
+                    with suppress(FastnessError):  # The consumer gets the error when it reads the payload.
                         leased.bodies[message.id] = (self._blobs.get(queue.universe, message.blob)).data
         except BaseException:  # The consumer is gone: the messages were not delivered, and no attempt failed.
             self._dispatcher.release_undelivered(queue, leased, call)
@@ -122,7 +122,7 @@ class QueueStore:
             self._publish(events)
             results = dict(zip(left, found, strict=True))
             for index, each in results.items():
-                outcomes[index] = Outcome(each.code, str(each)) if isinstance(each, HoldfastError) else Outcome()
+                outcomes[index] = Outcome(each.code, str(each)) if isinstance(each, FastnessError) else Outcome()
             # A message that was not found may have been leased again since the leases were searched.
             is_searched = leases is not None
             left = {

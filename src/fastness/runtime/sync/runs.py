@@ -1,13 +1,13 @@
 """Generated from runtime/runs.py by tools/make_twins.py; change that file instead."""
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.kv import Database
-from holdfast.layers import runs
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.runtime.sync.worlds import WorldStore
-from holdfast.tiers import Tier
-from holdfast.wire.requests import Committed
-from holdfast.wire.runs import RUNNING, RunInfo
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.kv import Database
+from fastness.layers import runs
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.sync.worlds import WorldStore
+from fastness.tiers import Tier
+from fastness.wire.requests import Committed
+from fastness.wire.runs import RUNNING, RunInfo
 
 
 class RunStore:

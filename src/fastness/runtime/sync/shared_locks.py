@@ -5,19 +5,19 @@ from functools import partial
 from secrets import token_hex
 from typing import Final, NamedTuple
 
-from holdfast.clock import Clock, SystemClock, on_clock_change
-from holdfast.errors import LockTimeout
-from holdfast.kv import Database, Transaction
-from holdfast.layers import locks
-from holdfast.layers.lock_records import LEVELS
-from holdfast.layers.lock_transaction import Waiting
-from holdfast.limits import LOCK_LINE_MAX, READ_ENTRIES_MAX
-from holdfast.lock_rules import DATA_LEVELS, Path, Step, parse_mode, timeout_error
-from holdfast.runtime.cancellation import finish_or_undo, undo
-from holdfast.runtime.consumer_options import ConsumerOptions, Polling
-from holdfast.runtime.locks.counters import Acquisition, LockCounters
-from holdfast.tiers import Tier
-from holdfast.wire.locks import GrantedLocks, LockSession, LockStatistics
+from fastness.clock import Clock, SystemClock, on_clock_change
+from fastness.errors import LockTimeout
+from fastness.kv import Database, Transaction
+from fastness.layers import locks
+from fastness.layers.lock_records import LEVELS
+from fastness.layers.lock_transaction import Waiting
+from fastness.limits import LOCK_LINE_MAX, READ_ENTRIES_MAX
+from fastness.lock_rules import DATA_LEVELS, Path, Step, parse_mode, timeout_error
+from fastness.runtime.cancellation import finish_or_undo, undo
+from fastness.runtime.consumer_options import ConsumerOptions, Polling
+from fastness.runtime.locks.counters import Acquisition, LockCounters
+from fastness.tiers import Tier
+from fastness.wire.locks import GrantedLocks, LockSession, LockStatistics
 
 _ATTEMPT_BYTES: Final = 8
 _RENEWALS_PER_LEASE: Final = 3

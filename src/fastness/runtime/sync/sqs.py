@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from holdfast.kv import Database, Transaction
-from holdfast.layers import sqs
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.layers.queues import QueueKey
-from holdfast.layers.sqs_work import SQS_WORK, Step
-from holdfast.limits import SQS_STEPS_MAX
-from holdfast.runtime.publishing import Publish
-from holdfast.tiers import Tier
-from holdfast.wire.sqs import Purged
+from fastness.kv import Database, Transaction
+from fastness.layers import sqs
+from fastness.layers.idempotency import KeyedCall
+from fastness.layers.queues import QueueKey
+from fastness.layers.sqs_work import SQS_WORK, Step
+from fastness.limits import SQS_STEPS_MAX
+from fastness.runtime.publishing import Publish
+from fastness.tiers import Tier
+from fastness.wire.sqs import Purged
 
 
 class SqsStore:

@@ -8,7 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from holdfast.server.console.files import HEADERS, File
+from fastness.server.console.files import HEADERS, File
 
 PAGE: Final = "docs.html"
 FILES: Final = (

@@ -21,31 +21,31 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import Closed, HoldfastError, RetryAdvice
-from holdfast.kv import Subspace, Watch
-from holdfast.limits import (
+from fastness.errors import Closed, FastnessError, RetryAdvice
+from fastness.kv import Subspace, Watch
+from fastness.limits import (
     CONSOLE_POLL_SECONDS,
     CONSOLE_SAMPLE_SECONDS,
     CONSOLE_SECONDS_MAX,
     CONSOLE_WATCHERS_MAX,
     CONSOLE_WATCHERS_PER_TOKEN_MAX,
 )
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.server import health
-from holdfast.server.authorization import Authorizer, NoAuthentication
-from holdfast.server.console.samples import Sample, Samples
-from holdfast.server.context import ServerContext
-from holdfast.server.http.events import SSE, End, Events, EventStream
-from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.problems import HttpError, problem_for
-from holdfast.wire.entities import ListKinds
-from holdfast.wire.leases import ListLeases
-from holdfast.wire.mail import ListMailboxes
-from holdfast.wire.permissions import METRICS
-from holdfast.wire.queues import SurveyQueues
-from holdfast.wire.requests import Request
-from holdfast.wire.runs import ListRuns
-from holdfast.wire.worlds import SurveyWorlds
+from fastness.names import UNIVERSE, checked_name
+from fastness.server import health
+from fastness.server.authorization import Authorizer, NoAuthentication
+from fastness.server.console.samples import Sample, Samples
+from fastness.server.context import ServerContext
+from fastness.server.http.events import SSE, End, Events, EventStream
+from fastness.server.http.middleware import authenticate_request
+from fastness.server.problems import HttpError, problem_for
+from fastness.wire.entities import ListKinds
+from fastness.wire.leases import ListLeases
+from fastness.wire.mail import ListMailboxes
+from fastness.wire.permissions import METRICS
+from fastness.wire.queues import SurveyQueues
+from fastness.wire.requests import Request
+from fastness.wire.runs import ListRuns
+from fastness.wire.worlds import SurveyWorlds
 
 # The key prefixes of each section of a universe, and the request that the caller must be allowed to make.
 _SECTIONS: Final[dict[str, tuple[tuple[str, ...], type[Request[Any]]]]] = {
@@ -116,7 +116,7 @@ class ConsoleEvents:
                     yield each
         except Closed:
             yield events.event("end", End("shutdown_draining"))
-        except HoldfastError as error:
+        except FastnessError as error:
             yield events.event("problem", problem_for(error, correlation_id)[0])
         finally:
             self._open -= Counter((authorizer.name,))  # Subtraction drops names whose count is zero.

@@ -19,21 +19,21 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import HoldfastError
-from holdfast.kv import Database
-from holdfast.layers import samples as layer
-from holdfast.layers.samples import STEPS, Numbers, StoredSample, largest_gauges
-from holdfast.limits import HISTORY_NODES_MAX, HISTORY_POINTS_MAX, HISTORY_QUEUES_MAX, HISTORY_SECONDS
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.server.console.samples import Sample, Samples
-from holdfast.server.context import ServerContext
-from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.problems import JSON, HttpError
-from holdfast.tiers import Tier
-from holdfast.wire.permissions import METRICS
-from holdfast.wire.queues import GetQueueStats
+from fastness.errors import FastnessError
+from fastness.kv import Database
+from fastness.layers import samples as layer
+from fastness.layers.samples import STEPS, Numbers, StoredSample, largest_gauges
+from fastness.limits import HISTORY_NODES_MAX, HISTORY_POINTS_MAX, HISTORY_QUEUES_MAX, HISTORY_SECONDS
+from fastness.names import UNIVERSE, checked_name
+from fastness.server.console.samples import Sample, Samples
+from fastness.server.context import ServerContext
+from fastness.server.http.middleware import authenticate_request
+from fastness.server.problems import JSON, HttpError
+from fastness.tiers import Tier
+from fastness.wire.permissions import METRICS
+from fastness.wire.queues import GetQueueStats
 
-_log = logging.getLogger("holdfast.history")
+_log = logging.getLogger("fastness.history")
 
 _FORGET_SECONDS: Final = 3_600.0  # How often samples of other nodes are looked for that are too old.
 _SERVER: Final = (
@@ -133,7 +133,7 @@ class History:
             await asyncio.sleep((step_ms - self._now_ms() % step_ms) / 1_000)
             try:
                 await self.store()
-            except HoldfastError as error:
+            except FastnessError as error:
                 _log.warning("a sample for the history was not stored: %s", error)
             except Exception:  # Keep running: the next sample may be stored.
                 _log.exception("a sample for the history was not stored")

@@ -1,4 +1,4 @@
-"""The last hour of the table `live_queue_minutes`, which `holdfast pipeline live` writes into a lake.
+"""The last hour of the table `live_queue_minutes`, which `fastness pipeline live` writes into a lake.
 
 The lake is only read, in a thread, without Spark. The packages that read it are imported with the first request: a
 server without them works, and the answer says which extra to install.
@@ -15,13 +15,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import Backend, Unsupported
-from holdfast.limits import CONSOLE_LIVE_MINUTES, CONSOLE_LIVE_QUEUES_MAX, CONSOLE_LIVE_ROWS_MAX
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.server.context import ServerContext
-from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.problems import JSON
-from holdfast.wire.permissions import METRICS
+from fastness.errors import Backend, Unsupported
+from fastness.limits import CONSOLE_LIVE_MINUTES, CONSOLE_LIVE_QUEUES_MAX, CONSOLE_LIVE_ROWS_MAX
+from fastness.names import UNIVERSE, checked_name
+from fastness.server.context import ServerContext
+from fastness.server.http.middleware import authenticate_request
+from fastness.server.problems import JSON
+from fastness.wire.permissions import METRICS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +90,7 @@ def read_hour(folder: Path, universe: str) -> LiveHour:
         from deltalake.exceptions import DeltaError, TableNotFoundError
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"The server cannot read the lake: it lacks {error.name}; run: pip install 'holdfast[spark]'"
+            f"The server cannot read the lake: it lacks {error.name}; run: pip install 'fastness[spark]'"
         ) from error
     if not folder.is_dir():
         return LiveHour()
@@ -100,7 +100,7 @@ def read_hour(folder: Path, universe: str) -> LiveHour:
         return LiveHour()
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise Backend(
-            f"The table {folder} cannot be read ({error}); check the lake with: holdfast pipeline audit"
+            f"The table {folder} cannot be read ({error}); check the lake with: fastness pipeline audit"
         ) from error
 
 

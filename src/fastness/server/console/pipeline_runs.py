@@ -1,6 +1,6 @@
 """The last run of each job of the pipeline, from the records that the jobs keep in their lake.
 
-`holdfast pipeline status` shows the same records. They are small JSON files, `<lake>/runs/<job>.json`, so a server
+`fastness pipeline status` shows the same records. They are small JSON files, `<lake>/runs/<job>.json`, so a server
 reads them without the packages of the pipeline.
 """
 
@@ -16,12 +16,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import Backend
-from holdfast.limits import CONSOLE_JOB_RECORD_BYTES_MAX, CONSOLE_JOBS_MAX
-from holdfast.server.context import ServerContext
-from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.problems import JSON
-from holdfast.wire.permissions import METRICS
+from fastness.errors import Backend
+from fastness.limits import CONSOLE_JOB_RECORD_BYTES_MAX, CONSOLE_JOBS_MAX
+from fastness.server.context import ServerContext
+from fastness.server.http.middleware import authenticate_request
+from fastness.server.problems import JSON
+from fastness.wire.permissions import METRICS
 
 FOLDER: Final = "runs"
 

@@ -19,19 +19,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.errors import NotAllowed
-from holdfast.limits import (
+from fastness.errors import NotAllowed
+from fastness.limits import (
     CONSOLE_REPORT_BYTES_MAX,
     CONSOLE_REPORT_LINK_SECONDS,
     CONSOLE_REPORT_LINKS_MAX,
     CONSOLE_REPORTS_MAX,
 )
-from holdfast.server.authorization import Authorizer
-from holdfast.server.console.report_scripts import script_sources
-from holdfast.server.context import ServerContext
-from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.problems import JSON, HttpError
-from holdfast.wire.permissions import METRICS
+from fastness.server.authorization import Authorizer
+from fastness.server.console.report_scripts import script_sources
+from fastness.server.context import ServerContext
+from fastness.server.http.middleware import authenticate_request
+from fastness.server.problems import JSON, HttpError
+from fastness.wire.permissions import METRICS
 
 _MEDIA: Final = {
     ".html": "text/html; charset=utf-8",

@@ -4,17 +4,17 @@ from pathlib import Path
 
 from starlette.routing import Route
 
-from holdfast.names import folder_at
-from holdfast.server.console import files, sessions
-from holdfast.server.console.events import ConsoleEvents
-from holdfast.server.console.history import History, HistoryRoute
-from holdfast.server.console.live import LiveAggregates
-from holdfast.server.console.pipeline_runs import PipelineRuns
-from holdfast.server.console.reports import Reports
-from holdfast.server.console.samples import Samples
-from holdfast.server.context import ServerContext
-from holdfast.server.metrics import Metrics
-from holdfast.server.transport import ServerTransport
+from fastness.names import folder_at
+from fastness.server.console import files, sessions
+from fastness.server.console.events import ConsoleEvents
+from fastness.server.console.history import History, HistoryRoute
+from fastness.server.console.live import LiveAggregates
+from fastness.server.console.pipeline_runs import PipelineRuns
+from fastness.server.console.reports import Reports
+from fastness.server.console.samples import Samples
+from fastness.server.context import ServerContext
+from fastness.server.metrics import Metrics
+from fastness.server.transport import ServerTransport
 
 
 def console_routes(

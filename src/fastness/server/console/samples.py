@@ -10,31 +10,31 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
-from holdfast.limits import CONSOLE_SAMPLE_SECONDS, CONSOLE_SAMPLES
-from holdfast.server.metrics import Metrics
-from holdfast.server.transport import ServerTransport
+from fastness.limits import CONSOLE_SAMPLE_SECONDS, CONSOLE_SAMPLES
+from fastness.server.metrics import Metrics
+from fastness.server.transport import ServerTransport
 
 DEAD_LETTERS: Final = ".dlq"
 _TOTALS: Final = {
-    "holdfast_queue_put": "put",
-    "holdfast_queue_delivered": "delivered",
-    "holdfast_queue_acked": "acked",
-    "holdfast_queue_failed": "failed",
-    "holdfast_queue_dead": "died",
+    "fastness_queue_put": "put",
+    "fastness_queue_delivered": "delivered",
+    "fastness_queue_acked": "acked",
+    "fastness_queue_failed": "failed",
+    "fastness_queue_dead": "died",
 }
 _GAUGES: Final = {
-    "holdfast_calls_in_flight": "in_flight",
-    "holdfast_calls_waiting": "waiting",
-    "holdfast_open_streams": "streams",
-    "holdfast_relay_sessions": "agents",
-    "holdfast_ingress_depth": "ingress",
-    "holdfast_journal_compaction_lag_records": "lag",
+    "fastness_calls_in_flight": "in_flight",
+    "fastness_calls_waiting": "waiting",
+    "fastness_open_streams": "streams",
+    "fastness_relay_sessions": "agents",
+    "fastness_ingress_depth": "ingress",
+    "fastness_journal_compaction_lag_records": "lag",
     "process_resident_memory_bytes": "memory",
 }
 _HISTOGRAMS: Final = {
-    "holdfast_sync_seconds": "sync",
-    "holdfast_commit_group_size": "group",
-    "holdfast_lock_wait_seconds": "lock_wait",
+    "fastness_sync_seconds": "sync",
+    "fastness_commit_group_size": "group",
+    "fastness_lock_wait_seconds": "lock_wait",
 }
 
 Sample = dict[str, Any]
@@ -86,7 +86,7 @@ class Samples:
         operations: dict[str, dict[str, Any]] = defaultdict(lambda: {"calls": 0, "errors": 0, "buckets": []})
         dead_letter_queues: set[tuple[str, str]] = set()
         for family in self._metrics.registry.collect():
-            if family.name == "holdfast_queue_messages":
+            if family.name == "fastness_queue_messages":
                 names = {(each.labels["universe"], each.labels["queue"]) for each in family.samples}
                 dead_letter_queues = {
                     (of, name) for of, name in names if (of, name.removesuffix(DEAD_LETTERS)) in names - {(of, name)}
@@ -96,18 +96,18 @@ class Samples:
                 continue
             for point in family.samples:
                 labels, value = point.labels, point.value
-                if family.name == "holdfast_requests":
+                if family.name == "fastness_requests":
                     failed = labels["code"] not in ("ok", "cancelled")
                     sample["calls"] += value
                     sample["errors"] += value * failed
                     operations[labels["op"]]["calls"] += value
                     operations[labels["op"]]["errors"] += value * failed
-                elif family.name == "holdfast_request_seconds":
+                elif family.name == "fastness_request_seconds":
                     if point.name.endswith("_bucket"):
                         operations[labels["op"]]["buckets"].append(value)
-                elif family.name == "holdfast_rejects":
+                elif family.name == "fastness_rejects":
                     sample["rejects"][labels["reason"]] = value
-                elif family.name == "holdfast_fenced":
+                elif family.name == "fastness_fenced":
                     sample["fenced"] = value
                 elif family.name in _GAUGES:
                     sample[_GAUGES[family.name]] = value
@@ -134,9 +134,9 @@ def _add_histogram(sample: Sample, name: str, family: Metric) -> None:
 def _add_queue(queues: dict[str, float], family: str, labels: dict[str, str], value: float) -> None:
     """Add a number of a queue to its own, or to the totals of its universe. Dead-letter queues are excluded from the
     totals: their messages count as dead in their original queues."""
-    if family == "holdfast_queue_messages":
+    if family == "fastness_queue_messages":
         queues[labels["state"]] += value
-    elif family == "holdfast_queue_oldest_age_seconds":
+    elif family == "fastness_queue_oldest_age_seconds":
         queues["oldest"] = max(queues["oldest"], value)
     elif family in _TOTALS:
         queues[_TOTALS[family]] += value

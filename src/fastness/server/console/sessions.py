@@ -9,18 +9,18 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.limits import CONSOLE_UNIVERSES_MAX
-from holdfast.names import UNIVERSE
-from holdfast.server.authorization import Authorizer, NoAuthentication
-from holdfast.server.console.files import HEADERS
-from holdfast.server.context import ServerContext
-from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.problems import JSON
-from holdfast.server.transport import ServerTransport
-from holdfast.tiers import Tier
-from holdfast.version import __version__
-from holdfast.wire.permissions import EVERYTHING, METRICS
-from holdfast.wire.universes import ListUniverses
+from fastness.limits import CONSOLE_UNIVERSES_MAX
+from fastness.names import UNIVERSE
+from fastness.server.authorization import Authorizer, NoAuthentication
+from fastness.server.console.files import HEADERS
+from fastness.server.context import ServerContext
+from fastness.server.http.middleware import authenticate_request
+from fastness.server.problems import JSON
+from fastness.server.transport import ServerTransport
+from fastness.tiers import Tier
+from fastness.version import __version__
+from fastness.wire.permissions import EVERYTHING, METRICS
+from fastness.wire.universes import ListUniverses
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import HttpError
-from holdfast.wire.backups import Line, ListBackup, OpenBackup
-from holdfast.wire.health_checks import RunCheckups
-from holdfast.wire.requests import Request
+from fastness.server.http.endpoints import BYTES, Endpoint, Parameter
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import HttpError
+from fastness.wire.backups import Line, ListBackup, OpenBackup
+from fastness.wire.health_checks import RunCheckups
+from fastness.wire.requests import Request
 
 LINES: Final = "application/x-ndjson"
 OCTETS: Final = "application/octet-stream"

@@ -6,12 +6,12 @@ from typing import Final
 
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.errors import BlobNotFound
-from holdfast.server.http.conditions import IF_NONE_MATCH, is_not_modified, quoted
-from holdfast.server.http.endpoints import BYTES, Endpoint, Parameter, json_response
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import JSON, HttpError
-from holdfast.wire.blobs import FindBlob, OpenBlob, Stored, WriteBlob
+from fastness.errors import BlobNotFound
+from fastness.server.http.conditions import IF_NONE_MATCH, is_not_modified, quoted
+from fastness.server.http.endpoints import BYTES, Endpoint, Parameter, json_response
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import JSON, HttpError
+from fastness.wire.blobs import FindBlob, OpenBlob, Stored, WriteBlob
 
 OCTETS: Final = "application/octet-stream"
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")

@@ -5,14 +5,14 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import Endpoint, json_response
-from holdfast.server.http.media import is_json, media_type_of, sends_msgpack
-from holdfast.server.http.request_context import RequestContext, unsupported_media_type
-from holdfast.server.problems import JSON, MSGPACK, HttpError
-from holdfast.wire.atomic import Answers, CommitAtomic, Step
-from holdfast.wire.frames import AnyRequest
-from holdfast.wire.requests import Request
+from fastness.server.http import json_codec
+from fastness.server.http.endpoints import Endpoint, json_response
+from fastness.server.http.media import is_json, media_type_of, sends_msgpack
+from fastness.server.http.request_context import RequestContext, unsupported_media_type
+from fastness.server.problems import JSON, MSGPACK, HttpError
+from fastness.wire.atomic import Answers, CommitAtomic, Step
+from fastness.wire.frames import AnyRequest
+from fastness.wire.requests import Request
 
 _decode = msgspec.msgpack.Decoder(AnyRequest).decode
 _encode = msgspec.msgpack.Encoder().encode

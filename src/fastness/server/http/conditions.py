@@ -5,8 +5,8 @@ from typing import Final
 
 from starlette.datastructures import Headers
 
-from holdfast.server.http.endpoints import Parameter
-from holdfast.server.problems import HttpError
+from fastness.server.http.endpoints import Parameter
+from fastness.server.problems import HttpError
 
 _ETAG: Final = re.compile(r'"([!#-~]*)"\Z')
 

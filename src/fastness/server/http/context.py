@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from holdfast.errors import RetryAdvice
-from holdfast.server.context import ServerContext
-from holdfast.server.http.flow_control import FlowControl
-from holdfast.server.http.limits import DRAIN_POLL_SECONDS, HttpLimits
-from holdfast.server.problems import HttpError
+from fastness.errors import RetryAdvice
+from fastness.server.context import ServerContext
+from fastness.server.http.flow_control import FlowControl
+from fastness.server.http.limits import DRAIN_POLL_SECONDS, HttpLimits
+from fastness.server.problems import HttpError
 
 
 class HttpContext:

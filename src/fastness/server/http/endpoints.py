@@ -11,13 +11,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from holdfast.server.http import json_codec
-from holdfast.server.http.context import HttpContext
-from holdfast.server.http.media import negotiated_media_type
-from holdfast.server.http.middleware import authenticate_request
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import JSON, HttpError
-from holdfast.wire.requests import Request, answer_type
+from fastness.server.http import json_codec
+from fastness.server.http.context import HttpContext
+from fastness.server.http.media import negotiated_media_type
+from fastness.server.http.middleware import authenticate_request
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import JSON, HttpError
+from fastness.wire.requests import Request, answer_type
 
 Handler = Callable[[RequestContext], Awaitable[Response]]
 Prepare = Callable[[RequestContext, dict[str, Any]], None]

@@ -5,8 +5,8 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from holdfast.names import UNIVERSE
-from holdfast.server.http.conditions import (
+from fastness.names import UNIVERSE
+from fastness.server.http.conditions import (
     IF_MATCH,
     IF_NONE_MATCH,
     if_absent,
@@ -15,11 +15,11 @@ from holdfast.server.http.conditions import (
     quoted,
     version_of,
 )
-from holdfast.server.http.endpoints import Endpoint, json_response, operation
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import HttpError
-from holdfast.tiers import Tier
-from holdfast.wire.entities import (
+from fastness.server.http.endpoints import Endpoint, json_response, operation
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import HttpError
+from fastness.tiers import Tier
+from fastness.wire.entities import (
     DeleteEntity,
     EntityRecord,
     FoundEntity,

@@ -7,8 +7,8 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from holdfast.server.http import json_codec
-from holdfast.wire.problems import Problem
+from fastness.server.http import json_codec
+from fastness.wire.problems import Problem
 
 NDJSON: Final = "application/x-ndjson"
 SSE: Final = "text/event-stream"

@@ -8,9 +8,9 @@ message's lease would have expired.
 import asyncio
 from typing import Any
 
-from holdfast.clock import SystemClock
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.queues import (
+from fastness.clock import SystemClock
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.queues import (
     AckMessages,
     ChangeVisibility,
     ExtendMessages,
@@ -19,7 +19,7 @@ from holdfast.wire.queues import (
     Outcomes,
     RejectMessages,
 )
-from holdfast.wire.requests import Request
+from fastness.wire.requests import Request
 
 
 class CreditWindow:

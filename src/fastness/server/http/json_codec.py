@@ -18,8 +18,8 @@ from typing import Any, Final, Union, get_args, get_origin
 import msgspec
 from msgspec import UNSET
 
-from holdfast.errors import InvalidValue
-from holdfast.server.http.message_schemas import (
+from fastness.errors import InvalidValue
+from fastness.server.http.message_schemas import (
     MessageBody,
     MessageLeaseBody,
     ResultBody,
@@ -33,13 +33,13 @@ from holdfast.server.http.message_schemas import (
     new_message,
     new_result,
 )
-from holdfast.server.http.values import from_cbor
-from holdfast.server.problems import HttpError
-from holdfast.wire.activity import LoggedRecord, LogRecords
-from holdfast.wire.canonical import canonical
-from holdfast.wire.entities import BestEffortValue, Change, EntityRecord, EntityWrite, PutEntity
-from holdfast.wire.hosting import CommitTurn
-from holdfast.wire.queues import (
+from fastness.server.http.values import from_cbor
+from fastness.server.problems import HttpError
+from fastness.wire.activity import LoggedRecord, LogRecords
+from fastness.wire.canonical import canonical
+from fastness.wire.entities import BestEffortValue, Change, EntityRecord, EntityWrite, PutEntity
+from fastness.wire.hosting import CommitTurn
+from fastness.wire.queues import (
     Delivery,
     FoundMessage,
     LeasedMessage,
@@ -50,9 +50,9 @@ from holdfast.wire.queues import (
     NewResult,
     SidecarState,
 )
-from holdfast.wire.runs import RunInfo, SignalRun, StartRun, UpdateRun
-from holdfast.wire.states import StateDocument, UpdateState
-from holdfast.wire.worlds import AppendEntries, CommitSnapshot, Record
+from fastness.wire.runs import RunInfo, SignalRun, StartRun, UpdateRun
+from fastness.wire.states import StateDocument, UpdateState
+from fastness.wire.worlds import AppendEntries, CommitSnapshot, Record
 
 
 class Shape(StrEnum):

@@ -5,12 +5,12 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from holdfast.server.http.endpoints import Endpoint
-from holdfast.server.http.media import is_json, media_type_of
-from holdfast.server.http.request_context import RequestContext, unsupported_media_type
-from holdfast.server.problems import JSON
-from holdfast.server.rpc import caller_of, encode
-from holdfast.wire.rpc import RpcFailure
+from fastness.server.http.endpoints import Endpoint
+from fastness.server.http.media import is_json, media_type_of
+from fastness.server.http.request_context import RequestContext, unsupported_media_type
+from fastness.server.problems import JSON
+from fastness.server.rpc import caller_of, encode
+from fastness.wire.rpc import RpcFailure
 
 
 async def _rpc(context: RequestContext) -> Response:

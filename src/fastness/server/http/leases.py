@@ -2,11 +2,11 @@
 
 from typing import Any, Final
 
-from holdfast.limits import LEASE_TTL_SECONDS
-from holdfast.server.http.endpoints import Endpoint, operation
-from holdfast.server.http.request_context import RequestContext
-from holdfast.tiers import Tier
-from holdfast.wire.leases import (
+from fastness.limits import LEASE_TTL_SECONDS
+from fastness.server.http.endpoints import Endpoint, operation
+from fastness.server.http.request_context import RequestContext
+from fastness.tiers import Tier
+from fastness.wire.leases import (
     CheckLease,
     KeepLease,
     LeaseProof,

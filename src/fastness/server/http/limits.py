@@ -1,4 +1,4 @@
-"""Limits of the HTTP API. `holdfast.limits` has those of the plane."""
+"""Limits of the HTTP API. `fastness.limits` has those of the plane."""
 
 from typing import Final
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 
-from holdfast.server.problems import MSGPACK, HttpError
+from fastness.server.problems import MSGPACK, HttpError
 
 
 def media_type_of(headers: Headers) -> str:

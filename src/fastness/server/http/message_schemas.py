@@ -7,11 +7,11 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from holdfast.errors import InvalidArgument
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX, RESULT_BYTES_MAX
-from holdfast.server.http.values import from_cbor
-from holdfast.tiers import Tier
-from holdfast.wire.queues import (
+from fastness.errors import InvalidArgument
+from fastness.limits import PAYLOAD_INLINE_BYTES_MAX, RESULT_BYTES_MAX
+from fastness.server.http.values import from_cbor
+from fastness.tiers import Tier
+from fastness.wire.queues import (
     Delivery,
     Failure,
     FoundMessage,

@@ -14,13 +14,13 @@ from typing import Final, Protocol
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.errors import BlobNotFound
-from holdfast.limits import PAYLOAD_INLINE_BYTES_MAX
-from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import BYTES, Endpoint, Handler, json_response
-from holdfast.server.http.limits import META_BYTES_MAX, PAGE_SIZE_MAX
-from holdfast.server.http.media import media_type_of
-from holdfast.server.http.message_schemas import (
+from fastness.errors import BlobNotFound
+from fastness.limits import PAYLOAD_INLINE_BYTES_MAX
+from fastness.server.http import json_codec
+from fastness.server.http.endpoints import BYTES, Endpoint, Handler, json_response
+from fastness.server.http.limits import META_BYTES_MAX, PAGE_SIZE_MAX
+from fastness.server.http.media import media_type_of
+from fastness.server.http.message_schemas import (
     MessageBody,
     MessageView,
     ReceiptView,
@@ -29,12 +29,12 @@ from holdfast.server.http.message_schemas import (
     new_message,
     safe_content_type,
 )
-from holdfast.server.http.multipart import MultipartReader, MultipartWriter
-from holdfast.server.http.request_context import RequestContext, parse_json, unsupported_media_type
-from holdfast.server.problems import JSON, HttpError, draining_error
-from holdfast.tiers import Tier
-from holdfast.wire.blobs import FindBlob, OpenBlob, PutBlob, WriteBlob
-from holdfast.wire.queues import (
+from fastness.server.http.multipart import MultipartReader, MultipartWriter
+from fastness.server.http.request_context import RequestContext, parse_json, unsupported_media_type
+from fastness.server.problems import JSON, HttpError, draining_error
+from fastness.tiers import Tier
+from fastness.wire.blobs import FindBlob, OpenBlob, PutBlob, WriteBlob
+from fastness.wire.queues import (
     Delivery,
     MessageLease,
     NackMessages,

@@ -15,13 +15,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast.errors import Corrupt, HoldfastError, NotAllowed
-from holdfast.server import tracing
-from holdfast.server.authorization import Authorizer
-from holdfast.server.context import ServerContext
-from holdfast.server.http.limits import LINGER_SECONDS
-from holdfast.server.logs import RateLimitFilter, correlation_id_of, correlation_scope
-from holdfast.server.problems import (
+from fastness.errors import Corrupt, FastnessError, NotAllowed
+from fastness.server import tracing
+from fastness.server.authorization import Authorizer
+from fastness.server.context import ServerContext
+from fastness.server.http.limits import LINGER_SECONDS
+from fastness.server.logs import RateLimitFilter, correlation_id_of, correlation_scope
+from fastness.server.problems import (
     TOO_LARGE,
     HttpError,
     Unauthenticated,
@@ -29,10 +29,10 @@ from holdfast.server.problems import (
     problem_for,
     problem_response,
 )
-from holdfast.server.refusals import is_counted, request_scope
+from fastness.server.refusals import is_counted, request_scope
 
-_log = logging.getLogger("holdfast.http")
-_rejections = logging.getLogger("holdfast.http.refusals")
+_log = logging.getLogger("fastness.http")
+_rejections = logging.getLogger("fastness.http.refusals")
 _rejections.addFilter(RateLimitFilter(per_second=20))  # Malformed requests must not fill the disk with log lines.
 _WARNING_STATUSES: Final = frozenset((400, 408, 411, 413, 414, 415, 431))  # A correct client never gets these.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}\Z")
@@ -174,7 +174,7 @@ def _log_error(error: Exception, scope: Scope) -> None:
     where = f"{scope['method']} {scope['path'][:200]!r}"
     if isinstance(error, Corrupt):
         _log.error("%s: %s: %s", where, error.code, error)
-    elif isinstance(error, HoldfastError | HttpError | Unauthenticated | HTTPException):
+    elif isinstance(error, FastnessError | HttpError | Unauthenticated | HTTPException):
         status = problem_for(error, "")[0].status
         _rejections.log(
             logging.WARNING if status in _WARNING_STATUSES else logging.DEBUG,

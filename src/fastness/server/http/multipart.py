@@ -9,8 +9,8 @@ from typing import Final
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from holdfast.server.http.limits import PART_HEADER_BYTES_MAX, PART_HEADERS_MAX
-from holdfast.server.problems import HttpError
+from fastness.server.http.limits import PART_HEADER_BYTES_MAX, PART_HEADERS_MAX
+from fastness.server.problems import HttpError
 
 _BOUNDARY: Final = re.compile(rb"[0-9a-zA-Z'()+_,./:=? -]{1,70}\Z")  # RFC 2046
 

@@ -12,13 +12,13 @@ from typing import Any, Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from holdfast.errors import HoldfastError
-from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import Endpoint, Parameter
-from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import problem_for
-from holdfast.wire.ingress import DataPush, SeenPushes, WatchPushes
+from fastness.errors import FastnessError
+from fastness.server.http import json_codec
+from fastness.server.http.endpoints import Endpoint, Parameter
+from fastness.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import problem_for
+from fastness.wire.ingress import DataPush, SeenPushes, WatchPushes
 
 
 class Watching(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ async def _events(context: RequestContext, request: WatchPushes, seen: SeenPushe
                 yield _watching(events, seen)
             elif not seen.pushes:
                 yield events.heartbeat()
-    except HoldfastError as error:
+    except FastnessError as error:
         yield events.event("problem", problem_for(error, context.correlation_id)[0])
     finally:
         drained.cancel()

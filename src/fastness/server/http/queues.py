@@ -4,10 +4,10 @@ from typing import Final
 
 from starlette.responses import Response
 
-from holdfast.server.http.endpoints import Endpoint, Parameter, json_response
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import JSON, HttpError
-from holdfast.wire.queues import Deliveries, GetQueuePolicy, PeekMessages
+from fastness.server.http.endpoints import Endpoint, Parameter, json_response
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import JSON, HttpError
+from fastness.wire.queues import Deliveries, GetQueuePolicy, PeekMessages
 
 _QUEUE: Final = "/v1/queues/{queue}"
 _DEAD_LETTERS_DEFAULT: Final = 100

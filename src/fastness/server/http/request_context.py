@@ -11,15 +11,15 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane.idempotency import keyed_call_of
-from holdfast.server.audit import call_audited
-from holdfast.server.authorization import Authorizer
-from holdfast.server.http.context import HttpContext
-from holdfast.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
-from holdfast.server.http.media import is_json, media_type_of
-from holdfast.server.problems import HttpError, draining_error
-from holdfast.wire.requests import Answer, Request
+from fastness.names import UNIVERSE, checked_name
+from fastness.plane.idempotency import keyed_call_of
+from fastness.server.audit import call_audited
+from fastness.server.authorization import Authorizer
+from fastness.server.http.context import HttpContext
+from fastness.server.http.limits import IDEMPOTENCY_KEY_CHARACTERS_MAX
+from fastness.server.http.media import is_json, media_type_of
+from fastness.server.problems import HttpError, draining_error
+from fastness.wire.requests import Answer, Request
 
 _TARGETS = ("queue", "world", "key", "name", "kind", "id", "universe")
 
@@ -33,7 +33,7 @@ class RequestContext:
         self.authorizer = authorizer
         self.media = media  # The media type of the response.
         self.correlation_id: str = request.scope["state"]["correlation_id"]
-        named = (request.query_params.get("universe"), request.headers.get("x-holdfast-universe"))
+        named = (request.query_params.get("universe"), request.headers.get("x-fastness-universe"))
         # An empty name is an error; it does not mean the default universe.
         checked = [checked_name("universe", each) for each in named if each is not None]
         self.universe = checked[0] if checked else UNIVERSE

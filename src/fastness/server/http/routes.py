@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from holdfast.server.http import (
+from fastness.server.http import (
     backups,
     blobs,
     calls,
@@ -17,8 +17,8 @@ from holdfast.server.http import (
     stats,
     subscriptions,
 )
-from holdfast.server.http.endpoints import Endpoint, operation
-from holdfast.wire.catalog import REQUESTS
+from fastness.server.http.endpoints import Endpoint, operation
+from fastness.wire.catalog import REQUESTS
 
 # Declared endpoints come first: their fixed paths take precedence over those that end in a path parameter.
 _DECLARED: Final = tuple(

@@ -11,17 +11,17 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from holdfast.errors import BlobNotFound, HoldfastError, rebuild
-from holdfast.limits import RESULT_BYTES_MAX
-from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import Endpoint, Handler, json_response
-from holdfast.server.http.message_schemas import MessageLeaseBody, ResultBody, lease_of, new_result
-from holdfast.server.http.messages import check_queue, universe_of
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import JSON, HttpError
-from holdfast.tiers import Tier
-from holdfast.wire.blobs import FindBlob, PutBlob
-from holdfast.wire.queues import (
+from fastness.errors import BlobNotFound, FastnessError, rebuild
+from fastness.limits import RESULT_BYTES_MAX
+from fastness.server.http import json_codec
+from fastness.server.http.endpoints import Endpoint, Handler, json_response
+from fastness.server.http.message_schemas import MessageLeaseBody, ResultBody, lease_of, new_result
+from fastness.server.http.messages import check_queue, universe_of
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import JSON, HttpError
+from fastness.tiers import Tier
+from fastness.wire.blobs import FindBlob, PutBlob
+from fastness.wire.queues import (
     AckMessages,
     ChangeVisibility,
     ExtendMessages,
@@ -286,7 +286,7 @@ def _settle_result(lease: MessageLease, outcome: Outcome) -> SettleResult:
     )
 
 
-def _error_of(outcome: Outcome) -> HoldfastError:
+def _error_of(outcome: Outcome) -> FastnessError:
     return rebuild(outcome.code or "", outcome.detail or "")
 
 

@@ -6,16 +6,16 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from holdfast.errors import InvalidArgument
-from holdfast.server.http.conditions import IF_MATCH, IF_NONE_MATCH, if_absent, if_match, is_not_modified, quoted
-from holdfast.server.http.endpoints import Endpoint, Parameter, json_response, operation
-from holdfast.server.http.json_codec import decode
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.http.values import from_cbor
-from holdfast.server.problems import JSON, HttpError
-from holdfast.wire.canonical import canonical
-from holdfast.wire.leases import LeaseProof
-from holdfast.wire.states import FoundState, GetState, RemoveState, UpdatedState, UpdateState
+from fastness.errors import InvalidArgument
+from fastness.server.http.conditions import IF_MATCH, IF_NONE_MATCH, if_absent, if_match, is_not_modified, quoted
+from fastness.server.http.endpoints import Endpoint, Parameter, json_response, operation
+from fastness.server.http.json_codec import decode
+from fastness.server.http.request_context import RequestContext
+from fastness.server.http.values import from_cbor
+from fastness.server.problems import JSON, HttpError
+from fastness.wire.canonical import canonical
+from fastness.wire.leases import LeaseProof
+from fastness.wire.states import FoundState, GetState, RemoveState, UpdatedState, UpdateState
 
 _LEASE: Final = (
     Parameter("X-Lease-Id", "header", description="The id of the lease on this key, if there is one."),

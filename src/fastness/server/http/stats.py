@@ -8,15 +8,15 @@ from typing import Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from holdfast.errors import HoldfastError
-from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import Endpoint, Parameter, json_response
-from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
-from holdfast.server.http.messages import universe_of
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import JSON, problem_for
-from holdfast.tiers import Tier
-from holdfast.wire.queues import GetQueueStats, QueueStats
+from fastness.errors import FastnessError
+from fastness.server.http import json_codec
+from fastness.server.http.endpoints import Endpoint, Parameter, json_response
+from fastness.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
+from fastness.server.http.messages import universe_of
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import JSON, problem_for
+from fastness.tiers import Tier
+from fastness.wire.queues import GetQueueStats, QueueStats
 
 
 class StatsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -113,7 +113,7 @@ async def _events(context: RequestContext, universe: str, stats: QueueStats) -> 
             elif now - sent_at > http_context.limits.heartbeat_seconds:
                 sent_at = now
                 yield events.heartbeat()
-    except HoldfastError as error:
+    except FastnessError as error:
         yield events.event("problem", problem_for(error, context.correlation_id)[0])
     finally:
         http_context.watches -= 1

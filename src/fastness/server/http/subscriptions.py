@@ -8,17 +8,17 @@ from typing import Any, Final, Literal
 import msgspec
 from starlette.responses import Response
 
-from holdfast.errors import HoldfastError
-from holdfast.server.http import json_codec
-from holdfast.server.http.endpoints import Endpoint, Handler
-from holdfast.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
-from holdfast.server.http.flow_control import CreditWindow
-from holdfast.server.http.limits import CREDIT, PAGE_SIZE_MAX
-from holdfast.server.http.message_schemas import MessageView, message_view
-from holdfast.server.http.messages import ReceiveBody, receive_request, release
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.problems import JSON, HttpError, problem_for
-from holdfast.wire.queues import Delivery, ReceiveMessages
+from fastness.errors import FastnessError
+from fastness.server.http import json_codec
+from fastness.server.http.endpoints import Endpoint, Handler
+from fastness.server.http.events import LINES, NDJSON, SSE, End, Events, EventStream
+from fastness.server.http.flow_control import CreditWindow
+from fastness.server.http.limits import CREDIT, PAGE_SIZE_MAX
+from fastness.server.http.message_schemas import MessageView, message_view
+from fastness.server.http.messages import ReceiveBody, receive_request, release
+from fastness.server.http.request_context import RequestContext
+from fastness.server.problems import JSON, HttpError, problem_for
+from fastness.wire.queues import Delivery, ReceiveMessages
 
 
 class SubscribeBody(ReceiveBody, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -81,7 +81,7 @@ class _Subscription:
                     return
                 else:
                     yield self._events.heartbeat()
-        except HoldfastError as error:
+        except FastnessError as error:
             if not is_started:
                 raise
             yield self._events.event("problem", problem_for(error, self._context.correlation_id)[0])

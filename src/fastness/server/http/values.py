@@ -10,7 +10,7 @@ from uuid import UUID
 
 import cbor2
 
-from holdfast.wire.json_values import non_finite_text
+from fastness.wire.json_values import non_finite_text
 
 _UNCHANGED_TYPES: Final = (str, int, float, bool, type(None), datetime, date, UUID, Decimal)
 

@@ -26,41 +26,41 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from holdfast import AsyncPlane
-from holdfast.errors import NotAllowed, QuotaExceeded, RetryAdvice
-from holdfast.limits import (
+from fastness import AsyncPlane
+from fastness.errors import NotAllowed, QuotaExceeded, RetryAdvice
+from fastness.limits import (
     MCP_BODY_BYTES_MAX,
     MCP_SESSION_IDLE_SECONDS,
     MCP_SESSIONS_MAX,
     MCP_SESSIONS_PER_TOKEN_MAX,
     MCP_WATCH_SECONDS,
 )
-from holdfast.mcp.caller import Caller
-from holdfast.mcp.changes import Changes
-from holdfast.mcp.errors import data_of
-from holdfast.mcp.server import RequestContext as McpContext
-from holdfast.mcp.server import make_server
-from holdfast.mcp.subscriptions import Subscriptions
-from holdfast.mcp.tools import TOOLS
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane.tokens import Token
-from holdfast.runtime.quotas import Quotas
-from holdfast.server import health
-from holdfast.server.authorization import AllowAll, Authorizer
-from holdfast.server.context import ServerContext
-from holdfast.server.http.context import HttpContext
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.http.middleware import MCP_PATH, authenticate_request
-from holdfast.server.http.request_context import RequestContext
-from holdfast.server.logs import RateLimitFilter
-from holdfast.server.mcp.metadata import ResourceMetadata
-from holdfast.server.mcp.options import McpOptions
-from holdfast.server.mcp.transport import AuthorizedTransport
-from holdfast.server.mcp.watches import WatchHint
-from holdfast.server.problems import JSON, HttpError, Unauthenticated
-from holdfast.wire.permissions import EVERYTHING, covers, covers_queue, covers_universes
+from fastness.mcp.caller import Caller
+from fastness.mcp.changes import Changes
+from fastness.mcp.errors import data_of
+from fastness.mcp.server import RequestContext as McpContext
+from fastness.mcp.server import make_server
+from fastness.mcp.subscriptions import Subscriptions
+from fastness.mcp.tools import TOOLS
+from fastness.names import UNIVERSE, checked_name
+from fastness.plane.tokens import Token
+from fastness.runtime.quotas import Quotas
+from fastness.server import health
+from fastness.server.authorization import AllowAll, Authorizer
+from fastness.server.context import ServerContext
+from fastness.server.http.context import HttpContext
+from fastness.server.http.limits import HttpLimits
+from fastness.server.http.middleware import MCP_PATH, authenticate_request
+from fastness.server.http.request_context import RequestContext
+from fastness.server.logs import RateLimitFilter
+from fastness.server.mcp.metadata import ResourceMetadata
+from fastness.server.mcp.options import McpOptions
+from fastness.server.mcp.transport import AuthorizedTransport
+from fastness.server.mcp.watches import WatchHint
+from fastness.server.problems import JSON, HttpError, Unauthenticated
+from fastness.wire.permissions import EVERYTHING, covers, covers_queue, covers_universes
 
-_refusals = logging.getLogger("holdfast.refusals")  # Its filter bounds the lines of token guessing.
+_refusals = logging.getLogger("fastness.refusals")  # Its filter bounds the lines of token guessing.
 # Clients can send any number of requests with unknown or foreign sessions.
 logging.getLogger("mcp.server.streamable_http_manager").addFilter(RateLimitFilter(per_second=20))
 
@@ -403,7 +403,7 @@ def _allows(authorizer: Authorizer, verb: str) -> bool:
 
 def _universe_of(request: HttpRequest, token: Token | None) -> str:
     """The universe that the URL or a header names, or that of a token which has only one."""
-    for given in (request.query_params.get("universe"), request.headers.get("x-holdfast-universe")):
+    for given in (request.query_params.get("universe"), request.headers.get("x-fastness-universe")):
         if given is not None:
             return checked_name("universe", given)  # An empty name is an error, too.
     if token is not None and len(token.universes) == 1 and token.universes[0] != EVERYTHING:

@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from holdfast.server.http.middleware import MCP_PATH
-from holdfast.server.mcp.options import METADATA_PATH
-from holdfast.server.problems import JSON
+from fastness.server.http.middleware import MCP_PATH
+from fastness.server.mcp.options import METADATA_PATH
+from fastness.server.problems import JSON
 
 _HOST: Final = re.compile(r"[A-Za-z0-9.\-]+(:\d+)?|\[[0-9A-Fa-f:.]+\](:\d+)?")
 
@@ -38,7 +38,7 @@ class ResourceMetadata:
         metadata = f"{url.scheme}://{url.netloc}{METADATA_PATH}{url.path}"  # Before the path, by RFC 9728.
         parameters = {"error": error, "scope": scope, "resource_metadata": metadata}
         given = "".join(f', {name}="{value}"' for name, value in parameters.items() if value)
-        return f'Bearer realm="holdfast"{given}'
+        return f'Bearer realm="fastness"{given}'
 
     def answer(self, request: HttpRequest) -> Response:
         """The document. It needs no token."""
@@ -46,7 +46,7 @@ class ResourceMetadata:
             "resource": self.resource(request),
             "bearer_methods_supported": ["header"],
             "scopes_supported": self._scopes,
-            "resource_name": "Holdfast",
+            "resource_name": "Fastness",
             "resource_documentation": f"{_origin(request)}/docs",
         }
         if self._authorization_servers:

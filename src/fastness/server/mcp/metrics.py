@@ -29,11 +29,11 @@ class McpMetrics(Collector):
         self._endpoint = endpoint
 
     def collect(self) -> Iterator[Metric]:
-        requests = CounterMetricFamily("holdfast_mcp_requests", "Requests to /mcp, by method.", labels=("method",))
+        requests = CounterMetricFamily("fastness_mcp_requests", "Requests to /mcp, by method.", labels=("method",))
         for method, count in sorted(self._endpoint.requests.items()):
             requests.add_metric((method,), count)
         yield requests
         sessions = "Open MCP sessions, of clients of revision 2025-11-25."
-        yield GaugeMetricFamily("holdfast_mcp_sessions", sessions, value=self._endpoint.sessions)
+        yield GaugeMetricFamily("fastness_mcp_sessions", sessions, value=self._endpoint.sessions)
         streams = "Open streams of notifications to MCP clients."
-        yield GaugeMetricFamily("holdfast_mcp_streams", streams, value=self._endpoint.streams)
+        yield GaugeMetricFamily("fastness_mcp_streams", streams, value=self._endpoint.streams)

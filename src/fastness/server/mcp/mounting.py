@@ -15,18 +15,18 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from holdfast.errors import InvalidArgument
-from holdfast.server.context import ServerContext
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.http.middleware import MCP_PATH
-from holdfast.server.mcp.options import METADATA_PATH, McpOptions
-from holdfast.server.problems import HttpError, draining_error
+from fastness.errors import InvalidArgument
+from fastness.server.context import ServerContext
+from fastness.server.http.limits import HttpLimits
+from fastness.server.http.middleware import MCP_PATH
+from fastness.server.mcp.options import METADATA_PATH, McpOptions
+from fastness.server.problems import HttpError, draining_error
 
 if TYPE_CHECKING:
-    from holdfast.server.mcp.endpoint import McpEndpoint
+    from fastness.server.mcp.endpoint import McpEndpoint
 
-_log = logging.getLogger("holdfast.mcp")
-_ENDPOINT: Final = "holdfast.server.mcp.endpoint"
+_log = logging.getLogger("fastness.mcp")
+_ENDPOINT: Final = "fastness.server.mcp.endpoint"
 
 
 class Mcp:
@@ -104,9 +104,9 @@ class Mcp:
         try:
             await asyncio.to_thread(importlib.import_module, _ENDPOINT)  # Other calls go on meanwhile.
         except ImportError as error:  # Of an older version of the SDK.
-            detail = f"The server cannot import the MCP SDK ({error}); run: pip install 'holdfast[mcp]'"
+            detail = f"The server cannot import the MCP SDK ({error}); run: pip install 'fastness[mcp]'"
             raise HttpError(501, "unsupported", detail) from error
-        from holdfast.server.mcp.endpoint import McpEndpoint
+        from fastness.server.mcp.endpoint import McpEndpoint
 
         endpoint = McpEndpoint(*self._parts)
         is_ready = asyncio.Event()
@@ -136,7 +136,7 @@ def open_mcp(context: ServerContext, limits: HttpLimits, options: McpOptions) ->
         return None
     if find_spec("mcp") is None:
         if options.enabled:
-            raise InvalidArgument("/mcp needs the package mcp; run: pip install 'holdfast[mcp]', or give --no-mcp")
+            raise InvalidArgument("/mcp needs the package mcp; run: pip install 'fastness[mcp]', or give --no-mcp")
         return None
     return Mcp(context, limits, options)
 
@@ -155,5 +155,5 @@ def mcp_routes(mcp: Mcp | None) -> list[BaseRoute]:
 
 def _refusal() -> str:
     if find_spec("mcp") is None:
-        return "This server does not speak MCP; run: pip install 'holdfast[mcp]', then start it again"
+        return "This server does not speak MCP; run: pip install 'fastness[mcp]', then start it again"
     return "This server does not offer MCP; serve with --mcp"

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
-from holdfast.errors import NotAllowed, NotEmbedded, ShutdownDraining
-from holdfast.lock_sessions import LockSessions
-from holdfast.server.audit import call_audited
-from holdfast.server.authorization import Authorizer
-from holdfast.server.metrics import MeasuredTransport
-from holdfast.server.transport import ServerTransport
-from holdfast.tiers import Tier
-from holdfast.wire.requests import Answer, Request, permission_of
-from holdfast.wire.transport import LeaseRenewer
+from fastness.errors import NotAllowed, NotEmbedded, ShutdownDraining
+from fastness.lock_sessions import LockSessions
+from fastness.server.audit import call_audited
+from fastness.server.authorization import Authorizer
+from fastness.server.metrics import MeasuredTransport
+from fastness.server.transport import ServerTransport
+from fastness.tiers import Tier
+from fastness.wire.requests import Answer, Request, permission_of
+from fastness.wire.transport import LeaseRenewer
 
 Result = TypeVar("Result")
 AnyRequest = TypeVar("AnyRequest", bound=Request[Any])

@@ -3,14 +3,14 @@
 import time
 from contextlib import suppress
 
-from holdfast.errors import Closed
-from holdfast.kv import Database, Subspace, Watch
-from holdfast.layers.collections import partition_of
-from holdfast.layers.queues.policies import SUFFIX
-from holdfast.limits import MCP_LIST_SECONDS
-from holdfast.mcp.changes import Target
-from holdfast.mcp.exposed_tools import COLLECTION, PARTITION
-from holdfast.names import REPORTS
+from fastness.errors import Closed
+from fastness.kv import Database, Subspace, Watch
+from fastness.layers.collections import partition_of
+from fastness.layers.queues.policies import SUFFIX
+from fastness.limits import MCP_LIST_SECONDS
+from fastness.mcp.changes import Target
+from fastness.mcp.exposed_tools import COLLECTION, PARTITION
+from fastness.names import REPORTS
 
 
 class WatchHint:

@@ -9,11 +9,11 @@ Every request is authorized as one of the caller, before anything is read of the
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from holdfast.server.context import ServerContext
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.message_actions import MessageActions
-from holdfast.server.sqs.queue_actions import QueueActions
-from holdfast.server.sqs.settings_cache import SettingsCache
+from fastness.server.context import ServerContext
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.message_actions import MessageActions
+from fastness.server.sqs.queue_actions import QueueActions
+from fastness.server.sqs.settings_cache import SettingsCache
 
 _Execute = Callable[[SqsCaller, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -56,6 +56,6 @@ class SqsActions:
 
         Raises:
             SqsError: the answer is this error.
-            HoldfastError: the answer is the error that `errors.sqs_error` makes of it.
+            FastnessError: the answer is the error that `errors.sqs_error` makes of it.
         """
         return await self._actions[action](caller, parameters)

@@ -1,6 +1,6 @@
 """Who sent an SQS request: the holder of an access key, found by its signature; or any local program.
 
-An access key belongs to a token (`holdfast token create NAME --sqs`), and allows what the token allows. Beyond a right
+An access key belongs to a token (`fastness token create NAME --sqs`), and allows what the token allows. Beyond a right
 signature, a request must
 
 - have the service `sqs` and the region of the server in its scope, and a date within 15 minutes of now;
@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Final
 
-from holdfast.errors import EncryptionKeyMissing, NotAllowed
-from holdfast.limits import (
+from fastness.errors import EncryptionKeyMissing, NotAllowed
+from fastness.limits import (
     SQS_CLOCK_SKEW_SECONDS,
     SQS_PRESIGNED_SECONDS_MAX,
     SQS_SAME_SIGNATURE_SECONDS,
@@ -32,19 +32,19 @@ from holdfast.limits import (
     SQS_SIGNATURES_PER_KEY_MAX,
     SQS_SIGNING_KEYS_MAX,
 )
-from holdfast.plane import tokens
-from holdfast.plane.tokens import Token
-from holdfast.server.context import ServerContext
-from holdfast.server.sqs import signatures
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.options import SqsOptions
-from holdfast.server.sqs.signatures import Pairs, Signature
-from holdfast.server.tokens import Loopback, TokenAuthenticator
-from holdfast.wire.permissions import EVERYTHING
-from holdfast.wire.tokens import token_id_of
+from fastness.plane import tokens
+from fastness.plane.tokens import Token
+from fastness.server.context import ServerContext
+from fastness.server.sqs import signatures
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.options import SqsOptions
+from fastness.server.sqs.signatures import Pairs, Signature
+from fastness.server.tokens import Loopback, TokenAuthenticator
+from fastness.wire.permissions import EVERYTHING
+from fastness.wire.tokens import token_id_of
 
-_log = logging.getLogger("holdfast.sqs")
+_log = logging.getLogger("fastness.sqs")
 
 _SERVICE: Final = "sqs"
 _READS: Final = frozenset(
@@ -152,7 +152,7 @@ class SqsAuthenticator:
         if token is None or not is_usable or len(token.universes) != 1 or token.universes == [EVERYTHING]:
             raise SqsError(
                 "InvalidClientTokenId",
-                "The access key is unknown, revoked or expired; create one with `holdfast token create NAME --sqs`",
+                "The access key is unknown, revoked or expired; create one with `fastness token create NAME --sqs`",
             )
         return token
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from holdfast.limits import SQS_BATCH_ENTRIES_MAX, SQS_BATCH_ID_CHARACTERS_MAX
-from holdfast.server.sqs.errors import SqsError
+from fastness.limits import SQS_BATCH_ENTRIES_MAX, SQS_BATCH_ID_CHARACTERS_MAX
+from fastness.server.sqs.errors import SqsError
 
 Entry = Mapping[str, Any]
 

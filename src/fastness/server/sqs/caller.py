@@ -5,7 +5,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.server.authorization import Authorizer
+from fastness.server.authorization import Authorizer
 
 ACCOUNT: Final = "000000000000"  # Universes take the place of accounts: every caller sees this one.
 
@@ -57,6 +57,6 @@ class Actions(Protocol):
 
         Raises:
             SqsError: the answer is this error.
-            HoldfastError: the answer is the error that `errors.sqs_error` makes of it.
+            FastnessError: the answer is the error that `errors.sqs_error` makes of it.
         """
         ...

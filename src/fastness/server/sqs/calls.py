@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from holdfast.layers.idempotency import KeyedCall
-from holdfast.server.audit import call_audited
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.transport import ServerTransport
-from holdfast.wire.requests import Answer, Request
+from fastness.layers.idempotency import KeyedCall
+from fastness.server.audit import call_audited
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.transport import ServerTransport
+from fastness.wire.requests import Answer, Request
 
 
 def authorize(caller: SqsCaller, request: Request[Any]) -> None:

@@ -22,22 +22,22 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.errors import Corrupt, HoldfastError
-from holdfast.limits import SQS_BODY_BYTES_MAX
-from holdfast.server import tracing
-from holdfast.server.context import ServerContext
-from holdfast.server.http.context import HttpContext
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.http.middleware import is_cross_origin, linger
-from holdfast.server.logs import RateLimitFilter, correlation_id_of, correlation_scope
-from holdfast.server.refusals import is_counted, request_scope
-from holdfast.server.sqs import json_protocol, query_protocol
-from holdfast.server.sqs.caller import Actions, SqsAuthentication, SqsCaller
-from holdfast.server.sqs.errors import SqsError, sqs_error
-from holdfast.server.sqs.model import Action
+from fastness.errors import Corrupt, FastnessError
+from fastness.limits import SQS_BODY_BYTES_MAX
+from fastness.server import tracing
+from fastness.server.context import ServerContext
+from fastness.server.http.context import HttpContext
+from fastness.server.http.limits import HttpLimits
+from fastness.server.http.middleware import is_cross_origin, linger
+from fastness.server.logs import RateLimitFilter, correlation_id_of, correlation_scope
+from fastness.server.refusals import is_counted, request_scope
+from fastness.server.sqs import json_protocol, query_protocol
+from fastness.server.sqs.caller import Actions, SqsAuthentication, SqsCaller
+from fastness.server.sqs.errors import SqsError, sqs_error
+from fastness.server.sqs.model import Action
 
-_log = logging.getLogger("holdfast.sqs")
-_refusals = logging.getLogger("holdfast.sqs.refusals")
+_log = logging.getLogger("fastness.sqs")
+_refusals = logging.getLogger("fastness.sqs.refusals")
 _refusals.addFilter(RateLimitFilter(per_second=20))  # Malformed requests must not fill the disk with log lines.
 
 OTHER: Final = "other"  # In metrics: an action that does not exist, or a code that is not of the API.
@@ -191,7 +191,7 @@ class SqsEndpoint:
                 return
             except SqsError as error:
                 response = self._refusal(exchange, error)
-            except HoldfastError as error:
+            except FastnessError as error:
                 if isinstance(error, Corrupt):
                     _log.error("%s: %s: %s", _name(exchange), error.code, error)
                 response = self._refusal(exchange, sqs_error(error))

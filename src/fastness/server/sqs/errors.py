@@ -1,19 +1,19 @@
-"""Errors of the SQS API, and how those of Holdfast become them."""
+"""Errors of the SQS API, and how those of Fastness become them."""
 
 from typing import Final
 
-from holdfast.errors import (
+from fastness.errors import (
     Busy,
     Closed,
-    HoldfastError,
+    FastnessError,
     NotAllowed,
     NotFound,
     TransactionConflict,
     Unsupported,
     Validation,
 )
-from holdfast.server.sqs.model import ErrorShape
-from holdfast.server.sqs.shapes import ERRORS
+from fastness.server.sqs.model import ErrorShape
+from fastness.server.sqs.shapes import ERRORS
 
 _COMMON_NAMESPACE: Final = "com.amazon.coral.service"
 
@@ -61,8 +61,8 @@ class SqsError(Exception):
         return self.shape.name in _KNOWN
 
 
-def sqs_error(error: HoldfastError) -> SqsError:
-    """The response to an error of Holdfast."""
+def sqs_error(error: FastnessError) -> SqsError:
+    """The response to an error of Fastness."""
     name = _BY_CODE.get(error.code)
     if name is None:
         name = next((name for kind, name in _BY_CLASS if isinstance(error, kind)), "InternalFailure")
@@ -130,7 +130,7 @@ _BY_CODE: Final = {
     "sqs_queue_exists": "QueueNameExists",
     "unknown_sqs_attribute": "InvalidAttributeName",
 }
-_BY_CLASS: Final[tuple[tuple[type[HoldfastError], str], ...]] = (
+_BY_CLASS: Final[tuple[tuple[type[FastnessError], str], ...]] = (
     (Validation, "InvalidParameterValue"),
     (NotAllowed, "AccessDenied"),
     (NotFound, "ResourceNotFoundException"),

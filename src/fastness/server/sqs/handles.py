@@ -13,9 +13,9 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Final, NamedTuple
 
-from holdfast.server.sqs.errors import SqsError
-from holdfast.wire.queues import LEASE_BYTES, MessageLease
-from holdfast.wire.stored_messages import format_id, format_lease_id
+from fastness.server.sqs.errors import SqsError
+from fastness.wire.queues import LEASE_BYTES, MessageLease
+from fastness.wire.stored_messages import format_id, format_lease_id
 
 _VERSION: Final = 1
 _QUEUE_BYTES: Final = 9

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.server.sqs.errors import SqsError, missing_parameter
-from holdfast.server.sqs.model import Action, ListOf, MapOf, Shape, Structure, json_type
-from holdfast.server.sqs.shapes import ACTIONS, TARGET_PREFIX
+from fastness.server.sqs.errors import SqsError, missing_parameter
+from fastness.server.sqs.model import Action, ListOf, MapOf, Shape, Structure, json_type
+from fastness.server.sqs.shapes import ACTIONS, TARGET_PREFIX
 
 MEDIA_TYPE: Final = "application/x-amz-json-1.0"
 

@@ -12,9 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.clock import SystemClock
-from holdfast.errors import BlobNotFound, Corrupt, MessageCancelled, QueueMessageLeaseMismatch, QueueNotFound
-from holdfast.limits import (
+from fastness.clock import SystemClock
+from fastness.errors import BlobNotFound, Corrupt, MessageCancelled, QueueMessageLeaseMismatch, QueueNotFound
+from fastness.limits import (
     PAYLOAD_INLINE_BYTES_MAX,
     SQS_ENVELOPE_BYTES_MAX,
     SQS_MESSAGE_BYTES_MAX,
@@ -23,20 +23,20 @@ from holdfast.limits import (
     SQS_VISIBILITY_SECONDS_MAX,
     SQS_WAIT_SECONDS_MAX,
 )
-from holdfast.plane.idempotency import keyed_call_of
-from holdfast.server.sqs import messages
-from holdfast.server.sqs.batch import BatchResults, Entry, checked_entries
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.calls import authorize, execute
-from holdfast.server.sqs.errors import SqsError, missing_parameter
-from holdfast.server.sqs.handles import Receipt, invalid_handle, parse_handle, receipt_handle
-from holdfast.server.sqs.messages import Incoming, Outgoing, invalid_value, not_for_this_queue
-from holdfast.server.sqs.queue_urls import queue_arn, queue_at
-from holdfast.server.sqs.settings_cache import SettingsCache
-from holdfast.server.transport import ServerTransport
-from holdfast.wire.blobs import GetBlob, PutBlob
-from holdfast.wire.deliveries import message_at
-from holdfast.wire.queues import (
+from fastness.plane.idempotency import keyed_call_of
+from fastness.server.sqs import messages
+from fastness.server.sqs.batch import BatchResults, Entry, checked_entries
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.calls import authorize, execute
+from fastness.server.sqs.errors import SqsError, missing_parameter
+from fastness.server.sqs.handles import Receipt, invalid_handle, parse_handle, receipt_handle
+from fastness.server.sqs.messages import Incoming, Outgoing, invalid_value, not_for_this_queue
+from fastness.server.sqs.queue_urls import queue_arn, queue_at
+from fastness.server.sqs.settings_cache import SettingsCache
+from fastness.server.transport import ServerTransport
+from fastness.wire.blobs import GetBlob, PutBlob
+from fastness.wire.deliveries import message_at
+from fastness.wire.queues import (
     AckMessages,
     ChangeVisibility,
     Deliveries,
@@ -48,11 +48,11 @@ from holdfast.wire.queues import (
     ReceiveMessages,
     VisibilityChange,
 )
-from holdfast.wire.queues import (
+from fastness.wire.queues import (
     Receipt as PutReceipt,
 )
-from holdfast.wire.sqs import SqsSettings
-from holdfast.wire.stored_messages import StoredMessage, format_id
+from fastness.wire.sqs import SqsSettings
+from fastness.wire.stored_messages import StoredMessage, format_id
 
 Parameters = Mapping[str, Any]
 Output = dict[str, Any]

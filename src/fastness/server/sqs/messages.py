@@ -1,6 +1,6 @@
-"""How a message of SQS is kept as a message of Holdfast, and the other way round.
+"""How a message of SQS is kept as a message of Fastness, and the other way round.
 
-    SQS                             Holdfast
+    SQS                             Fastness
     MessageBody                     payload, as UTF-8; content type text/plain; charset=utf-8
     MessageAttributes  String       the attribute of that name
                        others       the same, Binary as base64; its data type in the attribute sqs-type.NAME
@@ -10,12 +10,12 @@
     MessageDeduplicationId          idempotency key, and the attribute MessageDeduplicationId
     SenderId                        the attribute SenderId: the id of the sender's token
 
-Attributes that Holdfast cannot keep, because they are too long or have one of these names, become an envelope together
-with the body: a JSON document of the content type `application/vnd.holdfast.sqs-message+json`.
+Attributes that Fastness cannot keep, because they are too long or have one of these names, become an envelope together
+with the body: a JSON document of the content type `application/vnd.fastness.sqs-message+json`.
 
 A payload of a native client that is not text is delivered as base64, with the message attribute
-`holdfast-encoding` = `base64`. One that is larger than a message of SQS may be is delivered as a JSON document with
-its blob and size, with `holdfast-encoding` = `blob`.
+`fastness-encoding` = `base64`. One that is larger than a message of SQS may be is delivered as a JSON document with
+its blob and size, with `fastness-encoding` = `blob`.
 """
 
 import re
@@ -27,8 +27,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidName
-from holdfast.limits import (
+from fastness.errors import InvalidName
+from fastness.limits import (
     ATTRIBUTES_BYTES_MAX,
     SQS_ATTRIBUTE_NAME_CHARACTERS_MAX,
     SQS_ATTRIBUTES_MAX,
@@ -37,15 +37,15 @@ from holdfast.limits import (
     SQS_TOKEN_CHARACTERS_MAX,
     SQS_TRACE_HEADER_CHARACTERS_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.server.sqs.errors import SqsError, missing_parameter
-from holdfast.wire.queues import NewMessage
-from holdfast.wire.sqs import SqsSettings
+from fastness.names import checked_name
+from fastness.server.sqs.errors import SqsError, missing_parameter
+from fastness.wire.queues import NewMessage
+from fastness.wire.sqs import SqsSettings
 
 TEXT: Final = "text/plain; charset=utf-8"
-ENVELOPE: Final = "application/vnd.holdfast.sqs-message+json"
+ENVELOPE: Final = "application/vnd.fastness.sqs-message+json"
 TYPE_PREFIX: Final = "sqs-type."  # The attribute with the data type of another one.
-ENCODING: Final = "holdfast-encoding"
+ENCODING: Final = "fastness-encoding"
 TRACE_HEADER: Final = "AWSTraceHeader"
 GROUP: Final = "MessageGroupId"
 DEDUPLICATION: Final = "MessageDeduplicationId"

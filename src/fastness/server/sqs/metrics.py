@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from holdfast.server.sqs.endpoint import SqsEndpoint
+from fastness.server.sqs.endpoint import SqsEndpoint
 
 
 class SqsMetrics(Collector):
@@ -16,7 +16,7 @@ class SqsMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         text = "SQS requests, by action and by the code of the error or ok."
-        requests = CounterMetricFamily("holdfast_sqs_requests", text, labels=("action", "code"))
+        requests = CounterMetricFamily("fastness_sqs_requests", text, labels=("action", "code"))
         for labels, count in sorted(self._endpoint.requests.items()):
             requests.add_metric(labels, count)
         yield requests

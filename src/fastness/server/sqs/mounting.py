@@ -7,13 +7,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from holdfast.errors import InvalidArgument
-from holdfast.server.context import ServerContext
-from holdfast.server.http.limits import HttpLimits
-from holdfast.server.problems import HttpError
-from holdfast.server.sqs.endpoint import SqsEndpoint
-from holdfast.server.sqs.options import SqsOptions
-from holdfast.server.tokens import TokenAuthenticator, is_loopback
+from fastness.errors import InvalidArgument
+from fastness.server.context import ServerContext
+from fastness.server.http.limits import HttpLimits
+from fastness.server.problems import HttpError
+from fastness.server.sqs.endpoint import SqsEndpoint
+from fastness.server.sqs.options import SqsOptions
+from fastness.server.tokens import TokenAuthenticator, is_loopback
 
 PATH: Final = "/sqs"
 
@@ -25,8 +25,8 @@ def open_sqs(
     if not options.enabled:
         return None
     # Imported here: most servers do not need them.
-    from holdfast.server.sqs.actions import SqsActions
-    from holdfast.server.sqs.authentication import SqsAnonymous, SqsAuthenticator
+    from fastness.server.sqs.actions import SqsActions
+    from fastness.server.sqs.authentication import SqsAnonymous, SqsAuthenticator
 
     authentication = SqsAnonymous(context, options) if tokens is None else SqsAuthenticator(context, options, tokens)
     return SqsEndpoint(context, SqsActions(context), authentication, url=options.url, limits=limits)
@@ -41,7 +41,7 @@ def check_sqs(host: str, options: SqsOptions) -> None:
     if options.anonymous and not is_loopback(host):
         raise InvalidArgument(
             f"{host} is not a loopback address: --sqs-anonymous is refused, because every program of the network could "
-            "use all queues. Leave it out, and create access keys with `holdfast token create NAME --sqs`"
+            "use all queues. Leave it out, and create access keys with `fastness token create NAME --sqs`"
         )
 
 

@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.names import UNIVERSE
+from fastness.names import UNIVERSE
 
 REGION: Final = "us-east-1"  # What most tools assume; it is part of signatures and ARNs only.
 

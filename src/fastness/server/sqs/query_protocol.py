@@ -13,10 +13,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from holdfast.limits import SQS_FORM_FIELDS_MAX, SQS_MALFORMED_ESCAPES_MAX
-from holdfast.server.sqs.errors import SqsError, missing_parameter
-from holdfast.server.sqs.model import INTEGER_MAX, LONG_MAX, Action, ListOf, MapOf, Member, Scalar, Shape, Structure
-from holdfast.server.sqs.shapes import ACTIONS, NAMESPACE
+from fastness.limits import SQS_FORM_FIELDS_MAX, SQS_MALFORMED_ESCAPES_MAX
+from fastness.server.sqs.errors import SqsError, missing_parameter
+from fastness.server.sqs.model import INTEGER_MAX, LONG_MAX, Action, ListOf, MapOf, Member, Scalar, Shape, Structure
+from fastness.server.sqs.shapes import ACTIONS, NAMESPACE
 
 MEDIA_TYPE: Final = "text/xml"
 FORM: Final = "application/x-www-form-urlencoded"

@@ -6,25 +6,25 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from holdfast.errors import InvalidName, QueueNotFound
-from holdfast.limits import (
+from fastness.errors import InvalidName, QueueNotFound
+from fastness.limits import (
     MOVE_TASKS_LISTED_MAX,
     SQS_LIST_MAX,
     SQS_POLICY_ACTIONS_MAX,
     SQS_POLICY_STATEMENTS_MAX,
     SQS_POLICY_TRIES_MAX,
 )
-from holdfast.names import checked_name
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.calls import authorize, execute
-from holdfast.server.sqs.errors import SqsError
-from holdfast.server.sqs.messages import invalid_value
-from holdfast.server.sqs.queue_urls import queue_arn, queue_at, queue_does_not_exist, queue_of_arn, queue_url
-from holdfast.server.sqs.settings_cache import SettingsCache
-from holdfast.server.sqs.shapes import ACTIONS
-from holdfast.server.transport import ServerTransport
-from holdfast.wire.requests import Answer, Request
-from holdfast.wire.sqs import (
+from fastness.names import checked_name
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.calls import authorize, execute
+from fastness.server.sqs.errors import SqsError
+from fastness.server.sqs.messages import invalid_value
+from fastness.server.sqs.queue_urls import queue_arn, queue_at, queue_does_not_exist, queue_of_arn, queue_url
+from fastness.server.sqs.settings_cache import SettingsCache
+from fastness.server.sqs.shapes import ACTIONS
+from fastness.server.transport import ServerTransport
+from fastness.wire.requests import Answer, Request
+from fastness.wire.sqs import (
     ATTRIBUTES,
     COMPUTED_ATTRIBUTES,
     CancelMoveTask,

@@ -9,10 +9,10 @@ Of a URL only the account and the name count. Its host is not looked at: clients
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from holdfast.errors import InvalidName
-from holdfast.names import checked_name
-from holdfast.server.sqs.caller import SqsCaller
-from holdfast.server.sqs.errors import SqsError
+from fastness.errors import InvalidName
+from fastness.names import checked_name
+from fastness.server.sqs.caller import SqsCaller
+from fastness.server.sqs.errors import SqsError
 
 _ARN_PARTS: Final = 6
 

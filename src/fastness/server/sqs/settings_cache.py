@@ -9,10 +9,10 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from holdfast.limits import SQS_SETTINGS_CACHED_MAX, SQS_SETTINGS_CACHED_SECONDS
-from holdfast.server.sqs.queue_urls import queue_does_not_exist
-from holdfast.server.transport import ServerTransport
-from holdfast.wire.sqs import GetSqsSettings, SqsSettings
+from fastness.limits import SQS_SETTINGS_CACHED_MAX, SQS_SETTINGS_CACHED_SECONDS
+from fastness.server.sqs.queue_urls import queue_does_not_exist
+from fastness.server.transport import ServerTransport
+from fastness.wire.sqs import GetSqsSettings, SqsSettings
 
 _Key = tuple[str, str]
 

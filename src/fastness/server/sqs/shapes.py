@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from holdfast.server.sqs.model import Action, ErrorShape, ListOf, MapOf, Member, Scalar, Structure
+from fastness.server.sqs.model import Action, ErrorShape, ListOf, MapOf, Member, Scalar, Structure
 
 VERSION: Final = "2012-11-05"
 TARGET_PREFIX: Final = "AmazonSQS."  # Of the header `X-Amz-Target`.

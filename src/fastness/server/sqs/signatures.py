@@ -24,8 +24,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
-from holdfast.limits import SQS_SIGNED_HEADERS_MAX
-from holdfast.server.sqs.errors import SqsError
+from fastness.limits import SQS_SIGNED_HEADERS_MAX
+from fastness.server.sqs.errors import SqsError
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 
@@ -83,7 +83,7 @@ def read_signature(pairs: Pairs, headers: Mapping[str, str]) -> Signature:
         return _from_query(query)
     raise SqsError(
         "MissingAuthenticationToken",
-        "The request is not signed; give the SDK an access key, which `holdfast token create NAME --sqs` prints",
+        "The request is not signed; give the SDK an access key, which `fastness token create NAME --sqs` prints",
     )
 
 

@@ -4,15 +4,15 @@
         check(database)
 
 Each check clears the subspace it works in, so checks can share a database and run again. A key space that passes all of
-them supports every layer of Holdfast. The last check closes the database.
+them supports every layer of Fastness. The last check closes the database.
 """
 
 from collections.abc import Callable
 from types import ModuleType
 from typing import Final
 
-from holdfast.kv import Database
-from holdfast.testing.conformance import concurrency, reading, refusals, watches
+from fastness.kv import Database
+from fastness.testing.conformance import concurrency, reading, refusals, watches
 
 Check = Callable[[Database], None]
 

@@ -4,8 +4,8 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.workloads import clear_subspace, contents, in_threads, increment, put_all, raises
+from fastness.kv import Database, Transaction
+from fastness.testing.conformance.workloads import clear_subspace, contents, in_threads, increment, put_all, raises
 
 
 def check_8_threads_lose_no_increment(database: Database) -> None:

@@ -15,17 +15,17 @@ from typing import Final
 
 import cbor2
 
-from holdfast.errors import CommitUnknown, Fenced
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import inboxes, journal_records, journals, sends, snapshots, turns
-from holdfast.layers.worlds import World
-from holdfast.runtime.consumer_options import ConsumerOptions
-from holdfast.runtime.sync.hosting import HostingStore
-from holdfast.testing.conformance.workloads import in_threads
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.wire.canonical import canonical
-from holdfast.wire.hosting import ClaimedWorld, CommitTurn
-from holdfast.wire.inboxes import Control, DomainEvent
+from fastness.errors import CommitUnknown, Fenced
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import inboxes, journal_records, journals, sends, snapshots, turns
+from fastness.layers.worlds import World
+from fastness.runtime.consumer_options import ConsumerOptions
+from fastness.runtime.sync.hosting import HostingStore
+from fastness.testing.conformance.workloads import in_threads
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.wire.canonical import canonical
+from fastness.wire.hosting import ClaimedWorld, CommitTurn
+from fastness.wire.inboxes import Control, DomainEvent
 
 Check = Callable[[Database], None]
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
-from holdfast.backends.objects import ObjectMeta, ObjectStore
-from holdfast.errors import InvalidArgument, InvalidValue, ObjectChanged, ObjectExists, ObjectNotFound
-from holdfast.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PATH_BYTES_MAX
-from holdfast.testing.conformance.workloads import in_threads
+from fastness.backends.objects import ObjectMeta, ObjectStore
+from fastness.errors import InvalidArgument, InvalidValue, ObjectChanged, ObjectExists, ObjectNotFound
+from fastness.limits import OBJECT_LIST_MAX, OBJECT_PART_BYTES, OBJECT_PATH_BYTES_MAX
+from fastness.testing.conformance.workloads import in_threads
 
 RACERS: Final = 8
 EVERY_BYTE: Final = bytes(range(256))

@@ -5,13 +5,13 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from holdfast import limits
-from holdfast.errors import (
+from fastness import limits
+from fastness.errors import (
     ReadOnlyTransaction,
 )
-from holdfast.kv import Database, Transaction, pages
-from holdfast.testing.conformance.workloads import clear_subspace, contents, get, in_thread, put, put_all, raises
-from holdfast.tiers import Tier
+from fastness.kv import Database, Transaction, pages
+from fastness.testing.conformance.workloads import clear_subspace, contents, get, in_thread, put, put_all, raises
+from fastness.tiers import Tier
 
 
 def check_a_committed_value_is_read_back(database: Database) -> None:

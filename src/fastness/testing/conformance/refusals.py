@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
-from holdfast import limits
-from holdfast.errors import (
+from fastness import limits
+from fastness.errors import (
     Closed,
-    HoldfastError,
+    FastnessError,
     InvalidArgument,
     InvalidKey,
     InvalidValue,
@@ -19,9 +19,9 @@ from holdfast.errors import (
     UnsupportedTier,
     ValueTooLarge,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.workloads import clear_subspace, contents, get, put, raises, run_async
-from holdfast.tiers import Tier
+from fastness.kv import Database, Transaction
+from fastness.testing.conformance.workloads import clear_subspace, contents, get, put, raises, run_async
+from fastness.tiers import Tier
 
 
 def check_a_function_that_raises_has_written_nothing(database: Database) -> None:
@@ -42,7 +42,7 @@ def check_oversized_and_mistyped_input_is_refused(database: Database) -> None:
     subspace = clear_subspace(database)
     key = subspace.key("a")
     long_key = subspace.prefix + bytes(limits.KEY_BYTES_MAX)
-    wrong: list[tuple[type[HoldfastError], Callable[[Transaction], Any]]] = [
+    wrong: list[tuple[type[FastnessError], Callable[[Transaction], Any]]] = [
         (KeyTooLarge, lambda tx: tx.put(long_key, b"")),
         (KeyTooLarge, lambda tx: tx.delete(long_key)),
         (ValueTooLarge, lambda tx: tx.put(key, bytes(limits.VALUE_BYTES_MAX + 1))),

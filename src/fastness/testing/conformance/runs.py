@@ -15,16 +15,16 @@ from typing import Final
 
 import cbor2
 
-from holdfast.errors import CommitUnknown, RunEnded, RunExists
-from holdfast.kv import Database, Subspace, Transaction
-from holdfast.layers import hosting, inboxes, runs, turns
-from holdfast.layers.worlds import World
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.testing.conformance.workloads import in_threads, raises
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.wire.canonical import canonical
-from holdfast.wire.inboxes import DomainEvent
-from holdfast.wire.runs import CHILD, COMPLETED, SIGNAL, START
+from fastness.errors import CommitUnknown, RunEnded, RunExists
+from fastness.kv import Database, Subspace, Transaction
+from fastness.layers import hosting, inboxes, runs, turns
+from fastness.layers.worlds import World
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.testing.conformance.workloads import in_threads, raises
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.wire.canonical import canonical
+from fastness.wire.inboxes import DomainEvent
+from fastness.wire.runs import CHILD, COMPLETED, SIGNAL, START
 
 Check = Callable[[Database], None]
 

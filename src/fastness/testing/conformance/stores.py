@@ -10,17 +10,17 @@ from typing import Any, Final
 
 import cbor2
 
-from holdfast.backends.objects import ObjectStore
-from holdfast.errors import BaselineRegressed, BlobNotFound, PromotionRefused, SnapshotExists, WorldNotFound
-from holdfast.handles.sync.plane import Plane
-from holdfast.handles.sync.worlds import World as WorldHandle
-from holdfast.kv import Database
-from holdfast.layers import journals
-from holdfast.layers.worlds import World
-from holdfast.plane.embedded import EmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.testing.conformance.workloads import in_threads, raises
-from holdfast.wire.restores import Entry
+from fastness.backends.objects import ObjectStore
+from fastness.errors import BaselineRegressed, BlobNotFound, PromotionRefused, SnapshotExists, WorldNotFound
+from fastness.handles.sync.plane import Plane
+from fastness.handles.sync.worlds import World as WorldHandle
+from fastness.kv import Database
+from fastness.layers import journals
+from fastness.layers.worlds import World
+from fastness.plane.embedded import EmbeddedTransport
+from fastness.plane.services import Services
+from fastness.testing.conformance.workloads import in_threads, raises
+from fastness.wire.restores import Entry
 
 StoreCheck = Callable[[Database, ObjectStore], None]
 

@@ -4,12 +4,12 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection
 
-from holdfast.errors import (
+from fastness.errors import (
     Closed,
     InvalidKey,
 )
-from holdfast.kv import Database, Transaction
-from holdfast.testing.conformance.workloads import clear_subspace, put, raises
+from fastness.kv import Database, Transaction
+from fastness.testing.conformance.workloads import clear_subspace, put, raises
 
 
 def check_a_watch_wakes_on_writes_below_its_prefix(database: Database) -> None:

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from holdfast.kv import Database, Pair, Subspace, Transaction
+from fastness.kv import Database, Pair, Subspace, Transaction
 
 
 def clear_subspace(database: Database) -> Subspace:

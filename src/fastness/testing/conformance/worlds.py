@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import cbor2
 import msgspec
 
-from holdfast.errors import (
+from fastness.errors import (
     CommitUnknown,
     CursorAdvanced,
     EffectNotFound,
@@ -24,8 +24,8 @@ from holdfast.errors import (
     InvalidArgument,
     MissingEntry,
 )
-from holdfast.kv import Database, Pair, Subspace, Transaction, Work
-from holdfast.layers import (
+from fastness.kv import Database, Pair, Subspace, Transaction, Work
+from fastness.layers import (
     effect_leases,
     effects,
     inboxes,
@@ -35,14 +35,14 @@ from holdfast.layers import (
     timers,
     worlds,
 )
-from holdfast.layers.effects import EffectKey
-from holdfast.layers.worlds import World
-from holdfast.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
-from holdfast.testing.conformance.workloads import in_threads, put_all, raises
-from holdfast.testing.faults import ChosenFault, Crash, FaultyDatabase
-from holdfast.wire.canonical import canonical
-from holdfast.wire.effects import EffectInfo
-from holdfast.wire.inboxes import Control, DomainEvent, Effect, EffectReceipt, InboxItem, Timer, TimerFired
+from fastness.layers.effects import EffectKey
+from fastness.layers.worlds import World
+from fastness.limits import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, INBOX_INLINE_BYTES_MAX, READ_ENTRIES_MAX
+from fastness.testing.conformance.workloads import in_threads, put_all, raises
+from fastness.testing.faults import ChosenFault, Crash, FaultyDatabase
+from fastness.wire.canonical import canonical
+from fastness.wire.effects import EffectInfo
+from fastness.wire.inboxes import Control, DomainEvent, Effect, EffectReceipt, InboxItem, Timer, TimerFired
 
 Check = Callable[[Database], None]
 Refusal = TypeVar("Refusal", bound=BaseException)

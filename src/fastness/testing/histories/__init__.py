@@ -18,9 +18,9 @@ two values are the same if they encode to the same bytes (a tuple equals a list,
 knows.
 """
 
-from holdfast.testing.histories.counters import check_all_fences, check_counter, check_fences, check_nothing_lost
-from holdfast.testing.histories.record import NEVER, History, Operation, Outcome, Violation
-from holdfast.testing.histories.registers import STATES_MAX, Undecided, check_register, check_registers
+from fastness.testing.histories.counters import check_all_fences, check_counter, check_fences, check_nothing_lost
+from fastness.testing.histories.record import NEVER, History, Operation, Outcome, Violation
+from fastness.testing.histories.registers import STATES_MAX, Undecided, check_register, check_registers
 
 __all__ = [
     "NEVER",

@@ -5,8 +5,8 @@ from collections.abc import Hashable, Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
-from holdfast.errors import InvalidArgument
-from holdfast.testing.histories.record import History, Operation, Outcome, Violation, by_key, encode
+from fastness.errors import InvalidArgument
+from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key, encode
 
 
 def check_counter(history: History, key: Hashable, *, initial: int = 0, final: int | None = None) -> None:

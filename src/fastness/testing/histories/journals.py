@@ -10,7 +10,7 @@ stored together or not at all.
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from holdfast.testing.histories.record import History, Operation, Outcome, Violation, by_key, encode
+from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key, encode
 
 Records = Sequence[tuple[int, Any]]  # Heights and values, in order.
 

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from itertools import pairwise
 from typing import NamedTuple
 
-from holdfast.testing.histories.record import History, Operation, Outcome, Violation, by_key
+from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key
 
 
 class Holder(NamedTuple):

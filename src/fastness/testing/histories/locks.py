@@ -15,8 +15,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from holdfast.lock_rules import COMPATIBLE, DATA_LEVELS, Key, Levels, Mode
-from holdfast.testing.histories.record import Operation, Outcome, Violation
+from fastness.lock_rules import COMPATIBLE, DATA_LEVELS, Key, Levels, Mode
+from fastness.testing.histories.record import Operation, Outcome, Violation
 
 _LEVELS: Final = Levels(DATA_LEVELS, nested=True)
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping
 from typing import Final, NamedTuple
 
-from holdfast.testing.histories.record import NEVER, History, Operation, Outcome, Violation, by_key
+from fastness.testing.histories.record import NEVER, History, Operation, Outcome, Violation, by_key
 
 _KINDS: Final = ("send", "join", "leave", "read", "confirm")
 _STATES: Final = ("stored", "delivered", "confirmed")

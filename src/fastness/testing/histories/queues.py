@@ -20,8 +20,8 @@ from collections.abc import Collection, Hashable
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from holdfast.errors import InvalidArgument
-from holdfast.testing.histories.record import History, Operation, Outcome, Violation, by_key
+from fastness.errors import InvalidArgument
+from fastness.testing.histories.record import History, Operation, Outcome, Violation, by_key
 
 _SETTLING: Final = ("ack", "nack", "reject")
 _WITH_FENCE: Final = (*_SETTLING, "extend")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidArgument, RetryAdvice
+from fastness.errors import FastnessError, InvalidArgument, RetryAdvice
 
 REPORT_LINES_MAX: Final = 50  # Longer reports are not readable.
 NEVER: Final = 2**63 - 1
@@ -66,14 +66,14 @@ class History:
         self._power_losses: list[int] = []
 
     def record(self, client: str, kind: str, key: Hashable, argument: Any, call: Callable[[], Any]) -> Operation:
-        """Run `call` and return the operation as it ended; a HoldfastError becomes its outcome.
+        """Run `call` and return the operation as it ended; a FastnessError becomes its outcome.
 
         Any other exception propagates and leaves the operation UNKNOWN.
         """
         operation = self.invoke(client, kind, key, argument)
         try:
             result = call()
-        except HoldfastError as error:
+        except FastnessError as error:
             return self.raised(operation, error)
         return self.ok(operation, result)
 
@@ -97,7 +97,7 @@ class History:
         """End an operation whose answer was lost."""
         return self._end(operation, Outcome.UNKNOWN)
 
-    def raised(self, operation: Operation, error: HoldfastError) -> Operation:
+    def raised(self, operation: Operation, error: FastnessError) -> Operation:
         """End an operation that raised: UNKNOWN if, by the error's `retry`, it may have happened; otherwise FAILED."""
         return self.unknown(operation) if error.retry is RetryAdvice.IDEMPOTENT else self.failed(operation)
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.testing.histories.record import NEVER, History, Operation, Outcome, Violation, by_key, encode
+from fastness.testing.histories.record import NEVER, History, Operation, Outcome, Violation, by_key, encode
 
 STATES_MAX: Final = 200_000  # About ten seconds; valid histories need a few states per operation.
 SHRINK_STATES_MAX: Final = 500  # A shorter report is optional, so neither one attempt

@@ -11,16 +11,16 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidValue
-from holdfast.handles.sync.plane import Plane
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.programs import Program
-from holdfast.hosts.workflows.records import fold
-from holdfast.limits import READ_ENTRIES_MAX
-from holdfast.wire import run_records
-from holdfast.wire.canonical import canonical
-from holdfast.wire.json_values import decode_json
-from holdfast.wire.runs import RUN_PREFIX
+from fastness.errors import FastnessError, InvalidValue
+from fastness.handles.sync.plane import Plane
+from fastness.hosts.apps import HostApp
+from fastness.hosts.programs import Program
+from fastness.hosts.workflows.records import fold
+from fastness.limits import READ_ENTRIES_MAX
+from fastness.wire import run_records
+from fastness.wire.canonical import canonical
+from fastness.wire.json_values import decode_json
+from fastness.wire.runs import RUN_PREFIX
 
 Normalize = Callable[[Any], Any]
 
@@ -122,7 +122,7 @@ def _verify(found: Contents, plane: Plane, name: str, reducer: Callable[[Any, An
     """Replay the journal: it gives every snapshot, which is the state that a host had in memory, byte for byte."""
     try:
         verdict = plane.world(name).verify(reducer)
-    except HoldfastError as error:
+    except FastnessError as error:
         found.faults.append(f"the journal of world {name} cannot be replayed: {error}")
         return
     if not verdict.agrees:

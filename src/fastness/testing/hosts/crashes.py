@@ -29,13 +29,13 @@ from typing import Any, Final, TypeAlias, Unpack, cast
 
 import cbor2
 
-from holdfast.handles.sync.plane import Plane
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.default_app import DEFAULT_HOST_APP
-from holdfast.hosts.threads import HostOptions
-from holdfast.testing.hosts.contents import Contents, Normalize, differences, read_contents
-from holdfast.testing.hosts.host_test import AsyncHostTest, HostTest
-from holdfast.testing.hosts.processes import Action, HostProcess, ObservedCall
+from fastness.handles.sync.plane import Plane
+from fastness.hosts.apps import HostApp
+from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.threads import HostOptions
+from fastness.testing.hosts.contents import Contents, Normalize, differences, read_contents
+from fastness.testing.hosts.host_test import AsyncHostTest, HostTest
+from fastness.testing.hosts.processes import Action, HostProcess, ObservedCall
 
 SyncScenario: TypeAlias = Callable[[HostTest], Any]
 AsyncScenario: TypeAlias = Callable[[AsyncHostTest], Coroutine[Any, Any, Any]]
@@ -229,7 +229,7 @@ def _recorded_attempts(plane: Plane, call: ObservedCall) -> int:
 @contextmanager
 def _without_warnings() -> Iterator[None]:
     """A host that was interrupted logs that it has lost its worlds, which is expected."""
-    logger = logging.getLogger("holdfast.host")
+    logger = logging.getLogger("fastness.host")
     logger.addFilter(_is_error)
     try:
         yield

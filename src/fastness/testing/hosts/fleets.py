@@ -9,8 +9,8 @@ of a host:
     refused   a commit is refused, and nothing is written
     lost      it is committed, and the host gets an error instead of the answer
 
-    python -m holdfast.testing.hosts.fleets --seeds 1000       a thousand seeds
-    python -m holdfast.testing.hosts.fleets --seed 17 --show   one seed, with everything that its hosts did
+    python -m fastness.testing.hosts.fleets --seeds 1000       a thousand seeds
+    python -m fastness.testing.hosts.fleets --seed 17 --show   one seed, with everything that its hosts did
 
 In the end, everything that was asked for is done once: at most one host has written a world at a time, and the replay
 of every journal gives the state that its host had, byte for byte.
@@ -26,27 +26,27 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from holdfast.clock import IdSource
-from holdfast.errors import CommitUnknown, HoldfastError, Unreachable
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.sync.plane import Plane
-from holdfast.hosts.adapters import EffectCall
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.programs import Event, TurnContext
-from holdfast.hosts.workflows.retry import Retry
-from holdfast.hosts.workflows.run import WorkflowRun
-from holdfast.names import UNIVERSE
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.open import Options, open_plane
-from holdfast.testing.clock import START_MS
-from holdfast.testing.histories import Violation
-from holdfast.testing.hosts.contents import read_contents
-from holdfast.testing.hosts.host_test import fire_due_timers
-from holdfast.testing.hosts.processes import Action, HostProcess
-from holdfast.testing.hosts.virtual_loop import VirtualLoop
-from holdfast.wire.runs import COMPLETED
+from fastness.clock import IdSource
+from fastness.errors import CommitUnknown, FastnessError, Unreachable
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.sync.plane import Plane
+from fastness.hosts.adapters import EffectCall
+from fastness.hosts.apps import HostApp
+from fastness.hosts.programs import Event, TurnContext
+from fastness.hosts.workflows.retry import Retry
+from fastness.hosts.workflows.run import WorkflowRun
+from fastness.names import UNIVERSE
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.open import Options, open_plane
+from fastness.testing.clock import START_MS
+from fastness.testing.histories import Violation
+from fastness.testing.hosts.contents import read_contents
+from fastness.testing.hosts.host_test import fire_due_timers
+from fastness.testing.hosts.processes import Action, HostProcess
+from fastness.testing.hosts.virtual_loop import VirtualLoop
+from fastness.wire.runs import COMPLETED
 
-Fault = TypeVar("Fault", Action, float, HoldfastError)
+Fault = TypeVar("Fault", Action, float, FastnessError)
 
 HOSTS: Final = 3
 ACCOUNTS: Final = ("account-0", "account-1")
@@ -150,7 +150,7 @@ class Fleet:
             self._loop.run_until_complete(self._run())
             self._check()
         except Violation as violation:
-            violation.add_note(f"to repeat it: python -m holdfast.testing.hosts.fleets --seed {self.seed} --show")
+            violation.add_note(f"to repeat it: python -m fastness.testing.hosts.fleets --seed {self.seed} --show")
             raise
         finally:
             self._loop.run_until_complete(self._end())
@@ -159,7 +159,7 @@ class Fleet:
 
     # What the hosts meet at their boundaries.
 
-    def reach(self, process: HostProcess, name: str) -> Action | float | HoldfastError | None:
+    def reach(self, process: HostProcess, name: str) -> Action | float | FastnessError | None:
         """Note a boundary, and decide what happens there."""
         self.events.append(f"{self._loop.time():9.3f} {process.host.owner} {name}")
         if self._is_calm:
@@ -308,7 +308,7 @@ def play_fleet(seed: int, rates: FleetRates | None = None) -> Fleet:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="holdfast.testing.hosts.fleets", description="Run several hosts with random seeds."
+        prog="fastness.testing.hosts.fleets", description="Run several hosts with random seeds."
     )
     parser.add_argument("--seeds", type=int, default=100, help="the number of seeds (default 100)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default 0)")

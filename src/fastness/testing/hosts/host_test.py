@@ -1,6 +1,6 @@
 """Runs programs and workflows in memory, under a clock that a test moves.
 
-    from holdfast.testing import HostTest
+    from fastness.testing import HostTest
 
     with HostTest(app) as test:
         run = test.plane.workflows.start(subscription, "ada", id="sub-1")
@@ -18,25 +18,25 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
-from holdfast.clock import IdSource
-from holdfast.errors import InvalidArgument
-from holdfast.handles.plane import AsyncPlane
-from holdfast.handles.runs import AsyncRun
-from holdfast.handles.sync.plane import Plane
-from holdfast.handles.sync.runs import Run
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.default_app import DEFAULT_HOST_APP
-from holdfast.hosts.programs import Program
-from holdfast.hosts.threads import HostOptions
-from holdfast.kv import Transaction
-from holdfast.layers import effects, hosting, timer_firing, timers
-from holdfast.names import UNIVERSE, checked_name
-from holdfast.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
-from holdfast.plane.open import Options, open_plane
-from holdfast.testing.clock import ManualClock
-from holdfast.testing.hosts.processes import COMMITS_MAX, Boundary, CallLog, HostProcess
-from holdfast.testing.hosts.virtual_loop import VirtualLoop
-from holdfast.wire.runs import RUN_PREFIX, RUNNING
+from fastness.clock import IdSource
+from fastness.errors import InvalidArgument
+from fastness.handles.plane import AsyncPlane
+from fastness.handles.runs import AsyncRun
+from fastness.handles.sync.plane import Plane
+from fastness.handles.sync.runs import Run
+from fastness.hosts.apps import HostApp
+from fastness.hosts.default_app import DEFAULT_HOST_APP
+from fastness.hosts.programs import Program
+from fastness.hosts.threads import HostOptions
+from fastness.kv import Transaction
+from fastness.layers import effects, hosting, timer_firing, timers
+from fastness.names import UNIVERSE, checked_name
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.plane.open import Options, open_plane
+from fastness.testing.clock import ManualClock
+from fastness.testing.hosts.processes import COMMITS_MAX, Boundary, CallLog, HostProcess
+from fastness.testing.hosts.virtual_loop import VirtualLoop
+from fastness.wire.runs import RUN_PREFIX, RUNNING
 
 Result = TypeVar("Result")
 

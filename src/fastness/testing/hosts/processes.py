@@ -21,26 +21,26 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, Unpack
 
-from holdfast.errors import HoldfastError
-from holdfast.handles.plane import AsyncPlane
-from holdfast.hosts.adapters import Adapter, EffectCall
-from holdfast.hosts.apps import HostApp
-from holdfast.hosts.host import AsyncHost
-from holdfast.hosts.hosted_world import HostedWorld
-from holdfast.hosts.runners import Runner, RunnerFactory
-from holdfast.hosts.threads import HostOptions
-from holdfast.kv import Database, OnCommit, Result, Transaction, Watch, Work
-from holdfast.layers import effects, hosting
-from holdfast.layers.effects import EffectKey
-from holdfast.layers.worlds import World
-from holdfast.plane.embedded import AsyncEmbeddedTransport
-from holdfast.plane.services import Services
-from holdfast.threads import run_in_thread
-from holdfast.tiers import Tier
-from holdfast.wire.atomic import CommitAtomic
-from holdfast.wire.effects import CompleteEffect, FailEffect
-from holdfast.wire.hosting import CommitTurn
-from holdfast.wire.requests import Request
+from fastness.errors import FastnessError
+from fastness.handles.plane import AsyncPlane
+from fastness.hosts.adapters import Adapter, EffectCall
+from fastness.hosts.apps import HostApp
+from fastness.hosts.host import AsyncHost
+from fastness.hosts.hosted_world import HostedWorld
+from fastness.hosts.runners import Runner, RunnerFactory
+from fastness.hosts.threads import HostOptions
+from fastness.kv import Database, OnCommit, Result, Transaction, Watch, Work
+from fastness.layers import effects, hosting
+from fastness.layers.effects import EffectKey
+from fastness.layers.worlds import World
+from fastness.plane.embedded import AsyncEmbeddedTransport
+from fastness.plane.services import Services
+from fastness.threads import run_in_thread
+from fastness.tiers import Tier
+from fastness.wire.atomic import CommitAtomic
+from fastness.wire.effects import CompleteEffect, FailEffect
+from fastness.wire.hosting import CommitTurn
+from fastness.wire.requests import Request
 
 AnyWork = Callable[[], Coroutine[Any, Any, Any]]
 Action = Literal["kill", "stall", "endless"]
@@ -48,13 +48,13 @@ Action = Literal["kill", "stall", "endless"]
 COMMITS_MAX: Final = 100_000  # Of what runs without the clock being moved. What needs more never ends.
 _WORK: Final = ("hosting.commit", "effects.complete", "effects.fail", "before step", "before adapter")
 
-_process: ContextVar["HostProcess | None"] = ContextVar("holdfast_test_process", default=None)
+_process: ContextVar["HostProcess | None"] = ContextVar("fastness_test_process", default=None)
 
 
 class Boundary(Protocol):
     """Decides what happens at the boundaries of a process."""
 
-    def reach(self, process: "HostProcess", name: str) -> Action | float | HoldfastError | None:
+    def reach(self, process: "HostProcess", name: str) -> Action | float | FastnessError | None:
         """Note that the process is at the boundary `name`; what to do with it, if anything.
 
         A number of seconds lets the whole process pause, and an error is raised in place of a commit or its answer.
@@ -165,7 +165,7 @@ class HostProcess:
         if self.is_killed:
             return
         action = None if self.boundary is None else self.boundary.reach(self, name)
-        if isinstance(action, HoldfastError):
+        if isinstance(action, FastnessError):
             raise action
         if action is None and self.pauses_at_work and any(word in name for word in _WORK):
             self.pauses_at_work, action = False, "stall"

@@ -7,8 +7,8 @@ trace as a power loss may leave them: of what was not synced, each write and eac
 The recorder also makes chosen calls of the program fail.
 """
 
-from holdfast.testing.storage.images import Disk, Image, Loss, build_image, write_image
-from holdfast.testing.storage.traces import CompilerMissing, Event, Kind, Recorder, build_recorder, read_trace
+from fastness.testing.storage.images import Disk, Image, Loss, build_image, write_image
+from fastness.testing.storage.traces import CompilerMissing, Event, Kind, Recorder, build_recorder, read_trace
 
 __all__ = [
     "CompilerMissing",

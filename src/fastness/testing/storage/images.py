@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.testing.storage.traces import Event, Kind
+from fastness.testing.storage.traces import Event, Kind
 
 SECTOR_BYTES: Final = 512
 

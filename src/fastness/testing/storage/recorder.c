@@ -1,9 +1,9 @@
 /* Records what a process does to the files below one folder, and makes chosen calls fail.
 
    Loaded with LD_PRELOAD. The environment names
-     HOLDFAST_STORAGE_ROOT    the folder, absolute and without symbolic links
-     HOLDFAST_STORAGE_MARKS   a file outside it: what is written to it becomes a mark in the trace
-     HOLDFAST_STORAGE_TRACE   the file that receives the trace; without it nothing is recorded
+     FASTNESS_STORAGE_ROOT    the folder, absolute and without symbolic links
+     FASTNESS_STORAGE_MARKS   a file outside it: what is written to it becomes a mark in the trace
+     FASTNESS_STORAGE_TRACE   the file that receives the trace; without it nothing is recorded
 
    `storage_fail` and `storage_calls` are called by the program itself, through ctypes.
 
@@ -40,9 +40,9 @@ static int fail_error, short_written = -1;
 
 __attribute__((constructor)) static void start(void)
 {
-    const char *path = getenv("HOLDFAST_STORAGE_TRACE");
-    root = getenv("HOLDFAST_STORAGE_ROOT");
-    marks = getenv("HOLDFAST_STORAGE_MARKS");
+    const char *path = getenv("FASTNESS_STORAGE_TRACE");
+    root = getenv("FASTNESS_STORAGE_ROOT");
+    marks = getenv("FASTNESS_STORAGE_MARKS");
     if (path)
         trace = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }

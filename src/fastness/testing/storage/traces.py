@@ -56,11 +56,11 @@ class Recorder(msgspec.Struct, frozen=True):
         """
         added = {
             "LD_PRELOAD": str(self.library),
-            "HOLDFAST_STORAGE_ROOT": str(root.resolve(strict=True)),
-            "HOLDFAST_STORAGE_MARKS": str(marks.resolve()),
+            "FASTNESS_STORAGE_ROOT": str(root.resolve(strict=True)),
+            "FASTNESS_STORAGE_MARKS": str(marks.resolve()),
         }
         if trace is not None:
-            added["HOLDFAST_STORAGE_TRACE"] = str(trace.resolve())
+            added["FASTNESS_STORAGE_TRACE"] = str(trace.resolve())
         return {**os.environ, **added}
 
 

@@ -1,6 +1,6 @@
 // Calls to the server, and its event stream. The token is sent in a header and kept in this tab only.
 
-const TOKEN = "holdfast-token";
+const TOKEN = "fastness-token";
 const PAUSE_MS = 500;
 const PAUSE_MS_MAX = 8_000;
 const UNANSWERED = "The connection was lost before the server answered. The action may or may not have happened: check it when the server is back, before you repeat it.";
@@ -30,7 +30,7 @@ export class Api {
 
   headers(more = {}) {
     const value = token.get();
-    return { ...(value ? { Authorization: `Bearer ${value}` } : {}), "X-Holdfast-Universe": this.universe, ...more };
+    return { ...(value ? { Authorization: `Bearer ${value}` } : {}), "X-Fastness-Universe": this.universe, ...more };
   }
 
   async get(path, query = {}) {

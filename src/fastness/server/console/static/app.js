@@ -63,12 +63,12 @@ class App {
 
   // The session cannot be read: the server is unreachable or not ready.
   showUnreachable(error) {
-    this.root.replaceChildren(h("main", { class: "alone" }, h("section", { class: "card" }, h("h1", { text: "Holdfast" }), h("p", { role: "status", text: `${error.message} Retrying…` }))));
+    this.root.replaceChildren(h("main", { class: "alone" }, h("section", { class: "card" }, h("h1", { text: "Fastness" }), h("p", { role: "status", text: `${error.message} Retrying…` }))));
     setTimeout(() => this.start(), 2_000);
   }
 
   askForToken(problem) {
-    document.title = "Sign in · Holdfast";
+    document.title = "Sign in · Fastness";
     this.root.replaceChildren(
       login(problem, (value) => {
         if (!token.isValid(value)) return this.askForToken(new Problem(401, { detail: "A token has only letters, digits and underscores; copy it again." }));
@@ -114,7 +114,7 @@ class App {
       h(
         "header",
         { class: "side" },
-        h("a", { class: "brand", href: "#/overview" }, h("img", { src: "console/icon.svg", alt: "", width: "22", height: "22" }), "Holdfast"),
+        h("a", { class: "brand", href: "#/overview" }, h("img", { src: "console/icon.svg", alt: "", width: "22", height: "22" }), "Fastness"),
         h("nav", { "aria-label": "Pages" }, Object.values(this.links)),
         h("div", { class: "foot" }, this.session.tokens ? h("span", { class: "who", title: "Name of your token", text: this.session.name }) : h("span", { class: "who", text: "no tokens", title: "This server requires no tokens" }), theme, keys, leave),
       ),
@@ -244,7 +244,7 @@ class App {
     const title = page.heading ?? [this.module.title];
     this.heading.replaceChildren(...title.flatMap((part, index) => (index && part !== "" ? [h("span", { class: "between", "aria-hidden": "true", text: typeof part === "string" || part.tagName === "A" ? "/" : "" }), part] : [part])));
     this.actions.replaceChildren(...(page.actions ?? []));
-    document.title = `${[...parts].reverse().concat(NAMES[this.name]).join(" · ")} · Holdfast`;
+    document.title = `${[...parts].reverse().concat(NAMES[this.name]).join(" · ")} · Fastness`;
     for (const [each, anchor] of Object.entries(this.links)) each === this.name ? anchor.setAttribute("aria-current", "page") : anchor.removeAttribute("aria-current");
     this.shown.replaceChildren(page.element);
     this.container.replaceChildren(this.failed, this.shown);
@@ -330,8 +330,8 @@ class App {
   theme() {
     const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
     document.documentElement.dataset.theme = next;
-    localStorage.setItem("holdfast-theme", next);
-    dispatchEvent(new Event("holdfast-theme"));
+    localStorage.setItem("fastness-theme", next);
+    dispatchEvent(new Event("fastness-theme"));
   }
 
   key(event) {

@@ -57,7 +57,7 @@ export class Chart {
         height: HEIGHT,
         padding: [8, 8, 0, 0],
         legend: { show: false },
-        cursor: { sync: { key: "holdfast" }, points: { size: 6 }, drag: { x: false, y: false }, y: false },
+        cursor: { sync: { key: "fastness" }, points: { size: 6 }, drag: { x: false, y: false }, y: false },
         scales: {
           x: { time: true, range: () => this.#window() },
           y: { range: (_, low, high) => [0, Math.max(this.least, (high ?? 0) * 1.15)] },
@@ -82,7 +82,7 @@ export class Chart {
     this.sizes = new ResizeObserver(() => this.plot.setSize({ width: this.#width(), height: HEIGHT }));
     this.sizes.observe(this.container);
     this.repaint = () => this.plot.redraw(false);
-    addEventListener("holdfast-theme", this.repaint);
+    addEventListener("fastness-theme", this.repaint);
     return this;
   }
 
@@ -96,7 +96,7 @@ export class Chart {
 
   dispose() {
     this.sizes.disconnect();
-    removeEventListener("holdfast-theme", this.repaint);
+    removeEventListener("fastness-theme", this.repaint);
     this.plot.destroy();
   }
 

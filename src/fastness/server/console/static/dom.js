@@ -219,7 +219,7 @@ export function emptyState(words, command = null) {
 // A command of the shell for this server and universe: `command(api, "queue put jobs hello")`.
 export function command(api, words) {
   const universe = api.universe === "main" ? "" : ` --universe ${api.universe}`;
-  return `holdfast --url ${location.origin}${universe} ${words}`;
+  return `fastness --url ${location.origin}${universe} ${words}`;
 }
 
 // Text with a button that copies it.
@@ -253,7 +253,7 @@ export function errorHelp({ status, code }) {
 }
 
 function nextStep({ status }) {
-  if (status === 403) return "Sign in with a token that allows it. A token with more verbs is created with `holdfast token create`.";
+  if (status === 403) return "Sign in with a token that allows it. A token with more verbs is created with `fastness token create`.";
   if (status === 404) return "It may have been removed, or the address is wrong.";
   if (status === 429 || status === 503) return "The server is busy. The page tries again.";
   if (status >= 500) return "The log of the server has the cause. The page tries again.";

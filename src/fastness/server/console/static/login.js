@@ -17,10 +17,10 @@ export function login(problem, onToken) {
     },
     h("label", { for: "token", text: "Token" }),
     field,
-    h("p", { id: "token-help", class: "dim", text: "Kept in this tab until it is closed, and sent to this server only. Create a token with `holdfast token create`." }),
+    h("p", { id: "token-help", class: "dim", text: "Kept in this tab until it is closed, and sent to this server only. Create a token with `fastness token create`." }),
     wrong,
     enter,
   );
   queueMicrotask(() => field.focus());
-  return h("main", { class: "alone" }, h("section", { class: "card" }, h("img", { src: "console/icon.svg", alt: "", width: "36", height: "36" }), h("h1", { text: "Holdfast" }), form));
+  return h("main", { class: "alone" }, h("section", { class: "card" }, h("img", { src: "console/icon.svg", alt: "", width: "36", height: "36" }), h("h1", { text: "Fastness" }), form));
 }

@@ -97,7 +97,7 @@ export function open({ api, series, session, allows, query }) {
     { hidden: !session.metrics },
     history.element,
     h("div", { class: "charts" }, charts.map((chart) => chart.element)),
-    h("div", { class: "columns wide-first" }, card("Operations", "since the server started", table.element), card("Server", `Holdfast ${session.version}`, server)),
+    h("div", { class: "columns wide-first" }, card("Operations", "since the server started", table.element), card("Server", `Fastness ${session.version}`, server)),
     showsPushes && card("Pushes", "since the server started", pushes),
     showsNodes && card("Nodes", format, nodes.element),
   );

@@ -35,7 +35,7 @@ export function open({ api, filter, session }) {
         unfolded.set(row.job, write);
         return shown;
       },
-      empty: emptyState("No job has run on this lake yet. Copy the plane into the lake:", "holdfast pipeline ingest --data URL --lake FOLDER"),
+      empty: emptyState("No job has run on this lake yet. Copy the plane into the lake:", "fastness pipeline ingest --data URL --lake FOLDER"),
     },
   );
 
@@ -56,7 +56,7 @@ export function open({ api, filter, session }) {
   const heading = countHeading("job", "jobs");
   const unreadable = h("p", { class: "empty", role: "status", hidden: true });
   const list = card(heading.element, filter.element, table.element, unreadable);
-  const unknown = emptyState("The server does not know the pipeline's lake. Start it with the folder of the lake:", "holdfast serve --pipeline-lake FOLDER");
+  const unknown = emptyState("The server does not know the pipeline's lake. Start it with the folder of the lake:", "fastness serve --pipeline-lake FOLDER");
   list.hidden = unknown.hidden = true;
   const show = () => table.show(known.filter((row) => row.job.includes(filter.value)), known.length > 0);
   filter.onchange = show;

@@ -43,7 +43,7 @@ export async function publish(context, queue) {
 
 function problemOf(words, kind) {
   const size = new TextEncoder().encode(words).length;
-  if (size > PAYLOAD_BYTES_MAX) return `The payload has ${size} bytes; the console takes ${PAYLOAD_BYTES_MAX}. Use holdfast queue put.`;
+  if (size > PAYLOAD_BYTES_MAX) return `The payload has ${size} bytes; the console takes ${PAYLOAD_BYTES_MAX}. Use fastness queue put.`;
   if (!kind.includes("json")) return "";
   try {
     JSON.parse(words);

@@ -11,7 +11,7 @@ export function open({ api, session }) {
   const live = session.live ? liveCard(api) : null;
   if (!session.reports) {
     const words = "Reports are not available. Start the server with the folder of the pipeline's lake, and use a token that allows metrics:read.";
-    return { element: emptyState(words, "holdfast serve --pipeline-lake FOLDER"), load: async () => {} };
+    return { element: emptyState(words, "fastness serve --pipeline-lake FOLDER"), load: async () => {} };
   }
   const container = h("div", { class: "report" });
   const note = h("span", {});
@@ -62,7 +62,7 @@ function liveCard(api) {
       text("Mean wait", (row) => (row.waits ? seconds(row.wait_sum_ms / row.waits / 1_000) : "–"), { class: "number" }),
       text("Longest wait", (row) => (row.waits ? seconds(row.wait_max_ms / 1_000) : "–"), { class: "number" }),
     ],
-    { key: (row) => row.queue, empty: "No aggregates of this universe. Run holdfast pipeline live." },
+    { key: (row) => row.queue, empty: "No aggregates of this universe. Run fastness pipeline live." },
   );
   return {
     element: card("Last hour", note, problem, queues.element),

@@ -48,7 +48,7 @@ export function open({ api, act, filter }) {
     totals.show("stored", sum(report.uses));
     totals.show("waiting", sum(report.uses.filter((row) => row.reason === UNREFERENCED || row.kind === "deleted blobs")));
     unsearched.hidden = !report.unsearched.length;
-    setText(unsearched, report.unsearched.length ? `No blob can be deleted, because this could not be searched: ${report.unsearched.join("; ")}. Run holdfast doctor.` : "");
+    setText(unsearched, report.unsearched.length ? `No blob can be deleted, because this could not be searched: ${report.unsearched.join("; ")}. Run fastness doctor.` : "");
     show();
   }
 

@@ -48,7 +48,7 @@ export function open({ api, act, allows, pages, filter, session }) {
 
   const canHash = Boolean(globalThis.crypto?.subtle);
   const create = button("Create…", () => createToken({ api, act }), { class: "plain", hidden: !allows("token:create"), disabled: !canHash });
-  const unsafe = h("p", { class: "empty", hidden: canHash || !allows("token:create"), text: "Tokens are created here over https or on localhost only, because the browser makes the secret. Use `holdfast token create` instead." });
+  const unsafe = h("p", { class: "empty", hidden: canHash || !allows("token:create"), text: "Tokens are created here over https or on localhost only, because the browser makes the secret. Use `fastness token create` instead." });
   const page = pages((after) => api.get("v1/tokens", { after, limit: 100 }));
   const heading = countHeading("token", "tokens");
   let known = [];

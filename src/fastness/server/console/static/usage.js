@@ -47,7 +47,7 @@ export function open({ api, act, allows, filter, session }) {
       known = await Promise.all(shown.map(async (universe) => ({ universe, ...(await api.get(`v1/universes/${encodeURIComponent(universe)}/usage`)) })));
       heading.show(known.length, universes.length > shown.length);
       rest.hidden = universes.length <= shown.length;
-      setText(rest, `The first ${UNIVERSES_MAX} universes are shown. For another one use: holdfast quota show NAME`);
+      setText(rest, `The first ${UNIVERSES_MAX} universes are shown. For another one use: fastness quota show NAME`);
       show();
     },
     tick: show,
