@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, Protocol
 
-from fastness.errors import Closed, Fenced, FastnessError, LeaseExpired
+from fastness.errors import Closed, FastnessError, Fenced, LeaseExpired
 from fastness.wire.leases import LeaseProof
 from fastness.wire.locks import LockSession
 from fastness.wire.queues import MessageLease

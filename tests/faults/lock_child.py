@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import fastness
 from fastness.client.transport import RemoteTransport  # Imported before the fork; `fastness` does it when it is used.
-from fastness.errors import Fenced, FastnessError, LockOrderViolation, RetryAdvice
+from fastness.errors import FastnessError, Fenced, LockOrderViolation, RetryAdvice
 from fastness.handles.sync.plane import Plane
 
 KINDS = ("edge", "note", "task")

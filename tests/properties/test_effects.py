@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.rocksdb import RocksDatabase
-from fastness.errors import CommitUnknown, EffectNotFound, FencingMismatch, FastnessError
+from fastness.errors import CommitUnknown, EffectNotFound, FastnessError, FencingMismatch
 from fastness.kv import Database, Subspace, Transaction
 from fastness.layers import effect_leases, effects, inboxes, snapshots, timer_firing, timers, worlds
 from fastness.layers.effects import EffectKey

@@ -15,8 +15,8 @@ from fastness.backends.memory import MemoryDatabase
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.clock import IdSource
 from fastness.errors import (
-    HeadAdvanced,
     FastnessError,
+    HeadAdvanced,
     ItemNotFound,
     LeaseConflict,
     LeaseExpired,

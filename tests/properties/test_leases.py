@@ -15,8 +15,8 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import (
     CasMismatch,
     CommitUnknown,
-    FencingMismatch,
     FastnessError,
+    FencingMismatch,
     LeaseConflict,
     LeaseExpired,
     LeaseHeld,

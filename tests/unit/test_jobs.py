@@ -15,8 +15,8 @@ from fastness import NewMessage, Plane, QueuePolicy
 from fastness.errors import (
     BatchTooLarge,
     BlobNotFound,
-    Fenced,
     FastnessError,
+    Fenced,
     InvalidArgument,
     MessageCancelled,
     MessageFailed,

@@ -8,8 +8,8 @@ import pytest
 
 from fastness.errors import (
     Busy,
-    FencingMismatch,
     FastnessError,
+    FencingMismatch,
     IdempotencyKeyReused,
     InvalidArgument,
     KeyTooLarge,

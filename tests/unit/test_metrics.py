@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.objects import open_objects
-from fastness.errors import Closed, Fenced, FastnessError, NotAllowed, Unreachable
+from fastness.errors import Closed, FastnessError, Fenced, NotAllowed, Unreachable
 from fastness.handles.plane import AsyncPlane
 from fastness.kv import ReplayedPosition
 from fastness.kv.contention import Contention

@@ -16,8 +16,8 @@ import fastness
 from fastness import AsyncPlane, Plane
 from fastness.backends.postgres import PostgresDatabase
 from fastness.errors import (
-    HeadAdvanced,
     FastnessError,
+    HeadAdvanced,
     QueueBusy,
 )
 from fastness.handles.sync.messages import Message

@@ -10,8 +10,8 @@ import pytest
 import fastness
 from fastness import AsyncHost, DomainEvent, Event, HostApp, Plane, SendPolicy, TurnContext, WorkflowRun
 from fastness.errors import (
-    Fenced,
     FastnessError,
+    Fenced,
     InvalidArgument,
     InvalidName,
     PayloadTooLarge,

@@ -20,8 +20,8 @@ import msgspec
 
 from fastness.client.connection_errors import CHECKED_BEFORE_KEYS, connection_error, refused, unknown
 from fastness.errors import (
-    HashMismatch,
     FastnessError,
+    HashMismatch,
     InvalidArgument,
     InvalidValue,
     ShutdownDraining,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from fastness.errors import Fenced, FastnessError, InvalidArgument, NotFound
+from fastness.errors import FastnessError, Fenced, InvalidArgument, NotFound
 from fastness.handles.queues import payload_of
 from fastness.handles.task_control import Reject, RetryLater
 from fastness.handles.workers import RestartPolicy

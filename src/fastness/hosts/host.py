@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 import msgspec
 
-from fastness.errors import Backend, Busy, Closed, HeadAdvanced, FastnessError, InvalidArgument
+from fastness.errors import Backend, Busy, Closed, FastnessError, HeadAdvanced, InvalidArgument
 from fastness.handles.plane import AsyncPlane
 from fastness.handles.workers import RestartPolicy
 from fastness.hosts.adapters import AdapterPool

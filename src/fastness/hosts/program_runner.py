@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from fastness.errors import Backend, Busy, Closed, HeadAdvanced, FastnessError
+from fastness.errors import Backend, Busy, Closed, FastnessError, HeadAdvanced
 from fastness.hosts.failures import text_of
 from fastness.hosts.hosted_world import HostedWorld
 from fastness.hosts.programs import Program, event_of, ingress_of, opened, opening

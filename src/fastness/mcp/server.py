@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from fastness.mcp.client_log import add_client_log
 from fastness.mcp.completion import add_completion
-from fastness.mcp.dispatch import Feature, Handler, FastnessServer, Identify, RequestContext, ToolSource
+from fastness.mcp.dispatch import FastnessServer, Feature, Handler, Identify, RequestContext, ToolSource
 from fastness.mcp.errors import new_correlation_id
 from fastness.mcp.prompts import add_prompts
 from fastness.mcp.resources import add_resources

@@ -16,7 +16,7 @@ from typing import Any, Final
 import cbor2
 import msgspec
 
-from fastness.errors import Corrupt, HashMismatch, FastnessError, ObjectNotFound
+from fastness.errors import Corrupt, FastnessError, HashMismatch, ObjectNotFound
 from fastness.layers.journal_records import Kind
 from fastness.layers.snapshots import NO_MANIFEST, SnapshotRecord, is_completion
 from fastness.limits import FINDINGS_PER_WORLD_MAX, STATE_REPORTED_BYTES_MAX

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from fastness.errors import BatchTooLarge, EmptyBatch, Fenced, FastnessError, InvalidArgument
+from fastness.errors import BatchTooLarge, EmptyBatch, FastnessError, Fenced, InvalidArgument
 from fastness.kv import Transaction
 from fastness.layers import queues
 from fastness.layers.idempotency import KeyedCall

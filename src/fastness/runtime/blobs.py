@@ -18,8 +18,8 @@ from fastness import limits
 from fastness.backends.objects import ObjectStore
 from fastness.errors import (
     BlobNotFound,
-    HashMismatch,
     FastnessError,
+    HashMismatch,
     InvalidArgument,
     InvalidValue,
     MissingObject,

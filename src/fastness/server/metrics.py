@@ -21,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from fastness.errors import Fenced, FastnessError, NotAllowed, rebuild
+from fastness.errors import FastnessError, Fenced, NotAllowed, rebuild
 from fastness.kv import Result
 from fastness.layers.idempotency import KeyedCall
 from fastness.lock_rules import DATA_LEVELS

@@ -10,7 +10,7 @@ from inspect import isawaitable, iscoroutine
 from typing import Unpack, overload
 
 from fastness import limits
-from fastness.errors import Fenced, FastnessError
+from fastness.errors import FastnessError, Fenced
 from fastness.handles.messages import AsyncMessage
 from fastness.handles.plane import AsyncPlane
 from fastness.handles.workers.consumers import (

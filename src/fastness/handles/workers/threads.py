@@ -8,7 +8,7 @@ from inspect import iscoroutinefunction
 from typing import Unpack, overload
 
 from fastness import limits
-from fastness.errors import Fenced, FastnessError, InvalidArgument
+from fastness.errors import FastnessError, Fenced, InvalidArgument
 from fastness.handles.sync.messages import Message
 from fastness.handles.sync.plane import Plane
 from fastness.handles.workers.consumers import (
