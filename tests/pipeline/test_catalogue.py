@@ -11,19 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import duckdb
-import msgspec
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from fastness.cli.main import root
-from fastness.errors import InvalidArgument, PathUnusable, SchemaMismatch, TransactionConflict, Unsupported
+from fastness.errors import InvalidArgument, PathUnusable, TransactionConflict, Unsupported
 from fastness.pipeline import jobs
 from fastness.pipeline.catalogue import duckdb_file, spark_schema
 from fastness.pipeline.catalogue.views import VIEWS
 from fastness.pipeline.config import Config
-from fastness.pipeline.lake import Lake, Move, compaction
+from fastness.pipeline.lake import Lake
 from fastness.pipeline.schemas import TABLES, Table
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
@@ -162,15 +161,8 @@ def test_examples_and_views_give_the_same_rows_in_spark(engines: Engines, spark:
         assert in_any_order(found) == in_any_order(engines.duckdb(f"SELECT * FROM {view.name}")), view.name
 
 
-@pytest.mark.parametrize("created_by", ["this version", "version 3"])
-def test_days_of_session_logs_are_the_same_in_every_engine(
-    tmp_path: Path, spark: SparkSession, created_by: str
-) -> None:
-    """Whether the table has a folder for each day, or was created before it had."""
+def test_days_of_session_logs_are_the_same_in_every_engine(tmp_path: Path, spark: SparkSession) -> None:
     lake, activity = Lake(str(tmp_path / "lake")), TABLES["activity"]
-    if created_by == "version 3":
-        older = msgspec.structs.replace(activity, version=3, folders=("universe",))
-        lake.table(older).append_rows(random_rows(older, 40, Random(1)))
     lake.table(activity).append_rows(random_rows(activity, 40, Random(2)))
     duckdb_file.publish(lake, str(tmp_path / "lake.duckdb"))
     engines = Engines(tmp_path)
@@ -196,38 +188,6 @@ def test_duckdb_reads_only_the_files_of_a_day(tmp_path: Path) -> None:
     with duckdb.connect(str(tmp_path / "lake.duckdb"), read_only=True) as connection:
         plan = connection.execute("EXPLAIN SELECT n FROM activity WHERE day = DATE '2026-11-04'").fetchall()
     assert "1/15" in "".join(text for _, text in plan)
-
-
-def test_columns_of_a_newer_version_are_null_in_older_rows_in_every_engine(
-    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lake, older = Lake(str(tmp_path / "lake")), TABLES["queue_events"]
-    lake.table(older).append_rows(random_rows(older, 4, Random(1)), {"history/main/ada": Move(0, 4)})
-    fields = [pa.field("note", pa.string()), pa.field("weight", pa.float64())]
-    schema = pa.schema([*older.schema, *fields])
-    newer = msgspec.structs.replace(older, version=older.version + 1, schema=schema)
-    monkeypatch.setitem(TABLES, older.name, newer)
-    before = lake.table(newer)
-    assert before.rows(["note"]).column("note").to_pylist() == [None] * 4
-    assert [row.note for row in before.read(spark).collect()] == [None] * 4
-    before.append_rows(random_rows(newer, 3, Random(2)), {"history/main/ada": Move(4, 7)})
-    expected = in_any_order([tuple(row.values()) for row in lake.table(newer).rows().to_pylist()])
-    assert sum(row[-2] is None for row in expected) == 4
-    query = f"SELECT {', '.join(newer.schema.names)} FROM queue_events"
-    engines = Engines(tmp_path)
-
-    def same_rows() -> None:
-        duckdb_file.publish(lake, str(tmp_path / "lake.duckdb"))
-        for engine in (engines.duckdb, engines.polars, engines.spark):
-            assert in_any_order(engine(query)) == expected
-
-    same_rows()
-    assert compaction.compact(None, lake.table(newer), files_min=2)[1] <= 3  # Old and new files become one.
-    same_rows()
-    assert lake.table(newer).watermark("history/main/ada") == 7
-    expected_error = f"has version {newer.version}, this Fastness supports {older.version}; upgrade Fastness"
-    with pytest.raises(SchemaMismatch, match=expected_error):
-        lake.table(older)
 
 
 def test_views_are_documented() -> None:
@@ -272,15 +232,6 @@ def test_duckdb_file_of_a_lake_without_tables_has_empty_views(tmp_path: Path) ->
     with duckdb.connect(str(tmp_path / "lake.duckdb"), read_only=True) as connection:
         for name in names:
             assert connection.execute(f"SELECT * FROM {name}").fetchall() == []
-
-
-def test_duckdb_view_has_columns_that_older_files_lack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake, talk = Lake(str(tmp_path / "lake")), TABLES["rollup_talk"]
-    older = Table(talk.name, talk.version, talk.schema.remove(talk.schema.get_field_index("rejected")), talk.order)
-    lake.table(older).overwrite(random_rows(older, 5, Random(1)).to_batches())
-    duckdb_file.publish(lake, str(tmp_path / "lake.duckdb"))
-    with duckdb.connect(str(tmp_path / "lake.duckdb"), read_only=True) as connection:
-        assert connection.execute("SELECT COUNT(*), COUNT(rejected) FROM rollup_talk").fetchall() == [(5, 0)]
 
 
 def test_publishing_again_replaces_the_file(lake: Lake, tmp_path: Path) -> None:

@@ -215,8 +215,6 @@ def test_stream_of_another_history_fails_even_if_the_plane_is_ahead(data):
     for offset in (known, earlier):
         with pytest.raises(AnotherHistory, match="lineage"):
             again.latestOffset(offset, ReadAllAvailable())
-    of_an_older_version = {key: 1 for key in earlier if "/" in key}
-    assert again.latestOffset(of_an_older_version, ReadAllAvailable()) != known
     skipping = StreamReader(parse_options({"url": f"dir:{data}", "damage": "skip"}))
     assert skipping.latestOffset(known, ReadAllAvailable())["$history"]["lineage"] != known["$history"]["lineage"]
 
@@ -236,7 +234,9 @@ def test_stream_of_a_world_that_was_created_again_fails(data):
         reader.latestOffset(known, ReadAllAvailable())
 
 
+OF = {HISTORY: {"plane": "x", "lineage": "y"}}
 DAMAGED = [
+    {"main/ada": 7},
     {"$history": 7},
     {"$history": {"plane": "x"}},
     {"$history": {"plane": "x", "lineage": "y", "tips": {"main/ada": 7}}},
@@ -245,20 +245,20 @@ DAMAGED = [
     "main/ada",
     [],
     ["main/ada", 7],
-    {"main/ada": "7"},
-    {"main/ada": None},
-    {"main/ada": 7.5},
-    {"main/ada": True},
-    {"main/ada": -1},
-    {"main/ada": 1 << 63},
-    {"main/ada": {"height": 7}},
-    {"ada": 7},
-    {"/ada": 7},
-    {"main/": 7},
-    {"": 7},
-    {"main/x" + "x" * 10_000: 7},
-    {"main/a da": 7},
-    {"main/ada/7": 7},
+    {**OF, "main/ada": "7"},
+    {**OF, "main/ada": None},
+    {**OF, "main/ada": 7.5},
+    {**OF, "main/ada": True},
+    {**OF, "main/ada": -1},
+    {**OF, "main/ada": 1 << 63},
+    {**OF, "main/ada": {"height": 7}},
+    {**OF, "ada": 7},
+    {**OF, "/ada": 7},
+    {**OF, "main/": 7},
+    {**OF, "": 7},
+    {**OF, "main/x" + "x" * 10_000: 7},
+    {**OF, "main/a da": 7},
+    {**OF, "main/ada/7": 7},
 ]
 
 

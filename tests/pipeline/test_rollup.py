@@ -26,7 +26,7 @@ from fastness.errors import LeaseHeld, TransactionConflict
 from fastness.pipeline import jobs, measures
 from fastness.pipeline.config import Config, JobResult
 from fastness.pipeline.jobs import accept, aggregates, folds, ingest, report, rollup
-from fastness.pipeline.lake import Lake, LakeTable, Move, compaction, removal, retries
+from fastness.pipeline.lake import Lake, LakeTable, compaction, removal, retries
 from fastness.pipeline.lifecycles import PresentMessage
 from fastness.pipeline.measures import PlaneMeasurements
 from fastness.pipeline.schemas import (
@@ -37,7 +37,6 @@ from fastness.pipeline.schemas import (
     ROLLUP_LEASES,
     ROLLUP_QUEUES,
     TABLES,
-    Table,
 )
 from fastness.pipeline.views import open_view
 from fastness.testing.clock import ManualClock
@@ -644,19 +643,6 @@ def test_run_reads_only_new_files_and_rewrites_only_changed_ones(tmp_path: Path)
     settled = {file.path for file in before["messages"] if messages.rows_of(file, ["settled"]).column(0)[0].as_py()}
     assert len(settled) == 2  # One for each universe.
     assert settled < {file.path for file in messages.entries()}
-
-
-def test_rows_of_an_older_version_are_folded_again(tmp_path: Path) -> None:
-    """Version 2 of `messages` had no events in its rows."""
-    logs = Logs(tmp_path / "lake", 2)
-    logs.add(50)
-    columns = [field for field in MESSAGES.schema if field.name not in ("events", "settled")]
-    older = Table("messages", 2, pa.schema(columns), MESSAGES.order)
-    row = {"universe": "main", "queue": "queue-1", "id": "1", "outcome": "waiting", "attempts": 0, "logged": True}
-    rows = pa.Table.from_pylist([row], older.schema)
-    LakeTable(older, logs.lake.location.child("messages")).append_rows(rows, {"made/main": Move(0, 5)})
-    logs.roll_up()
-    assert logs.rows() == logs.rebuilt(tmp_path / "rebuilt").rows()
 
 
 def test_rows_of_another_program_version_are_folded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

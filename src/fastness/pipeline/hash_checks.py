@@ -21,8 +21,7 @@ from fastness.errors import Corrupt, DamagedDatabase, DecryptionFailed, HashMism
 from fastness.kv import prefix_range
 from fastness.layers import blobs
 from fastness.pipeline.journal_chunks import Stores
-from fastness.pipeline.lake import Lake, LakeFile, LakeTable, files, reading, watermark_files
-from fastness.pipeline.lake.locations import Location
+from fastness.pipeline.lake import Lake, LakeFile, LakeTable, files, watermark_files
 from fastness.pipeline.lake.log_hashes import LogHashes
 from fastness.pipeline.schemas import TABLES
 from fastness.pipeline.views import View
@@ -50,12 +49,10 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     affects: str
     path: str
     size: int
-    sha256: str | None = None  # None: an older version recorded none.
+    sha256: str
     entry: str = ""  # The path of a session log's manifest entry, and the entry.
     manifest: Manifest | None = None
-    table: str = ""  # The table of a lake file, its location, and its number of rows.
-    location: Location | None = None
-    rows: int = 0
+    rows: int | None = None  # Of a lake file.
     blob: str | None = None
 
 
@@ -83,24 +80,19 @@ def verify(check: Check, store: ObjectStore) -> Problem | None:
         return _problem(check, "missing", "is missing")
     except DecryptionFailed:
         return _problem(check, "checksum", "cannot be decrypted")
-    if check.sha256 is not None and hashlib.sha256(data).hexdigest() != check.sha256:
+    if hashlib.sha256(data).hexdigest() != check.sha256:
         return _problem(check, "checksum", "does not match its hash")
     if len(data) != check.size:
         return _problem(check, "checksum", f"has {len(data):,} bytes, not {check.size:,}")
     if check.manifest is not None and rotation.expected_manifest(check.entry, data) != check.manifest:
         return _problem(check, "manifest", f"has a manifest entry, {check.entry}, that differs from it")
-    return _verify_rows(check, data) if check.location is not None else None
+    return _verify_rows(check, data) if check.rows is not None else None
 
 
 def _verify_rows(check: Check, data: bytes) -> Problem | None:
-    assert check.location is not None
     try:
-        if check.sha256 is not None:
-            rows = pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows
-        else:  # Without a hash, every page is decoded.
-            batches = reading.batches_of(TABLES[check.table], check.location, check.path, check.universe)
-            rows = sum(batch.num_rows for batch in batches)
-    except (Corrupt, pa.ArrowException, OSError) as error:
+        rows = pq.ParquetFile(pa.BufferReader(data)).metadata.num_rows
+    except (pa.ArrowException, OSError) as error:
         return _problem(check, "checksum", f"cannot be decoded ({str(error).partition(chr(10))[0]})")
     return None if rows == check.rows else _problem(check, "count", f"has {rows:,} rows, and its commit {check.rows:,}")
 
@@ -249,7 +241,5 @@ def _file_check(table: LakeTable, file: LakeFile) -> Check:
         path=file.path,
         size=file.size,
         sha256=files.hash_in_name(file.path),
-        table=table.table.name,
-        location=table.location,
         rows=file.rows,
     )

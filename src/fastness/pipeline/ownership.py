@@ -36,7 +36,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 def owners(lake: Lake) -> dict[str, Owner]:
-    """The lineage that each universe of the lake follows; lakes of older versions have none."""
+    """The lineage that each universe of the lake follows."""
     return {owner.universe: owner for owner in _rows(lake.table(PLANES)) if owner.until is None}
 
 
@@ -63,8 +63,7 @@ def check(lake: Lake, view: View) -> None:
 
 def universes_of(lake: Lake, view: View, selected: Sequence[str] = ()) -> list[str]:
     """The universes of the view's plane, and those that the lake has of it and that it no longer has."""
-    identity = view.identity()
-    plane = None if identity is None else identity.plane
+    plane = view.identity().plane
     known = {owner.universe for owner in owners(lake).values() if owner.plane == plane}
     return sorted({*view.universes(), *(known & set(selected) if selected else known)})
 
@@ -90,7 +89,7 @@ def _claim(lake: Lake, view: View) -> None:
     for universe in view.universes():
         if universe in known:
             _check_owner(known[universe], identity)
-        elif identity is not None:
+        else:
             new.append(_owner(universe, identity))
     if new:
         moves = {_watermark(owner.universe): Move(0, fingerprints.of_bytes(owner.lineage.encode())) for owner in new}
@@ -115,13 +114,8 @@ def _follow(lake: Lake, universes: Sequence[str], identity: Identity) -> None:
     table.replace(old, new, moves)
 
 
-def _check_owner(owner: Owner, identity: Identity | None) -> None:
+def _check_owner(owner: Owner, identity: Identity) -> None:
     universe = owner.universe
-    if identity is None:
-        raise AnotherHistory(
-            f"Universe {universe} of the lake has the history of plane {owner.plane}, and this plane has no identity "
-            "yet: only older versions have opened it. Open it once with this version: fastness --url URL status"
-        )
     if identity.plane != owner.plane:
         raise AnotherHistory(
             f"Universe {universe} of the lake has the history of plane {owner.plane}, and this is plane "

@@ -1,9 +1,7 @@
 """The tables of the lake. `docs/lake.md` documents them, and a test compares the two.
 
-A table's version is stored in its metadata. A new column is a new version, which older readers understand. So is a
-renamed column: the next run that writes to the table rewrites its files (`lake/renames.py`). So are other partition
-columns: tables that exist keep theirs. Any other change needs a new table. No column is named like a reserved word of
-SQL.
+A table's version is stored in its metadata. A table of another version is refused, so any change of a table's columns,
+partitions or order needs a new version. No column is named like a reserved word of SQL.
 """
 
 from typing import Final
@@ -27,24 +25,15 @@ class Table(msgspec.Struct, frozen=True):
     schema: pa.Schema
     order: tuple[str, ...]
     folders: tuple[str, ...] = ("universe",)
-    renamed: dict[str, str] = {}  # The old names of columns, by their new ones.
     time: str | None = None  # When a row happened: retention removes rows by it. None: rows are not removed by age.
-
-    def with_old_names(self) -> "Table":
-        """The table as it was before columns were renamed."""
-        schema = pa.schema([field.with_name(self.renamed.get(field.name, field.name)) for field in self.schema])
-        order = tuple(self.renamed.get(name, name) for name in self.order)
-        return Table(self.name, self.version, schema, order, self.folders, time=self.time)
 
 
 def _table(name: str, version: int, order: tuple[str, ...], /, **columns: pa.DataType) -> Table:
     schema = pa.schema([("universe", pa.string()), *columns.items()])
-    return Table(
-        name, version, schema, order, _FOLDERS.get(name, ("universe",)), _RENAMED.get(name, {}), _TIMES.get(name)
-    )
+    return Table(name, version, schema, order, _FOLDERS.get(name, ("universe",)), _TIMES.get(name))
 
 
-# Tables whose partitions are more than the universe. Those that an older version created keep theirs.
+# Tables whose partitions are more than the universe.
 _FOLDERS: Final = {"activity": ("universe", "day")}
 
 # Append-only history, and measurements by time. Other tables are of the current state, or are computed again.
@@ -59,16 +48,6 @@ _TIMES: Final = {
 }
 
 
-_RENAMED: Final = {
-    "segments": {"last": "end"},
-    "activity": {"logged_at": "at"},
-    "entity_changes": {"changed_at": "at"},
-    "world_state": {"folded_at": "at"},
-    "quarantine": {"table_name": "table", "last": "end"},
-    "rollup_storage": {"measured_at": "at"},
-}
-
-
 def _percentiles(measure: str) -> dict[str, pa.DataType]:
     """Percentile columns: half of the messages took no longer than `p50`."""
     return {f"{measure}_p{percent}_ms": pa.float64() for percent in (50, 90, 99)}
@@ -76,7 +55,7 @@ def _percentiles(measure: str) -> dict[str, pa.DataType]:
 
 JOURNAL: Final = _table(
     "journal",
-    3,
+    1,
     ("world", "height"),
     world=pa.string(),
     height=pa.int64(),
@@ -90,7 +69,7 @@ JOURNAL: Final = _table(
 
 SEGMENTS: Final = _table(
     "segments",
-    3,
+    1,
     ("world", "start"),
     world=pa.string(),
     start=pa.int64(),
@@ -105,7 +84,7 @@ SEGMENTS: Final = _table(
 
 ACTIVITY: Final = _table(
     "activity",
-    4,
+    1,
     ("kind", "file", "n"),
     session=pa.string(),
     kind=pa.string(),
@@ -119,7 +98,7 @@ ACTIVITY: Final = _table(
 
 MESSAGES: Final = _table(
     "messages",
-    4,
+    1,
     ("queue", "put_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -142,7 +121,7 @@ MESSAGES: Final = _table(
 
 QUEUE_COUNTERS: Final = _table(
     "queue_counters",
-    2,
+    1,
     ("queue",),
     queue=pa.string(),
     put=pa.int64(),
@@ -154,7 +133,7 @@ QUEUE_COUNTERS: Final = _table(
 
 QUEUE_EVENTS: Final = _table(
     "queue_events",
-    2,
+    1,
     ("queue", "changed_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -167,7 +146,7 @@ QUEUE_EVENTS: Final = _table(
 
 MAIL: Final = _table(
     "mail",
-    3,
+    1,
     ("recipient", "stored_at"),
     recipient=pa.string(),
     sender=pa.string(),
@@ -182,7 +161,7 @@ MAIL: Final = _table(
 
 ENTITY_CHANGES: Final = _table(
     "entity_changes",
-    4,
+    1,
     ("kind", "id", "version"),
     kind=pa.string(),
     id=pa.string(),
@@ -197,7 +176,7 @@ ENTITY_CHANGES: Final = _table(
 
 WORLD_STATE: Final = _table(
     "world_state",
-    3,
+    1,
     ("world", "height"),
     world=pa.string(),
     height=pa.int64(),  # Every record below it is applied.
@@ -210,20 +189,20 @@ WORLD_STATE: Final = _table(
 
 PLANES: Final = _table(
     "planes",
-    2,
+    1,
     ("since",),
     plane=pa.string(),  # The id of the plane; it never changes.
     lineage=pa.string(),  # The history of the plane that the universe follows, or followed.
     parent=pa.string(),  # The lineage that it was restored from.
     shared_until=_UTC,  # The time of the backup: both lineages have the history before it.
-    cause=pa.string(),  # created, upgraded, restored, salvaged, imported, copied
+    cause=pa.string(),  # created, restored, salvaged, imported, copied
     since=_UTC,  # When the lake began to follow it.
     until=_UTC,  # When the lake followed another lineage; None: the current one.
 )
 
 SUPERSEDED: Final = _table(
     "superseded",
-    2,
+    1,
     ("table_name", "source", "number"),
     table_name=pa.string(),  # The table that had the row.
     source=pa.string(),  # A world, a log file or an entity.
@@ -236,7 +215,7 @@ SUPERSEDED: Final = _table(
 
 QUARANTINE: Final = _table(
     "quarantine",
-    3,
+    1,
     ("table_name", "source", "start"),
     table_name=pa.string(),  # The table that lacks the rows.
     source=pa.string(),  # A world, a log file or an entity.
@@ -250,7 +229,7 @@ QUARANTINE: Final = _table(
 
 TOMBSTONES: Final = _table(
     "tombstones",
-    2,
+    1,
     ("target", "name_digest"),
     target=pa.string(),  # world, kind, queue, session, or a column such as mail.sender
     name_digest=pa.string(),  # HMAC-SHA-256 of the forgotten name, hex.
@@ -263,7 +242,7 @@ TOMBSTONES: Final = _table(
 
 UNREACHABLE: Final = _table(
     "unreachable",
-    2,
+    1,
     ("hash",),
     hash=pa.string(),
     size=pa.int64(),
@@ -276,7 +255,7 @@ UNREACHABLE: Final = _table(
 
 QUEUED_MESSAGES: Final = _table(
     "queued_messages",
-    2,
+    1,
     ("queue", "put_at"),
     queue=pa.string(),
     id=pa.string(),
@@ -303,7 +282,7 @@ QUEUED_MESSAGES: Final = _table(
 
 STORED_MAIL: Final = _table(
     "stored_mail",
-    2,
+    1,
     ("recipient", "sequence"),
     recipient=pa.string(),
     sequence=pa.int64(),
@@ -321,7 +300,7 @@ STORED_MAIL: Final = _table(
 
 RECEIPTS: Final = _table(
     "receipts",
-    2,
+    1,
     ("sender", "sequence"),
     sender=pa.string(),
     sequence=pa.int64(),
@@ -334,7 +313,7 @@ RECEIPTS: Final = _table(
 
 STATES: Final = _table(
     "states",
-    2,
+    1,
     ("key",),
     key=pa.string(),
     version=pa.int64(),
@@ -348,7 +327,7 @@ STATES: Final = _table(
 
 STATE_CHANGES: Final = _table(
     "state_changes",
-    2,
+    1,
     ("key", "seen_at"),
     key=pa.string(),
     version=pa.int64(),
@@ -362,7 +341,7 @@ STATE_CHANGES: Final = _table(
 
 LEASES: Final = _table(
     "leases",
-    2,
+    1,
     ("key",),
     key=pa.string(),
     owner=pa.string(),
@@ -375,7 +354,7 @@ LEASES: Final = _table(
 
 SCHEDULES: Final = _table(
     "schedules",
-    2,
+    1,
     ("queue", "name"),
     queue=pa.string(),
     name=pa.string(),
@@ -387,7 +366,7 @@ SCHEDULES: Final = _table(
 
 TOKENS: Final = _table(
     "tokens",
-    2,
+    1,
     ("id",),
     id=pa.string(),
     name=pa.string(),
@@ -407,7 +386,7 @@ CONTENTS: Final = (QUEUED_MESSAGES, STORED_MAIL, RECEIPTS, STATES, STATE_CHANGES
 
 ROLLUP_QUEUES: Final = _table(
     "rollup_queues",
-    3,
+    1,
     ("queue",),
     queue=pa.string(),
     backlog=pa.int64(),  # Messages in the queue when the plane was measured; None: it could not be.
@@ -431,7 +410,7 @@ ROLLUP_QUEUES: Final = _table(
 
 ROLLUP_QUEUE_HOURS: Final = _table(
     "rollup_queue_hours",
-    2,
+    1,
     ("queue", "hour"),
     queue=pa.string(),
     hour=_UTC,
@@ -447,7 +426,7 @@ ROLLUP_QUEUE_HOURS: Final = _table(
 
 ROLLUP_ERRORS: Final = _table(
     "rollup_errors",
-    2,
+    1,
     ("queue", "signature"),
     queue=pa.string(),
     signature=pa.string(),  # The error without numbers, ids, hexadecimals and paths.
@@ -460,7 +439,7 @@ ROLLUP_ERRORS: Final = _table(
 
 ROLLUP_MAILBOXES: Final = _table(
     "rollup_mailboxes",
-    2,
+    1,
     ("recipient",),
     recipient=pa.string(),
     mails=pa.int64(),
@@ -474,7 +453,7 @@ ROLLUP_MAILBOXES: Final = _table(
 
 ROLLUP_TALK: Final = _table(
     "rollup_talk",
-    2,
+    1,
     ("sender", "recipient"),
     sender=pa.string(),
     recipient=pa.string(),
@@ -486,7 +465,7 @@ ROLLUP_TALK: Final = _table(
 
 ROLLUP_LEASES: Final = _table(
     "rollup_leases",
-    3,
+    1,
     ("key", "hour"),
     key=pa.string(),
     hour=_UTC,
@@ -502,7 +481,7 @@ ROLLUP_LEASES: Final = _table(
 
 ROLLUP_STORAGE: Final = _table(
     "rollup_storage",
-    3,
+    1,
     ("day", "source", "name"),
     day=pa.date32(),  # The day of the measurement; the last one of a day is kept.
     source=pa.string(),  # plane, or lake
@@ -514,7 +493,7 @@ ROLLUP_STORAGE: Final = _table(
 
 LIVE_QUEUE_MINUTES: Final = _table(
     "live_queue_minutes",
-    2,
+    1,
     ("queue", "minute"),
     queue=pa.string(),
     minute=_UTC,

@@ -16,7 +16,7 @@ import pyarrow as pa
 from fastness.errors import InvalidArgument, PathUnusable, Unsupported
 from fastness.pipeline.catalogue.views import VIEWS
 from fastness.pipeline.lake import Lake, LakeTable
-from fastness.pipeline.schemas import TABLES
+from fastness.pipeline.schemas import TABLES, Table
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -90,7 +90,7 @@ def _create(connection: "DuckDBPyConnection", lake: Lake, *, uses_delta_scan: bo
     )
     for table in TABLES.values():
         found = lake.table(table)
-        query = _delta_scan(found) if uses_delta_scan and found.exists else _file_scan(connection, found)
+        query = _delta_scan(found) if uses_delta_scan and found.exists else _file_scan(found)
         connection.execute(f"CREATE VIEW {table.name} AS {query}")
         listed = [table.name, found.count(), len(found.entries()), now]
         connection.execute(f"INSERT INTO {LISTING} VALUES (?, ?, ?, ?)", listed)
@@ -105,43 +105,33 @@ def _delta_scan(table: LakeTable) -> str:
     return f"SELECT {columns} FROM delta_scan({_text(table.location.url)})"
 
 
-def _file_scan(connection: "DuckDBPyConnection", table: LakeTable) -> str:
+def _file_scan(table: LakeTable) -> str:
     by_universe: dict[str, list[str]] = {}
     for file in table.entries():
         by_universe.setdefault(file.universe, []).append(f"{table.location.url}/{file.path}")
     if not by_universe:
-        return f"{_select(table, {}, 'NULL')} WHERE false"
+        nulls = (f"CAST(NULL AS {_TYPES[field.type]}) AS {_name(field.name)}" for field in table.table.schema)
+        return f"SELECT {', '.join(nulls)} WHERE false"
     # The name of a folder may be encoded, so the universe comes from the Delta log. A day is in the path as it is.
     return " UNION ALL ".join(
-        _select(table, _present(connection, files), _text(universe), _scan(files))
+        f"SELECT {_columns(table.table, universe)} FROM {_scan(files)}"
         for universe, files in sorted(by_universe.items())
     )
 
 
-def _present(connection: "DuckDBPyConnection", files: Sequence[str]) -> dict[str, str]:
-    """The columns of the files, by name; those of an older version of the table may lack some."""
-    rows = connection.execute(f"DESCRIBE SELECT * FROM {_scan(files)}").fetchall()
-    return {str(row[0]): _name(str(row[0])) for row in rows}
-
-
-def _select(table: LakeTable, present: dict[str, str], universe: str, scan: str | None = None) -> str:
-    values = {**(_partitions(table) if scan is not None else {}), **present, "universe": universe}
-    columns = ", ".join(
-        f"CAST({values.get(field.name, 'NULL')} AS {_TYPES[field.type]}) AS {_name(field.name)}"
-        for field in table.table.schema
+def _columns(table: Table, universe: str) -> str:
+    """The columns of the files, and those that are only in their paths."""
+    values = {field.name: _name(field.name) for field in table.schema}
+    for name in table.folders:
+        values[name] = f"nullif(regexp_extract(filename, '/{name}=([0-9-]+)/[^/]+$', 1), '')"
+    values["universe"] = _text(universe)
+    return ", ".join(
+        f"CAST({values[field.name]} AS {_TYPES[field.type]}) AS {_name(field.name)}" for field in table.schema
     )
-    return f"SELECT {columns}" + (f" FROM {scan}" if scan is not None else "")
-
-
-def _partitions(table: LakeTable) -> dict[str, str]:
-    """The partition columns other than the universe, from the paths of files."""
-    names = (name for name in table.location.partitions if name != "universe")
-    return {name: f"nullif(regexp_extract(filename, '/{name}=([0-9-]+)/[^/]+$', 1), '')" for name in names}
 
 
 def _scan(files: Sequence[str]) -> str:
-    options = "union_by_name = true, hive_partitioning = false, filename = true"
-    return f"read_parquet([{', '.join(map(_text, files))}], {options})"
+    return f"read_parquet([{', '.join(map(_text, files))}], hive_partitioning = false, filename = true)"
 
 
 def _name(name: str) -> str:

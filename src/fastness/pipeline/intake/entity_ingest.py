@@ -59,7 +59,7 @@ def change_fingerprint(row: dict[str, object]) -> int:
 
 def is_same_change(stored: dict[str, Any], row: dict[str, Any]) -> bool:
     """Whether a row of the lake, with its time in milliseconds, is this change. Redacted fields are unknown."""
-    if stored.get("redacted"):
+    if stored["redacted"]:
         return change_fingerprint({**stored, "fields": None}) == change_fingerprint({**row, "fields": None})
     return change_fingerprint(stored) == change_fingerprint(row)
 

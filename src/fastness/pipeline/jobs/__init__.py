@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from importlib import import_module
 from threading import Event
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
-from fastness.errors import Backend, Corrupt, FastnessError, InvalidArgument
+from fastness.errors import FastnessError, InvalidArgument
 from fastness.pipeline import sessions
 from fastness.pipeline.config import Config, JobResult
 from fastness.pipeline.observation.observers import Observer, observed
@@ -17,8 +16,6 @@ from fastness.pipeline.progress import ProgressCallback, report_progress
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from fastness.pipeline.lake import Lake
-    from fastness.pipeline.schemas import Table
     from fastness.pipeline.views import View
 
 # Descriptions, for command-line help. The first six, in this order, are a full run.
@@ -40,7 +37,6 @@ JOBS: Final = {
 JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept", "reset", "forget")
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
 FULL_RUN: Final = ("ingest", "audit", "reachability", "contents", "rollup", "report")
-_JOBS_THAT_WRITE_NO_TABLE: Final = ("report", "load")
 _JOBS_WITH_VIEW: Final = ("ingest", "audit", "reachability", "contents", "rollup")
 
 
@@ -103,32 +99,10 @@ def run(
 
     def work() -> JobResult:
         with sessions.report_end_of_java(spark, name), report_progress(spark, progress):
-            if name not in _JOBS_THAT_WRITE_NO_TABLE:
-                _rename_columns(spark, config)
             result: JobResult = job.run(spark, config, progress=progress, **options)
         return result
 
     return observed(name, observers, work)
-
-
-def _rename_columns(spark: "SparkSession | None", config: Config) -> None:
-    """Rename the columns of a lake that an older version wrote."""
-    from fastness.pipeline.lake import Lake, retries
-    from fastness.pipeline.schemas import TABLES
-
-    lake = Lake(config.lake, config.storage)
-    for table in TABLES.values():
-        if table.renamed:
-            work = partial(_rename_columns_of, lake, table, spark)
-            retries.retry_until_committed(f"the table {table.name}", work)
-
-
-def _rename_columns_of(lake: "Lake", table: "Table", spark: "SparkSession | None") -> None:
-    try:
-        found = lake.table(table)
-    except (Corrupt, Backend):
-        return  # The job itself reports what it cannot read.
-    found.rename_columns(spark)
 
 
 def run_all(

@@ -14,7 +14,6 @@ import msgspec
 import pyarrow as pa
 
 from fastness.errors import AnotherHistory, InvalidArgument
-from fastness.layers.lineages import Identity
 from fastness.pipeline import completeness, ownership
 from fastness.pipeline.config import Config, JobResult
 from fastness.pipeline.intake import divergence, history_ingest, known_sources, plans
@@ -59,7 +58,7 @@ def run(
         universes = ownership.universes_of(lake, view, config.universes)
         known_sources.check(lake, view, config, universes, chosen.named)
         followed = [universe for universe in universes if accepted.accept(universe)]
-        if followed and accepted.identity is not None:
+        if followed:
             ownership.follow(lake, followed, accepted.identity)
     confirmed = _confirm(lake, config, chosen) if lost else 0
     if lost and not chosen.is_partial:
@@ -100,16 +99,13 @@ class _Acceptance:
 
     def __init__(self, lake: Lake, view: View, chosen: _Chosen, staged: str) -> None:
         self.counts = dict.fromkeys((JOURNAL.name, ENTITY_CHANGES.name, ACTIVITY.name, QUEUE_EVENTS.name), 0)
-        self.identity: Identity | None = view.identity()
+        self.identity = view.identity()
+        self.lineage = self.identity.lineage
         self._lake = lake
         self._view = view
         self._chosen = chosen
         self._staged = staged
         self._owners = ownership.owners(lake)
-
-    @property
-    def lineage(self) -> str | None:
-        return None if self.identity is None else self.identity.lineage
 
     def accept(self, universe: str) -> bool:
         """Replace the rows of a universe that the plane no longer has; whether it follows another lineage now."""
@@ -153,7 +149,7 @@ class _Acceptance:
         return find(self._view, target, universe, wanted, since_ms=since_ms)
 
     def _shared_until_ms(self, owner: Owner) -> int:
-        if self.identity is None or self.identity.plane != owner.plane:
+        if self.identity.plane != owner.plane:
             raise AnotherHistory(
                 f"Universe {owner.universe} of the lake has the history of another plane, {owner.plane}; "
                 "use another lake"

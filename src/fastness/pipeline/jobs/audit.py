@@ -60,11 +60,11 @@ def run(
     redaction = redactions.load(config)
     counts = dict.fromkeys(("worlds", "records", "snapshots", "blobs", "logs", "lake_files"), 0)
     hashes = _HashAudit(spark, config, counts)
-    problems, notes, tables = hashes.check_lake(lake)
+    problems, tables = hashes.check_lake(lake)
+    notes, findings = list[str](), list[dict[str, Any]]()
     lake_journal = _LakeJournal(spark, lake, config, is_comparable=not {JOURNAL.name, QUARANTINE.name} & tables)
     if not lake_journal.is_comparable:
         notes.append("The journal of the lake was not compared with the plane, because the lake is damaged")
-    findings: list[dict[str, Any]] = []
     checked_blobs: dict[str, set[str]] = {}
     wrong = 0
     with shared_view(config, view) as plane, staging.temporary_folder(lake.location) as staged:
@@ -138,9 +138,9 @@ class _HashAudit:
         self._config = config
         self._counts = counts
 
-    def check_lake(self, lake: Lake) -> tuple[list[Problem], list[str], set[str]]:
-        """The problems of the lake's files, notes, and the names of the tables with problems."""
-        problems, notes, damaged, unhashed = list[Problem](), list[str](), set[str](), 0
+    def check_lake(self, lake: Lake) -> tuple[list[Problem], set[str]]:
+        """The problems of the lake's files, and the names of the tables with problems."""
+        problems, damaged = list[Problem](), set[str]()
         for name in TABLES:
             found = hash_checks.table_checks(lake, name, self._config.universes)
             store = lake.location.child(name).store_url
@@ -149,10 +149,7 @@ class _HashAudit:
                 damaged.add(name)
             problems += problems_here
             self._counts["lake_files"] += len(found.checks) + found.watermark_files
-            unhashed += sum(check.sha256 is None for check in found.checks)
-        if unhashed:
-            notes.append(f"{unhashed:,} files of the lake are of an older version and have no hash; they were decoded")
-        return problems, notes, damaged
+        return problems, damaged
 
     def check_objects(self, view: View, universe: str, skipped: set[str]) -> list[Problem]:
         """The problems of a universe's rotated session logs, and of its blobs except the `skipped` ones."""

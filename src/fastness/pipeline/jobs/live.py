@@ -152,8 +152,7 @@ class _LiveQuery:
         self._lake = Lake(config.lake, config.storage)
         with open_view(config) as view:
             ownership.claim(self._lake, view)
-            identity, self._universes = view.identity(), frozenset(view.universes())
-        self._lineage = "unknown" if identity is None else identity.lineage
+            self._lineage, self._universes = view.identity().lineage, frozenset(view.universes())
         number = _number(self._lake, self._lineage, rebuild=rebuild)
         self._minutes = LiveMinutes(self._lake, f"live/{self._lineage}/{number}", late_ms=round(late_seconds * 1_000))
         self._checkpoint = _checkpoint_root(self._lake, checkpoint) / self._lineage / str(number)

@@ -328,7 +328,7 @@ class Rollup:
                 return self._all_files(step, universe)
             paths += changes.old_paths
             files[source.name] = changes.new_files
-        if watermarks.get(f"sources/{universe}") != _digest(step.table, paths):
+        if watermarks.get(f"sources/{universe}") != _digest(paths):
             return self._all_files(step, universe)
         return _New(files, is_complete=False)
 
@@ -359,7 +359,7 @@ class Rollup:
             for source in step.sources:
                 paths += sorted(file.path for file in self._source_files[source.name].get(universe, []))
                 values[folded_watermark(source.name, universe)] = self._tables[source.name].version + 1
-            values[f"sources/{universe}"] = _digest(step.table, paths)
+            values[f"sources/{universe}"] = _digest(paths)
         return {name: Move(watermarks.get(name, 0), value) for name, value in values.items()}
 
     def _stale_universes(self, step: _Step) -> dict[str, Move]:
@@ -373,7 +373,7 @@ class Rollup:
         moves = {}
         for universe in {*paths, *by_universe}:
             measurements = None if step.measurements is None else by_universe.get(universe, [])
-            digest = _digest(step.table, sorted(paths.get(universe, [])), measurements)
+            digest = _digest(sorted(paths.get(universe, [])), measurements)
             if watermarks.get(_watermark(universe)) != digest:
                 moves[universe] = Move(watermarks.get(_watermark(universe), 0), digest)
         return moves
@@ -570,9 +570,9 @@ def _by_universe(measurements: _Measurements | None) -> dict[str, list[tuple[Any
     return found
 
 
-def _digest(table: Table, paths: list[str], measurements: list[tuple[Any, ...]] | None = None) -> int:
-    """A digest of a table's inputs: its version, source files (which never change) and measurements."""
-    return fingerprints.of_bytes(msgspec.msgpack.encode([fastness.__version__, table.version, paths, measurements]))
+def _digest(paths: list[str], measurements: list[tuple[Any, ...]] | None = None) -> int:
+    """A digest of a table's inputs: the version of Fastness, source files (which never change) and measurements."""
+    return fingerprints.of_bytes(msgspec.msgpack.encode([fastness.__version__, paths, measurements]))
 
 
 def _watermark_moves(moves: dict[str, Move]) -> dict[str, Move]:

@@ -6,9 +6,8 @@ A file has the SHA-256 of its bytes in its name, which is in the commit, and a c
 
 import hashlib
 import io
-import re
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -31,18 +30,9 @@ _NO_DICTIONARY: Final = frozenset(
 )  # High cardinality.
 
 
-_HASHED_NAME: Final = re.compile(r"[0-9a-f]{32}-([0-9a-f]{64})\.parquet\Z")
-
-
-def hash_in_name(path: str) -> str | None:
-    """The SHA-256 in the name of a file; None if an older version wrote it."""
-    found = _HASHED_NAME.match(path.rpartition("/")[2])
-    return None if found is None else found[1]
-
-
-def partition_columns(table: Table, location: Location) -> tuple[str, ...]:
-    """The partition columns of a table. One that an older version created keeps its own."""
-    return location.partitions or table.folders
+def hash_in_name(path: str) -> str:
+    """The SHA-256 in the name of a file; the name of one that other software has written."""
+    return path.rpartition("-")[2].removesuffix(".parquet")
 
 
 def partitions_in(path: str) -> dict[str, str | None]:
@@ -72,13 +62,12 @@ class Writer:
         self._table = table
         self._location = location
         self._is_sorted = is_sorted
-        self._columns = partition_columns(table, location)
         self._open: dict[tuple[Any, ...], _File] = {}
         self._done: list[AddedFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows of one or more partitions."""
-        for values, rows in _by_partition(batch, self._columns):
+        for values, rows in _by_partition(batch, self._table.folders):
             file = self._open.pop(values, None) or self._new(values)
             self._open[values] = file  # Keeps the most recently used one last.
             file.add(rows)
@@ -94,7 +83,7 @@ class Writer:
     def _new(self, values: tuple[Any, ...]) -> "_File":
         if len(self._open) >= LAKE_WRITERS_MAX:
             self._finish(next(iter(self._open)))
-        partition = dict(zip(self._columns, values, strict=True))
+        partition = dict(zip(self._table.folders, values, strict=True))
         return _File(self._table, self._location, partition, is_sorted=self._is_sorted)
 
     def _finish(self, values: tuple[Any, ...]) -> None:
@@ -117,10 +106,11 @@ def sorted_batches(table: Table, rows: pa.Table) -> Iterator[pa.RecordBatch]:
     yield from rows.cast(table.schema).sort_by(keys).to_batches(max_chunksize=LAKE_ROW_GROUP_ROWS)
 
 
-def stored_schema(table: Table, partitions: Collection[str] | None = None) -> pa.Schema:
+def stored_schema(table: Table) -> pa.Schema:
     """The schema of the files."""
-    absent = table.folders if partitions is None else partitions
-    return pa.schema([(field.name, _stored_type(field.type)) for field in table.schema if field.name not in absent])
+    return pa.schema(
+        [(field.name, _stored_type(field.type)) for field in table.schema if field.name not in table.folders]
+    )
 
 
 def _stored_type(type: pa.DataType) -> pa.DataType:
@@ -140,14 +130,6 @@ def _by_partition(batch: pa.RecordBatch, columns: tuple[str, ...]) -> Iterator[t
             yield (value.as_py(), *values), rows
 
 
-def _with_all_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch; columns that it lacks are null."""
-    for field in schema:
-        if field.name not in batch.schema.names:
-            batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
-    return batch
-
-
 class _File:
     """A file being written, with one row group buffered in memory."""
 
@@ -156,7 +138,7 @@ class _File:
         self._location = location
         self._partition = {name: None if value is None else str(value) for name, value in partition.items()}
         self._is_sorted = is_sorted
-        self._schema = stored_schema(table, partition)
+        self._schema = stored_schema(table)
         folders = (f"{name}={(value or _NULL)[:_FOLDER_CHARACTERS]}" for name, value in self._partition.items())
         self._stem = "/".join([*folders, uuid.uuid4().hex])
         self._stats = _Stats(table, self._schema)
@@ -174,7 +156,7 @@ class _File:
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self._buffered.append(_with_all_columns(batch, self._schema).select(self._schema.names))
+        self._buffered.append(batch.select(self._schema.names))
         self._rows += batch.num_rows
         self.buffered_bytes += batch.nbytes
         if self._rows >= LAKE_ROW_GROUP_ROWS or self.buffered_bytes >= LAKE_ROW_GROUP_BYTES:

@@ -19,15 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
-def read(
-    spark: "SparkSession",
-    table: Table,
-    location: Location,
-    files: Sequence[tuple[str, str]],
-    *,
-    has_old_names: bool = False,
-) -> "DataFrame":
-    """A DataFrame of the rows of these (path, universe) files, all of which have the old names of columns or none."""
+def read(spark: "SparkSession", table: Table, location: Location, files: Sequence[tuple[str, str]]) -> "DataFrame":
+    """A DataFrame of the rows of these (path, universe) files."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = spark_schema(table)
@@ -35,11 +28,7 @@ def read(
         return spark.createDataFrame(table.schema.empty_table(), schema)
     if location.is_local:
         paths = [f"{location.url}/{path}" for path, _ in files]
-        reader = spark.read.option("basePath", location.url)
-        if not has_old_names:
-            return reader.schema(schema).parquet(*paths)
-        old = reader.schema(spark_schema(table.with_old_names())).parquet(*paths)
-        return old.withColumnsRenamed({before: name for name, before in table.renamed.items()})
+        return spark.read.option("basePath", location.url).schema(schema).parquet(*paths)
 
     shown = to_arrow_schema(schema, timezone="UTC")  # Spark has microsecond timestamps only.
 

@@ -16,7 +16,6 @@ class Location(msgspec.Struct, frozen=True):
 
     url: str  # A path, or s3://bucket/prefix
     storage: dict[str, str] = {}
-    partitions: tuple[str, ...] = ()  # The partition columns of an existing table here.
 
     @property
     def is_local(self) -> bool:

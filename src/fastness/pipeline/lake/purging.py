@@ -12,16 +12,10 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from fastness.errors import ObjectNotFound
 from fastness.limits import OBJECT_LIST_MAX
 from fastness.pipeline.journal_chunks import Stores
 from fastness.pipeline.lake import compaction
 from fastness.pipeline.lake.tables import LakeTable
-from fastness.pipeline.lake.watermarks import FILES, REWRITES
 
 _LOG: Final = "_delta_log"
 _VERSION: Final = re.compile(r"_delta_log/(\d{20})\.")
@@ -40,7 +34,6 @@ def purge(table: LakeTable, is_dropped: Callable[[str], bool]) -> int:
     deleted = len(compaction.vacuum(table, keep_hours=0))
     version = table.version
     table.delta().create_checkpoint()
-    _drop_watermarks(table, version)
     table.log_hashes.record_checkpoint(version)
     store, after = Stores(table.location.storage)(table.location.store_url), None
     while page := store.list(_LOG, after=after, limit=OBJECT_LIST_MAX):
@@ -52,20 +45,3 @@ def purge(table: LakeTable, is_dropped: Callable[[str], bool]) -> int:
         after = page[-1].path
     table.log_hashes.delete_stale()
     return deleted
-
-
-def _drop_watermarks(table: LakeTable, version: int) -> None:
-    """Remove the watermarks that an older version of Fastness has committed one by one: they are in a file now."""
-    path = f"{_LOG}/{version:020}.checkpoint.parquet"
-    try:
-        found = pq.read_table(pa.BufferReader(table.location.read(path)))
-    except ObjectNotFound:
-        return
-    if "txn" not in found.column_names:
-        return
-    names = pc.struct_field(found.column("txn"), "appId").to_pylist()
-    kept = pa.array([name in (None, REWRITES, FILES) for name in names], pa.bool_())
-    if not pc.all(kept).as_py():
-        sink = pa.BufferOutputStream()
-        pq.write_table(found.filter(kept), sink)
-        Stores(table.location.storage)(table.location.store_url).put(path, sink.getvalue().to_pybytes())

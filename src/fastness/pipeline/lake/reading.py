@@ -23,7 +23,7 @@ def rows(
     columns: Sequence[str] | None = None,
     where: pc.Expression | None = None,
 ) -> pa.Table:
-    """The rows of one file; columns that an older file lacks are null, and renamed ones have their new names.
+    """The rows of one file.
 
     `where` is about columns of the file, not about partition columns.
     """
@@ -31,12 +31,7 @@ def rows(
     schema = _schema(table, columns)
     source = pa.BufferReader(location.read(path))
     with _damage_reported(location, path):
-        present = set(pq.read_schema(source).names)
-        source.seek(0)
-        if not present.isdisjoint(table.renamed.values()):
-            old = _with_new_names(table, pq.read_table(source, page_checksum_verification=True))
-            return _complete(old if where is None else old.filter(where), schema, values)
-        names = [name for name in schema.names if name in present]
+        names = [name for name in schema.names if name not in table.folders]
         found = pq.read_table(source, columns=names, filters=where, page_checksum_verification=True)
         return _complete(found, schema, values)
 
@@ -50,15 +45,14 @@ def batches_of(
     with _damage_reported(location, path):
         file = pq.ParquetFile(source, page_checksum_verification=True)
     values = _partition(path, universe)
-    wanted = {*schema.names, *(table.renamed[name] for name in schema.names if name in table.renamed)}
-    present = [name for name in file.schema_arrow.names if name in wanted]
-    batches = file.iter_batches(batch_size=ROWS_BATCH, columns=present)
+    names = [name for name in schema.names if name not in table.folders]
+    batches = file.iter_batches(batch_size=ROWS_BATCH, columns=names)
     while True:
         with _damage_reported(location, path):
             batch = next(batches, None)
         if batch is None:
             return
-        yield from _complete(_with_new_names(table, pa.Table.from_batches([batch])), schema, values).to_batches()
+        yield from _complete(pa.Table.from_batches([batch]), schema, values).to_batches()
 
 
 @contextmanager
@@ -72,11 +66,6 @@ def _damage_reported(location: Location, path: str) -> Iterator[None]:
         ) from error
 
 
-def _with_new_names(table: Table, found: pa.Table) -> pa.Table:
-    new_names = {old: new for new, old in table.renamed.items()}
-    return found.rename_columns([new_names.get(name, name) for name in found.column_names])
-
-
 def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
     return table.schema if columns is None else pa.schema([table.schema.field(name) for name in columns])
 
@@ -86,12 +75,12 @@ def _partition(path: str, universe: str) -> dict[str, str | None]:
 
 
 def _complete(found: pa.Table, schema: pa.Schema, values: Mapping[str, str | None]) -> pa.Table:
-    """The columns of a schema; those that the file lacks have the value of the partition, or are null."""
+    """The columns of a schema; those that are not in the file have the value of its partition."""
     columns = []
     for field in schema:
         if field.name in found.column_names:
             columns.append(found.column(field.name))
         else:
-            value = pa.scalar(values.get(field.name), pa.string()).cast(field.type)
+            value = pa.scalar(values[field.name], pa.string()).cast(field.type)
             columns.append(pa.chunked_array([pa.repeat(value, found.num_rows)]))
     return pa.Table.from_arrays(columns, names=schema.names).cast(schema)

@@ -13,19 +13,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Field, Transaction
-from deltalake import Schema as DeltaSchema
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from fastness.errors import Backend, PathUnusable, SchemaMismatch, TransactionConflict
 from fastness.limits import LAKE_ATTEMPTS, VIEW_OBJECTS_IN_FLIGHT
-from fastness.pipeline.lake import files, frames, reading, renames
+from fastness.pipeline.lake import files, frames, reading
 from fastness.pipeline.lake.files import AddedFile
 from fastness.pipeline.lake.locations import Location, parse_location
 from fastness.pipeline.lake.log_hashes import CHECKPOINT_INTERVAL, LogHashes
@@ -80,7 +79,7 @@ class Lake:
         """A snapshot of the table, which need not exist yet.
 
         Raises:
-            SchemaMismatch: a newer Fastness wrote it.
+            SchemaMismatch: another version of Fastness wrote it.
         """
         return LakeTable(table, self.location.child(table.name))
 
@@ -101,31 +100,6 @@ class LakeTable:
         return self._delta is not None
 
     @property
-    def has_old_names(self) -> bool:
-        """Whether columns still have the names that they had before they were renamed."""
-        if self._delta is None or not self.table.renamed:
-            return False
-        return any(field.name in self.table.renamed.values() for field in self._delta.schema().fields)
-
-    def rename_columns(self, spark: "SparkSession | None" = None) -> None:
-        """Rewrite the files of a table with old names, in one commit. All watermarks stay.
-
-        Raises:
-            TransactionConflict: another run has committed meanwhile; nothing was committed.
-        """
-        if self._delta is None:
-            return
-        if not self.has_old_names:
-            self._upgrade(self._delta)
-            return
-        old = [(file.path, file.universe) for file in self.entries()]
-        new = list(renames.rewrite(spark, self.table.name, self.location, old))
-        rewrites = {REWRITES: Move(self.watermark(REWRITES), self.watermark(REWRITES) + 1)}
-        self._check_written(new)
-        self._commit(self._delta, _add_actions(new, is_same_data=False), self._transactions(rewrites), mode="overwrite")
-        self._upgrade(self._delta)
-
-    @property
     def version(self) -> int:
         """The number of the last commit of this snapshot; -1 if the table does not exist."""
         return -1 if self._delta is None else int(self._delta.version())
@@ -141,8 +115,6 @@ class LakeTable:
                 except TableNotFoundError:
                     return
         self._check_version(self._delta)
-        columns = tuple(self._delta.metadata().partition_columns)
-        self.location = msgspec.structs.replace(self.location, partitions=columns)
 
     def watermark(self, name: str) -> int:
         """The value of a watermark; 0 if it was never set."""
@@ -222,15 +194,8 @@ class LakeTable:
             moves.setdefault(REWRITES, Move(self.watermark(REWRITES), self.watermark(REWRITES) + 1))
         if not (old or new or moves):
             return
-        if self.has_old_names:
-            self.rename_columns()
-            raise TransactionConflict(f"Columns of the table {self.table.name} were renamed; plan again")
         self._check_written(new)
         delta = self._ensure_created()
-        if any({"universe", *file.partitions} != set(self.location.partitions) for file in new):
-            raise TransactionConflict(
-                f"Another run has created the table {self.table.name}, with other partition columns; plan again"
-            )
         self._check_origins(moves)
         actions = [*_add_actions(new, is_same_data=is_same_data), *_remove_actions(old, is_same_data=is_same_data)]
         for attempt in range(LAKE_ATTEMPTS):
@@ -294,7 +259,6 @@ class LakeTable:
         actions: list[AddAction | RemoveAction],
         transactions: Mapping[str, int],
         *,
-        mode: Literal["append", "overwrite"] = "append",
         is_retention: bool = False,
     ) -> None:
         now_ms = time.time_ns() // 1_000_000
@@ -302,9 +266,9 @@ class LakeTable:
         with _translate_errors(self.location):
             delta.create_write_transaction(
                 actions,
-                mode,
+                "append",
                 self.table.schema,
-                list(self.location.partitions),
+                list(self.table.folders),
                 commit_properties=CommitProperties(
                     custom_metadata={RETENTION: "true"} if is_retention else None,
                     app_transactions=[Transaction(name, value, now_ms) for name, value in transactions.items()],
@@ -343,7 +307,7 @@ class LakeTable:
         """This snapshot of the table as a DataFrame; empty if the table does not exist."""
         chosen = [file for file in self.entries() if universes is None or file.universe in universes]
         paths = [(file.path, file.universe) for file in chosen]
-        return frames.read(spark, self.table, self.location, paths, has_old_names=self.has_old_names)
+        return frames.read(spark, self.table, self.location, paths)
 
     def write(self, frame: "DataFrame") -> list[AddedFile]:
         """Write the rows of a DataFrame on executors; `append` or `overwrite` then commits the files."""
@@ -380,7 +344,6 @@ class LakeTable:
                 raise PathUnusable(
                     f"Cannot create a table at {self.location.url} ({failure}); make it writable, or use another folder"
                 ) from failure
-        self._upgrade(self._delta)
         return self._delta
 
     def _create(self) -> None:
@@ -396,25 +359,17 @@ class LakeTable:
             )
 
     def _check_version(self, delta: DeltaTable) -> None:
-        version = _version(delta)
-        if version > self.table.version:
+        version, known = int(delta.metadata().configuration.get(_VERSION, 0)), self.table.version
+        if version != known:
+            advice = (
+                "upgrade Fastness"
+                if version > known
+                else "ingest into a new lake, or use the version of Fastness that wrote this one"
+            )
             raise SchemaMismatch(
                 f"The table {self.table.name} in {self.location.url} has version {version}, this Fastness supports "
-                f"{self.table.version}; upgrade Fastness"
+                f"{known}; {advice}"
             )
-
-    def _upgrade(self, delta: DeltaTable) -> None:
-        """Add the columns that the table lacks in this version."""
-        if _version(delta) == self.table.version:
-            return
-        existing = {field.name for field in delta.schema().fields}
-        wanted = DeltaSchema.from_arrow(self.table.schema).fields
-        missing: list[Field] = [field for field in wanted if field.name not in existing]
-        with _translate_errors(self.location):
-            if missing:
-                delta.alter.add_columns(missing)
-            delta.alter.set_table_properties({_VERSION: str(self.table.version)}, raise_if_not_exists=False)
-            delta.update_incremental()
 
 
 def _add_actions(new: Sequence[AddedFile], *, is_same_data: bool) -> list[AddAction | RemoveAction]:
@@ -433,10 +388,6 @@ def _remove_actions(old: Sequence[LakeFile], *, is_same_data: bool) -> list[AddA
         RemoveAction(file.path, not is_same_data, now_ms, file.size, {"universe": file.universe, **file.partitions})
         for file in old
     ]
-
-
-def _version(delta: DeltaTable) -> int:
-    return int(delta.metadata().configuration.get(_VERSION, "1"))
 
 
 def _lake_file(row: dict[str, Any]) -> LakeFile:

@@ -1,14 +1,8 @@
 """Reads the watermarks of a table, and writes those that a commit moves.
 
-    _delta_log/00000000000000000042.json                 {"txn":{"appId":"watermarks","version":…}}, a fingerprint
-    _delta_log/00000000000000000040.checkpoint.parquet   all actions up to that version, in one file
-    _watermarks/<fingerprint>.parquet                    the watermarks: see `watermark_files`
-
-The log of an older version of Fastness has an application transaction for each watermark instead:
-
-    _delta_log/00000000000000000041.json                 {"txn":{"appId":"journal/main/ada","version":512}} …
-
-These are read until a commit names a file; the first one has all of them.
+_delta_log/00000000000000000042.json                 {"txn":{"appId":"watermarks","version":…}}, a fingerprint
+_delta_log/00000000000000000040.checkpoint.parquet   all actions up to that version, in one file
+_watermarks/<fingerprint>.parquet                    the watermarks: see `watermark_files`
 """
 
 import re
@@ -53,10 +47,10 @@ class Watermarks:
 
     def __init__(self, location: Location) -> None:
         self._location = location
-        self._logged: dict[str, int] = {}  # The application transactions.
+        self._logged: dict[str, int] = {}  # The application transactions: REWRITES and FILES.
         self._version = -1  # Of the log,
         self._read_version = -1  # and of the files.
-        self._values: dict[str, int] = {}  # Those of the files.
+        self._values: dict[str, int] = {}  # REWRITES, and those of the files.
         self._sizes: dict[int, int] = {}  # The files that were read, by fingerprint, the base first.
         self.moved: set[str] = set()  # The watermarks that moved between the last two versions that were read.
 
@@ -71,10 +65,10 @@ class Watermarks:
             self.moved = set()
             if newest and newest not in self._sizes:
                 self._read_files(newest)
-            if newest and REWRITES in self._logged:
+            if REWRITES in self._logged:
                 self._values[REWRITES] = self._logged[REWRITES]
             self._read_version = version
-        return self._values if newest else self._logged
+        return self._values
 
     def newest_file(self, version: int) -> int:
         """The fingerprint of the newest file at this version; 0 if there is none.
@@ -102,14 +96,13 @@ class Watermarks:
             data = watermark_files.encode(moved, predecessor=next(reversed(self._sizes)), is_base=False)
             if len(sizes) < LAKE_WATERMARK_FILES and sum(sizes[1:]) + len(data) <= sizes[0]:
                 return watermark_files.write(self._location, data)
-        return self._write_base({**(self._values if sizes else self._logged), **moved})
+        return self._write_base({**self._values, **moved})
 
     def write_all_except(self, is_dropped: Callable[[str], bool]) -> int:
         """Write a file with all watermarks that are kept; returns its fingerprint, or 0 if the table has none."""
-        values = self._values if self._sizes else self._logged
-        if not self._sizes and not values.keys() - {REWRITES}:
+        if not self._sizes:
             return 0
-        return self._write_base({name: value for name, value in values.items() if not is_dropped(name)})
+        return self._write_base({name: value for name, value in self._values.items() if not is_dropped(name)})
 
     def _write_base(self, values: Mapping[str, int]) -> int:
         predecessor = next(reversed(self._sizes), 0)
@@ -120,7 +113,7 @@ class Watermarks:
     def _read_files(self, newest: int) -> None:
         """Read the files that were added. If there is a new base among them, compare the values."""
         known = next(reversed(self._sizes), 0)
-        before = self._values if self._sizes else self._logged
+        before = self._values
         files = [*watermark_files.chain(self._location, newest, until=known)][::-1]
         if files[0].is_base:
             self._values, self._sizes = {}, {}
@@ -129,8 +122,8 @@ class Watermarks:
             self._sizes[file.fingerprint] = file.size
         if not files[0].is_base:
             self.moved = {name for file in files for name in file.values}
-        elif before.keys() - {REWRITES, FILES}:
-            names = (before.keys() | self._values.keys()) - {REWRITES, FILES}
+        elif before.keys() - {REWRITES}:
+            names = (before.keys() | self._values.keys()) - {REWRITES}
             self.moved = {name for name in names if before.get(name, 0) != self._values.get(name, 0)}
 
     def _decode(self, line: bytes, number: int) -> _Transaction:

@@ -36,7 +36,7 @@ class Position(msgspec.Struct, frozen=True):
     """A checked offset."""
 
     positions: Positions
-    history: History | None = None  # None: nothing was read, or an older version wrote the offset.
+    history: History | None = None  # None: nothing was read.
 
     @property
     def offset(self) -> Offset:
@@ -62,6 +62,8 @@ def check_offset(table: str, given: object) -> Position:
             raise _unusable_checkpoint(
                 f"{_abbreviate(key)} is at {_abbreviate(position)}, which is not a number from 0 on"
             )
+    if positions and HISTORY not in given:
+        raise _unusable_checkpoint(f"it has no {HISTORY}")
     return Position(positions, _check_history(given[HISTORY], positions) if HISTORY in given else None)
 
 
@@ -71,10 +73,10 @@ def check_follows(view: View, table: str, known: Position) -> None:
     if history is None:
         return
     identity = view.identity()
-    if identity is None or identity.lineage != history.lineage:
-        current = "has no identity" if identity is None else f"is plane {identity.plane}, lineage {identity.lineage}"
+    if identity.lineage != history.lineage:
         raise _another_history(
-            f"it has read plane {history.plane}, lineage {history.lineage}, and the plane at this URL {current}"
+            f"it has read plane {history.plane}, lineage {history.lineage}, and the plane at this URL is plane "
+            f"{identity.plane}, lineage {identity.lineage}"
         )
     for key, tip in history.tips.items() if table == "journal" else ():
         universe, _, name = key.partition("/")
@@ -85,11 +87,9 @@ def check_follows(view: View, table: str, known: Position) -> None:
                 raise _another_history(f"record {height - 1} of {key} is not the one that it has read")
 
 
-def history_at(view: View, table: str, positions: Positions, known: Position) -> History | None:
+def history_at(view: View, table: str, positions: Positions, known: Position) -> History:
     """The view's history at these positions."""
     identity = view.identity()
-    if identity is None:
-        return None
     tips: dict[str, str] = {}
     before = known.history.tips if known.history is not None and known.history.lineage == identity.lineage else {}
     for key, height in positions.items() if table == "journal" else ():

@@ -22,6 +22,7 @@ from fastness.errors import (
     InvalidArgument,
     InvalidName,
     MissingObject,
+    NotFound,
     ObjectNotFound,
     SnapshotNotFound,
     WorldNotFound,
@@ -131,9 +132,16 @@ class View:
         shown.hidden = hidden
         return shown
 
-    def identity(self) -> Identity | None:
-        """The plane's identity; None if only older versions have opened it."""
-        return self.database.read(lineages.load)
+    def identity(self) -> Identity:
+        """The plane's identity.
+
+        Raises:
+            NotFound: the plane was not completely created.
+        """
+        found = self.database.read(lineages.load)
+        if found is None:
+            raise NotFound("The plane has no identity yet; open it once, with: fastness --url URL status")
+        return found
 
     def universes(self) -> Iterator[str]:
         """The names of all universes, or of the selected ones. Some may have session logs only."""
