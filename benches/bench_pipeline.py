@@ -241,6 +241,7 @@ def _append_events(path: Path, events: Iterable[tuple[int, str]]) -> None:
             "event": event,
             "queue": f"queue-{n % 10}",
             "id": f"{n:032x}",
+            "correlation_id": f"{n:032x}",
             "at_ms": n * 1_000 + 7 * order.index(event) * (n % 101),
             "attempt": 0 if event == "put" else 1,
         }

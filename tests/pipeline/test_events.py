@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 
 from fastness.limits import ROWS_BATCH
-from fastness.pipeline import events
+from fastness.pipeline import events, lifecycles
 from fastness.pipeline.lifecycles import AT_MS_MAX, Event, MailGroup, MessageGroup, PresentMessage
+from fastness.pipeline.schemas import QUEUE_EVENTS
 
 PUT = {"event": "put", "queue": "jobs", "id": "x", "correlation_id": "c", "at_ms": 5}
 STORED = {"event": "stored", "to": "bob@main", "sender": "ada@main", "id": "x", "at_ms": 5}
@@ -55,14 +56,21 @@ def test_messages_of_other_queues_and_universes_are_separate() -> None:
     ]
 
 
-def test_errors_missing_from_old_logs_come_from_the_plane() -> None:
-    old = {name: PUT[name] for name in ("event", "queue", "id", "at_ms")}
+def test_event_of_a_session_log_and_of_a_history_counts_once() -> None:
+    redriven = {**PUT, "event": "redriven"}  # Its deliveries begin anew: 0, which a log leaves out.
+    stored = {"universe": "main", "queue": "jobs", "id": "x", "event": "redriven", "changed_at": 5, "attempt": 0}
+    history = pa.RecordBatch.from_pylist([stored], QUEUE_EVENTS.schema)
+    (group,) = messages(*events.bucket_messages(batch(redriven), 1), *events.bucket_history(history, 1))
+    assert lifecycles.message(group.events).redrives == 1
+
+
+def test_errors_that_logs_lack_come_from_the_plane() -> None:
     dead = PresentMessage("main", "jobs", "x", "dead", 5, 1, 9, "no host")
     letters = [PresentMessage("main", "jobs.dlq", "x", "ready", 5, 1, is_letter=True), dead]
     unlogged = PresentMessage("main", "jobs", "unlogged", "ready", 5, 0)
     known = events.bucket_present([*letters, unlogged], 1)
-    assert messages(*known, *events.bucket_messages(batch(old), 1)) == [
-        MessageGroup("main", "jobs", "x", None, [Event("put", 5)], dead),
+    assert messages(*known, *events.bucket_messages(batch(PUT), 1)) == [
+        MessageGroup("main", "jobs", "x", "c", [Event("put", 5)], dead),
         MessageGroup("main", "jobs", "unlogged", None, [], unlogged),
     ]
 

@@ -45,7 +45,7 @@ class MessageModel:
             self.first_leased_at = self.now_ms if self.first_leased_at is None else self.first_leased_at
         if event_name in self.counts:
             self.counts[event_name] += 1
-        self.events.append(Event(event_name, self.now_ms, self.attempt or None, error))
+        self.events.append(Event(event_name, self.now_ms, self.attempt, error))
         ends = {
             "acked": "acked",
             "dead-lettered": "dead",
@@ -91,9 +91,16 @@ def test_fold_ignores_order_and_duplicates(data: st.DataObject, model: MessageMo
 
 
 @given(st.data(), message_models(pause_ms_min=1))
-def test_logs_without_delivery_numbers_are_ordered_by_time(data: st.DataObject, model: MessageModel) -> None:
-    old = [event._replace(attempt=None) for event in model.events]
-    assert lifecycles.message(data.draw(st.permutations([*old, *old]))) == model.truth()
+def test_events_without_delivery_numbers_are_ordered_by_time(data: st.DataObject, model: MessageModel) -> None:
+    unnumbered = [event._replace(attempt=0) for event in model.events]
+    assert lifecycles.message(data.draw(st.permutations([*unnumbered, *unnumbered]))) == model.truth()
+
+
+def test_deliveries_that_begin_anew_with_a_redrive_count_too() -> None:
+    first = [Event("put", 0), Event("leased", 1, 1), Event("dead-lettered", 2, 1)]
+    second = [Event("redriven", 3), Event("leased", 4, 1), Event("acked", 5, 1)]
+    folded = lifecycles.message([*second, *first])
+    assert (folded.attempts, folded.redrives, folded.outcome) == (2, 1, "acked")
 
 
 @given(st.data(), message_models())
@@ -265,7 +272,7 @@ MEASURED = Measured(1_000, frozenset(["main"]))
     ],
 )
 def test_open_messages_are_compared_with_the_plane(logged: list[str], present: str | None, expected: str) -> None:
-    events = [Event(name, 10 + n, 1 if n else None) for n, name in enumerate(logged)]
+    events = [Event(name, 10 + n, 1 if n else 0) for n, name in enumerate(logged)]
     found = None if present is None else PresentMessage("main", "jobs", "x", present, 7, 1, 9, "no host")
     group = MessageGroup("main", "jobs", "x", "x", events, found)
     (row,) = lifecycles.message_rows([group], MEASURED).to_pylist()
@@ -311,7 +318,7 @@ def test_session_log_of_a_plane_is_folded_into_the_outcome(tmp_path: Path) -> No
         clock.advance_ms(250)
         last.nack(error="no host", delay_seconds=0)
         logged = [msgspec.json.decode(each.record) for each in plane.activity.read(kind="queues").records]
-    events = [Event(each["event"], each["at_ms"], each.get("attempt"), each.get("error")) for each in logged]
+    events = [Event(each["event"], each["at_ms"], each.get("attempt", 0), each.get("error")) for each in logged]
     assert lifecycles.message(events) == Message(
         put_ms=START_MS,
         first_leased_ms=START_MS + 100,

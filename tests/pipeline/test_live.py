@@ -48,7 +48,9 @@ def leave_events(path: Path, records: list[bytes], *, logged_ms: int) -> None:
 
 
 def event(name: str, at_ms: int, **fields: Any) -> bytes:
-    return msgspec.json.encode({"event": name, "queue": "orders", "id": "m-1", "at_ms": at_ms, **fields})
+    return msgspec.json.encode(
+        {"event": name, "queue": "orders", "id": "m-1", "correlation_id": "c", "at_ms": at_ms, **fields}
+    )
 
 
 class Recomputed:

@@ -241,11 +241,11 @@ class Events:
         at_ms = round(START.timestamp() * 1_000) + day * DAY_MS + self.random.randrange(DAY_MS - 1_000)
         kind, id = self.random.choice(["queues", "queues", "mail", "leases"]), self.random.randrange(10)
         records: dict[str, dict[str, Any]] = {
-            "queues": {"event": self.random.choice(["put", "leased", "acked"]), "queue": "q", "attempt": 1},
+            "queues": {"event": self.random.choice(["put", "leased", "acked"]), "queue": "q", "correlation_id": "c"},
             "mail": {"event": self.random.choice(["stored", "delivered", "confirmed"]), "to": "bob", "sender": "ada"},
             "leases": {"event": self.random.choice(["granted", "refused"]), "key": "k", "owner": f"o{id}"},
         }
-        record = {**records[kind], "id": str(id), "at_ms": at_ms, "waited_ms": id}
+        record = {**records[kind], "id": str(id), "at_ms": at_ms, "attempt": 1, "waited_ms": id}
         at = datetime.fromtimestamp(at_ms // 1_000 + 1, UTC)
         self.lines += 1
         names = {"universe": "main", "session": "s", "kind": kind, "file": "log", "n": self.lines}

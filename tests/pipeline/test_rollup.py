@@ -516,6 +516,7 @@ class Logs:
             return kind, {"event": event, "at_ms": at_ms, **names}
         event = self.random.choice(["put", "put", "leased", "leased", "acked", "nacked", "dead-lettered", "sung"])
         record: dict[str, Any] = {"event": event, "queue": f"queue-{id % 3}", "id": str(id), "at_ms": at_ms}
+        record["correlation_id"] = "c"
         if event != "put":
             record["attempt"] = self.random.randint(1, 3)
         if event == "put" and self.random.random() < 0.5:
@@ -527,7 +528,8 @@ class Logs:
     def _history(self, id: int) -> dict[str, Any]:
         at = datetime.fromtimestamp(self.random.randrange(10_000), UTC)
         event = self.random.choice(["put", "acked", "paused"])
-        return {"universe": "main", "queue": f"queue-{id % 3}", "id": str(id), "event": event, "changed_at": at}
+        names = {"universe": "main", "queue": f"queue-{id % 3}", "id": str(id)}
+        return {**names, "event": event, "changed_at": at, "attempt": int(event != "put")}
 
     def measure(self) -> None:
         """Another state of the plane, or none."""

@@ -24,14 +24,14 @@ _Duration: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class _MessageRecord(msgspec.Struct, frozen=True, gc=False):
-    """The fields of `runtime.activity.events.QueueEvent`; logs of older versions have fewer."""
+    """The fields of `runtime.activity.events.QueueEvent`."""
 
     event: str
     queue: str
     id: str
     at_ms: _TimestampMs
-    correlation_id: str | None = None
-    attempt: _Count | None = None
+    correlation_id: str
+    attempt: _Count = 0
     error: str | None = None
 
 
@@ -58,7 +58,7 @@ MailKey: TypeAlias = tuple[str, str, str, str]  # universe, recipient, sender, i
 
 
 # universe, queue, id, event, at_ms, correlation_id, attempt, error
-MessageEvent: TypeAlias = tuple[str, str, str, str, int, str | None, int | None, str | None]
+MessageEvent: TypeAlias = tuple[str, str, str, str, int, str | None, int, str | None]
 MailEvent: TypeAlias = tuple[str, str, str, str, str, int]  # universe, recipient, sender, id, event, at_ms
 
 

@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
     event: str
     at_ms: int
-    attempt: int | None = None  # The delivery of a message; None in old logs, and before the first one.
+    attempt: int = 0  # The deliveries of a message so far.
     error: str | None = None
 
 
@@ -115,7 +115,7 @@ def message(events: Collection[Event]) -> Message:
     leases = {event.attempt: event.at_ms for event in reversed(known_events) if event.event == "leased"}
     deliveries = {event.attempt for event in known_events if event.event in _DELIVERY_EVENTS}
     # An enqueued message is first delivered by attempt 1; a dead letter keeps its attempts.
-    first = 1 if put_ms is not None else min(leases, key=lambda attempt: attempt or 0, default=None)
+    first = 1 if put_ms is not None else min(leases, default=0)
     ended_ms = last.at_ms if last is not None and outcome in _ENDED else None
     names = [event.event for event in known_events]
     return Message(
@@ -220,11 +220,11 @@ def _sort_events(events: set[Event]) -> list[Event]:
     """The events in the order in which they happened, each with its delivery."""
     if any(not event.attempt for event in events if event.event in _DELIVERY_EVENTS or event.event == "redriven"):
         return _number_deliveries(events)
-    return sorted(events, key=lambda event: (event.event in _FINAL, event.attempt or 0, *_tie_breaker(event)))
+    return sorted(events, key=lambda event: (event.event in _FINAL, event.attempt, *_tie_breaker(event)))
 
 
 def _number_deliveries(events: set[Event]) -> list[Event]:
-    """The same for logs that do not name deliveries, ordered by time: each lease starts the next delivery."""
+    """The same if a redrive lets the deliveries begin anew, ordered by time: each lease starts the next delivery."""
     ordered, attempt = list[Event](), 0
     for event in sorted(events, key=lambda event: (event.event in _FINAL, event.at_ms, *_tie_breaker(event))):
         attempt = max(attempt + (event.event == "leased"), event.event in _DELIVERY_EVENTS)
@@ -233,7 +233,7 @@ def _number_deliveries(events: set[Event]) -> list[Event]:
 
 
 def _tie_breaker(event: Event) -> tuple[Any, ...]:
-    return _EVENT_ORDER[event.event], event.event, event.at_ms, event.attempt or 0, event.error or ""
+    return _EVENT_ORDER[event.event], event.event, event.at_ms, event.attempt, event.error or ""
 
 
 def _mail(events: Collection[Event]) -> Mail:
@@ -256,7 +256,7 @@ def _mail(events: Collection[Event]) -> Mail:
 
 def _stored_order(event: Event) -> tuple[Any, ...]:
     """An order of all events, so that equal sets are stored as equal bytes."""
-    return (*event[:2], event.attempt is not None, event.attempt or 0, event.error is not None, event.error or "")
+    return (*event[:3], event.error is not None, event.error or "")
 
 
 def _duration_ms(begin_ms: int | None, end_ms: int | None) -> int | None:

@@ -77,7 +77,7 @@ def aggregate(batches: Iterable[pa.RecordBatch], hidden: Hidden) -> pa.RecordBat
                 continue
             row = found.setdefault((universe, queue, at_ms // _MINUTE_MS * _MINUTE_MS), dict.fromkeys(_SUMS, 0))
             _add(row, _EVENT_COLUMNS[event])
-            if event == "leased" and attempt is not None:
+            if event == "leased":
                 _add_lease(row, attempt, at_ms, id)
     rows = [
         {"universe": universe, "queue": queue, "minute_ms": minute_ms, **row, "logged_ms": newest_ms}
