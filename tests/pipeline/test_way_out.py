@@ -23,6 +23,7 @@ from fastness.pipeline.config import Config
 from fastness.pipeline.intake.quarantine import Quarantine
 from fastness.pipeline.jobs import accept, audit, backfill, contents, forget, ingest, reset
 from fastness.pipeline.lake import Lake, LakeTable, purging, removal, searching
+from fastness.pipeline.lake.log_hashes import LogHashes
 from fastness.pipeline.schemas import (
     ACTIVITY,
     ENTITY_CHANGES,
@@ -390,7 +391,7 @@ def test_killed_forgetting_is_continued(plane: Path, monkeypatch: pytest.MonkeyP
         if step < 27:
             kill_after(patch, removal, "remove_where", step // 9)
         else:
-            kill_after(patch, purging, "_drop_watermarks", 1)
+            kill_after(patch, LogHashes, "record_checkpoint", 1)
         with pytest.raises(KeyboardInterrupt):
             forget.run(None, config(plane), worlds=["world-0001"], queues=["audited"], vacuum=True)
     ingest.run(None, config(plane))  # It does not bring back what was removed.
