@@ -29,7 +29,7 @@ planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 END_TO_END = Path(__file__).parents[1] / "end_to_end"
 processes = SimpleNamespace(**run_path(str(END_TO_END / "processes.py")))
 certificates = run_path(str(END_TO_END / "test_serving.py"))["certificates"]
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 FASTNESS = [sys.executable, "-m", "fastness.cli"]
 WAIT_SECONDS = 120
 
@@ -40,7 +40,7 @@ def built(tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs `fastness pipeline` in this process, on the active Spark session if there is one."""
     for name in list(os.environ):
         if name.startswith("FASTNESS_"):
@@ -64,19 +64,19 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 # Output.
 
 
-def test_json_output_has_the_whole_job_result(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_json_output_has_the_whole_job_result(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
-    job_result = json.loads(hf(*words).stdout)
+    job_result = json.loads(cli(*words).stdout)
     assert job_result["job"] == "ingest"
     assert job_result["ok"] is True
     assert job_result["rows"]["journal"] == built.entries
     assert job_result["findings"] == []
-    assert json.loads(hf(*words).stdout)["rows"]["journal"] == 0
+    assert json.loads(cli(*words).stdout)["rows"]["journal"] == 0
     assert spark.range(3).count() == 3  # The session is still usable.
 
 
-def test_full_run_prints_a_table(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
-    output = hf("run", "--data", built.path, "--lake", str(tmp_path / "lake")).stdout.splitlines()
+def test_full_run_prints_a_table(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+    output = cli("run", "--data", built.path, "--lake", str(tmp_path / "lake")).stdout.splitlines()
     assert output[0].split() == ["job", "verdict", "rows", "seconds"]
     assert [line.split()[:2] for line in output[1 : 1 + len(jobs.FULL_RUN)]] == [[name, "ok"] for name in jobs.FULL_RUN]
     assert f"journal {built.entries:,}" in output[1]
@@ -84,44 +84,44 @@ def test_full_run_prints_a_table(hf: Hf, spark: SparkSession, built: Any, tmp_pa
 
 @pytest.mark.nightly
 def test_findings_are_printed_and_have_their_own_exit_code(
-    hf: Hf, spark: SparkSession, built: Any, tmp_path: Path
+    cli: Cli, spark: SparkSession, built: Any, tmp_path: Path
 ) -> None:
     start, _ = planes.flip_byte(tmp_path / "data", built.worlds[1])
     words = ("--data", built.url, "--lake", str(tmp_path / "lake"))
-    output = hf("run", *words, code=exit_codes.DAMAGED).stdout
+    output = cli("run", *words, code=exit_codes.DAMAGED).stdout
     assert all(f"\n{name} " in f"\n{output}" for name in jobs.FULL_RUN)  # Findings do not stop the other jobs.
     assert f"✗ audit: main/{built.worlds[1]} at {start}: " in output
-    job_result = json.loads(hf("audit", *words, "--json", code=exit_codes.DAMAGED).stdout)
+    job_result = json.loads(cli("audit", *words, "--json", code=exit_codes.DAMAGED).stdout)
     found = [(finding["world"], finding["height"]) for finding in job_result["findings"]]
     assert job_result["ok"] is False
     assert (built.worlds[1], start) in found
     assert {world for world, _ in found} == {built.worlds[1]}
 
 
-def test_universe_option_restricts_the_job(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_universe_option_restricts_the_job(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     other = planes.build(tmp_path / "data", worlds=1, entries=20, universe="other")
     words = ("ingest", "--data", built.url, "--lake", str(tmp_path / "lake"), "--json")
-    assert json.loads(hf(*words, "--universe", "other").stdout)["rows"]["journal"] == other.entries
-    both = json.loads(hf(*words, "--universe", "other", "--universe", "main").stdout)
+    assert json.loads(cli(*words, "--universe", "other").stdout)["rows"]["journal"] == other.entries
+    both = json.loads(cli(*words, "--universe", "other", "--universe", "main").stdout)
     assert both["rows"]["journal"] == built.entries
 
 
 @pytest.mark.nightly
-def test_load_writes_rows_of_a_file_once(hf: Hf, spark: SparkSession, tmp_path: Path) -> None:
+def test_load_writes_rows_of_a_file_once(cli: Cli, spark: SparkSession, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'data'}"
     fastness.open(url).close()
     rows = tmp_path / "jobs.jsonl"
     rows.write_text("".join(json.dumps({"id": n, "say": "hello"}) + "\n" for n in range(25)))
     words = ("load", str(rows), "--data", url, "--queue", "jobs", "--name", "first", "--key", "id", "--json")
-    assert json.loads(hf(*words).stdout)["rows"] == {"queues": 25}
-    hf(*words)
+    assert json.loads(cli(*words).stdout)["rows"] == {"queues": 25}
+    cli(*words)
     with fastness.open(url) as plane:
         assert plane.queue("jobs").stats().ready == 25
 
 
 @pytest.mark.nightly
 def test_jobs_use_certificates_for_a_tls_server(
-    hf: Hf, spark: SparkSession, built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, spark: SparkSession, built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -134,23 +134,23 @@ def test_jobs_use_certificates_for_a_tls_server(
     try:
         known = ("--ca", "ca-cert.pem", "--cert", "client-cert.pem")  # Relative to the working directory.
         words = ("ingest", "--data", server.url, "--lake", str(tmp_path / "lake"), "--json", "--patience", "1")
-        assert json.loads(hf(*words, *known, "--key", "client-key.pem").stdout)["rows"]["journal"] == built.entries
-        hf(*words, "--ca", "ca-cert.pem", code=9)
-        assert "--ca" in hf(*words, "--ca", "nowhere.pem", code=9).stderr
+        assert json.loads(cli(*words, *known, "--key", "client-key.pem").stdout)["rows"]["journal"] == built.entries
+        cli(*words, "--ca", "ca-cert.pem", code=9)
+        assert "--ca" in cli(*words, "--ca", "nowhere.pem", code=9).stderr
         monkeypatch.setenv("FASTNESS_KEY", "client-key.pem")  # `load` uses --key for something else.
-        loaded = hf("load", str(rows), "--data", server.url, "--queue", "new", "--name", "x", *known, "--key", "id")
+        loaded = cli("load", str(rows), "--data", server.url, "--queue", "new", "--name", "x", *known, "--key", "id")
         assert "queues 2" in loaded.stdout
     finally:
         server.kill()
 
 
-def test_vacuum_deletes_unused_files(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_vacuum_deletes_unused_files(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
-    hf("ingest", "--data", built.url, "--lake", lake)
-    assert "vacuum" in hf("vacuum", "--lake", lake).stdout
+    cli("ingest", "--data", built.url, "--lake", lake)
+    assert "vacuum" in cli("vacuum", "--lake", lake).stdout
 
 
-def test_report_does_not_start_spark(hf: Hf, tmp_path: Path) -> None:
+def test_report_does_not_start_spark(cli: Cli, tmp_path: Path) -> None:
     done = run("report", "--lake", str(tmp_path / "lake"), "--json", JAVA_HOME="/nowhere")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lake" / "reports" / "latest.html").exists()
@@ -175,23 +175,23 @@ def test_report_does_not_start_spark(hf: Hf, tmp_path: Path) -> None:
         (["ingest", "--data", "dir:/no/such", "--lake", "y"], 4, "There is no plane in /no/such"),
     ],
 )
-def test_invalid_command_line_fails_before_spark_starts(hf: Hf, words: list[str], code: int, output: str) -> None:
-    assert output in hf(*words, code=code).stderr
+def test_invalid_command_line_fails_before_spark_starts(cli: Cli, words: list[str], code: int, output: str) -> None:
+    assert output in cli(*words, code=code).stderr
 
 
 @pytest.mark.parametrize(
     ("data", "code"),
     [("dir:/nowhere/at/all", 4), ("http://127.0.0.1:1", 9), ("ftp://x", 2), ("postgresql://x@127.0.0.1:1/x", 9)],
 )
-def test_missing_plane_has_its_exit_code(hf: Hf, spark: SparkSession, data: str, code: int, tmp_path: Path) -> None:
+def test_missing_plane_has_its_exit_code(cli: Cli, spark: SparkSession, data: str, code: int, tmp_path: Path) -> None:
     words = ("ingest", "--data", data, "--lake", str(tmp_path / "lake"), "--patience", "0.5", "--json")
-    output = hf(*words, code=code).stderr
+    output = cli(*words, code=code).stderr
     assert json.loads(output)["detail"]
 
 
-def test_unwritable_lake_has_its_exit_code(hf: Hf, spark: SparkSession, built: Any, tmp_path: Path) -> None:
+def test_unwritable_lake_has_its_exit_code(cli: Cli, spark: SparkSession, built: Any, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    output = hf("ingest", "--data", built.url, "--lake", str(tmp_path / "file" / "lake"), code=9).stderr
+    output = cli("ingest", "--data", built.url, "--lake", str(tmp_path / "file" / "lake"), code=9).stderr
     assert str(tmp_path / "file") in output
 
 
