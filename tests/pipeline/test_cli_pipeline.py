@@ -24,6 +24,7 @@ from fastness.cli import exit_codes
 from fastness.cli.main import root
 from fastness.cli.pipeline_runs import _cause
 from fastness.pipeline import jobs
+from fastness.pipeline.config import Config
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 END_TO_END = Path(__file__).parents[1] / "end_to_end"
@@ -150,13 +151,34 @@ def test_vacuum_deletes_unused_files(cli: Cli, spark: SparkSession, built: Any, 
     assert "vacuum" in cli("vacuum", "--lake", lake).stdout
 
 
-def test_report_does_not_start_spark(cli: Cli, tmp_path: Path) -> None:
+def test_report_does_not_start_spark(built: Any, tmp_path: Path) -> None:
+    jobs.run("ingest", None, Config(data=built.url, lake=str(tmp_path / "lake")))
     done = run("report", "--lake", str(tmp_path / "lake"), "--json", JAVA_HOME="/nowhere")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "lake" / "reports" / "latest.html").exists()
 
 
 # Errors.
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report"],
+        ["vacuum"],
+        ["rollup"],
+        ["accept"],
+        ["reset", "--all"],
+        ["backfill", "--all"],
+        ["forget", "--world", "world-0000"],
+        ["status"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_command_for_an_existing_lake_does_not_make_one(cli: Cli, built: Any, tmp_path: Path, words: list[str]) -> None:
+    error = cli(*words, "--data", built.url, "--lake", str(tmp_path / "typo"), code=4).stderr
+    assert f"There is no lake at {tmp_path / 'typo'}; create one with: fastness pipeline ingest --lake" in error
+    assert not (tmp_path / "typo").exists()
 
 
 @pytest.mark.parametrize(

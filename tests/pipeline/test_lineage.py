@@ -22,9 +22,10 @@ from fastness.cli.pipeline_observers import Observation
 from fastness.errors import InvalidUrl, Unreachable
 from fastness.pipeline import jobs
 from fastness.pipeline.config import Config, JobResult
+from fastness.pipeline.lake import Lake
 from fastness.pipeline.observation import lineage
 from fastness.pipeline.observation.lineage import Lineage, Parent, transport
-from fastness.pipeline.schemas import TABLES
+from fastness.pipeline.schemas import JOURNAL, TABLES
 
 planes = SimpleNamespace(**run_path(str(Path(__file__).with_name("planes.py"))))
 FACET = {
@@ -264,6 +265,7 @@ def test_command_takes_the_transport_from_its_option(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "events.jsonl"
+    Lake(config.lake).table(JOURNAL).delta()
     words = ["pipeline", "report", "--lake", config.lake]
     for environment, option in (({}, ["--lineage", f"file:{path}"]), ({"FASTNESS_LINEAGE": f"file:{path}"}, [])):
         result = CliRunner().invoke(root, [*words, *option], env=environment)

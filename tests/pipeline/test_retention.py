@@ -336,6 +336,7 @@ def test_forgotten_owner_is_removed_from_kept_hours_of_leases(lakes: Lakes) -> N
 )
 @pytest.mark.usefixtures("spark")  # The command starts a session of its own otherwise, and leaves its signal handler.
 def test_retention_that_cannot_be_is_refused(tmp_path: Path, retain: str, message: str) -> None:
+    Lake(str(tmp_path)).table(ACTIVITY).delta()
     result = CliRunner().invoke(root, ["pipeline", "vacuum", "--lake", str(tmp_path), "--retain", retain])
     assert result.exit_code == 2
     assert message in result.output

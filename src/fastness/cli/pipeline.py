@@ -465,10 +465,10 @@ def publish(
         from fastness.pipeline.catalogue import duckdb_file
         from fastness.pipeline.catalogue import spark_schema as spark_catalogue
         from fastness.pipeline.lake import Lake
-        from fastness.pipeline.observation.status import lake_status
+        from fastness.pipeline.observation.status import check_exists
 
-    lake_status(config)  # A mistyped lake fails here.
     tables, published = Lake(config.lake, config.storage), dict[str, list[str]]()
+    check_exists(tables)
     if duckdb is not None:
         published[duckdb] = duckdb_file.publish(tables, duckdb, uses_delta_scan=delta_scan)
     if spark_schema is not None:

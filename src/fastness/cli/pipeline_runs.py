@@ -47,7 +47,11 @@ def run_jobs(
     with require_spark():
         observation = Observation(config, metrics=options.get("metrics"), lineage=options.get("lineage"))
     from fastness.pipeline import jobs
+    from fastness.pipeline.lake import Lake
+    from fastness.pipeline.observation.status import check_exists
 
+    if set(names) <= set(jobs.JOBS_OF_A_LAKE):
+        check_exists(Lake(config.lake, config.storage))  # A mistyped lake is not created.
     if not set(names) <= set(jobs.JOBS_WITHOUT_PLANE) or extra.get("publish"):
         check_plane(config, creates="load" in names)
     results: list[JobResult] = []

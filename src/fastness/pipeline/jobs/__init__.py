@@ -36,6 +36,7 @@ JOBS: Final = {
 }
 JOBS_WITHOUT_SPARK: Final = ("contents", "report", "accept", "reset", "forget")
 JOBS_WITHOUT_PLANE: Final = ("report", "vacuum")  # They read only the lake.
+JOBS_OF_A_LAKE: Final = ("rollup", "report", "accept", "reset", "backfill", "forget", "vacuum")  # It must exist.
 FULL_RUN: Final = ("ingest", "audit", "reachability", "contents", "rollup", "report")
 _JOBS_WITH_VIEW: Final = ("ingest", "audit", "reachability", "contents", "rollup")
 

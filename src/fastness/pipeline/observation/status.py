@@ -52,6 +52,17 @@ class LakeStatus(msgspec.Struct, frozen=True, kw_only=True):
         return any(table.quarantined for table in self.tables) or any(run.state == "findings" for run in self.runs)
 
 
+def check_exists(lake: Lake) -> None:
+    """Raise unless the lake has a table, or a job has run.
+
+    Raises:
+        ObjectNotFound: there is no lake.
+    """
+    if not read_records(lake.location) and not any(lake.table(table).exists for table in TABLES.values()):
+        url = lake.location.url
+        raise ObjectNotFound(f"There is no lake at {url}; create one with: fastness pipeline ingest --lake {url}")
+
+
 def lake_status(config: Config, view: View | None = None) -> LakeStatus:
     """The state of the lake of a configuration; with a view of its plane, also how far it is behind.
 
@@ -59,12 +70,7 @@ def lake_status(config: Config, view: View | None = None) -> LakeStatus:
         ObjectNotFound: there is no lake.
     """
     lake = Lake(config.lake, config.storage)
-    tables = [lake.table(table) for table in TABLES.values()]
-    runs = read_records(lake.location)
-    if not runs and not any(table.exists for table in tables):
-        raise ObjectNotFound(
-            f"There is no lake at {lake.location.url}; create one with: fastness pipeline ingest --lake {config.lake}"
-        )
+    check_exists(lake)
     quarantined = Counter(
         row["table_name"]
         for row in lake.table(QUARANTINE).rows(["universe", "table_name", "accepted_at"]).to_pylist()
@@ -74,10 +80,10 @@ def lake_status(config: Config, view: View | None = None) -> LakeStatus:
     return LakeStatus(
         lake=lake.location.url,
         at=datetime.now(UTC),
-        runs=list(runs.values()),
+        runs=list(read_records(lake.location).values()),
         tables=[
             _table_status(table, config.universes, quarantined[table.table.name], lags.get(table.table.name))
-            for table in tables
+            for table in map(lake.table, TABLES.values())
             if table.exists
         ],
     )
