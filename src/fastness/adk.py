@@ -24,6 +24,7 @@ import msgspec
 
 from fastness import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
 from fastness.errors import InvalidArgument
+from fastness.extras import how_to_install
 from fastness.plane_access import Change, Key
 from fastness.session_rows import SessionRows, write
 
@@ -39,7 +40,7 @@ try:
     from pydantic import PrivateAttr
     from pydantic_core import from_json, to_json
 except ImportError as error:
-    message = "The Google Agent Development Kit is not installed; run: pip install 'fastness[adk]'"
+    message = f"The Google Agent Development Kit is not installed; {how_to_install('adk')}"
     raise ImportError(message) from error
 
 _USER: Final = ("u",)

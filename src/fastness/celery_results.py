@@ -31,6 +31,7 @@ from zlib import crc32
 import fastness
 from fastness import ChangedRow, ChangedRows, DeleteRow, DeleteRows, KnownRow, Plane, PutRow, Row
 from fastness.errors import Conflict, FastnessError, RetryAdvice, VersionConflict
+from fastness.extras import how_to_install
 from fastness.limits import (
     CELERY_CHORD_DONE_SECONDS,
     CELERY_CHORD_SEND_SECONDS,
@@ -52,7 +53,7 @@ try:
     from celery.exceptions import TimeoutError as ResultTimeout
     from kombu.utils.url import maybe_sanitize_url
 except ImportError as error:
-    message = "Celery is not installed; run: pip install 'fastness[celery]'"
+    message = f"Celery is not installed; {how_to_install('celery')}"
     raise ImportError(message) from error
 
 _COLLECTION: Final = "celery"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import msgspec
 
 from fastness.errors import InvalidArgument, SealBroken, Unsupported
+from fastness.extras import how_to_install
 from fastness.folders import sync_folder
 from fastness.limits import AGENT_KEY_BYTES, CONTENT_TYPE_CHARACTERS_MAX
 
@@ -203,7 +204,7 @@ class AgentKey:
             from nacl.public import Box
             from nacl.signing import SigningKey, VerifyKey
         except ImportError:
-            raise Unsupported("Sealing needs PyNaCl; install fastness[seal]") from None
+            raise Unsupported(f"Sealing needs PyNaCl; {how_to_install('seal')}") from None
         try:
             peer_key = VerifyKey(checked_public_key(public_key)).to_curve25519_public_key()
         except (CryptoError, ValueError, TypeError) as error:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from fastness import AsyncPlane, DeleteRow, DeleteRows, Plane, PutRow, Row
 from fastness.errors import InvalidArgument
+from fastness.extras import how_to_install
 from fastness.limits import SESSION_CLEARED_SECONDS, SESSION_COMMIT_ROWS_MAX
 from fastness.plane_access import Change
 from fastness.session_rows import SessionRows, write
@@ -25,7 +26,7 @@ from fastness.session_rows import SessionRows, write
 try:
     from agents.memory import SessionSettings
 except ImportError as error:
-    message = "The OpenAI Agents SDK is not installed; run: pip install 'fastness[openai-agents]'"
+    message = f"The OpenAI Agents SDK is not installed; {how_to_install('openai-agents')}"
     raise ImportError(message) from error
 
 if TYPE_CHECKING:

@@ -30,6 +30,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, Self, TypeVar
 
+from fastness.extras import how_to_install
+
 try:
     from pydantic_ai.agent import AbstractAgent
     from pydantic_ai.durable_exec import (
@@ -47,7 +49,7 @@ try:
     from pydantic_ai.toolsets import AbstractToolset, DynamicToolset, ExternalToolset, FunctionToolset, WrapperToolset
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 except ImportError as error:
-    raise ImportError("Pydantic AI is not installed; run: pip install 'fastness[pydantic-ai]'") from error
+    raise ImportError(f"Pydantic AI is not installed; {how_to_install('pydantic-ai')}") from error
 
 import cbor2
 

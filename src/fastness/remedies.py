@@ -702,8 +702,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "unsupported": Remedy(
         "The backend, the server or this installation does not offer the operation; the message says why.",
-        "Follow the message: install the extra it names, such as `pip install 'fastness[postgres]'`, configure an "
-        "object store, or upgrade the older side.",
+        "Follow the message: install the extra it names, configure an object store, or upgrade the older side.",
         (_DEPLOYMENT, _UPGRADE),
     ),
     "commit_unknown": Remedy(

@@ -607,7 +607,7 @@ def test_a_server_that_cannot_read_lakes_says_which_extra_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(Unsupported, match=r"pip install 'fastness\[spark\]'"):
+    with pytest.raises(Unsupported, match=r"pip install '\.\[spark\]'"):
         live.read_hour(tmp_path, "main")
 
 

@@ -210,6 +210,6 @@ def test_missing_spark_is_reported_before_the_demo_starts(demo: DemoRunner, modu
     process = demo.start("-c", without)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (9, "")
-    assert "pip install 'fastness[spark]'" in err
+    assert "pip install '.[spark]'" in err
     assert "fastness demo --without-spark" in err
     assert demo.remaining() == []

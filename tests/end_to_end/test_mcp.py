@@ -844,7 +844,7 @@ async def test_an_expired_session_has_ended_before_the_sdk_ends_it(monkeypatch: 
 
 
 async def test_a_server_without_mcp_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for is_installed, detail in ((True, "serve with --mcp"), (False, "pip install 'fastness[mcp]'")):
+    for is_installed, detail in ((True, "serve with --mcp"), (False, "pip install '.[mcp]'")):
         monkeypatch.setattr(mounting, "find_spec", {"mcp": object() if is_installed else None}.get)
         async with in_process(McpOptions(enabled=False if is_installed else None)) as (url, mcp):
             assert mcp is None

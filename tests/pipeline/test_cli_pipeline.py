@@ -224,7 +224,7 @@ def test_missing_extra_error_says_what_to_install(module: str, tmp_path: Path) -
     words = ["pipeline", "ingest", "--data", f"dir:{tmp_path / 'data'}", "--lake", str(tmp_path / "lake")]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 9
-    assert "pip install 'fastness[spark]'" in done.stderr
+    assert "pip install '.[spark]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

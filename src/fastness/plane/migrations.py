@@ -13,6 +13,7 @@ from fastness.backends.objects.encrypted import encrypted
 from fastness.backends.rocksdb import RocksReader
 from fastness.encryption_keys import KeyProvider, provider_of_environment
 from fastness.errors import InvalidUrl, NotFound, TargetNotEmpty, Unsupported
+from fastness.extras import how_to_install
 from fastness.kv import Database
 from fastness.kv.value_cipher import ValueCipher
 from fastness.names import folder_at
@@ -197,5 +198,5 @@ def _check_postgres(url: str) -> None:
     try:
         import psycopg
     except ImportError as error:
-        raise Unsupported("PostgreSQL needs its driver; run: pip install 'fastness[postgres]'") from error
+        raise Unsupported(f"PostgreSQL needs its driver; {how_to_install('postgres')}") from error
     del psycopg

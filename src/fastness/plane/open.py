@@ -25,6 +25,7 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.clock import Clock, IdSource
 from fastness.encryption_keys import KeyProvider
 from fastness.errors import InvalidArgument, InvalidUrl, PathUnusable, Unsupported
+from fastness.extras import how_to_install
 from fastness.folders import make_folder, sync_folder
 from fastness.kv import Database, Transaction, formats
 from fastness.kv.formats import FORMAT, OLDEST_FORMAT
@@ -318,7 +319,7 @@ def _open_postgres(
     try:
         from fastness.backends.postgres import PostgresDatabase
     except ImportError as error:
-        raise Unsupported("PostgreSQL needs its driver; run: pip install 'fastness[postgres]'") from error
+        raise Unsupported(f"PostgreSQL needs its driver; {how_to_install('postgres')}") from error
     return PostgresDatabase(url, clock=clock, ids=ids, create=create, read_from=read_from, cipher=cipher)
 
 

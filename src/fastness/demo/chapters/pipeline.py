@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastness.demo.chapters import worlds
 from fastness.demo.context import DemoContext
 from fastness.errors import Unsupported
+from fastness.extras import how_to_install
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,10 +44,8 @@ def check() -> None:
         for job in _JOBS:
             import_module(f"fastness.pipeline.jobs.{job}")
     except (Unsupported, ModuleNotFoundError) as error:
-        raise Unsupported(
-            f"{str(error).rstrip('.')}; the demo needs pip install 'fastness[spark]', or run it without Spark: "
-            "fastness demo --without-spark"
-        ) from error
+        reason = str(error) if isinstance(error, Unsupported) else f"{error}; {how_to_install('spark')}"
+        raise Unsupported(f"{reason}, or run the demo without Spark: fastness demo --without-spark") from error
 
 
 def run(context: DemoContext) -> Path:

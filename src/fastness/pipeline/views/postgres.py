@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from fastness.errors import Unsupported
+from fastness.extras import how_to_install
 from fastness.names import folder_at
 from fastness.pipeline.config import Config
 from fastness.pipeline.journal_chunks import Stores
@@ -27,7 +28,7 @@ def open_postgres(config: Config) -> View:
     try:
         from fastness.backends.postgres import PostgresDatabase
     except ImportError as error:
-        raise Unsupported("PostgreSQL needs its driver; run: pip install 'fastness[postgres]'") from error
+        raise Unsupported(f"PostgreSQL needs its driver; {how_to_install('postgres')}") from error
     stores = Stores(config.storage)
     with ExitStack() as resources:
         database = resources.enter_context(PostgresDatabase(config.data, create=False, cipher=config.cipher()))

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastness.errors import Backend, Unsupported
+from fastness.extras import how_to_install
 from fastness.limits import CONSOLE_LIVE_MINUTES, CONSOLE_LIVE_QUEUES_MAX, CONSOLE_LIVE_ROWS_MAX
 from fastness.names import UNIVERSE, checked_name
 from fastness.server.context import ServerContext
@@ -90,7 +91,7 @@ def read_hour(folder: Path, universe: str) -> LiveHour:
         from deltalake.exceptions import DeltaError, TableNotFoundError
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"The server cannot read the lake: it lacks {error.name}; run: pip install 'fastness[spark]'"
+            f"The server cannot read the lake: it lacks {error.name}; {how_to_install('spark')}"
         ) from error
     if not folder.is_dir():
         return LiveHour()

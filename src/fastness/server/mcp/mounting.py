@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from fastness.errors import InvalidArgument
+from fastness.extras import how_to_install
 from fastness.server.context import ServerContext
 from fastness.server.http.limits import HttpLimits
 from fastness.server.http.middleware import MCP_PATH
@@ -104,7 +105,7 @@ class Mcp:
         try:
             await asyncio.to_thread(importlib.import_module, _ENDPOINT)  # Other calls go on meanwhile.
         except ImportError as error:  # Of an older version of the SDK.
-            detail = f"The server cannot import the MCP SDK ({error}); run: pip install 'fastness[mcp]'"
+            detail = f"The server cannot import the MCP SDK ({error}); {how_to_install('mcp')}"
             raise HttpError(501, "unsupported", detail) from error
         from fastness.server.mcp.endpoint import McpEndpoint
 
@@ -136,7 +137,7 @@ def open_mcp(context: ServerContext, limits: HttpLimits, options: McpOptions) ->
         return None
     if find_spec("mcp") is None:
         if options.enabled:
-            raise InvalidArgument("/mcp needs the package mcp; run: pip install 'fastness[mcp]', or give --no-mcp")
+            raise InvalidArgument(f"/mcp needs the package mcp; {how_to_install('mcp')}, or give --no-mcp")
         return None
     return Mcp(context, limits, options)
 
@@ -155,5 +156,5 @@ def mcp_routes(mcp: Mcp | None) -> list[BaseRoute]:
 
 def _refusal() -> str:
     if find_spec("mcp") is None:
-        return "This server does not speak MCP; run: pip install 'fastness[mcp]', then start it again"
+        return f"This server does not speak MCP; {how_to_install('mcp')}, then start it again"
     return "This server does not offer MCP; serve with --mcp"
