@@ -6,6 +6,7 @@ import signal
 import sys
 import tempfile
 import uuid
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from functools import partial
@@ -72,6 +73,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         measuring = coverage.Coverage.current()
         if measuring is not None:
             measuring.save()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
+    """End the output, after the failures, with a line for each reason why tests were skipped: what to install."""
+    yield
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in reasons.most_common():
+        tests = "1 test" if count == 1 else f"{count} tests"
+        terminalreporter.write_line(f"skipped: {tests}: {reason.removeprefix('Skipped: ')}")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -56,7 +56,7 @@ def files() -> Iterator[Callable[[int], None]]:
 
     def raise_limit(needed: int) -> None:
         if hard != resource.RLIM_INFINITY and hard < needed:
-            pytest.skip(f"{needed} open files are needed and {hard} allowed: raise ulimit -n")
+            pytest.skip(f"no more than {hard} open files allowed; raise `ulimit -Hn` to {needed}")
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
 
     yield raise_limit

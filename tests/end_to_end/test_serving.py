@@ -444,7 +444,7 @@ def test_waiting_consumer_with_a_revoked_token_gets_no_message(
 
 def certificates(folder: Path) -> dict[str, str]:
     """A certificate authority, and certificates for a server and a client."""
-    x509 = pytest.importorskip("cryptography.x509", reason="cryptography makes the certificates")
+    from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -61,7 +61,7 @@ LOCKS = "is about the locks that writes take in one process"
 INTERNALS = "reads internals of a plane that is in another process"
 RAW = "a server does not allow direct writes to the key space"
 
-SKIPPED = {
+EMBEDDED_ONLY = {
     **dict.fromkeys(
         (
             "test_complete_commits_the_work_and_the_ack_together",
@@ -227,10 +227,6 @@ class AsyncTransport(AsyncRemoteTransport):
 def planes_are_remote(
     plane_server: PlaneServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    reason = SKIPPED.get(request.function.__name__)
-    if reason is not None:
-        pytest.skip(reason)
-
     module = inspect.getmodule(request.function) or FOUND[request.function.__module__]
 
     def open_remote(url: str, *, universe: str = UNIVERSE, **options: Any) -> Plane:
@@ -309,12 +305,12 @@ def opens(function: Callable[..., Any], fixtures: dict[str, Any]) -> bool:
 
 
 def class_of(module: ModuleType) -> type:
-    """The tests of a module that open a plane, with the fixtures they need, as a class."""
+    """The tests of a module that open a plane, except EMBEDDED_ONLY, with the fixtures they need, as a class."""
     fixtures = {name: part for name, part in vars(module).items() if type(part).__name__ == "FixtureFunctionDefinition"}
     tests = {
         name: part
         for name, part in vars(module).items()
-        if name.startswith("test_") and inspect.isfunction(part) and opens(part, fixtures)
+        if name.startswith("test_") and name not in EMBEDDED_ONLY and inspect.isfunction(part) and opens(part, fixtures)
     }
     members: dict[str, Any] = {name: staticmethod(part) for name, part in tests.items()}
     for name, fixture in fixtures.items():

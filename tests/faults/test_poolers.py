@@ -30,7 +30,7 @@ def put(tx: Transaction) -> None:
 def pooled(postgres_url: str) -> Iterator[Callable[..., str]]:
     """Starts a PgBouncer in front of the test's database; returns the URL through it."""
     if PROGRAM is None:
-        pytest.skip("PgBouncer is not installed; run: apt-get install pgbouncer")
+        pytest.skip("no PgBouncer on the path; apt-get install pgbouncer")
     with ExitStack() as stack:
 
         def start(mode: str, **settings: object) -> str:

@@ -56,7 +56,7 @@ def test_the_manual_has_every_command_and_no_error() -> None:
     assert len(titles) == len(commands) > 100
     assert all(title.startswith(command) for title, command in zip(titles, commands, strict=True))
     if shutil.which("man") is None:
-        pytest.skip("man is not installed")
+        pytest.skip("no man on the path; apt-get install man-db")
     shown = run("man", "--warnings", "-l", "-Tutf8", page)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "interrupted" in shown.stdout  # The last exit status.
@@ -86,7 +86,7 @@ def test_the_container_file_is_valid() -> None:
     assert {"pyproject.toml", "requirements.lock", "README.md", "LICENSE", "src", "deploy/man"} <= set(allowed)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze; apt-get install systemd")
 def test_the_units_are_valid_and_hardened(tmp_path: Path) -> None:
     for name in UNITS:
         unit = (ROOT / "deploy" / "systemd" / name).read_text()
@@ -124,7 +124,9 @@ with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
 """
 
 
-@pytest.mark.skipif(ctypes.CDLL(None).prctl(66, 0, 0, 0, 0) < 0, reason="Linux is older than 6.3")
+@pytest.mark.skipif(
+    ctypes.CDLL(None).prctl(66, 0, 0, 0, 0) < 0, reason="no Linux 6.3, which can refuse such memory; use a newer kernel"
+)
 def test_a_server_needs_no_memory_that_is_writable_and_executable(tmp_path: Path) -> None:
     """MemoryDenyWriteExecute= of the units forbids it, as the kernel does here."""
     done = run(sys.executable, "-c", _WITHOUT_EXECUTABLE_DATA, tmp_path)

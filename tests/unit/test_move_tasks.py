@@ -273,7 +273,7 @@ def test_a_task_continues_after_a_crash_between_any_two_steps(
 ) -> None:
     """Each message is moved once, however often the process ends."""
     if backend == "memory":
-        pytest.skip("keeps nothing")
+        pytest.skip("a plane in memory keeps nothing for a second process")
     with open_database(clock=clock) as database:
         create_all(database)
         put_dead(database, *[bytes([number]) for number in range(12)])

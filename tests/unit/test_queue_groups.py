@@ -322,7 +322,7 @@ def test_messages_of_a_group_in_several_leases_lock_it_together(batches: Databas
 
 def test_a_lock_survives_a_restart(open_database: Callable[..., Database], backend: str, clock: ManualClock) -> None:
     if backend == "memory":
-        pytest.skip("nothing of it is left to be opened again")
+        pytest.skip("a plane in memory keeps nothing for a second process")
     with open_database(clock=clock) as database:
         set_policy(database, group_batches=True)
         put(database, b"1", b"2", b"3", group="a")

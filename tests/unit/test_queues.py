@@ -802,7 +802,7 @@ def test_a_message_put_after_the_clock_was_set_back_is_delivered(
     """Ids contain the time. A new process continues after the newest stored id, because a lower id would sort below the
     front and stay hidden."""
     if backend == "memory":
-        pytest.skip("nothing of it is left to be opened again")
+        pytest.skip("a plane in memory keeps nothing for a second process")
     with open_database(clock=clock) as database:
         put(database, b"before", b"waits")
         ack(database, lease_one(database))
