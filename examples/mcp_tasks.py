@@ -1,6 +1,6 @@
 """A queue as a tool of MCP: an agent calls it as a task, goes away, and finds the task again by its id.
 
-Needs `pip install 'fastness[mcp]'` and a server: `fastness serve --data dir:./data`.
+Needs the extra `mcp` (docs/install.md) and a server: `fastness serve --data dir:./data`.
 """
 
 import asyncio
