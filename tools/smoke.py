@@ -2,6 +2,7 @@
 
 python tools/smoke.py                                            use the package of this Python
 python tools/smoke.py --install dist/*.whl --python 3.11 3.13    install it in clean environments, and use it in each
+python tools/smoke.py --install .                                the same with this clone
 
 The program puts and receives messages on an embedded plane, starts a server, uses it with a client and over HTTP, kills
 a worker, and receives the message again with a higher fence. Warnings are errors, and packages of extras must not be

@@ -75,8 +75,24 @@ def test_the_wheel_and_the_sdist_have_what_they_need(wheel: Path, sdist: Path) -
     assert not [name for name in names if name.startswith((".git/", ".venv", "build/", "dist/"))]
 
 
-def test_the_wheel_installs_and_works_on_the_oldest_python(wheel: Path) -> None:
-    seen = json.loads(smoke["install_and_use"](wheel, "3.11", str(ROOT / "requirements.lock")))
+def interpreter(version: str) -> str:
+    found: str | None = smoke["interpreter"](version)
+    if found is None:
+        pytest.skip(f"no Python {version} on the path or in pyenv; pyenv install {version}")
+    return found
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.13"])
+def test_a_clone_installs_and_works(version: str) -> None:
+    """`pip install .`, with the versions of the lock."""
+    interpreter(version)
+    seen = json.loads(smoke["install_and_use"](ROOT, version, str(ROOT / "requirements.lock")))
+    assert (seen["python"].rpartition(".")[0], seen["fastness"], seen["fence"]) == (version, __version__, 2)
+
+
+def test_the_wheel_installs_and_works(wheel: Path) -> None:
+    version = ".".join(map(str, sys.version_info[:2]))
+    seen = json.loads(smoke["install_and_use"](wheel, version, str(ROOT / "requirements.lock")))
     assert (seen["fastness"], seen["fence"]) == (__version__, 2)
 
 
@@ -85,8 +101,7 @@ def test_the_wheel_installs_and_works_on_the_oldest_python(wheel: Path) -> None:
 @pytest.mark.parametrize("version", PYTHONS)
 def test_the_wheel_and_the_sdist_install_and_work(version: str, kind: str, wheel: Path, sdist: Path) -> None:
     """With the newest dependencies, as a user gets them."""
-    if smoke["interpreter"](version) is None:
-        pytest.skip(f"Python {version} is not installed")
+    interpreter(version)
     seen = json.loads(smoke["install_and_use"](wheel if kind == "wheel" else sdist, version))
     assert seen["python"].startswith(version)
 
@@ -94,9 +109,7 @@ def test_the_wheel_and_the_sdist_install_and_work(version: str, kind: str, wheel
 @pytest.mark.nightly
 @pytest.mark.parametrize("version", PYTHONS)
 def test_every_extra_resolves(version: str, wheel: Path, tmp_path: Path) -> None:
-    python = smoke["interpreter"](version)
-    if python is None:
-        pytest.skip(f"Python {version} is not installed")
+    python = interpreter(version)
     subprocess.run([python, "-m", "venv", tmp_path / "venv"], check=True)
     command = [tmp_path / "venv/bin/python", "-m", "pip", "install", "--quiet", "--dry-run", f"{wheel}[all]"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
