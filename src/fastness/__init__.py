@@ -12,7 +12,6 @@ used, so that a client does not load the storage engine, and an embedded plane d
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from fastness.opening import connect, connect_async, open, open_async  # noqa: A004 (the name that users know)
 from fastness.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -89,6 +88,7 @@ if TYPE_CHECKING:
     from fastness.hosts.workflows.run import WorkflowRun
     from fastness.hosts.workflows.workflow import Workflow
     from fastness.kv import Subspace, Transaction
+    from fastness.opening import connect, connect_async, open, open_async  # noqa: A004 (the name that users know)
     from fastness.plane import fenced
     from fastness.tasks.app import Task, TaskApp
     from fastness.tasks.chains import Chain, Group, Signature, group
@@ -597,11 +597,15 @@ _MODULES: Final = {
     "World": "fastness.handles.sync.worlds",
     "Written": "fastness.wire.entities",
     "adapter": "fastness.hosts.default_app",
+    "connect": "fastness.opening",
+    "connect_async": "fastness.opening",
     "current_job": "fastness.tasks.jobs",
     "current_step": "fastness.hosts.step_context",
     "deprecated": "fastness.deprecations",
     "fenced": "fastness.plane",
     "group": "fastness.tasks.chains",
+    "open": "fastness.opening",
+    "open_async": "fastness.opening",
     "program": "fastness.hosts.default_app",
     "task": "fastness.tasks.default_app",
     "workflow": "fastness.hosts.default_app",

@@ -288,7 +288,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "effect_not_found": Remedy(
         "The effect is complete or dead, or its world was deleted.",
-        "Nothing: another worker has completed it. `fastness effects list` shows those that are open.",
+        "Nothing: another worker has completed it. `fastness effect list` shows those that are open.",
         ("how-to/effects-and-timers.md",),
     ),
     "item_not_found": Remedy(
@@ -305,7 +305,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "run_not_found": Remedy(
         "No run with that id exists: it was never started, or it was deleted.",
-        "`fastness workflows list` shows the runs of the universe.",
+        "`fastness workflow list` shows the runs of the universe.",
         (_WORKFLOWS,),
     ),
     "move_task_not_found": Remedy(
@@ -389,7 +389,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "lease_held": Remedy(
         "Another owner holds the lease, and it has not expired. The error has `owner` and `expires_ms`.",
-        "Wait for it with `acquire(wait_seconds=…)`. `fastness lock describe NAME` shows the holder.",
+        "Wait for it with `acquire(wait_seconds=…)`. `fastness lease show NAME` shows the holder.",
         (_LEASE,),
     ),
     "cas_mismatch": Remedy(
@@ -458,17 +458,17 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "run_ended": Remedy(
         "The run has ended, so it takes no signals and cannot be changed.",
-        "`fastness workflows show ID` shows how it ended. Start another run.",
+        "`fastness workflow show ID` shows how it ended. Start another run.",
         (_WORKFLOWS,),
     ),
     "run_not_ended": Remedy(
         "The run has not ended, so it cannot be deleted.",
-        "Cancel it with `fastness workflows cancel ID`, and delete it when it has ended.",
+        "Cancel it with `fastness workflow cancel ID`, and delete it when it has ended.",
         (_WORKFLOWS,),
     ),
     "run_failed": Remedy(
         "The workflow raised an exception, so the run has no result.",
-        "`fastness workflows show ID` has the error and the steps. Fix the cause and start a run with another id.",
+        "`fastness workflow show ID` has the error and the steps. Fix the cause and start a run with another id.",
         (_WORKFLOWS,),
     ),
     "run_cancelled": Remedy(
@@ -538,7 +538,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "lock_timeout": Remedy(
         "The lock was not released within the time that the caller was willing to wait.",
-        "Wait longer, or hold locks for a shorter time. `fastness locks list` shows who holds what.",
+        "Wait longer, or hold locks for a shorter time. `fastness lock list` shows who holds what.",
         (_LOCKS,),
     ),
     "queue_busy": Remedy(
@@ -655,7 +655,7 @@ REMEDIES: Final[dict[str, Remedy]] = {
     ),
     "plane_in_use": Remedy(
         "Other processes use the plane, and this operation needs it idle.",
-        "Stop the servers and programs that the message names, or that `fastness nodes` lists, and run it again.",
+        "Stop the servers and programs that the message names, or that `fastness node list` lists, and run it again.",
         ("how-to/operate-postgresql.md",),
     ),
     "migration_unfinished": Remedy(

@@ -26,10 +26,10 @@ LISTS = {  # The pages whose empty state has a command.
     "queues": "queue put",
     "mail": "mail send",
     "worlds": "world create",
-    "leases": "lock acquire",
+    "leases": "lease acquire",
     "entities": "entity set",
     "tokens": "token create",
-    "runs": "workflows start",
+    "runs": "workflow start",
 }
 
 

@@ -133,7 +133,7 @@ def test_a_shell_consumes_a_queue(environment: dict[str, str]) -> None:
     script = """
         printf '%s\\n' one "$UNSAFE" | fastness queue put jobs - --lines > /dev/null
         while eval "$(fastness queue get jobs)"; do
-            echo "$FASTNESS_QUEUE_ATTEMPTS:$FASTNESS_QUEUE_FENCING_TOKEN:$(cat "$FASTNESS_QUEUE_PAYLOAD_PATH")"
+            echo "$FASTNESS_QUEUE_ATTEMPTS:$FASTNESS_QUEUE_FENCE:$(cat "$FASTNESS_QUEUE_PAYLOAD_PATH")"
             fastness queue ack > /dev/null
         done
         echo "then ${FASTNESS_QUEUE_MESSAGE_ID:-nothing}"
@@ -181,7 +181,7 @@ def test_a_command_waits_for_a_result_of_another_process(
 def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = f'echo "start $FASTNESS_FENCE" >> {log}; sleep 0.3; echo "end $FASTNESS_FENCE" >> {log}; exit 5'
-    runs = [start("lock", "run", "deploy", "--wait", "60", "--ttl", "60", "--", "sh", "-c", script) for _ in range(3)]
+    runs = [start("lease", "run", "deploy", "--wait", "60", "--ttl", "60", "--", "sh", "-c", script) for _ in range(3)]
     for run in runs:
         output, errors = run.communicate(timeout=2 * SECONDS_MAX)
         assert run.returncode == 5, (output, errors)
@@ -194,10 +194,10 @@ def test_a_command_is_stopped_when_another_owner_acquires_its_lock(
     script = (
         f'trap "touch {tmp_path}/terminated; exit 0" TERM; echo "$FASTNESS_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
     )
-    running = start("lock", "run", "deploy", "--ttl", "9", "--", "sh", "-c", script)
+    running = start("lease", "run", "deploy", "--ttl", "9", "--", "sh", "-c", script)
     until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
-    hf("lock", "release", "deploy", "--lease-id", (tmp_path / "id").read_text().strip(), "--fence", "1")
-    hf("lock", "acquire", "deploy", "--owner", "eve", "--ttl", "60")
+    hf("lease", "release", "deploy", "--lease-id", (tmp_path / "id").read_text().strip(), "--fence", "1")
+    hf("lease", "acquire", "deploy", "--owner", "eve", "--ttl", "60")
     _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 6, errors
     assert "the command was stopped" in errors
@@ -209,7 +209,7 @@ def test_a_command_is_killed_before_a_lock_that_cannot_be_renewed_expires(
 ) -> None:
     alive = tmp_path / "alive"
     script = f"trap '' TERM; while :; do date +%s%3N > {alive}; sleep 0.05; done"
-    running = start("lock", "run", "deploy", "--ttl", "15", "--patience", "0.2", "--", "sh", "-c", script)
+    running = start("lease", "run", "deploy", "--ttl", "15", "--patience", "0.2", "--", "sh", "-c", script)
     until(alive.exists)
     with open_when_free(environment["FASTNESS_URL"]) as plane:  # The running command cannot renew its lock meanwhile.
         granted = plane.lease("deploy").describe().lease
@@ -224,12 +224,12 @@ def test_signals_are_forwarded_to_the_command(
     start: Callable[..., "subprocess.Popen[str]"], hf: Hf, tmp_path: Path
 ) -> None:
     script = f'trap "exit 9" TERM; touch {tmp_path}/ready; sleep 60 & wait'
-    running = start("lock", "run", "deploy", "--", "sh", "-c", script)
+    running = start("lease", "run", "deploy", "--", "sh", "-c", script)
     until((tmp_path / "ready").exists)
     running.send_signal(signal.SIGTERM)
     _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 9, errors
-    assert json.loads(hf("lock", "list", "--json").stdout) == []
+    assert json.loads(hf("lease", "list", "--json").stdout) == []
 
 
 def test_an_interrupt_ends_a_wait_with_exit_code_130(hf: Hf, start: Callable[..., "subprocess.Popen[str]"]) -> None:

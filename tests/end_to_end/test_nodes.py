@@ -44,8 +44,8 @@ class Cluster:
         return server
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The servers that `fastness nodes` lists, through PostgreSQL."""
-        result = CliRunner().invoke(root, ["--url", self.url, "nodes", "--json"])
+        """The servers that `fastness node list` lists, through PostgreSQL."""
+        result = CliRunner().invoke(root, ["--url", self.url, "node", "list", "--json"])
         assert result.exit_code == 0, result.output
         return [node for node in json.loads(result.stdout)["nodes"] if node["kind"] == "server"]
 

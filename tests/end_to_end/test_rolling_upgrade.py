@@ -76,11 +76,11 @@ def test_servers_of_two_versions_serve_until_the_format_is_raised(postgres_url: 
             found = {node.newest_format: node for node in new.nodes().nodes if node.kind == "server"}
             assert {*found} == {OLD, NEW}
             assert (new.nodes().data_format, new.status().data_format) == (OLD, OLD)
-            assert f"1 of 2 nodes know format {NEW}" in next_version("nodes", url=url_of(old))
+            assert f"1 of 2 nodes know format {NEW}" in next_version("node", "list", url=url_of(old))
             refused = next_version("upgrade", url=postgres_url, code=9)
             assert found[OLD].id in refused
             put_and_ack(new, old, {"after": "a refused upgrade"})
-        assert f"All nodes know format {NEW}" in next_version("nodes", url=url_of(new))
+        assert f"All nodes know format {NEW}" in next_version("node", "list", url=url_of(new))
         assert f"data format {NEW}" in next_version("upgrade", url=postgres_url)
         assert f"data format {NEW}" in next_version("upgrade", url=postgres_url)  # Nothing is left to do.
         put_and_ack(new, new, {"in": "the new format"})

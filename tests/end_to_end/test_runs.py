@@ -55,7 +55,7 @@ def hf(server: Any, tmp_path: Path) -> Callable[..., Any]:
     def run(*words: str, code: int = 0) -> Any:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
         done = subprocess.run(
-            [sys.executable, "-m", "fastness.cli", "workflows", *words, "--json"],
+            [sys.executable, "-m", "fastness.cli", "workflow", *words, "--json"],
             env={**kept, "FASTNESS_URL": server.url, "XDG_CONFIG_HOME": str(tmp_path)},
             capture_output=True,
             text=True,

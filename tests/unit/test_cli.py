@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 
 import fastness
 from fastness import PutRow, errors
-from fastness.cli import context_file, exit_codes, exports, lock_run, printing
+from fastness.cli import context_file, exit_codes, exports, lease_run, printing
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.cli.main import root
 from fastness.cli.sizes import SIZE
@@ -53,65 +53,6 @@ def exported(result: Result) -> dict[str, str]:
 
 
 # The root command.
-
-
-def test_help_lists_every_command_and_exit_code(hf: Hf) -> None:
-    text = hf("--help").stdout
-    for word in ("queue", "lock", "world", "doctor", "backup", "restore", "bench", "serve", "completion", "token"):
-        assert f"\n  {word}" in text
-    for code in exit_codes.MEANINGS:
-        assert f"\n  {code} " in text
-
-
-def test_every_command_has_help() -> None:
-    def walk(command: click.Command, ctx: click.Context) -> None:
-        assert command.get_short_help_str(), ctx.command_path
-        assert command.get_help(ctx)
-        if isinstance(command, click.Group):
-            for name in command.list_commands(ctx):
-                below = command.get_command(ctx, name)
-                assert below is not None
-                walk(below, click.Context(below, info_name=name, parent=ctx))
-
-    walk(root, click.Context(root, info_name="fastness"))
-
-
-def all_groups(command: click.Command = root, *words: str) -> Iterator[tuple[str, ...]]:
-    """The words of every group of commands that does nothing by itself."""
-    if isinstance(command, click.Group):
-        if not command.invoke_without_command:
-            yield words
-        ctx = click.Context(command)
-        for name in command.list_commands(ctx):
-            yield from all_groups(command.get_command(ctx, name) or root, *words, name)
-
-
-@pytest.mark.parametrize("group", list(all_groups()), ids=lambda group: " ".join(group) or "root")
-def test_a_group_without_a_command_prints_its_help(hf: Hf, group: tuple[str, ...]) -> None:
-    bare = hf(*group)
-    assert (bare.stdout, bare.stderr) == (hf(*group, "--help").stdout, "")
-    assert "\nCommands:\n" in bare.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [(("queu",), "queue"), (("wrold", "list"), "world"), (("queue", "pat"), "put"), (("queue", "enqeue"), "enqueue")],
-    ids=" ".join,
-)
-def test_a_misspelt_command_gets_a_suggestion(hf: Hf, words: tuple[str, ...], meant: str) -> None:
-    assert f"Did you mean '{meant}'" in hf(*words, code=2).stderr
-
-
-def test_aliases_work_and_are_in_the_help(hf: Hf) -> None:
-    hf("queue", "enqueue", "jobs", "1")
-    hf("queue", "send", "jobs", "2")
-    assert [
-        parsed(hf("queue", verb, "jobs", "--block", "1s", "--json"))["payload"] for verb in ("dequeue", "receive")
-    ] == [1, 2]
-    assert "\n  enqueue  put\n" in hf("queue", "--help").stdout
-    assert "\nAliases:\n  enqueue, send\n" in hf("queue", "put", "--help").stdout
-    commands = hf("queue", "--help").stdout.partition("\nAliases:\n")[0]
-    assert "enqueue" not in commands
 
 
 def test_the_version_is_the_package_version(hf: Hf) -> None:
@@ -222,7 +163,7 @@ _NEEDS_PLANE: Final = {
     "host": ("some.module:app",),
     "worker": ("some.module:app",),
     "mcp": (),
-    "mcp exposed": (),
+    "mcp list": (),
     "mcp conceal": ("resize",),
     "queue list": (),
     "queue stats": (),
@@ -251,7 +192,7 @@ _NEEDS_PLANE: Final = {
     "queue purge": ("jobs", "--yes"),
     "queue resume": ("jobs",),
     "queue schedule list": ("jobs",),
-    "queue schedule remove": ("jobs", "nightly"),
+    "queue schedule delete": ("jobs", "nightly"),
     "mail list": (),
     "mail read": ("ada",),
     "mail watch": ("ada", "-n", "1"),
@@ -262,16 +203,16 @@ _NEEDS_PLANE: Final = {
     "mail policy": (),
     "agent list": (),
     "agent show": ("ada",),
-    "collections list": (),
-    "collections partitions": ("notes",),
-    "collections scan": ("notes", "ada"),
-    "lock list": (),
-    "lock describe": ("deploy",),
-    "lock break": ("deploy", "--fence", "1"),
-    "lock keepalive": ("deploy", "--lease-id", "x", "--fence", "1"),
-    "lock release": ("deploy", "--lease-id", "x", "--fence", "1"),
+    "collection list": (),
+    "collection partitions": ("notes",),
+    "collection scan": ("notes", "ada"),
+    "lease list": (),
+    "lease show": ("deploy",),
+    "lease break": ("deploy", "--fence", "1"),
+    "lease keepalive": ("deploy", "--lease-id", "x", "--fence", "1"),
+    "lease release": ("deploy", "--lease-id", "x", "--fence", "1"),
     "state get": ("k",),
-    "state rm": ("k",),
+    "state delete": ("k",),
     "world list": (),
     "world show": ("ada",),
     "world tail": ("ada",),
@@ -288,25 +229,25 @@ _NEEDS_PLANE: Final = {
     "world resume-program": ("ada",),
     "world aside list": ("ada",),
     "world aside retry": ("ada", "0"),
-    "world aside drop": ("ada", "0", "--yes"),
+    "world aside delete": ("ada", "0", "--yes"),
     "world pause": ("ada",),
     "world resume": ("ada",),
     "world archive": ("ada",),
     "world delete": ("ada", "--yes"),
-    "workflows list": (),
-    "workflows show": ("r-1",),
-    "workflows result": ("r-1",),
-    "workflows query": ("r-1",),
-    "workflows signal": ("r-1", "approval"),
-    "workflows cancel": ("r-1",),
-    "workflows delete": ("r-1", "--yes"),
-    "effects list": (),
-    "effects claim": ("mail",),
-    "effects complete": ("ada", "0", "0", "--fence", "1"),
-    "effects fail": ("ada", "0", "0", "--fence", "1", "why"),
-    "timers list": (),
-    "locks list": (),
-    "locks end": ("5ac52464988b344a86662cdc",),
+    "workflow list": (),
+    "workflow show": ("r-1",),
+    "workflow result": ("r-1",),
+    "workflow query": ("r-1",),
+    "workflow signal": ("r-1", "approval"),
+    "workflow cancel": ("r-1",),
+    "workflow delete": ("r-1", "--yes"),
+    "effect list": (),
+    "effect claim": ("mail",),
+    "effect complete": ("ada", "0", "0", "--fence", "1"),
+    "effect fail": ("ada", "0", "0", "--fence", "1", "why"),
+    "timer list": (),
+    "lock list": (),
+    "lock end": ("5ac52464988b344a86662cdc",),
     "entity get": ("task", "t-1"),
     "entity scan": ("task",),
     "entity history": ("task", "t-1"),
@@ -324,7 +265,7 @@ _NEEDS_PLANE: Final = {
     "doctor": (),
     "gc": (),
     "status": (),
-    "nodes": (),
+    "node list": (),
     "audit": (),
     "upgrade": (),
     "top": ("--once",),
@@ -348,11 +289,11 @@ _CREATES_PLANE: Final = {
     "mail send": ("ada", "bob", "hi"),
     "push send": ("bob", "t", "hi"),
     "agent register": ("ada",),
-    "lock acquire": ("deploy",),
-    "lock run": ("deploy", "--", "true"),
+    "lease acquire": ("deploy",),
+    "lease run": ("deploy", "--", "true"),
     "state set": ("k", "1"),
     "world create": ("ada",),
-    "workflows start": ("research", "q"),
+    "workflow start": ("research", "q"),
     "entity set": ("task", "t-1", "a=b"),
     "blob put": ("-",),
     "mcp expose": ("jobs", "--schema", '{"type": "object"}'),
@@ -363,7 +304,7 @@ _CREATES_PLANE: Final = {
     "encryption enable": ("shop",),
 }
 _NEEDS_NO_PLANE: Final = {"demo", "serve", "restore", "completion", "explain", "encryption new-key"} | {
-    "context add", "context list", "context use", "context remove",
+    "context add", "context list", "context use", "context delete",
 }  # fmt: skip
 
 
@@ -431,7 +372,7 @@ def test_contexts_are_added_used_and_removed(hf: Hf, tmp_path: Path, monkeypatch
     assert parsed(hf("queue", "list", "--json", "--universe", "lab")) == [{"queue": "jobs"}]
     hf("context", "use", "prod.eu")
     assert parsed(hf("--context", "here", "queue", "list", "--json")) == [{"queue": "jobs"}]
-    hf("context", "remove", "prod.eu")
+    hf("context", "delete", "prod.eu")
     assert context_file.load().current is None
     assert "here" in hf("context", "use", "prod.eu", code=4).stderr
 
@@ -507,7 +448,7 @@ def test_a_shell_receives_extends_and_acks_a_message(hf: Hf, monkeypatch: pytest
     found = exported(hf("queue", "get", "jobs"))
     assert found["FASTNESS_QUEUE_MESSAGE_ID"] == receipt["id"]
     assert found["FASTNESS_QUEUE_CORRELATION_ID"] == "c-1"
-    assert (found["FASTNESS_QUEUE_ATTEMPTS"], found["FASTNESS_QUEUE_FENCING_TOKEN"]) == ("1", "1")
+    assert (found["FASTNESS_QUEUE_ATTEMPTS"], found["FASTNESS_QUEUE_FENCE"]) == ("1", "1")
     assert Path(found["FASTNESS_QUEUE_PAYLOAD_PATH"]).read_bytes() == b'{"n": 1}'
     Path(found["FASTNESS_QUEUE_PAYLOAD_PATH"]).unlink()
     for name, value in found.items():
@@ -522,10 +463,10 @@ def test_a_shell_receives_extends_and_acks_a_message(hf: Hf, monkeypatch: pytest
 def test_a_released_message_is_delivered_again_with_a_higher_fence(hf: Hf) -> None:
     hf("queue", "put", "jobs", "work")
     first = parsed(hf("queue", "get", "jobs", "--json"))
-    named = ("jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", str(first["fencing_token"]))
+    named = ("jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", str(first["fence"]))
     hf("queue", "nack", *named, "--defer", "--error", "not now")
     again = parsed(hf("queue", "get", "jobs", "--json"))
-    assert (again["payload"], again["fencing_token"], again["failure_attempts"]) == ("work", 2, 0)
+    assert (again["payload"], again["fence"], again["failure_attempts"]) == ("work", 2, 0)
     assert "queue_message_lease_mismatch" in hf("queue", "ack", *named, "--json", code=6).stderr
 
 
@@ -806,7 +747,7 @@ def test_leased_messages_are_listed_and_settled_by_their_lease_ids(hf: Hf) -> No
     for _ in range(5):
         hf("queue", "get", "jobs", "--owner", "ada", "--json")
     found = parsed(hf("queue", "leased", "jobs", "--json"))
-    assert [(each["owner"], each["attempts"], each["fencing_token"]) for each in found] == [("ada", 1, 1)] * 5
+    assert [(each["owner"], each["attempts"], each["fence"]) for each in found] == [("ada", 1, 1)] * 5
     assert found[0]["expires_at"] > found[0]["created_at"]
     assert parsed(hf("queue", "leased", "jobs", "-n", "2", "--after", found[1]["lease_id"], "--json")) == found[2:4]
     ids, leases = [each["id"] for each in found], [each["lease_id"] for each in found]
@@ -880,8 +821,8 @@ def test_schedules_are_added_listed_and_removed(hf: Hf) -> None:
     hf("queue", "schedule", "add", "jobs", "nightly", "0 3 * * *", '{"report": 1}', "--timezone", "Europe/Berlin")
     (found,) = parsed(hf("queue", "schedule", "list", "jobs", "--json"))
     assert (found["name"], found["payload"], found["next_at"][-1]) == ("nightly", {"report": 1}, "Z")
-    hf("queue", "schedule", "remove", "jobs", "nightly")
-    hf("queue", "schedule", "remove", "jobs", "nightly", code=4)
+    hf("queue", "schedule", "delete", "jobs", "nightly")
+    hf("queue", "schedule", "delete", "jobs", "nightly", code=4)
     hf("queue", "schedule", "add", "jobs", "x", "not cron", "1", code=2)
 
 
@@ -893,7 +834,7 @@ def test_a_stateful_get_leases_the_state_too(hf: Hf, monkeypatch: pytest.MonkeyP
         Path(found[name]).unlink()
     key, lease = found["FASTNESS_QUEUE_STATE_KEY"], found["FASTNESS_QUEUE_STATE_LEASE_ID"]
     hf("state", "set", key, '{"step": 1}', code=6)
-    hf("state", "set", key, '{"step": 1}', "--lock", key, "--lease-id", lease, "--fence", "1")
+    hf("state", "set", key, '{"step": 1}', "--lease-key", key, "--lease-id", lease, "--fence", "1")
     for name, value in found.items():
         monkeypatch.setenv(name, value)
     hf("queue", "nack", "--delay", "0")
@@ -963,28 +904,28 @@ def test_an_ack_without_a_message_says_what_to_do(hf: Hf) -> None:
 
 
 def test_a_lock_is_acquired_renewed_and_released(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = exported(hf("lock", "acquire", "deploy", "--owner", "ada", "--ttl", "1m"))
-    assert (found["FASTNESS_LOCK_KEY"], found["FASTNESS_FENCE"]) == ("deploy", "1")
-    refused = hf("lock", "acquire", "deploy", "--owner", "bob", code=5)
+    found = exported(hf("lease", "acquire", "deploy", "--owner", "ada", "--ttl", "1m"))
+    assert (found["FASTNESS_LEASE_KEY"], found["FASTNESS_FENCE"]) == ("deploy", "1")
+    refused = hf("lease", "acquire", "deploy", "--owner", "bob", code=5)
     assert "ada holds deploy" in refused.stderr
     assert refused.stdout.endswith("(exit 5)\n")
-    held = parsed(hf("lock", "list", "--json"))
+    held = parsed(hf("lease", "list", "--json"))
     assert [(each["key"], each["owner"]) for each in held] == [("deploy", "ada")]
     for name, value in found.items():
         monkeypatch.setenv(name, value)
-    assert parsed(hf("lock", "keepalive", "--ttl", "2m", "--json"))["expires_at"] > held[0]["expires_at"]
+    assert parsed(hf("lease", "keepalive", "--ttl", "2m", "--json"))["expires_at"] > held[0]["expires_at"]
     hf("state", "set", "deploy", "7", code=6)
-    hf("state", "set", "deploy", "7", "--locked")
-    assert parsed(hf("lock", "release", "--json")) == {"key": "deploy", "released": True}
-    assert parsed(hf("lock", "release", "--json"))["released"] is False
-    described = parsed(hf("lock", "describe", "deploy", "--json"))
-    assert (described["held"], described["fencing_token"]) == (False, 1)
-    hf("lock", "keepalive", code=6)
-    hf("lock", "describe", "other", code=4)
-    assert parsed(hf("lock", "acquire", "deploy", "--json"))["fencing_token"] == 2
-    hf("lock", "break", "deploy", "--fence", "1", code=6)
-    assert parsed(hf("lock", "break", "deploy", "--fence", "2", "--json")) == {"key": "deploy", "released": True}
-    assert "was not held any more" in hf("lock", "break", "deploy", "--fence", "2").stdout
+    hf("state", "set", "deploy", "7", "--leased")
+    assert parsed(hf("lease", "release", "--json")) == {"key": "deploy", "released": True}
+    assert parsed(hf("lease", "release", "--json"))["released"] is False
+    described = parsed(hf("lease", "show", "deploy", "--json"))
+    assert (described["held"], described["fence"]) == (False, 1)
+    hf("lease", "keepalive", code=6)
+    hf("lease", "show", "other", code=4)
+    assert parsed(hf("lease", "acquire", "deploy", "--json"))["fence"] == 2
+    hf("lease", "break", "deploy", "--fence", "1", code=6)
+    assert parsed(hf("lease", "break", "deploy", "--fence", "2", "--json")) == {"key": "deploy", "released": True}
+    assert "was not held any more" in hf("lease", "break", "deploy", "--fence", "2").stdout
 
 
 def test_sessions_of_ordered_locks_are_listed_and_ended(hf: Hf, tmp_path: Path) -> None:
@@ -993,31 +934,31 @@ def test_sessions_of_ordered_locks_are_listed_and_ended(hf: Hf, tmp_path: Path) 
         call = plane._transport.call  # As a server does: the locks of an embedded plane are within its process.
         call(AcquireLocks(ada, "1", [["record_id", "task/1"], ["database"]], owner="ada", lease_seconds=3_600))
         call(AcquireLocks(ada, "2", [["record_id", "task/2"]], "S", owner="ada", continues=True))
-    (session,) = parsed(hf("locks", "list", "--json"))
+    (session,) = parsed(hf("lock", "list", "--json"))
     assert (session["owner"], session["waits_for"]) == ("ada", None)
     assert session["holds"] == ["database X", "record_id task/1 X", "record_id task/2 S"]
-    assert "record_id task/1 X" in hf("locks", "list").stdout
-    assert hf("locks", "end", session["number"]).stdout == f"Session {session['number']} has ended\n"
-    assert "fastness locks list" in hf("locks", "end", session["number"], code=4).stderr
-    assert parsed(hf("locks", "list", "--json")) == []
+    assert "record_id task/1 X" in hf("lock", "list").stdout
+    assert hf("lock", "end", session["number"]).stdout == f"Session {session['number']} has ended\n"
+    assert "fastness lock list" in hf("lock", "end", session["number"], code=4).stderr
+    assert parsed(hf("lock", "list", "--json")) == []
 
 
 def test_a_command_runs_under_a_lock_and_its_exit_code_is_returned(hf: Hf, tmp_path: Path) -> None:
-    script = 'printf "%s" "$FASTNESS_LOCK_KEY:$FASTNESS_FENCE:${FASTNESS_LEASE_ID:+id}" > "$0"; exit 7'
-    hf("lock", "run", "deploy", "--", "sh", "-c", script, str(tmp_path / "out"), code=7)
+    script = 'printf "%s" "$FASTNESS_LEASE_KEY:$FASTNESS_FENCE:${FASTNESS_LEASE_ID:+id}" > "$0"; exit 7'
+    hf("lease", "run", "deploy", "--", "sh", "-c", script, str(tmp_path / "out"), code=7)
     assert (tmp_path / "out").read_text() == "deploy:1:id"
-    assert parsed(hf("lock", "list", "--json")) == []
+    assert parsed(hf("lease", "list", "--json")) == []
 
 
 def test_a_missing_command_exits_with_127_and_releases_the_lock(hf: Hf, tmp_path: Path) -> None:
-    hf("lock", "run", "deploy", "--", "/no/such/command", code=127)
+    hf("lease", "run", "deploy", "--", "/no/such/command", code=127)
     (tmp_path / "file").write_text("")
-    hf("lock", "run", "deploy", "--", str(tmp_path / "file"), code=126)
-    assert parsed(hf("lock", "list", "--json")) == []
+    hf("lease", "run", "deploy", "--", str(tmp_path / "file"), code=126)
+    assert parsed(hf("lease", "list", "--json")) == []
 
 
 def test_a_command_killed_by_a_signal_exits_with_128_plus_the_signal(hf: Hf) -> None:
-    hf("lock", "run", "deploy", "--", "sh", "-c", "kill -KILL $$", code=128 + signal.SIGKILL)
+    hf("lease", "run", "deploy", "--", "sh", "-c", "kill -KILL $$", code=128 + signal.SIGKILL)
 
 
 def test_a_signal_while_the_command_starts_is_forwarded_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1029,13 +970,13 @@ def test_a_signal_while_the_command_starts_is_forwarded_to_it(monkeypatch: pytes
         return process
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    renewer = lock_run.LockRenewer(lambda: None, 600)
-    assert lock_run.run(["sleep", "60"], os.environ, renewer, grace_seconds=5) == 128 + signal.SIGINT
+    renewer = lease_run.LeaseRenewer(lambda: None, 600)
+    assert lease_run.run(["sleep", "60"], os.environ, renewer, grace_seconds=5) == 128 + signal.SIGINT
 
 
 def test_a_held_lock_runs_no_command(hf: Hf, tmp_path: Path) -> None:
-    hf("lock", "acquire", "deploy", "--owner", "ada")
-    hf("lock", "run", "deploy", "--wait", "0.2", "--", "touch", str(tmp_path / "ran"), code=5)
+    hf("lease", "acquire", "deploy", "--owner", "ada")
+    hf("lease", "run", "deploy", "--wait", "0.2", "--", "touch", str(tmp_path / "ran"), code=5)
     assert not (tmp_path / "ran").exists()
 
 
@@ -1047,10 +988,10 @@ def test_a_fenced_lease_stops_its_command(tmp_path: Path) -> None:
         if len(calls) > 1:
             raise LeaseExpired("gone")
 
-    renewer = lock_run.LockRenewer(renew, 6)  # Leaves the command two seconds to set its trap.
+    renewer = lease_run.LeaseRenewer(renew, 6)  # Leaves the command two seconds to set its trap.
     script = f"trap 'touch {tmp_path}/terminated; exit' TERM; sleep 30 & wait"
     with pytest.raises(LeaseExpired, match="was stopped"):
-        lock_run.run(["sh", "-c", script], os.environ, renewer, grace_seconds=5)
+        lease_run.run(["sh", "-c", script], os.environ, renewer, grace_seconds=5)
     assert (tmp_path / "terminated").exists()
 
 
@@ -1058,23 +999,23 @@ def test_a_command_that_ignores_sigterm_is_killed_before_its_lease_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls, deadlines = [], []
-    stop = lock_run._stop
+    stop = lease_run._stop
 
     def record_deadline(process: Any, ended: Any, deadline: float, has_terminal: bool) -> None:
         deadlines.append(deadline)
         stop(process, ended, deadline, has_terminal)
 
-    monkeypatch.setattr(lock_run, "_stop", record_deadline)
+    monkeypatch.setattr(lease_run, "_stop", record_deadline)
 
     def renew() -> None:
         calls.append(1)
         if len(calls) > 1:
             raise Unreachable("no answer")
 
-    renewer = lock_run.LockRenewer(renew, 4.5)
+    renewer = lease_run.LeaseRenewer(renew, 4.5)
     script = f"echo $$ > {tmp_path}/pid; trap '' TERM; while :; do sleep 0.05; done"
     with pytest.raises(LeaseExpired, match="no answer"):
-        lock_run.run(["sh", "-c", script], os.environ, renewer, grace_seconds=5)
+        lease_run.run(["sh", "-c", script], os.environ, renewer, grace_seconds=5)
     assert renewer.held_until - 1 < deadlines[0] < renewer.held_until
     assert len(calls) > 2
     with pytest.raises(ProcessLookupError):
@@ -1094,22 +1035,22 @@ def test_effects_are_claimed_failed_and_completed_from_a_shell(hf: Hf) -> None:
     hf("world", "create", "ada")
     hf("world", "inbox", "put", "ada", "--item", json.dumps(ask))
     hf("world", "drain", "ada")
-    assert [(each["timer_id"], each["due_at"][:4]) for each in parsed(hf("timers", "list", "--json"))] == [
+    assert [(each["timer_id"], each["due_at"][:4]) for each in parsed(hf("timer", "list", "--json"))] == [
         ("remind", "2116")
     ]
-    assert [(each["kind"], each["params"]) for each in parsed(hf("effects", "list", "ada", "--json"))] == [
+    assert [(each["kind"], each["params"]) for each in parsed(hf("effect", "list", "ada", "--json"))] == [
         ("charge", "{}")
     ]
-    hf("effects", "claim", "other", code=3)
-    (claimed,) = parsed(hf("effects", "claim", "charge", "--owner", "sh", "--json"))
+    hf("effect", "claim", "other", code=3)
+    (claimed,) = parsed(hf("effect", "claim", "charge", "--owner", "sh", "--json"))
     assert (claimed["fence"], claimed["attempts"], claimed["idempotency_key"]) == (1, 1, "61")
     effect = ("ada", "0", "0", "--fence")
-    hf("effects", "complete", *effect, "7", "{}", code=6)
-    assert parsed(hf("effects", "fail", *effect, "1", "no answer", "--delay", "0", "--json"))["is_dead"] is False
-    hf("effects", "claim", "charge", "--wait", "1")
-    assert "complete" in hf("effects", "complete", *effect, "2", '{"paid": true}').stdout
-    hf("effects", "complete", *effect, "2", code=4)
-    assert parsed(hf("effects", "list", "--json")) == []
+    hf("effect", "complete", *effect, "7", "{}", code=6)
+    assert parsed(hf("effect", "fail", *effect, "1", "no answer", "--delay", "0", "--json"))["is_dead"] is False
+    hf("effect", "claim", "charge", "--wait", "1")
+    assert "complete" in hf("effect", "complete", *effect, "2", '{"paid": true}').stdout
+    hf("effect", "complete", *effect, "2", code=4)
+    assert parsed(hf("effect", "list", "--json")) == []
     (receipt,) = parsed(hf("world", "inbox", "read", "ada", "--json"))
     assert receipt["item"]["effect_kind"] == "charge"
 
@@ -1244,8 +1185,8 @@ def test_states_are_compared_and_swapped(hf: Hf) -> None:
     assert (found["value"], found["version"]) == ("hello", 2)
     problem = json.loads(hf("state", "set", "orders/17", "1", "--if-match", etag, "--json", code=5).stderr)
     assert problem["current_etag"] == found["etag"]
-    hf("state", "rm", "orders/17", "--if-match", found["etag"])
-    hf("state", "rm", "orders/17", code=4)
+    hf("state", "delete", "orders/17", "--if-match", found["etag"])
+    hf("state", "delete", "orders/17", code=4)
     hf("state", "set", "orders/17", "1", "--fence", "1", code=2)
 
 
@@ -1278,12 +1219,12 @@ def test_collections_are_listed_and_scanned(hf: Hf, tmp_path: Path) -> None:
             [PutRow("ada", ("a", n), b"text" if n else b"\xff", ttl_seconds=600 if n else None) for n in range(4)]
         )
         rows.commit([PutRow("bob", ("a",), b"")])
-    assert parsed(hf("collections", "list", "--json")) == [{"name": "notes"}]
-    assert "ada" in hf("collections", "partitions", "notes").stdout
-    assert parsed(hf("collections", "partitions", "notes", "--prefix", "b", "--json")) == [{"partition": "bob"}]
+    assert parsed(hf("collection", "list", "--json")) == [{"name": "notes"}]
+    assert "ada" in hf("collection", "partitions", "notes").stdout
+    assert parsed(hf("collection", "partitions", "notes", "--prefix", "b", "--json")) == [{"partition": "bob"}]
 
     def scan(*options: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in hf("collections", "scan", "notes", "ada", *options).stdout.splitlines()]
+        return [json.loads(line) for line in hf("collection", "scan", "notes", "ada", *options).stdout.splitlines()]
 
     first, *others = scan()
     assert first == {"key": ["a", 0], "version": 1, "expires_at": None, "value_base64": "/w=="}
@@ -1294,7 +1235,7 @@ def test_collections_are_listed_and_scanned(hf: Hf, tmp_path: Path) -> None:
     options = ("--prefix", '["a"]', "--after", '["a", 0]', "--before", '["a", 3]', "--reverse", "--limit", "1")
     assert [each["key"] for each in scan(*options)] == [["a", 2]]
     assert scan("--prefix", '["b"]') == []
-    assert "give a list" in hf("collections", "scan", "notes", "ada", "--after", "[1.5]", code=2).stderr
+    assert "give a list" in hf("collection", "scan", "notes", "ada", "--after", "[1.5]", code=2).stderr
 
 
 def test_activity_is_logged_and_read(hf: Hf) -> None:
@@ -1737,7 +1678,7 @@ def shown_lines(
 MESSAGE: Final = {
     "id": "0198f2a7-c3d9-7e5f-8a1b-2c3d4e5f6a7b",
     "group": "customers.of-the-north",
-    "fencing_token": 1_234_567,
+    "fence": 1_234_567,
     "created_at": "2026-11-16T14:00:00.000Z",
     "last_error": "the third party answered with an error\nthat goes on for a while",
 }
@@ -1747,7 +1688,7 @@ MESSAGE: Final = {
 def test_ids_names_and_fences_stay_in_one_piece_in_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    whole = [str(MESSAGE[name]) for name in ("id", "group", "fencing_token")]
+    whole = [str(MESSAGE[name]) for name in ("id", "group", "fence")]
     table = shown_lines(monkeypatch, Terminal(), columns, lambda: printing.rows([MESSAGE], list(MESSAGE)))
     assert sum(all(text in line for text in whole) for line in table) == 1
     assert len(table) > 4  # The error is folded.

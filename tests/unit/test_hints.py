@@ -163,7 +163,7 @@ def test_a_message_is_leased_as_suggested(hf: Hf, monkeypatch: pytest.MonkeyPatc
 
 def test_schedules_are_listed_as_suggested(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x")
-    (listed,) = suggested(hf("queue", "schedule", "remove", "jobs", "nightly", code=4))
+    (listed,) = suggested(hf("queue", "schedule", "delete", "jobs", "nightly", code=4))
     assert "No schedules" in hf(*listed).stderr
 
 

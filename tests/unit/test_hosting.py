@@ -388,7 +388,7 @@ def test_commands_show_and_change_how_a_world_is_run(hf: Hf, tmp_path: Path) -> 
     (aside,) = json.loads(hf("--json", "world", "aside", "list", "ada").stdout)
     assert (aside["sequence"], aside["error"], aside["item"]["schema"]) == (0, "Traceback", "order")
     assert "Put item 0 back" in hf("world", "aside", "retry", "ada", "0").stdout
-    assert "item_not_found" in hf("--json", "world", "aside", "drop", "ada", "0", "--yes", code=4).stderr
+    assert "item_not_found" in hf("--json", "world", "aside", "delete", "ada", "0", "--yes", code=4).stderr
     assert json.loads(hf("--json", "world", "program", "ada", "q").stdout)["program"] == "q"
     assert json.loads(hf("--json", "world", "program", "ada", "--remove").stdout)["program"] is None
     hf("world", "program", "ada", "q", "--remove", code=2)

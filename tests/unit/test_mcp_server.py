@@ -215,7 +215,7 @@ async def test_a_report_is_read_as_json_and_cut_if_it_is_long(revision: str) -> 
         body = (await read(client, "fastness://main/reports/long"))["body"]
         assert (body["is_truncated"], body["size"]) == (True, len(long))
         assert body["value"] == long[:MCP_CONTENT_BYTES_MAX].decode()
-        assert "fastness collections scan reports reports" in body["rest"]
+        assert "fastness collection scan reports reports" in body["rest"]
         assert (await read(client, "fastness://main/reports/bytes"))["body"]["encoding"] == "base64"
         with pytest.raises(MCPError, match="There is no report 'none'"):
             await client.read_resource("fastness://main/reports/none")

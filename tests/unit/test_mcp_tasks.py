@@ -633,7 +633,7 @@ def test_tools_are_exposed_listed_and_concealed() -> None:
         ]
         assert exposed(plane)[1].description == "Again."
         conceal(plane, "images_resize")
-        with pytest.raises(NotFound, match="fastness mcp exposed"):
+        with pytest.raises(NotFound, match="fastness mcp list"):
             conceal(plane, "images_resize")
         for refused in ("a b", "", "x" * 65, "é", "queue_status", "task_status"):
             with pytest.raises(InvalidArgument):

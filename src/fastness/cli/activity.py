@@ -17,9 +17,7 @@ from fastness.wire.activity import LoggedRecord
 _PAGE: Final = 1_000
 
 
-@click.group(cls=CommandGroup)
-def activity() -> None:
-    """Write and read session logs: queue events, and your own records."""
+activity = CommandGroup()
 
 
 @activity.command(examples=['fastness activity log build-17 \'{"step": "compile", "ms": 812}\''])

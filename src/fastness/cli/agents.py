@@ -15,9 +15,7 @@ from fastness.wire.agents import Agent
 _COLUMNS: Final = ("name", "public_key", "world", "registered_at")
 
 
-@click.group(cls=CommandGroup, completions={"name": completion.agents, "world": completion.worlds})
-def agent() -> None:
-    """Register agents and list them."""
+agent = CommandGroup(completions={"name": completion.agents, "world": completion.worlds})
 
 
 @agent.command(

@@ -31,11 +31,9 @@ _COLUMNS: Final = ("at", "actor", "from", "action", "target", "outcome", "count"
     "--limit", type=click.IntRange(1, 10_000), default=100, help="The maximum number of results.  [default: 100]"
 )
 def audit(of_plane: bool, since: float | None, actor: str, action: str, limit: int) -> None:
-    """Show who did what, when and from where, the newest first.
-
-    A server records the calls that change how a plane works or delete data, such as purges, policies, pauses, tokens
-    and cancels. Commands on a data directory or PostgreSQL record them as user@host. An outcome of "started" means that
-    the server ended before the action did.
+    """The newest entries are first. A server records the calls that change how a plane works or delete data, such as
+    purges, policies, pauses, tokens and cancels. Commands on a data directory or PostgreSQL record them as user@host.
+    An outcome of "started" means that the server ended before the action did.
     """
     since_ms = None if since is None else max(round((time.time() - since) * 1_000), 0)
     with connect.open_plane() as plane:

@@ -49,7 +49,7 @@ _KEY_SPACE_COPIED: Final = "keyspace.jsonl"  # Written when all files of the key
 )
 @click.argument("dest")
 def backup(dest: str) -> None:
-    """Copy a consistent snapshot of all data to DEST, a new folder or an object store.
+    """DEST is a new folder or an object store.
 
     A server keeps serving during its backup; the token must allow backup:* in every universe. A data directory must not
     be open in another process while the backup starts, which takes milliseconds. Run the command again to resume an

@@ -52,7 +52,7 @@ _COLUMNS: Final = ("step", "count", "rate_per_second", "p50_ms", "p99_ms", "max_
     "--tier", type=click.Choice(["critical", "important"]), default="critical", help="The durability tier of each call."
 )
 def bench(*, messages: int, callers: int, size: int, name: str, tier: str) -> None:
-    """Measure puts, receives and acks: one call per message, from concurrent callers.
+    """Makes one call per message, from concurrent callers.
 
     The queue is deleted afterwards, also after an interrupt or an error. If it existed before, only the messages are.
     """

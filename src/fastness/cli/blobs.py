@@ -13,10 +13,7 @@ from fastness.cli import connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.errors import BlobNotFound, PathUnusable
 
-
-@click.group(cls=CommandGroup)
-def blob() -> None:
-    """Store and read blobs, which are addressed by their SHA-256 hash."""
+blob = CommandGroup()
 
 
 @blob.command(
@@ -94,7 +91,10 @@ def pin(hash: str) -> None:
 @blob.command(examples=["fastness blob unpin 9f86d0…", "fastness gc --dry-run      # is it still named?"])
 @click.argument("hash")
 def unpin(hash: str) -> None:
-    """Keep a blob only as long as something names its hash, and for the grace period after that."""
+    """Keep a blob only as long as something names its hash.
+
+    It is deleted after the grace period that follows.
+    """
     with connect.open_plane() as plane:
         plane.blobs.unpin(hash)
     text = f"Unpinned: {hash} is kept while something names it, and for the grace period (gc_grace_seconds) after that"

@@ -1,4 +1,4 @@
-"""`fastness collections`: the rows that are stored in collections."""
+"""`fastness collection`: the rows that are stored in collections."""
 
 from typing import Any
 
@@ -20,12 +20,10 @@ _limit = click.option(
 )
 
 
-@click.group(cls=CommandGroup, completions={"collection": completion.collections})
-def collections() -> None:
-    """Show collections, their partitions and their rows."""
+collection = CommandGroup(completions={"collection": completion.collections})
 
 
-@collections.command("list")
+@collection.command("list")
 @click.option("--after", default="", help="Start after this name.")
 @_limit
 def list_(after: str, limit: int) -> None:
@@ -35,7 +33,7 @@ def list_(after: str, limit: int) -> None:
     printing.rows([{"name": name} for name in names], ("name",), empty="No collections.")
 
 
-@collections.command()
+@collection.command()
 @click.argument("collection")
 @click.option("--prefix", default="", help="Only partitions that start with this text.")
 @click.option("--after", default="", help="Start after this partition.")
@@ -47,10 +45,10 @@ def partitions(collection: str, prefix: str, after: str, limit: int) -> None:
     printing.rows([{"partition": each} for each in found], ("partition",), empty="No partitions.")
 
 
-@collections.command(
+@collection.command(
     examples=[
-        "fastness collections scan langgraph thread:7",
-        "fastness collections scan langgraph thread:7 --prefix '[\"\"]' --reverse --limit 1",
+        "fastness collection scan langgraph thread:7",
+        "fastness collection scan langgraph thread:7 --prefix '[\"\"]' --reverse --limit 1",
     ]
 )
 @click.argument("collection")
@@ -70,7 +68,10 @@ def scan(
     reverse: bool,
     limit: int | None,
 ) -> None:
-    """Print the rows of a partition in the order of their keys, one JSON object per line."""
+    """Print the rows of a partition in the order of their keys.
+
+    Prints one JSON object per line.
+    """
     start, lower, upper = _key(prefix) or (), _key(after), _key(before)
     left = limit
     with connect.open_plane() as plane:

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import click
 
-from fastness.cli import context_file
-from fastness.cli.completion import Find, Names, universes
+from fastness.cli import completion
+from fastness.cli.completion import Find, Names
 from fastness.cli.durations import SECONDS
 from fastness.cli.given_options import GlobalOptions, given_options, wants_json
 
@@ -23,7 +23,7 @@ _GLOBAL_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
         "--universe",
         {
             "metavar": "NAME",
-            "type": Names(universes),
+            "type": Names(completion.universes),
             "help": "The universe (tenant) to work in.  [default: main]",
         },
     ),
@@ -31,7 +31,7 @@ _GLOBAL_OPTIONS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
         "--context",
         {
             "metavar": "NAME",
-            "shell_complete": context_file.complete,
+            "shell_complete": completion.contexts,
             "help": "Use the URL, token and universe of this saved context.",
         },
     ),
@@ -122,7 +122,8 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
-            close = difflib.get_close_matches(name, [*self.list_commands(ctx), *self.aliases])
+            names, singular = [*self.list_commands(ctx), *self.aliases], name.removesuffix("s")
+            close = [singular] if singular in names else difflib.get_close_matches(name, names)
             hint = f". Did you mean {' or '.join(map(repr, close))}?" if close else ""
             raise click.UsageError(f"No such command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -18,9 +18,6 @@ import click
 from click.shell_completion import CompletionItem
 from click.types import StringParamType
 
-from fastness.errors import FastnessError
-from fastness.limits import NAME_BYTES_MAX, RUN_ID_BYTES_MAX
-
 if TYPE_CHECKING:
     from fastness.cli.connect import Target
     from fastness.client.transport import RemoteTransport
@@ -48,6 +45,8 @@ class Lookup:
     @property
     def page(self) -> tuple[str, int, str]:
         """The last possible name before those that begin with the typed text, how many to read, and the universe."""
+        from fastness.limits import NAME_BYTES_MAX
+
         after, last = self.typed[:-1], self.typed[-1:]
         if (place := _CHARACTERS.find(last)) > 0:
             after = f"{after}{_CHARACTERS[place - 1]}".ljust(NAME_BYTES_MAX, _CHARACTERS[-1])
@@ -79,6 +78,7 @@ def worlds(lookup: Lookup) -> list[str]:
 
 
 def runs(lookup: Lookup) -> list[str]:
+    from fastness.limits import RUN_ID_BYTES_MAX
     from fastness.wire.runs import ListRuns
 
     after, limit, universe = lookup.page
@@ -96,6 +96,7 @@ def workflows(lookup: Lookup) -> list[str]:
 
 def agents(lookup: Lookup) -> list[str]:
     """Registered agents and mailboxes; a token may allow only one of the lists."""
+    from fastness.errors import FastnessError
     from fastness.wire.agents import ListAgents
     from fastness.wire.mail import ListMailboxes
 
@@ -107,7 +108,7 @@ def agents(lookup: Lookup) -> list[str]:
     return sorted(names)
 
 
-def locks(lookup: Lookup) -> list[str]:
+def leases(lookup: Lookup) -> list[str]:
     from fastness.wire.leases import ListLeases
 
     return [each.key for each in lookup.call(ListLeases(*lookup.page)).leases]
@@ -141,6 +142,17 @@ def universes(lookup: Lookup) -> list[str]:
     return names
 
 
+def contexts(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """The names of saved contexts, which are in a file of the user and not in the plane."""
+    from fastness.cli import context_file
+    from fastness.errors import FastnessError
+
+    try:
+        return [name for name in context_file.load().contexts if name.startswith(incomplete)]
+    except FastnessError:
+        return []
+
+
 class Names(StringParamType):
     """A text whose completions are names in the selected plane."""
 
@@ -148,10 +160,11 @@ class Names(StringParamType):
         self._find = find
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+        from fastness.cli.connect import current_target
+        from fastness.errors import FastnessError
+
         del param
         try:
-            from fastness.cli.connect import current_target
-
             with ctx.scope(cleanup=False):
                 target = current_target()
             open_plane = _opener(target)

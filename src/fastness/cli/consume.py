@@ -27,7 +27,7 @@ _VARIABLES: Final = tuple(
         "NAME",
         "MESSAGE_ID",
         "LEASE_ID",
-        "FENCING_TOKEN",
+        "FENCE",
         "ATTEMPTS",
         "CORRELATION_ID",
         "CONTENT_TYPE",
@@ -35,7 +35,7 @@ _VARIABLES: Final = tuple(
         "PAYLOAD_PATH",
         "STATE_KEY",
         "STATE_LEASE_ID",
-        "STATE_FENCING_TOKEN",
+        "STATE_FENCE",
         "STATE_PATH",
     )
 )
@@ -64,9 +64,10 @@ _VARIABLES: Final = tuple(
 def get(
     *, name: str, wait: float, visibility: float | None, owner: str | None, stateful: bool, payload_out: str | None
 ) -> None:
-    """Lease the next message, write its payload to a file, and export its lease for `queue ack`.
+    """Lease the next message, and export its lease.
 
-    Prints shell lines for `eval`. FASTNESS_QUEUE_PAYLOAD_PATH is the file, which only you can read, in
+    Writes its payload to a file, and prints shell lines for `eval`. FASTNESS_QUEUE_PAYLOAD_PATH is the file, which only
+    you can read, in
     ~/.local/state/fastness/messages/QUEUE (or below XDG_STATE_HOME). `queue ack` and `queue reject` remove it; after
     `queue nack` it is kept for up to 7 days. A file of --payload-out is yours to remove.
 
@@ -99,9 +100,7 @@ def get(
 def _delivery_options(command: Any) -> Any:
     """The options that name a message, which default to what `get` exported; or the lease ids of several messages."""
     for option in (
-        click.option(
-            "--fence", type=int, envvar="FASTNESS_QUEUE_FENCING_TOKEN", help="The fence of the delivery's lease."
-        ),
+        click.option("--fence", type=int, envvar="FASTNESS_QUEUE_FENCE", help="The fence of the delivery's lease."),
         click.option("--lease-id", envvar="FASTNESS_QUEUE_LEASE_ID", help="The id of the delivery's lease."),
         click.option("--id", "id", envvar="FASTNESS_QUEUE_MESSAGE_ID", help="The message id."),
         click.argument("lease_ids", metavar="[LEASE_ID]…", nargs=-1),
@@ -135,7 +134,10 @@ class Delivered(TypedDict):
 @click.option("--result", metavar="JSON", help="The result of the message, which `message result` prints.")
 @click.option("--result-file", metavar="PATH", help="Read the result from a file, JSON or bytes; - is standard input.")
 def ack(*, result: str | None, result_file: str | None, **delivered: Unpack[Delivered]) -> None:
-    """Acknowledge a message as done, or several by their lease ids, in one commit. Repeating this is safe.
+    """Acknowledge messages as done. Repeating this is safe.
+
+    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit. Results are kept for
+    the --result-ttl of the queue's policy.
 
     Results are kept for the --result-ttl of the queue's policy.
     """
@@ -187,7 +189,10 @@ def _json_or_bytes(data: bytes) -> Any:
 @click.option("--defer", is_flag=True, help="Do not count this as a failed attempt.")
 @click.option("--error", help="The error to record with the message.")
 def nack(*, delay: float | None, defer: bool, error: str | None, **delivered: Unpack[Delivered]) -> None:
-    """Release a message, or several by their lease ids, so they are delivered again."""
+    """Release messages, so that they are delivered again.
+
+    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit.
+    """
     with connect.open_plane() as plane:
         queue, messages = _held_messages(plane, delivered)
         queue.nack_many(messages, delay_seconds=delay, intent="defer" if defer else "failure", error=error)
@@ -198,7 +203,10 @@ def nack(*, delay: float | None, defer: bool, error: str | None, **delivered: Un
 @_delivery_options
 @click.option("--error", help="The error to record with the dead letter.")
 def reject(*, error: str | None, **delivered: Unpack[Delivered]) -> None:
-    """Move a message, or several by their lease ids, to the dead letters at once."""
+    """Move messages to the dead letters at once.
+
+    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit.
+    """
     with connect.open_plane() as plane:
         queue, messages = _held_messages(plane, delivered)
         with _files_removed(messages):
@@ -210,7 +218,10 @@ def reject(*, error: str | None, **delivered: Unpack[Delivered]) -> None:
 @_delivery_options
 @click.option("--by", "seconds", type=SECONDS, default=30.0, help="The minimum lease time from now.  [default: 30]")
 def extend(*, seconds: float, **delivered: Unpack[Delivered]) -> None:
-    """Extend the lease of a message, or of several by their lease ids. Extending never shortens a lease."""
+    """Extend the leases of messages. Extending never shortens a lease.
+
+    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit.
+    """
     with connect.open_plane() as plane:
         queue, messages = _held_messages(plane, delivered)
         queue.extend_many(messages, seconds)
@@ -272,7 +283,7 @@ def _fields(message: Message, path: Path | None) -> dict[str, Any]:
     found |= {
         "queue": message.queue,
         "lease_id": message.lease.lease_id,
-        "fencing_token": message.fence,
+        "fence": message.fence,
         "expires_at": printing.timestamp(message.expires_ms),
     }
     if path is not None:
@@ -284,7 +295,7 @@ def _fields(message: Message, path: Path | None) -> dict[str, Any]:
             "etag": message.delivery.state.etag,
             "key": state_lease.key,
             "lease_id": state_lease.lease_id,
-            "fencing_token": state_lease.fence,
+            "fence": state_lease.fence,
         }
     return found
 
@@ -294,7 +305,7 @@ def _variables(message: Message, path: Path | None) -> dict[str, Any]:
         "NAME": message.queue,
         "MESSAGE_ID": message.id,
         "LEASE_ID": message.lease.lease_id,
-        "FENCING_TOKEN": message.fence,
+        "FENCE": message.fence,
         "ATTEMPTS": message.attempts,
         "CORRELATION_ID": message.correlation_id,
         "CONTENT_TYPE": message.delivery.content_type,
@@ -306,7 +317,7 @@ def _variables(message: Message, path: Path | None) -> dict[str, Any]:
         found |= {
             "STATE_KEY": state_lease.key,
             "STATE_LEASE_ID": state_lease.lease_id,
-            "STATE_FENCING_TOKEN": state_lease.fence,
+            "STATE_FENCE": state_lease.fence,
         }
         found["STATE_PATH"] = _write_state(message)
     return {f"FASTNESS_QUEUE_{name}": value for name, value in found.items()}

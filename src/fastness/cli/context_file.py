@@ -20,10 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import click
 import msgspec
 
-from fastness.errors import FastnessError, InvalidArgument, NotFound, PathUnusable
+from fastness.errors import InvalidArgument, NotFound, PathUnusable
 from fastness.folders import make_folder, sync_folder
 
 DEFAULT_URL: Final = "http://127.0.0.1:9440"
@@ -111,14 +110,6 @@ def save(contexts: Contexts) -> None:
         sync_folder(path().parent)
     except OSError as error:
         raise PathUnusable(f"Cannot write {path()} ({error.strerror}); make its folder writable") from error
-
-
-def complete(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """The names of contexts, for shell completion."""
-    try:
-        return [name for name in load().contexts if name.startswith(incomplete)]
-    except FastnessError:
-        return []
 
 
 def named_context(stored: Contexts, name: str) -> Context:

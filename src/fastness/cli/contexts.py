@@ -2,23 +2,23 @@
 
 import click
 
-from fastness.cli import printing
+from fastness.cli import completion, printing
 from fastness.cli.commands import CommandGroup, given_options
-from fastness.cli.context_file import DEFAULT_URL, FIELDS, Context, Contexts, complete, load, named_context, save
+from fastness.cli.context_file import DEFAULT_URL, FIELDS, Context, Contexts, load, named_context, save
 from fastness.errors import InvalidArgument
 from fastness.names import checked_name
 
-
-@click.group(cls=CommandGroup)
-def context() -> None:
-    """Manage contexts: several servers, by name."""
+context = CommandGroup()
 
 
 @context.command(examples=["fastness context add prod --url https://plane.example:9440 --token hft_…"])
 @click.argument("name")
 @click.option("--use", is_flag=True, help="Make this the current context.")
 def add(name: str, use: bool) -> None:
-    """Save the given --url, --token, --universe, --objects, --ca, --cert and --key as context NAME."""
+    """Save the given --url, --token and others as NAME.
+
+    The others are --universe, --objects, --ca, --cert and --key.
+    """
     name, stored = checked_name("context", name), load()
     fields = {field: given_options()[field] for field in FIELDS if given_options().get(field)}
     if "url" not in fields:
@@ -50,7 +50,7 @@ def list_() -> None:
 
 
 @context.command()
-@click.argument("name", shell_complete=complete)
+@click.argument("name", shell_complete=completion.contexts)
 def use(name: str) -> None:
     """Make NAME the current context."""
     stored = load()
@@ -60,11 +60,11 @@ def use(name: str) -> None:
 
 
 @context.command()
-@click.argument("name", shell_complete=complete)
-def remove(name: str) -> None:
-    """Remove a context."""
+@click.argument("name", shell_complete=completion.contexts)
+def delete(name: str) -> None:
+    """Delete a context."""
     stored = load()
     named_context(stored, name)
     others = {each: about for each, about in stored.contexts.items() if each != name}
     save(Contexts(None if stored.current == name else stored.current, others))
-    printing.result(f"Removed context {name}", {"removed": name})
+    printing.result(f"Deleted context {name}", {"deleted": name})

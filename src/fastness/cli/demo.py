@@ -27,9 +27,9 @@ _CLAIM_FAILED: Final = 1
     "--keep", metavar="FOLDER", type=click.Path(path_type=Path), help="Keep the data, lake and logs in this new folder."
 )
 def demo(*, without_spark: bool, no_open: bool, keep: Path | None) -> None:
-    """Run a demonstration with real processes, some of which are killed, and check every claim it prints.
+    """Some of the processes are killed, and every claim that the demo prints is checked.
 
-    The demo starts its own server on a free port with a temporary data directory, and leaves only the report,
+    It starts its own server on a free port with a temporary data directory, and leaves only the report,
     fastness-demo-report.html. Exit code 0 means that every claim holds.
     """
     from fastness.demo import story  # Imported here: no other command needs it.

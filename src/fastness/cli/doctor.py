@@ -45,9 +45,7 @@ class HealthCheck(msgspec.Struct):
 @click.option("--fix", is_flag=True, help="Make a data directory and its files accessible to their owner only.")
 @click.option("--salvage", metavar="TARGET", help="Copy what can be read to the new data directory TARGET.")
 def doctor(path: str | None, deep: bool, fix: bool, salvage: str | None) -> None:
-    """Check that the data of a directory or a server is complete, undamaged and consistent.
-
-    Checks the format, reads the whole key space, and compares blobs with their hashes, journals with their heads,
+    """Checks the format, reads the whole key space, and compares blobs with their hashes, journals with their heads,
     segments and session logs with their checksums, and the counters of queues with their messages. A server checks a
     snapshot of its key space and keeps serving; the token must allow doctor:run in every universe. A data directory
     must not be open in another process. Damage is not repaired. Exit code 10 means that data is damaged.

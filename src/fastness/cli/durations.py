@@ -2,14 +2,20 @@
 
 import math
 import re
+from enum import Enum
 from typing import Any, Final
 
 import click
-import msgspec
 from click.shell_completion import CompletionItem
 
 _UNITS: Final = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|m|h|d|)\Z")
+
+
+class NoValue(Enum):
+    """The word none on the command line. An option that is not given is None."""
+
+    NONE = "none"
 
 
 class Seconds(click.ParamType[float]):
@@ -40,12 +46,11 @@ class OrNone(click.ParamType[Any]):
         self.name = f"{kind.name}|none"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return NONE if value in ("none", NONE) else self._kind.convert(value, param, ctx)
+        return NoValue.NONE if value in ("none", NoValue.NONE) else self._kind.convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         return self._kind.shell_complete(ctx, param, incomplete)
 
 
-NONE: Final = msgspec.UNSET  # The word none on the command line. An option that is not given is None.
 SECONDS: Final = Seconds()
 WAIT: Final = Seconds(forever=True)

@@ -1,4 +1,4 @@
-"""`fastness effects`: the external calls that worlds ask for. They can be carried out from a shell."""
+"""`fastness effect`: the external calls that worlds ask for. They can be carried out from a shell."""
 
 from typing import Any, Final
 
@@ -16,23 +16,24 @@ from fastness.wire.effects import EffectInfo
 _COLUMNS: Final = ("world", "height", "number", "kind", "state", "due_at", "attempts", "fence", "owner", "error")
 
 
-@click.group(cls=CommandGroup, completions={"world": completion.worlds})
-def effects() -> None:
-    """List, claim and complete the external calls that worlds ask for."""
+effect = CommandGroup(completions={"world": completion.worlds})
 
 
-@effects.command("list")
+@effect.command("list")
 @click.argument("world", required=False)
 @click.option("--after", default="", help="Start after the page that ended with this `next`.")
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(world: str | None, after: str, limit: int) -> None:
-    """List the effects of WORLD, or of all worlds, that are pending or in flight."""
+    """List the effects that are pending or in flight.
+
+    Lists those of WORLD, or of all worlds.
+    """
     with connect.open_plane() as plane:
         found = plane.effects.list(world, after=after, limit=limit).effects
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No effects.")
 
 
-@effects.command(examples=["fastness effects claim charge_card --wait 20 --json"])
+@effect.command(examples=["fastness effect claim charge_card --wait 20 --json"])
 @click.argument("kinds", metavar="KIND…", nargs=-1, required=True)
 @click.option("--owner", help="Who carries them out.  [default: a random name]")
 @click.option("-n", "limit", type=click.IntRange(1, EFFECT_CLAIMS_MAX), default=1, help="At most this many effects.")
@@ -41,7 +42,9 @@ def list_(world: str | None, after: str, limit: int) -> None:
 )
 @click.option("--wait", type=SECONDS, default=0.0, help="How long to wait for an effect.  [default: 0]")
 def claim(kinds: tuple[str, ...], owner: str | None, limit: int, lease_seconds: float, wait: float) -> None:
-    """Claim effects of these kinds that are due; complete or fail each of them with its fence.
+    """Claim effects of these kinds that are due.
+
+    Complete or fail each of them with its fence.
 
     An effect whose lease ends is claimed again. The exit code is 3 if none is due.
     """
@@ -63,7 +66,7 @@ def _effect_arguments(command: Any) -> Any:
     return command
 
 
-@effects.command(examples=["fastness effects complete order-17 4 0 --fence 1 '{\"paid\": true}'"])
+@effect.command(examples=["fastness effect complete order-17 4 0 --fence 1 '{\"paid\": true}'"])
 @_effect_arguments
 @click.argument("result", required=False)
 @click.option("--file", metavar="PATH", help="Take the result from this file; - is standard input.")
@@ -71,7 +74,10 @@ def _effect_arguments(command: Any) -> Any:
 def complete(
     *, world: str, height: int, number: int, fence: int, result: str | None, file: str | None, adapter: str
 ) -> None:
-    """Complete the effect NUMBER of the record HEIGHT of WORLD: its receipt goes into the world's inbox."""
+    """Complete an effect, and put its receipt into the inbox.
+
+    The effect is the one with this NUMBER of the record HEIGHT of WORLD.
+    """
     body = b""
     if result is not None or file is not None:
         with values.open_input(result, file) as stream:
@@ -83,13 +89,16 @@ def complete(
     )
 
 
-@effects.command(examples=['fastness effects fail order-17 4 0 --fence 1 "the bank does not answer" --delay 1m'])
+@effect.command(examples=['fastness effect fail order-17 4 0 --fence 1 "the bank does not answer" --delay 1m'])
 @_effect_arguments
 @click.argument("error")
 @click.option("--delay", type=SECONDS, help="Until the next attempt.  [default: a back-off]")
 @click.option("--final", is_flag=True, help="Do not try again: the world gets a receipt with the error.")
 def fail(*, world: str, height: int, number: int, fence: int, error: str, delay: float | None, final: bool) -> None:
-    """Record that an attempt failed: the effect is due again later, or dead after its last attempt."""
+    """Record that an attempt to carry out an effect failed.
+
+    The effect is due again later, or dead after its last attempt.
+    """
     with connect.open_plane() as plane:
         found = _claimed(plane, world, height, number, fence).fail(error, delay_seconds=delay, final=final)
     due_at = printing.timestamp(found.due_ms)

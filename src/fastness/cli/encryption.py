@@ -13,9 +13,7 @@ from fastness.wire.encryption import UniverseEncryption
 _PLANE = "(repeated calls)"  # The plane's own key, which encrypts the answers of repeated calls.
 
 
-@click.group(cls=CommandGroup)
-def encryption() -> None:
-    """Encrypt the stored data of universes, and change their keys. Without the master key, the data is lost."""
+encryption = CommandGroup(help="Without the master key, encrypted data is lost.")
 
 
 @encryption.command("new-key", examples=["fastness encryption new-key > keys && chmod 600 keys"])
@@ -34,7 +32,9 @@ def new_key(name: str) -> None:
 @encryption.command(examples=["fastness encryption enable shop", "fastness --url dir:./data encryption enable shop"])
 @click.argument("universe")
 def enable(universe: str) -> None:
-    """Encrypt the values and objects of UNIVERSE from now on. It cannot be turned off again.
+    """Encrypt the data of UNIVERSE from now on.
+
+    Its values and objects are encrypted. It cannot be turned off again.
 
     Values that are stored already stay as they are until `fastness encryption rewrite`. The plane must have a master
     key: --encryption-key-file of the server, or FASTNESS_ENCRYPTION_KEY_FILE for a data directory.
@@ -49,7 +49,10 @@ def enable(universe: str) -> None:
 
 @encryption.command(examples=["fastness encryption show", "fastness encryption show --json"])
 def show() -> None:
-    """Show which universes are encrypted, the number and age of their keys, and whether older values are left."""
+    """Show which universes are encrypted, and their keys.
+
+    Also shows how many keys there are, their age, and whether older values are left.
+    """
     with connect.open_plane() as plane:
         found = plane.encryption.show()
     printing.rows(
@@ -83,7 +86,9 @@ def rotate(universe: str, *, is_plane: bool, master: bool) -> None:
 @click.argument("universe", default="")
 @click.option("--plane", "is_plane", is_flag=True, help="Rewrite the answers of repeated calls.")
 def rewrite(universe: str, *, is_plane: bool) -> None:
-    """Encrypt with the newest key of UNIVERSE what has an older key or none.
+    """Encrypt older data of UNIVERSE with its newest key.
+
+    Encrypts what has an older key or none.
 
     The plane can be used meanwhile. If the command is interrupted, run it again: it continues where it stopped. When
     it is complete, values that are not encrypted are refused.

@@ -13,9 +13,7 @@ from fastness.limits import READ_ENTRIES_MAX
 _HISTORY_COLUMNS: Final = ("version", "at", "durability", "fields", "removed", "deleted")
 
 
-@click.group(cls=CommandGroup)
-def entity() -> None:
-    """Read and write entities: versioned records whose fields have durability tiers."""
+entity = CommandGroup()
 
 
 _best_effort = click.option(

@@ -5,25 +5,12 @@ An error is a line with what to do next, and one with the command that explains 
 
 import os
 import traceback
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-import msgspec
 
-from fastness.errors import (
-    Backend,
-    Busy,
-    Closed,
-    CommitUnknown,
-    Conflict,
-    Corrupt,
-    FastnessError,
-    Fenced,
-    NotAllowed,
-    NotFound,
-    Validation,
-)
-from fastness.wire.problems import Problem, problem_of
+if TYPE_CHECKING:
+    from fastness.wire.problems import Problem
 
 NOTHING_RECEIVED: Final = 3
 DAMAGED: Final = 10
@@ -33,27 +20,26 @@ _INTERNAL: Final = 1
 _USAGE: Final = 2
 _BACKEND: Final = 9
 
-# The first class that an error belongs to determines its code.
-_CODES: Final[tuple[tuple[type[FastnessError], int], ...]] = (
-    (Validation, _USAGE),
-    (NotFound, 4),
-    (Conflict, 5),
-    (Fenced, 6),
-    (Busy, 7),
-    (NotAllowed, 8),
-    (CommitUnknown, 11),
-    (Backend, _BACKEND),
-    (Closed, _BACKEND),
-    (Corrupt, DAMAGED),
-)
-
+# By the name of a class of errors. The nearest class of an error determines its code.
+_CODES: Final = {
+    "Validation": _USAGE,
+    "NotFound": 4,
+    "Conflict": 5,
+    "Fenced": 6,
+    "Busy": 7,
+    "NotAllowed": 8,
+    "CommitUnknown": 11,
+    "Backend": _BACKEND,
+    "Closed": _BACKEND,
+    "Corrupt": DAMAGED,
+}
 MEANINGS: Final = {
     0: "success",
     _INTERNAL: "internal error: a bug in Fastness",
     _USAGE: "wrong usage or invalid request; nothing was written",
     NOTHING_RECEIVED: "nothing arrived in time",
     4: "not found",
-    5: "conflict: another writer was first, another owner holds the lock, or the lake has another history",
+    5: "conflict: another writer was first, another owner holds the lease, or the lake has another history",
     6: "fenced: the lease is no longer held",
     7: "busy: retry later",
     8: "not allowed: the token lacks the permission",
@@ -67,8 +53,10 @@ MEANINGS: Final = {
 
 def code_of(error: BaseException) -> int:
     """The exit code for an error."""
+    from fastness.errors import FastnessError
+
     if isinstance(error, FastnessError):
-        return next((code for error_class, code in _CODES if isinstance(error, error_class)), _INTERNAL)
+        return next((_CODES[each.__name__] for each in type(error).__mro__ if each.__name__ in _CODES), _INTERNAL)
     if isinstance(error, click.ClickException):
         return _USAGE
     if isinstance(error, click.Abort | KeyboardInterrupt):
@@ -78,7 +66,11 @@ def code_of(error: BaseException) -> int:
 
 def report(error: BaseException, *, as_json: bool) -> None:
     """Print an error to stderr."""
+    from fastness.errors import FastnessError
+
     if as_json:
+        import msgspec
+
         click.echo(msgspec.json.encode(_problem(error)).decode(), err=True)
     else:
         click.echo(f"fastness: {_message(error)}", err=True)
@@ -88,7 +80,10 @@ def report(error: BaseException, *, as_json: bool) -> None:
         traceback.print_exception(error)
 
 
-def _problem(error: BaseException) -> Problem:
+def _problem(error: BaseException) -> "Problem":
+    from fastness.errors import FastnessError
+    from fastness.wire.problems import Problem, problem_of
+
     if isinstance(error, FastnessError):
         return problem_of(error)
     code, status = {_USAGE: ("usage", 400), INTERRUPTED: ("interrupted", 499)}.get(code_of(error), ("error", 500))
@@ -104,11 +99,12 @@ def _message(error: BaseException) -> str:
         return _one_line(error.format_message())
     if isinstance(error, click.Abort | KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, FastnessError):
-        return _one_line(str(error))
+    if code_of(error) == _INTERNAL:
+        text = f"internal error ({type(error).__name__}: {error}); set FASTNESS_DEBUG=1 to see the traceback"
+        return _one_line(text)
     if isinstance(error, OSError):
         return _one_line(f"{error.filename or 'the system'}: {error.strerror or error}")
-    return _one_line(f"internal error ({type(error).__name__}: {error}); set FASTNESS_DEBUG=1 to see the traceback")
+    return _one_line(str(error))
 
 
 def _one_line(text: str) -> str:

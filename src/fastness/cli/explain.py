@@ -28,7 +28,7 @@ def _codes(_context: click.Context, _parameter: click.Parameter, incomplete: str
 )
 @click.argument("code", required=False, shell_complete=_codes)
 def explain(code: str | None) -> None:
-    """Explain an error CODE: its cause, what to do, and whether the same call may be repeated.
+    """Shows its cause, what to do, and whether the same call may be repeated.
 
     Errors, problems of the HTTP API and log lines have the code. Without CODE, all codes are listed.
     """

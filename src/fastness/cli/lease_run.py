@@ -33,7 +33,7 @@ _COMMAND_NOT_FOUND: Final = 127
 _SIGNAL_EXIT_BASE: Final = 128  # Shells add the number of the signal.
 
 
-class LockRenewer:
+class LeaseRenewer:
     """Renews a lease from a thread, and knows until when it is certainly held."""
 
     def __init__(self, renew: Callable[[], Any], ttl_seconds: float) -> None:
@@ -77,7 +77,7 @@ class LockRenewer:
                 return
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], renewer: LockRenewer, *, grace_seconds: float) -> int:
+def run(command: Sequence[str], environment: Mapping[str, str], renewer: LeaseRenewer, *, grace_seconds: float) -> int:
     """Run a command while the lease is held. Returns its exit code, as a shell would.
 
     Raises:
@@ -112,7 +112,7 @@ def _start(
 
 
 def _supervise(
-    process: "subprocess.Popen[bytes]", renewer: LockRenewer, grace_seconds: float, *, has_terminal: bool
+    process: "subprocess.Popen[bytes]", renewer: LeaseRenewer, grace_seconds: float, *, has_terminal: bool
 ) -> int:
     grace_seconds = min(grace_seconds, renewer.ttl_seconds / 3)
     ended = threading.Event()
@@ -125,12 +125,12 @@ def _supervise(
     while not ended.wait(_CHECK_SECONDS):
         if renewer.lost is not None:
             _stop(process, ended, time.monotonic() + grace_seconds, has_terminal)
-            raise LeaseExpired(f"The lock was lost and the command was stopped: {renewer.lost}") from renewer.lost
+            raise LeaseExpired(f"The lease was lost and the command was stopped: {renewer.lost}") from renewer.lost
         if time.monotonic() >= renewer.held_until - grace_seconds:
             _stop(process, ended, renewer.held_until - renewer.ttl_seconds / _KILL_MARGIN_DIVISOR, has_terminal)
             why = renewer.last_error or "a renewal received no answer in time"
             raise LeaseExpired(
-                f"The lock could not be renewed and the command was stopped: {why}"
+                f"The lease could not be renewed and the command was stopped: {why}"
             ) from renewer.last_error
     code = process.returncode
     return code if code >= 0 else _SIGNAL_EXIT_BASE - code

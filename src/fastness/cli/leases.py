@@ -1,4 +1,4 @@
-"""`fastness lock`: distributed locks with fencing tokens. `lock_run` runs a command while a lock is held."""
+"""`fastness lease`: exclusive ownership of keys, with fences. `lease_run` runs a command while a lease is held."""
 
 import os
 import socket
@@ -6,7 +6,7 @@ from typing import Any, Final, TypedDict
 
 import click
 
-from fastness.cli import completion, connect, exports, lock_run, printing
+from fastness.cli import completion, connect, exports, lease_run, printing
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.errors import FastnessError, InvalidArgument, LeaseHeld, NotFound
@@ -15,43 +15,41 @@ from fastness.handles.sync.plane import Plane
 from fastness.limits import LEASE_TTL_SECONDS, READ_ENTRIES_MAX
 from fastness.wire.leases import Granted
 
-_VARIABLES: Final = ("FASTNESS_LOCK_KEY", "FASTNESS_LEASE_ID", "FASTNESS_FENCE", "FASTNESS_LEASE_TXN_ID")
-_COLUMNS: Final = ("key", "owner", "fencing_token", "acquired_at", "expires_at")
+_VARIABLES: Final = ("FASTNESS_LEASE_KEY", "FASTNESS_LEASE_ID", "FASTNESS_FENCE", "FASTNESS_LEASE_TXN_ID")
+_COLUMNS: Final = ("key", "owner", "fence", "acquired_at", "expires_at")
 
 
-@click.group(cls=CommandGroup, completions={"key": completion.locks, "lock_key": completion.locks})
-def lock() -> None:
-    """Acquire, hold and release locks across machines."""
+lease = CommandGroup(completions={"key": completion.leases, "lease_key": completion.leases})
 
 
 def _acquire_options(command: Any) -> Any:
     for option in (
-        click.option("--txn-id", help="Bind the lock to this transaction id."),
+        click.option("--txn-id", help="Bind the lease to this transaction id."),
         click.option(
-            "--owner", help="The owner of the lock. The same owner can renew it.  [default: this host and process]"
+            "--owner", help="The owner of the lease. The same owner can renew it.  [default: this host and process]"
         ),
         click.option(
-            "--wait", type=WAIT, default=0.0, help="How long to wait for the lock, or `forever`.  [default: 0]"
+            "--wait", type=WAIT, default=0.0, help="How long to wait for the lease, or `forever`.  [default: 0]"
         ),
         click.option(
-            "--ttl", type=SECONDS, default=LEASE_TTL_SECONDS, help="The lock expires after this time.  [default: 30]"
+            "--ttl", type=SECONDS, default=LEASE_TTL_SECONDS, help="The lease expires after this time.  [default: 30]"
         ),
     ):
         command = option(command)
     return command
 
 
-@lock.command(
+@lease.command(
     examples=[
-        "fastness lock run deploy -- ./deploy.sh",
-        "fastness lock run nightly --wait 10m --ttl 1m -- make report",
+        "fastness lease run deploy -- ./deploy.sh",
+        "fastness lease run nightly --wait 10m --ttl 1m -- make report",
     ],
 )
-@click.argument("key", metavar="NAME")
+@click.argument("key", metavar="KEY")
 @click.argument("command", metavar="-- COMMAND…", nargs=-1, required=True, type=click.UNPROCESSED)
 @_acquire_options
 @click.option(
-    "--grace", type=SECONDS, default=5.0, help="The time from SIGTERM to SIGKILL if the lock is lost.  [default: 5]"
+    "--grace", type=SECONDS, default=5.0, help="The time from SIGTERM to SIGKILL if the lease is lost.  [default: 5]"
 )
 def run(
     *,
@@ -63,30 +61,33 @@ def run(
     txn_id: str | None,
     grace: float,
 ) -> None:
-    """Run COMMAND while holding the lock NAME, and exit with COMMAND's exit code.
+    """Run COMMAND while the lease of KEY is held.
 
-    The lock is renewed every third of its --ttl. If it is lost anyway, COMMAND is stopped with SIGTERM and then SIGKILL
-    before another owner can acquire the lock, and the exit code is 6. COMMAND's environment has FASTNESS_LOCK_KEY,
-    FASTNESS_LEASE_ID and FASTNESS_FENCE, a number that grows with each grant; the systems that COMMAND writes to can
-    reject older fences. Signals are forwarded to COMMAND.
+    The exit code is that of COMMAND. The lease is renewed every third of its --ttl. If it is lost anyway, COMMAND is
+    stopped with SIGTERM and then SIGKILL before another owner can acquire it, and the exit code is 6. COMMAND's
+    environment has FASTNESS_LEASE_KEY, FASTNESS_LEASE_ID and FASTNESS_FENCE, a number that grows with each grant; the
+    systems that COMMAND writes to can reject older fences. Signals are forwarded to COMMAND.
     """
     with connect.PlaneCaller(connect.current_target(), create=True) as caller:
         granted = _acquire(caller, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
         try:
-            renewer = lock_run.LockRenewer(
+            renewer = lease_run.LeaseRenewer(
                 lambda: caller.call(lambda plane: _lease_handle(plane, granted, ttl).keepalive()), ttl
             )
-            code = lock_run.run(command, {**os.environ, **_variables(granted)}, renewer, grace_seconds=grace)
+            code = lease_run.run(command, {**os.environ, **_variables(granted)}, renewer, grace_seconds=grace)
         finally:
             _release(caller, granted)
     click.get_current_context().exit(code)
 
 
-@lock.command(examples=['eval "$(fastness lock acquire deploy --wait 60)"; …; fastness lock release'])
-@click.argument("key", metavar="NAME")
+@lease.command(examples=['eval "$(fastness lease acquire deploy --wait 60)"; …; fastness lease release'])
+@click.argument("key", metavar="KEY")
 @_acquire_options
 def acquire(key: str, ttl: float, wait: float, owner: str | None, txn_id: str | None) -> None:
-    """Acquire the lock NAME for --ttl, and export its lease for `lock keepalive` and `lock release`."""
+    """Acquire the lease of KEY, and export it.
+
+    `lease keepalive` and `lease release` read what it exports.
+    """
     with exports.unset_on_failure(_VARIABLES), connect.PlaneCaller(connect.current_target(), create=True) as caller:
         granted = _acquire(caller, key, ttl=ttl, wait=wait, owner=owner, txn_id=txn_id)
     printing.record(_fields(granted)) if wants_json() else click.echo(exports.export_lines(_variables(granted)))
@@ -95,21 +96,21 @@ def acquire(key: str, ttl: float, wait: float, owner: str | None, txn_id: str | 
 class LeaseOptions(TypedDict):
     """The values of the options that identify a lease."""
 
-    lock_key: str | None
+    lease_key: str | None
     lease_id: str | None
     fence: int | None
     txn_id: str | None
-    locked: bool
+    leased: bool
 
 
 def lease_options(command: Any) -> Any:
     """The options that identify a lease."""
     for option in (
-        click.option("--locked", is_flag=True, help="Use the lock that `lock run` or `lock acquire` exported."),
-        click.option("--txn-id", help="The transaction id that the lock was acquired with."),
-        click.option("--fence", type=int, help="The fence of the lock's lease."),
-        click.option("--lease-id", help="The id of the lock's lease."),
-        click.option("--lock", "lock_key", metavar="NAME", help="The name of the held lock."),
+        click.option("--leased", is_flag=True, help="Use the lease that `lease run` or `lease acquire` exported."),
+        click.option("--txn-id", help="The transaction id that the lease was acquired with."),
+        click.option("--fence", type=int, help="The fence of the held lease."),
+        click.option("--lease-id", help="The id of the held lease."),
+        click.option("--lease-key", metavar="KEY", help="The key of the held lease."),
     ):
         command = option(command)
     return command
@@ -118,75 +119,75 @@ def lease_options(command: Any) -> Any:
 def held_lease(
     plane: Plane,
     *,
-    lock_key: str | None,
+    lease_key: str | None,
     lease_id: str | None,
     fence: int | None,
     txn_id: str | None,
-    locked: bool,
+    leased: bool,
     ttl_seconds: float = LEASE_TTL_SECONDS,
 ) -> Lease | None:
-    """The lease that the options identify, or with `locked` the environment; None if neither does.
+    """The lease that the options identify, or with `leased` the environment; None if neither does.
 
     Raises:
         InvalidArgument: the lease is identified only in part.
     """
-    if locked:
-        lock_key = lock_key or os.environ.get("FASTNESS_LOCK_KEY")
+    if leased:
+        lease_key = lease_key or os.environ.get("FASTNESS_LEASE_KEY")
         lease_id = lease_id or os.environ.get("FASTNESS_LEASE_ID")
         txn_id = txn_id or os.environ.get("FASTNESS_LEASE_TXN_ID") or None
         found = os.environ.get("FASTNESS_FENCE", "")
         fence = int(found) if fence is None and found.isdigit() else fence
-    if lock_key is None and lease_id is None and fence is None and not locked:
+    if lease_key is None and lease_id is None and fence is None and not leased:
         return None
-    if lock_key is None or lease_id is None or fence is None:
+    if lease_key is None or lease_id is None or fence is None:
         raise InvalidArgument(
-            'No lock given; run eval "$(fastness lock acquire NAME)" first, or give its name, --lease-id and --fence'
+            'No lease given; run eval "$(fastness lease acquire KEY)" first, or give its key, --lease-id and --fence'
         )
-    return plane.lease(lock_key).held(lease_id, fence=fence, txn_id=txn_id, ttl_seconds=ttl_seconds)
+    return plane.lease(lease_key).held(lease_id, fence=fence, txn_id=txn_id, ttl_seconds=ttl_seconds)
 
 
 def _exported_lease_options(command: Any) -> Any:
     """The options that identify a lease, which default to the exported variables."""
     for option in (
-        click.option("--txn-id", envvar="FASTNESS_LEASE_TXN_ID", help="The transaction id of the lock."),
-        click.option("--fence", type=int, envvar="FASTNESS_FENCE", help="The fence of the lock's lease."),
-        click.option("--lease-id", envvar="FASTNESS_LEASE_ID", help="The id of the lock's lease."),
-        click.argument("lock_key", metavar="[NAME]", envvar="FASTNESS_LOCK_KEY", required=False),
+        click.option("--txn-id", envvar="FASTNESS_LEASE_TXN_ID", help="The transaction id of the lease."),
+        click.option("--fence", type=int, envvar="FASTNESS_FENCE", help="The fence of the held lease."),
+        click.option("--lease-id", envvar="FASTNESS_LEASE_ID", help="The id of the held lease."),
+        click.argument("lease_key", metavar="[KEY]", envvar="FASTNESS_LEASE_KEY", required=False),
     ):
         command = option(command)
     return command
 
 
-@lock.command()
+@lease.command()
 @_exported_lease_options
 @click.option("--ttl", type=SECONDS, default=LEASE_TTL_SECONDS, help="The minimum lease time from now.  [default: 30]")
-def keepalive(ttl: float, lock_key: str | None, lease_id: str | None, fence: int | None, txn_id: str | None) -> None:
-    """Renew a held lock. Renewing never shortens a lease."""
+def keepalive(ttl: float, lease_key: str | None, lease_id: str | None, fence: int | None, txn_id: str | None) -> None:
+    """Renew a lease that is held. Renewing never shortens it."""
     with connect.open_plane() as plane:
-        lease = _require_lease(plane, lock_key, lease_id, fence, txn_id, ttl_seconds=ttl)
+        lease = _require_lease(plane, lease_key, lease_id, fence, txn_id, ttl_seconds=ttl)
         until = printing.timestamp(round(lease.keepalive().timestamp() * 1_000))
     printing.result(f"{lease.key} is held until {until}", {"key": lease.key, "expires_at": until})
 
 
-@lock.command()
+@lease.command()
 @_exported_lease_options
-def release(lock_key: str | None, lease_id: str | None, fence: int | None, txn_id: str | None) -> None:
-    """Release a lock. Repeating this is safe."""
+def release(lease_key: str | None, lease_id: str | None, fence: int | None, txn_id: str | None) -> None:
+    """Release a lease. Repeating this is safe."""
     with connect.open_plane() as plane:
-        lease = _require_lease(plane, lock_key, lease_id, fence, txn_id)
+        lease = _require_lease(plane, lease_key, lease_id, fence, txn_id)
         released = lease.release()
     text = "is released" if released else "was not held any more"
     printing.result(f"{lease.key} {text}", {"key": lease.key, "released": released})
 
 
-@lock.command("break", examples=["fastness lock describe deploy", "fastness lock break deploy --fence 41"])
-@click.argument("key", metavar="NAME")
-@click.option("--fence", type=int, required=True, help="The fence of the lease to end, as `lock describe` shows it.")
+@lease.command("break", examples=["fastness lease show deploy", "fastness lease break deploy --fence 41"])
+@click.argument("key", metavar="KEY")
+@click.option("--fence", type=int, required=True, help="The fence of the lease to end, as `lease show` shows it.")
 def break_(key: str, fence: int) -> None:
-    """End the lease of any owner on the lock NAME. Its holder is fenced off, and the next one in line gets the lock.
+    """End the lease of KEY of any owner.
 
-    Do this if a holder hangs and its lock is renewed nonetheless. A lock that was granted again since has a higher
-    fence, and is not ended.
+    Its holder is fenced off, and the next one in line gets the lease. Do this if a holder hangs and its lease is
+    renewed nonetheless. A lease that was granted again since has a higher fence, and is not ended.
     """
     with connect.open_plane() as plane:
         released = plane.lease(key).break_lease(fence=fence)
@@ -194,29 +195,29 @@ def break_(key: str, fence: int) -> None:
     printing.result(f"{key} {text}", {"key": key, "released": released})
 
 
-@lock.command()
-@click.argument("key", metavar="NAME")
-def describe(key: str) -> None:
-    """Show the last owner of a lock, and whether it still holds the lock."""
+@lease.command()
+@click.argument("key", metavar="KEY")
+def show(key: str) -> None:
+    """Show the last owner of KEY, and whether it still holds it."""
     with connect.open_plane() as plane:
         found = plane.lease(key).describe()
     if found.lease is None:
-        raise NotFound(f"Lock {key} was never acquired")
+        raise NotFound(f"The lease of {key} was never acquired")
     printing.record({**_fields(found.lease), "held": found.held, "waiting": found.waiting})
 
 
-@lock.command("list")
-@click.option("--after", default="", help="Start after this name.")
+@lease.command("list")
+@click.option("--after", default="", help="Start after this key.")
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
-    """List the locks that are held."""
+    """List the leases that are held."""
     found: list[Granted] = []
     with connect.open_plane() as plane:
         next_key: str | None = after
         while next_key is not None and len(found) < limit:
             page = plane.leases(after=next_key, limit=min(limit, 1_000))
             found, next_key = found + page.leases, page.next
-    printing.rows([_fields(each) for each in found[:limit]], _COLUMNS, empty="No locks are held.")
+    printing.rows([_fields(each) for each in found[:limit]], _COLUMNS, empty="No leases are held.")
 
 
 def _acquire(
@@ -248,7 +249,7 @@ def _release(caller: connect.PlaneCaller, granted: Granted) -> None:
 
 def _require_lease(
     plane: Plane,
-    lock_key: str | None,
+    lease_key: str | None,
     lease_id: str | None,
     fence: int | None,
     txn_id: str | None,
@@ -257,11 +258,11 @@ def _require_lease(
 ) -> Lease:
     lease = held_lease(
         plane,
-        lock_key=lock_key,
+        lease_key=lease_key,
         lease_id=lease_id,
         fence=fence,
         txn_id=txn_id,
-        locked=True,
+        leased=True,
         ttl_seconds=ttl_seconds,
     )
     assert lease is not None
@@ -283,7 +284,7 @@ def _fields(granted: Granted) -> dict[str, Any]:
         "key": granted.key,
         "lease_id": granted.lease_id,
         "owner": granted.owner,
-        "fencing_token": granted.fence,
+        "fence": granted.fence,
         "acquired_at": printing.timestamp(granted.acquired_ms),
         "expires_at": printing.timestamp(granted.expires_ms),
         "txn_id": granted.txn_id,

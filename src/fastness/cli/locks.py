@@ -1,4 +1,4 @@
-"""`fastness locks`: the sessions that hold ordered locks of the database, entity types and records."""
+"""`fastness lock`: the sessions that hold ordered locks of the database, entity types and records."""
 
 from typing import Any, Final
 
@@ -14,37 +14,39 @@ _COLUMNS: Final = ("number", "owner", "since", "expires_at", "holds", "waits_for
 
 
 @click.group(cls=CommandGroup, completions={"number": completion.lock_sessions})
-def locks() -> None:
-    """Show and end the sessions that hold ordered locks.
+def lock() -> None:
+    """A session is one caller of `plane.locks`, such as a thread of a program.
 
-    A session is one caller of `plane.locks`, such as a thread of a program. `fastness lock` is for leases on any name.
+    `fastness lease` is for exclusive ownership of any key.
     """
 
 
-@locks.command("list", examples=["fastness locks list", "fastness locks list --json"])
+@lock.command("list", examples=["fastness lock list", "fastness lock list --json"])
 @click.option("--after", default="", help="Start after the session with this number.")
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
-    """List the sessions with the locks that they hold and wait for, and when they end unless they are renewed.
+    """List the sessions, and the locks they hold and wait for.
 
-    Locks of a program that has a directory open by itself are within its process, and not listed.
+    A session ends at its expiry unless it is renewed. Locks of a program that has a directory open by itself are within
+    its process, and not listed.
     """
     with connect.open_plane() as plane:
         found = plane.locks.sessions(after=after, limit=limit).sessions
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No ordered locks are held.")
 
 
-@locks.command(examples=["fastness locks end 5ac52464988b344a86662cdc"])
+@lock.command(examples=["fastness lock end 5ac52464988b344a86662cdc"])
 @click.argument("number")
 def end(number: str) -> None:
-    """End the session NUMBER: its locks are released at once, and its holder is fenced off.
+    """End the session NUMBER, and release its locks at once.
 
-    Do this if a holder hangs and is renewed nonetheless. The locks of a process that was killed end by themselves.
+    Its holder is fenced off. Do this if a holder hangs and is renewed nonetheless. The locks of a process that was
+    killed end by themselves.
     """
     with connect.open_plane() as plane:
         ended = plane.locks.end_session(number)
     if not ended:
-        raise NotFound(f"There is no session {number} of locks; `fastness locks list` shows them")
+        raise NotFound(f"There is no session {number} of locks; `fastness lock list` shows them")
     printing.result(f"Session {number} has ended", {"number": number, "ended": True})
 
 

@@ -28,9 +28,7 @@ _require_option = click.option(
 _key_option = click.option("--key", "key_file", metavar="FILE", help="The agent's secret key, to decrypt sealed mail.")
 
 
-@click.group(cls=CommandGroup, completions=dict.fromkeys(("agent", "sender", "to"), completion.agents))
-def mail() -> None:
-    """Send mail between agents. Mail is stored until it is confirmed."""
+mail = CommandGroup(completions=dict.fromkeys(("agent", "sender", "to"), completion.agents))
 
 
 @mail.command(
@@ -127,7 +125,9 @@ def read(
 @_key_option
 @_require_option
 def watch(agent: str, count: int | None, keep: bool, key_file: str | None, require_sealed: bool) -> None:
-    """Print the mail of AGENT as it arrives, one per line, and confirm it. Runs until interrupted.
+    """Print the mail of AGENT as it arrives, and confirm it.
+
+    Prints one mail per line. Runs until interrupted.
 
     With --key, sealed mail is decrypted. Mail that cannot be decrypted is printed with the reason and not confirmed.
     """
@@ -160,7 +160,10 @@ def _arriving(
 @click.argument("agent", metavar="AGENT")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 def confirm(agent: str, ids: tuple[str, ...]) -> None:
-    """Confirm mails: remove them from the mailbox, and send receipts to their senders."""
+    """Confirm mails, which removes them from the mailbox.
+
+    Their senders receive receipts.
+    """
     with connect.open_plane() as plane:
         count = plane.mailbox(agent).confirm(ids)
     printing.result(f"Confirmed {count:,} mails of {agent}", {"agent": agent, "count": count})
@@ -169,7 +172,10 @@ def confirm(agent: str, ids: tuple[str, ...]) -> None:
 @mail.command()
 @click.argument("agent", metavar="AGENT")
 def count(agent: str) -> None:
-    """Show how much mail is pending for AGENT, since when, and whether a reader is connected."""
+    """Show how much mail is pending for AGENT, and since when.
+
+    Also shows whether a reader is connected.
+    """
     with connect.open_plane() as plane:
         found = plane.mailbox(agent).stats()
     printing.record(

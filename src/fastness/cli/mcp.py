@@ -40,7 +40,7 @@ class _McpGroup(CommandGroup):
 @click.option("--agent", metavar="NAME", help="The agent's name, on a plane without tokens.  [default: local]")
 @click.pass_context
 def mcp(ctx: click.Context, *, agent: str | None) -> None:
-    """Serve an agent over standard input and output with the Model Context Protocol (MCP).
+    """The Model Context Protocol (MCP) is spoken over standard input and output.
 
     Configure it as a command in an MCP client: the client starts the process and talks to it. On a server with tokens
     the agent's name is the name of its token. Logs go to standard error. It stops when the client closes its end, and
@@ -52,7 +52,7 @@ def mcp(ctx: click.Context, *, agent: str | None) -> None:
         serve(agent)
 
 
-for _command in (mcp_expose.expose, mcp_expose.exposed, mcp_expose.conceal):
+for _command in (mcp_expose.expose, mcp_expose.list_, mcp_expose.conceal):
     mcp.add_command(_command)
 
 

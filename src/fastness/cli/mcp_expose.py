@@ -59,8 +59,8 @@ def expose(
     printing.result(f"The {tool.kind} {tool.target} is the tool {tool.name}", _fields(tool))
 
 
-@click.command(cls=LeafCommand, examples=["fastness mcp exposed --json"])
-def exposed() -> None:
+@click.command("list", cls=LeafCommand, examples=["fastness mcp list --json"])
+def list_() -> None:
     """List the queues and workflows that are tools."""
     exposing = _exposing()
     with connect.open_plane() as plane:

@@ -21,16 +21,14 @@ _FOUND_COLUMNS: Final = ("id", "state", "created_at", "attempts", "owner", "key"
 _CANCEL_COLUMNS: Final = ("id", "state", "attempts", "finished_at")
 
 
-@click.group(cls=CommandGroup, completions={"name": completion.queues, "to": completion.queues})
-def message() -> None:
-    """Search for messages; show, cancel, change, move and delete them; and read their results."""
+message = CommandGroup(completions={"name": completion.queues, "to": completion.queues})
 
 
 @message.command(examples=["fastness message show jobs 0198f…", "fastness message show jobs 0198f… --json | jq .state"])
 @click.argument("name", metavar="QUEUE")
 @click.argument("id")
 def show(name: str, id: str) -> None:
-    """Show the state of a message, its times, its payload, and every failed attempt with its traceback.
+    """Show the state, times, payload and failures of a message.
 
     A message that is done is found only if it was put with --keep-result or acknowledged with a result.
     """
@@ -51,7 +49,7 @@ def show(name: str, id: str) -> None:
 @click.argument("name", metavar="QUEUE")
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 def cancel(name: str, ids: tuple[str, ...]) -> None:
-    """Cancel messages, so that they are not delivered any more. Repeating this is safe.
+    """Cancel messages, so that they are not delivered. Repeating this is safe.
 
     If a message is leased, its consumer is told to stop and cannot acknowledge it. A message that is done or dead stays
     as it is; the output shows its state. Exit code 4 means that one of them was not found; the others are cancelled.
@@ -109,7 +107,9 @@ def search(
     newer_than: float | None,
     count: int,
 ) -> None:
-    """Search a queue and its dead letters for messages that match all options.
+    """Search a queue and its dead letters for messages.
+
+    Finds those that match all options.
 
     There is no index: the search reads the queue from its beginning until it has found enough. Messages that are done
     or cancelled are found for as long as something is kept about them.
@@ -145,7 +145,7 @@ def search(
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option("--to", required=True, metavar="QUEUE", help="The queue that gets the messages.")
 def move(name: str, ids: tuple[str, ...], to: str) -> None:
-    """Move messages that are not leased, or dead letters, to another queue.
+    """Move messages, or dead letters, to another queue. They must not be leased.
 
     They keep their ids, payloads, attributes, failed attempts, workflow states and delays. Dead letters are delivered
     again, with no failures counted. A message that cannot be moved stays, and sets the exit code.
@@ -160,7 +160,7 @@ def move(name: str, ids: tuple[str, ...], to: str) -> None:
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(name: str, ids: tuple[str, ...], yes: bool) -> None:
-    """Permanently delete messages that are not leased, or dead letters.
+    """Permanently delete messages, or dead letters. They must not be leased.
 
     Nothing of them is kept. A message that cannot be deleted stays, and sets the exit code.
     """
@@ -195,7 +195,7 @@ def _print_outcomes(name: str, ids: Sequence[str], outcomes: Sequence[Outcome], 
 @click.option("--priority", type=int, help="The new priority, 0 to 9; 9 is delivered first.")
 @click.option("--delay", type=SECONDS, help="Deliver the message after this time from now; 0 is at once.")
 def update(name: str, id: str, priority: int | None, delay: float | None) -> None:
-    """Change the priority or the delay of a message that is not leased."""
+    """Change the priority or the delay of a message. It must not be leased."""
     with connect.open_plane() as plane:
         found = plane.queue(name).update(id, priority=priority, delay_seconds=delay)
     due_at = printing.timestamp(found.due_ms)
@@ -213,7 +213,9 @@ def update(name: str, id: str, priority: int | None, delay: float | None) -> Non
 @click.argument("id")
 @click.option("--wait", type=WAIT, default=0.0, help="How long to wait for the result, or `forever`.  [default: 0]")
 def result(name: str, id: str, wait: float) -> None:
-    """Print the result that a message was acknowledged with: JSON, or bytes as they are.
+    """Print the result that a message was acknowledged with.
+
+    It is JSON, or bytes as they are.
 
     Exit code 7 means that the message is not done yet, 5 that it is a dead letter, 6 that it was cancelled, and 4 that
     no result was kept.

@@ -57,9 +57,7 @@ def migrate(
     encryption_key_file: str | None,
     as_sql: bool,
 ) -> None:
-    """Copy all data of the plane SOURCE to TARGET, and compare the two.
-
-    SOURCE and TARGET are dir:PATH or postgresql://…; --objects is the object store of the PostgreSQL side. No other
+    """SOURCE and TARGET are dir:PATH or postgresql://…; --objects is the object store of the PostgreSQL side. No other
     process may use SOURCE during the migration, and nothing is written to it. TARGET must be empty, and cannot be
     opened before the migration is complete. Run the command again to resume an interrupted migration. At the end, every
     key range has been compared by its digest, and every object has been read back and hashed. Universes that are

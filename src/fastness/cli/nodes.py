@@ -1,4 +1,4 @@
-"""`fastness nodes` and `fastness upgrade`: the processes that share a plane, and the format that all of them know."""
+"""`fastness node` and `fastness upgrade`: the processes that share a plane, and the format that all of them know."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from fastness.cli import connect, printing
-from fastness.cli.commands import LeafCommand, wants_json
+from fastness.cli.commands import CommandGroup, LeafCommand, wants_json
 from fastness.cli.status import identity_fields
 from fastness.wire.nodes import Nodes, NodeStatus
 
@@ -16,16 +16,22 @@ _COLUMNS: Final = (
 )
 
 
-@click.command(
-    cls=LeafCommand,
-    examples=["fastness nodes", "fastness nodes --json", "fastness --url postgresql://me@db/plane nodes"],
-)
-def nodes() -> None:
-    """List the nodes that share a plane on PostgreSQL: servers, and programs that have it open.
+node = CommandGroup()
 
-    A node renews its record every 5 seconds. One that stops is not listed any more; one that was killed or cannot reach
-    PostgreSQL is gone after 30 seconds, and listed for 10 minutes. The node with maintenance does the periodic work:
-    sweeps, schedules, compaction and the collection of unreferenced blobs.
+
+@node.command(
+    "list",
+    examples=["fastness node list", "fastness node list --json", "fastness --url postgresql://me@db/plane node list"],
+)
+def list_() -> None:
+    """List the nodes that share a plane on PostgreSQL.
+
+    They are servers, and programs that have the plane open.
+
+    A node renews its record every 5 seconds. One that stops is
+    not listed any more; one that was killed or cannot reach PostgreSQL is gone after 30 seconds, and listed for 10
+    minutes. The node with maintenance does the periodic work: sweeps, schedules, compaction and the collection of
+    unreferenced blobs.
     """
     with connect.open_plane() as plane:
         found = plane.nodes()
@@ -38,11 +44,10 @@ def nodes() -> None:
 
 @click.command(cls=LeafCommand, examples=["fastness --url postgresql://me@db/plane upgrade"])
 def upgrade() -> None:
-    """Raise the data format of a plane on PostgreSQL to the newest one of this version.
-
-    Run this once every node has this version; `fastness nodes` shows them. It is refused while a process that does not
-    know the format has the plane open. Afterwards older versions cannot open the plane, and it cannot be undone. Data
-    is not converted: this version reads both formats. If the plane has the format already, nothing changes.
+    """Run this once every node has this version; `fastness node list` shows them. It is refused while a process that
+    does not know the format has the plane open. Afterwards older versions cannot open the plane, and it cannot be
+    undone. Data is not converted: this version reads both formats. If the plane has the format already, nothing
+    changes.
     """
     with connect.open_plane() as plane:
         found = plane.raise_format()

@@ -38,10 +38,7 @@ from fastness.cli.pipeline_runs import (
 )
 from fastness.errors import InvalidArgument
 
-
-@click.group(cls=CommandGroup)
-def pipeline() -> None:
-    """Copy history into lake tables, audit it and summarise it, with Spark."""
+pipeline = CommandGroup()
 
 
 @pipeline.command(
@@ -53,7 +50,9 @@ def pipeline() -> None:
 @job_options
 @reducer_option
 def run(**options: Unpack[JobArguments]) -> None:
-    """Run ingest, audit, reachability, contents, rollup and report, in this order.
+    """Run the regular jobs, in their order.
+
+    The order is ingest, audit, reachability, contents, rollup and report.
 
     Exit code 10 means that the audit found damage; the other jobs run anyway.
     """
@@ -72,7 +71,7 @@ def run(**options: Unpack[JobArguments]) -> None:
 @click.option("--follow", is_flag=True, help="Keep ingesting new data until SIGTERM or an interrupt.")
 @health_option
 def ingest(follow: bool, health: str | None, **options: Unpack[JobArguments]) -> None:
-    """Copy new data from the plane into the lake, each row exactly once.
+    """Copy new data into the lake, each row exactly once.
 
     Data that cannot be read becomes a row of the table `quarantine`, with the reason.
     """
@@ -85,7 +84,9 @@ def ingest(follow: bool, health: str | None, **options: Unpack[JobArguments]) ->
 @job_options
 @reducer_option
 def audit(**options: Unpack[JobArguments]) -> None:
-    """Check every checksum of the plane and the lake, and the heights, baselines and restores of every world.
+    """Check every checksum of the plane and the lake.
+
+    Also checks the heights, baselines and restores of every world.
 
     Exit code 10 means that data is damaged; the output names the world and the height, or the damaged object and what
     it affects.
@@ -109,7 +110,9 @@ def reachability(**options: Unpack[JobArguments]) -> None:
 @job_options
 @click.option("--payloads", is_flag=True, help="Also copy the content of messages and mail.")
 def contents(payloads: bool, **options: Unpack[JobArguments]) -> None:
-    """Copy what queues, mailboxes, states, leases, schedules and tokens hold now.
+    """Copy what queues, mailboxes and states hold now.
+
+    Also copies leases, schedules and tokens.
 
     Each run replaces the rows of the one before, and adds the changes of state documents to `state_changes`.
     """
@@ -119,7 +122,10 @@ def contents(payloads: bool, **options: Unpack[JobArguments]) -> None:
 @pipeline.command(examples=["fastness pipeline rollup --data ./data --lake ./lake"])
 @job_options
 def rollup(**options: Unpack[JobArguments]) -> None:
-    """Summarise latency, throughput, retries, dead letters, mailboxes, locks and storage."""
+    """Summarise latency, throughput, retries and storage.
+
+    Also summarises dead letters, mailboxes and locks.
+    """
     run_jobs(["rollup"], options)
 
 
@@ -175,7 +181,9 @@ def live(
     health: str | None,
     **options: Unpack[JobArguments],
 ) -> None:
-    """Count the events of queues by minute in the table `live_queue_minutes`, with Spark's Structured Streaming.
+    """Count the events of queues by minute, as they come.
+
+    Writes the table `live_queue_minutes`, with Spark's Structured Streaming.
 
     Each event counts once, whenever the process is killed: the next one continues from the checkpoint.
     """
@@ -226,7 +234,9 @@ def load(
     staging: str | None,
     **options: Unpack[JobArguments],
 ) -> None:
-    """Put the rows of SOURCE (files or a table) into queues, mailboxes or inboxes, each exactly once.
+    """Put rows into queues, mailboxes or inboxes, once each.
+
+    The rows are of SOURCE, files or a table.
 
     Columns are named after the fields they set. Without a payload column, the columns that set no field become the JSON
     payload.
@@ -261,7 +271,7 @@ def load(
     "--lost", is_flag=True, help="Also confirm that quarantined rows are lost: they are no findings any more."
 )
 def accept(worlds: tuple[str, ...], kinds: tuple[str, ...], lost: bool, **options: Unpack[JobArguments]) -> None:
-    """Continue the lake with a plane that was restored from a backup.
+    """Continue the lake with a plane that was restored.
 
     Rows of the lake that the plane no longer has move to the table `superseded`; the next ingest adds what the plane
     has instead. Without a restore, the same is done for the sources that are quarantined as `rewound`. Stop other jobs
@@ -280,7 +290,9 @@ def accept(worlds: tuple[str, ...], kinds: tuple[str, ...], lost: bool, **option
 @source_options
 @click.option("--allow-loss", is_flag=True, help="Also remove rows that the plane no longer has: they are lost.")
 def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
-    """Drop the rows of sources, so that the next ingest reads them again from the start.
+    """Drop the rows of sources, so that they are read again.
+
+    The next ingest reads them from the start.
 
     If the plane no longer has some of the rows, nothing is removed, and the exit code is 5: an ingest would not bring
     them back.
@@ -301,7 +313,9 @@ def reset(allow_loss: bool, **options: Unpack[SourceArguments]) -> None:
 @source_options
 @click.option("--lost", is_flag=True, help="Confirm that rows which are still missing are lost.")
 def backfill(lost: bool, **options: Unpack[SourceArguments]) -> None:
-    """Ingest sources again from the start: add rows that the lake lacks, and report what differs from the plane.
+    """Ingest sources again, and report what differs.
+
+    Reads them from the start, and adds rows that the lake lacks.
 
     Exit code 10 means that rows differ, or are missing and not confirmed as lost. No row is changed or removed.
     """
@@ -346,7 +360,9 @@ def forget(
     vacuum: bool,
     **options: Unpack[JobArguments],
 ) -> None:
-    """Remove worlds, queues or a person's rows from every table of the lake. Later jobs do not bring them back.
+    """Remove worlds, queues or a person's rows from the lake.
+
+    Later jobs do not bring them back.
 
     With --vacuum, exit code 10 means that a file of the lake still has one of the names. Stop other jobs of the lake
     first. The plane itself is not changed.
@@ -380,7 +396,7 @@ def forget(
     help="Remove rows of this table that are older, such as activity=90d, by whole days in UTC. Repeatable.",
 )
 def vacuum(retain: tuple[str, ...], **options: Unpack[JobArguments]) -> None:
-    """Remove files of the lake that no table uses, and merge small files.
+    """Remove unused files of the lake, and merge small files.
 
     With --retain, first remove old rows. They are not ingested again, and roll-ups keep what they have counted.
     """
@@ -396,7 +412,9 @@ def vacuum(retain: tuple[str, ...], **options: Unpack[JobArguments]) -> None:
 @lake_options
 @metrics_option
 def status(metrics: str | None, **options: Unpack[LakeArguments]) -> None:
-    """Show the last run of each job, the tables of the lake, and how far they are behind the plane.
+    """Show the last run of each job, and the tables of the lake.
+
+    Also shows how far they are behind the plane.
 
     The lag is measured if --data or --url is given. Exit code 10 means that data is quarantined, or that the last
     run of a job found damage.
@@ -445,7 +463,9 @@ def publish(
     master: str | None,
     remote: str | None,
 ) -> None:
-    """Register the tables of the lake, and views over them, in a DuckDB file or in Spark's catalogue.
+    """Register the tables of the lake in DuckDB or Spark.
+
+    Also registers views over them.
 
     The DuckDB file shows the lake as it is now: publish it again after a run.
     """

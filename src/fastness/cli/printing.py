@@ -27,7 +27,7 @@ _FOLDED_WIDTH_MIN: Final = 10
 # The fields that are copied into other commands.
 _UNFOLDED: Final = frozenset(
     (
-        *("agent", "blob", "correlation_id", "cron", "dead_letter_queue", "etag", "fence", "fencing_token", "from"),
+        *("agent", "blob", "correlation_id", "cron", "dead_letter_queue", "etag", "fence", "from"),
         *("group", "hash", "id", "key", "kind", "lease_id", "manifest_hash", "name", "origin", "owner", "path"),
         *("payload_path", "public_key", "queue", "sender", "sequence", "session", "to", "txn_id", "universe", "url"),
         *("version", "world"),

@@ -51,7 +51,7 @@ class _PushGroup(CommandGroup):
 
 @click.group(cls=_PushGroup, completions=dict.fromkeys(("agent", "sender", "to"), completion.agents))
 def push() -> None:
-    """Push data to agents: accepted in memory at once, and stored as mail up to 200 ms later.
+    """A push is accepted in memory at once, and stored as mail up to 200 ms later.
 
     `fastness push AGENT TOPIC BODY` is short for `fastness push send AGENT TOPIC BODY`. Each sender may push 120 times
     a minute, unless the server's setting ingress_pushes_per_minute says otherwise; the error says how long to wait.
@@ -138,7 +138,7 @@ def watch(to: str | None, topic: str | None, after: str | None, count: int | Non
 
 @push.command()
 def stats() -> None:
-    """Show what the ingress of a server holds, and what it has counted since its start."""
+    """Show what the ingress of a server holds and has counted."""
     with _server_plane() as plane:
         found = plane.ingress.stats()
     fields = msgspec.to_builtins(found)

@@ -7,12 +7,11 @@ from typing import IO, Any, Final, TypedDict, TypeVar, Unpack
 
 import click
 import msgspec
-from msgspec import UnsetType
 
 from fastness.cli import completion, connect, consume, printing, schedules, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import delivery_fields
-from fastness.cli.durations import NONE, SECONDS, OrNone
+from fastness.cli.durations import SECONDS, NoValue, OrNone
 from fastness.cli.message_options import MessageOptions, inline_message, message_options, read_message
 from fastness.cli.messages import print_failures
 from fastness.handles.sync.plane import Plane
@@ -41,14 +40,14 @@ Item = TypeVar("Item")
 
 
 class PolicyChanges(TypedDict):
-    """The options of `queue policy`; None for those that were not given, and NONE for the word none."""
+    """The options of `queue policy`; None for those that were not given, and NoValue.NONE for the word none."""
 
     visibility_seconds: float | None
     max_attempts: int | None
-    dead_letter_queue: str | UnsetType | None
-    retention_seconds: float | UnsetType | None
+    dead_letter_queue: str | NoValue | None
+    retention_seconds: float | NoValue | None
     dead_letter_retention_seconds: float | None
-    rate_per_second: float | UnsetType | None
+    rate_per_second: float | NoValue | None
     failures_kept: int | None
     retry_delay_seconds: float | None
     retry_factor: float | None
@@ -57,9 +56,9 @@ class PolicyChanges(TypedDict):
     history: str | None
     history_seconds: float | None
     result_ttl_seconds: float | None
-    concurrency_per_key: int | UnsetType | None
-    rate_per_key: float | UnsetType | None
-    burst_per_key: int | UnsetType | None
+    concurrency_per_key: int | NoValue | None
+    rate_per_key: float | NoValue | None
+    burst_per_key: int | NoValue | None
     fair: bool | None
     delay_seconds: float | None
     dead_letter_rule: str | None
@@ -67,12 +66,7 @@ class PolicyChanges(TypedDict):
     group_batches: bool | None
 
 
-@click.group(
-    cls=CommandGroup,
-    completions={"name": completion.queues, "names": completion.queues},
-)
-def queue() -> None:
-    """Put, consume and manage the messages of queues."""
+queue = CommandGroup(completions={"name": completion.queues, "names": completion.queues})
 
 
 for command in (consume.get, consume.ack, consume.nack, consume.extend, consume.reject):
@@ -137,7 +131,7 @@ def list_(after: str, limit: int) -> None:
 @queue.command(examples=["fastness queue stats jobs --json"])
 @click.argument("names", metavar="[QUEUE]…", nargs=-1)
 def stats(names: tuple[str, ...]) -> None:
-    """Show how many messages are in each state, for the given queues or all."""
+    """Show how many messages of a queue are in each state."""
     with connect.open_plane() as plane:
         found = [plane.queue(name).stats() for name in names or _all_queues(plane)]
     printing.rows([_stats_fields(each) for each in found], _STATS_COLUMNS, empty="No queues.")
@@ -150,7 +144,7 @@ def stats(names: tuple[str, ...]) -> None:
 )
 @_FAILURES
 def peek(name: str, count: int, failures: bool) -> None:
-    """Show the ready messages, in order, without consuming them."""
+    """Show the next ready messages without consuming them."""
     with connect.open_plane() as plane:
         found = plane.queue(name).peek(count)
     _print_messages(found, _MESSAGE_COLUMNS, "No ready messages.", failures=failures)
@@ -163,7 +157,7 @@ def peek(name: str, count: int, failures: bool) -> None:
 )
 @_FAILURES
 def dead(name: str, count: int, failures: bool) -> None:
-    """Show the dead letters of a queue, with their last failure."""
+    """Show the dead letters of a queue, with their failures."""
     with connect.open_plane() as plane:
         found = plane.queue(name).dead_letters(count)
     _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.", failures=failures)
@@ -189,7 +183,7 @@ def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
 )
 @click.option("--after", default="", metavar="LEASE_ID", help="Start after the message with this lease id.")
 def leased(name: str, count: int, after: str) -> None:
-    """Show the leased messages of a queue, with their owners, attempts and expiries."""
+    """Show the leased messages, with their owners and expiries."""
     with connect.open_plane() as plane:
         found = plane.queue(name).leased(count, after=after)
     printing.rows([_leased_fields(each) for each in found], _LEASED_COLUMNS, empty="No leased messages.")
@@ -200,9 +194,10 @@ def leased(name: str, count: int, after: str) -> None:
 @click.option("--force", is_flag=True, help="Delete it although messages are leased; their consumers lose them.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(name: str, force: bool, yes: bool) -> None:
-    """Permanently remove a queue with its messages, policy, schedules and counters.
+    """Permanently remove a queue with all that it holds.
 
-    Its dead letters are a queue of their own, QUEUE.dlq, and stay. The next put creates the queue again.
+    Its messages, policy, schedules and counters are removed. Its dead letters are a queue of their own, QUEUE.dlq, and
+    stay. The next put creates the queue again.
     """
     values.confirm(f"Permanently remove queue {name} and all of its messages?", yes=yes)
     with connect.open_plane() as plane:
@@ -226,7 +221,7 @@ def purge(name: str, leased: bool, yes: bool) -> None:
 @queue.command()
 @click.argument("name", metavar="QUEUE")
 def pause(name: str) -> None:
-    """Stop deliveries until `resume`. Puts are still accepted."""
+    """Stop deliveries until `queue resume`. Puts are still accepted."""
     with connect.open_plane(create=True) as plane:
         plane.queue(name).pause()
     printing.result(f"{name} is paused", {"queue": name, "paused": True})
@@ -245,7 +240,10 @@ def resume(name: str) -> None:
 @click.argument("name", metavar="QUEUE")
 @click.argument("key")
 def key(name: str, key: str) -> None:
-    """Show how many messages of KEY are in each state, and until when it is paused."""
+    """Show how many messages of KEY are in each state.
+
+    Also shows until when KEY is paused.
+    """
     with connect.open_plane() as plane:
         found = plane.queue(name).key(key)
     printing.record(_key_fields(name, found))
@@ -256,7 +254,7 @@ def key(name: str, key: str) -> None:
 @click.argument("key")
 @click.argument("seconds", type=SECONDS)
 def pause_key(name: str, key: str, seconds: float) -> None:
-    """Stop deliveries of the messages of KEY for this time. Other keys are not affected."""
+    """Stop deliveries of KEY for a time. Other keys are not affected."""
     with connect.open_plane(create=True) as plane:
         found = plane.queue(name).pause_key(key, seconds)
     until = printing.timestamp(found.paused_until_ms)
@@ -352,8 +350,11 @@ def resume_key(name: str, key: str) -> None:
     help="Whether one receive can lease several messages of a group, in order.",
 )
 def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
-    """Show the policy of a queue: its limits, and the defaults of its messages. Options change it."""
-    changed = {field: None if value is NONE else value for field, value in changes.items() if value is not None}
+    """Show the policy of a queue, or change it by options.
+
+    A policy has the limits of a queue, and the defaults of its messages.
+    """
+    changed = {field: None if value is NoValue.NONE else value for field, value in changes.items() if value is not None}
     with connect.open_plane(create=bool(changed)) as plane:
         found: QueuePolicy = plane.queue(name).policy()
         if changed:
@@ -366,7 +367,10 @@ def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
 @click.option("--interval", type=SECONDS, default=1.0, help="How often to read the counts.  [default: 1]")
 @click.option("-n", "count", type=click.IntRange(1), help="Exit after this many changes.")
 def watch(name: str, interval: float, count: int | None) -> None:
-    """Print how many messages are in each state whenever that changes. Runs until interrupted."""
+    """Print the counts of a queue whenever they change.
+
+    Runs until interrupted. The queue may be created later.
+    """
     with connect.PlaneCaller(connect.current_target()) as caller:
         for fields in itertools.islice(
             _changes(lambda: caller.call(lambda plane: plane.queue(name).stats()), interval), count
@@ -430,7 +434,7 @@ def _leased_fields(message: LeasedMessage) -> dict[str, Any]:
         "expires_at": printing.timestamp(message.expires_ms),
         "created_at": printing.timestamp(message.created_ms),
         "lease_id": message.lease_id,
-        "fencing_token": message.fence,
+        "fence": message.fence,
         "priority": message.priority,
         "group": message.group,
         "correlation_id": message.correlation_id,

@@ -26,9 +26,7 @@ class _OrNone(click.ParamType[Any]):
         return value if value == _NONE else self._kind.convert(value, param, ctx)
 
 
-@click.group(cls=CommandGroup, completions={"universe": completion.universes})
-def quota() -> None:
-    """Limit what a universe may hold and do: messages, bytes, connections and calls."""
+quota = CommandGroup(completions={"universe": completion.universes})
 
 
 @quota.command(

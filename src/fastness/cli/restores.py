@@ -41,9 +41,9 @@ _FOLDERS: Final = {"keyspace": "kv", "objects": "objects", "activity": "activity
 @click.argument("source")
 @click.argument("target")
 def restore(source: str, target: str) -> None:
-    """Restore the backup SOURCE to the new data directory TARGET, and check every file.
+    """SOURCE is a backup, and TARGET a data directory that does not exist yet. Every file is checked.
 
-    TARGET must not exist yet. With --objects, blobs and segments are restored to that object store.
+    With --objects, blobs and segments are restored to that object store.
     """
     folder = folder_at(target).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

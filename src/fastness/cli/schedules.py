@@ -10,10 +10,11 @@ from fastness.cli.message_options import MessageOptions, message_options, read_m
 from fastness.errors import NotFound
 from fastness.wire.queues import NewMessage, Schedule
 
-
-@click.group(cls=CommandGroup, completions={"name": completion.queues, "schedule_name": completion.schedules})
-def schedule() -> None:
-    """Manage schedules, which put messages at the times of a cron expression."""
+schedule = CommandGroup(
+    "schedule",
+    help="Put messages at the times of cron expressions.",
+    completions={"name": completion.queues, "schedule_name": completion.schedules},
+)
 
 
 @schedule.command(
@@ -57,14 +58,14 @@ def list_(name: str) -> None:
 @schedule.command()
 @click.argument("name", metavar="QUEUE")
 @click.argument("schedule_name", metavar="NAME")
-def remove(name: str, schedule_name: str) -> None:
-    """Remove a schedule."""
+def delete(name: str, schedule_name: str) -> None:
+    """Delete a schedule."""
     with connect.open_plane() as plane:
         if not plane.queue(name).unschedule(schedule_name):
             raise NotFound(
                 f"Queue {name} has no schedule {schedule_name}; list them with: fastness queue schedule list {name}"
             )
-    printing.result(f"Removed schedule {schedule_name}", {"queue": name, "removed": schedule_name})
+    printing.result(f"Deleted schedule {schedule_name}", {"queue": name, "deleted": schedule_name})
 
 
 def _options_of(message: NewMessage) -> dict[str, Any]:

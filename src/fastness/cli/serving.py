@@ -207,7 +207,7 @@ _CLIENT_VARIABLES: Final = ("FASTNESS_CA", "FASTNESS_CERT", "FASTNESS_KEY", "FAS
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="The minimum level of log lines."
 )
 def serve(config: str | None, *, init: bool, **flags: object) -> None:
-    """Serve a plane over HTTP and WebSocket until SIGTERM."""
+    """It serves until SIGTERM or SIGINT."""
     # Imported here: no other command needs the server, and its import is slow.
     from fastness.plane.migrations import upgrade_tables
     from fastness.server.serving import run

@@ -30,7 +30,7 @@ from fastness.wire.space import Collected, LastCollection, SpaceReport, SpaceUse
     help="Also delete blobs of versions that did not record pins. Blobs whose hash is kept only elsewhere are lost.",
 )
 def gc(dry_run: bool, grace_seconds: float | None, with_old: bool) -> None:
-    """Delete blobs that no message, world, snapshot, state or other data names, and that are not pinned.
+    """Deletes blobs that no message, world, snapshot, state or other data names, and that are not pinned.
 
     A blob goes in two steps, each after the grace period: first its record, then its body in the object store, which a
     reader or a backup may still need. A server does this by itself every hour. Covers all universes.
@@ -48,7 +48,7 @@ def gc(dry_run: bool, grace_seconds: float | None, with_old: bool) -> None:
     "--status", is_flag=True, help="Only show the key space, the disk and the last collection. Reads no data."
 )
 def space(status: bool) -> None:
-    """Show what is kept in all universes, how much it takes, why, and until when. Reads the whole key space."""
+    """Shows how much it takes, why it is kept, and until when. Reads the whole key space."""
     target = connect.current_target()
     with connect.open_plane() as plane:
         if status:

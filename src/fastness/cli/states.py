@@ -1,4 +1,4 @@
-"""`fastness state`: documents that are changed under a lock or with compare-and-set."""
+"""`fastness state`: documents that are changed under a lease or with compare-and-set."""
 
 from typing import Unpack
 
@@ -10,10 +10,7 @@ from fastness.cli.commands import CommandGroup
 from fastness.cli.leases import LeaseOptions, held_lease, lease_options
 from fastness.errors import NotFound
 
-
-@click.group(cls=CommandGroup, completions={"lock_key": completion.locks})
-def state() -> None:
-    """Read and write versioned documents."""
+state = CommandGroup(completions={"lease_key": completion.leases})
 
 
 @state.command(examples=["fastness state get orders/17 --json"])
@@ -40,7 +37,7 @@ def get(key: str) -> None:
     examples=[
         "fastness state set orders/17 '{\"shipped\": true}'",
         "fastness state set orders/17 '{\"shipped\": true}' --if-match 0198f…",
-        "fastness lock run deploy -- sh -c 'fastness state set deploy \"{}\" --locked'",
+        "fastness lease run deploy -- sh -c 'fastness state set deploy \"{}\" --leased'",
     ],
 )
 @click.argument("key")
@@ -62,7 +59,10 @@ def set_(
     correlation_id: str | None,
     **lease: Unpack[LeaseOptions],
 ) -> None:
-    """Write the document of a key: JSON as an argument, from a file, or from standard input."""
+    """Write the document of a key.
+
+    The value is JSON: an argument, a file, or standard input.
+    """
     with values.open_input(value, file) as stream:
         data = stream.read()
     document = data.decode() if text else values.parse_json(data)
@@ -79,12 +79,12 @@ def set_(
 
 @state.command()
 @click.argument("key")
-@click.option("--if-match", metavar="ETAG", help="Remove only if the document has this ETag; * is any.")
+@click.option("--if-match", metavar="ETAG", help="Delete only if the document has this ETag; * is any.")
 @lease_options
-def rm(key: str, if_match: str | None, **lease: Unpack[LeaseOptions]) -> None:
-    """Remove the document of a key. Exit code 4 means that it does not exist."""
+def delete(key: str, if_match: str | None, **lease: Unpack[LeaseOptions]) -> None:
+    """Delete the document of a key. Exit code 4 means that it does not exist."""
     with connect.open_plane() as plane:
-        removed = plane.state(key).remove(lease=held_lease(plane, **lease), if_match=if_match)
-    if not removed:
+        deleted = plane.state(key).remove(lease=held_lease(plane, **lease), if_match=if_match)
+    if not deleted:
         raise NotFound(f"State {key} does not exist")
-    printing.result(f"Removed {key}", {"key": key, "removed": True})
+    printing.result(f"Deleted {key}", {"key": key, "deleted": True})

@@ -11,10 +11,7 @@ from fastness.wire.planes import PlaneStatus
 
 @click.command(cls=LeafCommand, examples=["fastness status", "fastness --url dir:./data status --json"])
 def status() -> None:
-    """Show the version that serves the plane, the plane's id, and the lineage of its data.
-
-    The id never changes. Every restore begins another lineage, with the one before as its parent.
-    """
+    """The id never changes. Every restore begins another lineage, with the one before as its parent."""
     with connect.open_plane() as plane:
         found = plane.status()
     printing.result("\n".join(_lines(found)), identity_fields(found))
@@ -29,9 +26,7 @@ def status() -> None:
     ],
 )
 def mark_restored() -> None:
-    """Begin another lineage, after the data was restored or copied by other tools than Fastness's.
-
-    `fastness restore` and `doctor --salvage` do this themselves. After pg_restore, or in a copied directory that is
+    """`fastness restore` and `doctor --salvage` do this themselves. After pg_restore, or in a copied directory that is
     used beside its original, run this before anything else writes.
     """
     with connect.open_plane() as plane:

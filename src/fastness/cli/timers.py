@@ -1,4 +1,4 @@
-"""`fastness timers`: the times at which worlds want an item."""
+"""`fastness timer`: the times at which worlds want an item."""
 
 from typing import Any, Final
 
@@ -12,17 +12,18 @@ from fastness.wire.timers import TimerInfo
 _COLUMNS: Final = ("due_at", "world", "timer_id", "height")
 
 
-@click.group(cls=CommandGroup, completions={"world": completion.worlds})
-def timers() -> None:
-    """Show the timers of worlds."""
+timer = CommandGroup(completions={"world": completion.worlds})
 
 
-@timers.command("list")
+@timer.command("list")
 @click.argument("world", required=False)
 @click.option("--after", default="", help="Start after the page that ended with this `next`.")
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(world: str | None, after: str, limit: int) -> None:
-    """List the timers of WORLD, or of all worlds, that have not fired."""
+    """List the timers that have not fired.
+
+    Lists those of WORLD, or of all worlds.
+    """
     with connect.open_plane() as plane:
         found = plane.timers.list(world, after=after, limit=limit).timers
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No timers.")

@@ -27,9 +27,7 @@ _COLUMNS: Final = (
 )
 
 
-@click.group(cls=CommandGroup, completions={"token": completion.tokens})
-def token() -> None:
-    """Manage access tokens: their universes, permissions and limits."""
+token = CommandGroup(completions={"token": completion.tokens})
 
 
 def _needed_without_sqs(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
@@ -124,7 +122,7 @@ def list_(after: str, limit: int) -> None:
 
 @token.command("self")
 def self_() -> None:
-    """Show the token that this command sends, with what it allows. Exit code 4 means that it sends none."""
+    """Show the token of this command, and what it allows. Exit code 4 means that it sends none."""
     with connect.open_plane() as plane:
         found = plane.tokens.self()
     if found is None:
@@ -138,7 +136,7 @@ def self_() -> None:
     "--keep-children", is_flag=True, help="Keep the tokens that it created. Without this they are revoked too."
 )
 def revoke(token: str, keep_children: bool) -> None:
-    """Revoke a token, given by its name, its id, or the token itself.
+    """Revoke a token, by its name, its id, or itself.
 
     The tokens that it created, and those that they created, are revoked with it. If several usable tokens
     have the same name, nothing is revoked and their ids are shown.

@@ -107,11 +107,10 @@ class Overview(msgspec.Struct, frozen=True):
     help="The order of the queues.",
 )
 def top(interval: float, once: bool, sort: str) -> None:
-    """Show rates, depths, the oldest messages, waits and nodes of a universe, live.
+    """Press q to quit, and n, r, o, p, a or d to order by name, ready, oldest, put/s, ack/s or dead.
 
-    Press q to quit, and n, r, o, p, a or d to order by name, ready, oldest, put/s, ack/s or dead. If the server stops,
-    the last values stay on the screen until it answers again. A data directory is opened for each sample, so that other
-    programs can use it in between.
+    If the server stops, the last values stay on the screen until it answers again. A data directory is opened for each
+    sample, so that other programs can use it in between.
 
     Without a terminal, or with --json, one view is printed as with --once.
     """

@@ -62,7 +62,7 @@ def worker(
     drain_seconds: float,
     delay_on_close_seconds: float | None,
 ) -> None:
-    """Run the tasks of MODULE: those of its TaskApp APP, or of the default app if APP is left out.
+    """The tasks are those of its TaskApp APP, or of the default app if APP is left out.
 
     MODULE is imported from the current folder or PYTHONPATH. The plane is the one of --url; otherwise the one that the
     app names.

@@ -1,4 +1,4 @@
-"""`fastness workflows`: runs of workflows."""
+"""`fastness workflow`: runs of workflows."""
 
 import sys
 from typing import Any, Final
@@ -23,15 +23,13 @@ _TIMELINE_COLUMNS: Final = ("at", "kind", "name", "duration", "details")
 _DETAIL_CHARACTERS: Final = 200  # Of the details of an event in a table; JSON output has all of them.
 
 
-@click.group(cls=CommandGroup, completions={"id": completion.runs, "workflow": completion.workflows})
-def workflows() -> None:
-    """Start runs of workflows, signal and cancel them, and read their results."""
+workflow = CommandGroup(completions={"id": completion.runs, "workflow": completion.workflows})
 
 
-@workflows.command(
+@workflow.command(
     examples=[
-        "fastness workflows start research 'What is a durable queue?' --id r-17",
-        "fastness workflows start order 4711 --kwarg customer=ada --kwarg express:=true",
+        "fastness workflow start research 'What is a durable queue?' --id r-17",
+        "fastness workflow start order 4711 --kwarg customer=ada --kwarg express:=true",
     ]
 )
 @click.argument("workflow", metavar="NAME")
@@ -57,8 +55,8 @@ def start(workflow: str, arguments: tuple[str, ...], id: str | None, keywords: t
         click.echo(f"Run {run.id} had been started before.", err=True)
 
 
-@workflows.command(
-    examples=["fastness workflows signal r-17 approval true", "fastness workflows signal r-17 edit '{\"page\": 3}'"]
+@workflow.command(
+    examples=["fastness workflow signal r-17 approval true", "fastness workflow signal r-17 edit '{\"page\": 3}'"]
 )
 @click.argument("id")
 @click.argument("name")
@@ -70,9 +68,7 @@ def signal(id: str, name: str, value: str | None) -> None:
     printing.result(f"Sent {name} to {id}", {"id": id, "signal": name})
 
 
-@workflows.command(
-    examples=["fastness workflows result r-17 --wait 30", "fastness workflows result r-17 --wait forever"]
-)
+@workflow.command(examples=["fastness workflow result r-17 --wait 30", "fastness workflow result r-17 --wait forever"])
 @click.argument("id")
 @click.option("--wait", type=WAIT, default=0.0, help="How long to wait for the end, or `forever`.  [default: 0]")
 def result(id: str, wait: float) -> None:
@@ -104,7 +100,7 @@ def result(id: str, wait: float) -> None:
         click.echo(printing.escape_control(printing.compact(found[0])))
 
 
-@workflows.command("list", examples=["fastness workflows list --state failed --workflow research"])
+@workflow.command("list", examples=["fastness workflow list --state failed --workflow research"])
 @click.option("--state", type=click.Choice(STATES), help="Only runs in this state.")
 @click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
 @click.option("--after", default="", help="Start after this id.")
@@ -123,10 +119,10 @@ def list_(state: str | None, workflow: str | None, after: str, limit: int) -> No
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No runs.")
 
 
-@workflows.command()
+@workflow.command()
 @click.argument("id")
 def show(id: str) -> None:
-    """Show a run: its state, its timeline with durations, its timers, and the error that stops it, if one does."""
+    """Show a run: its state, timeline, timers and error."""
     with connect.open_plane() as plane:
         found = plane.workflows.describe(id)
         events = plane.workflows.history(id)
@@ -150,7 +146,7 @@ def show(id: str) -> None:
         printing.rows([_timer_fields(each) for each in timers], ("timer", "due_at"))
 
 
-@workflows.command()
+@workflow.command()
 @click.argument("id")
 def query(id: str) -> None:
     """Print what a run has published with `run.state`."""
@@ -162,7 +158,7 @@ def query(id: str) -> None:
         click.echo(printing.escape_control(printing.compact(found)))
 
 
-@workflows.command(examples=["fastness workflows cancel r-17 --reason 'not needed any more'"])
+@workflow.command(examples=["fastness workflow cancel r-17 --reason 'not needed any more'"])
 @click.argument("id")
 @click.option("--reason", default="", help="Why; the error of the run, once it has ended.")
 @click.option("--force", is_flag=True, help="End the run at once, without its clean-up: if no host can run it.")
@@ -174,7 +170,7 @@ def cancel(id: str, reason: str, force: bool) -> None:
     printing.result(text, _fields(found))
 
 
-@workflows.command()
+@workflow.command()
 @click.argument("id")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def delete(id: str, yes: bool) -> None:

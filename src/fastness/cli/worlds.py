@@ -20,9 +20,7 @@ from fastness.wire.worlds import Described, Record
 _COLUMNS: Final = ("name", "state", "head", "created_at")
 
 
-@click.group(cls=CommandGroup, completions={"name": completion.worlds})
-def world() -> None:
-    """Manage worlds: the journal, inbox and snapshots of an agent."""
+world = CommandGroup(completions={"name": completion.worlds})
 
 
 @world.command()
@@ -48,7 +46,7 @@ def list_(after: str, limit: int) -> None:
 @world.command()
 @click.argument("name")
 def show(name: str) -> None:
-    """Show a world's state, head, baseline, snapshots, segments and inbox."""
+    """Show a world: its state, head, snapshots and inbox."""
     with connect.open_plane() as plane:
         found = plane.world(name)
         fields = _fields(found.describe())
@@ -73,7 +71,10 @@ def show(name: str) -> None:
 @click.option("--lines", metavar="PATH", help="Append every line of this file as an entry; - is standard input.")
 @click.option("--expected-head", type=int, help="The expected height of the first entry.  [default: the current head]")
 def append(name: str, entries: tuple[str, ...], lines: str | None, expected_head: int | None) -> None:
-    """Append entries to the journal: arguments as one batch, a file in batches of 256."""
+    """Append entries to the journal.
+
+    Arguments are one batch; a file is appended in batches of 256.
+    """
     found = [values.parse_json(each) for each in entries]
     if lines is not None:
         with values.open_input(None, lines) as stream:
@@ -123,7 +124,7 @@ def tail(name: str, count: int, start: int | None, follow: bool, interval: float
 
 @world.group(completions={"name": completion.worlds})
 def inbox() -> None:
-    """Manage the inbox of a world, which receives external events."""
+    """Manage the inbox of a world, which receives its events."""
 
 
 @inbox.command(
@@ -141,7 +142,10 @@ def inbox() -> None:
 def put(
     *, name: str, schema: str | None, payload: str | None, file: str | None, item: str | None, control: str | None
 ) -> None:
-    """Append an item to the inbox: an event with SCHEMA and PAYLOAD, or the item of an option."""
+    """Append an item to the inbox.
+
+    It is an event with SCHEMA and PAYLOAD, or the item of an option.
+    """
     with connect.open_plane() as plane:
         sequence = plane.world(name).inbox.put(_item(schema, payload, file, item, control))
     printing.result(f"Put item {sequence} into the inbox of {name}", {"world": name, "sequence": sequence})
@@ -171,7 +175,7 @@ def read(name: str, after: int | None, count: int) -> None:
     help="The maximum number of items.",
 )
 def drain(name: str, limit: int) -> None:
-    """Move the next inbox items into the journal, each exactly once."""
+    """Move the next inbox items into the journal, each once."""
     with connect.open_plane() as plane:
         heights = plane.world(name).drain(limit=limit)
     printing.result(f"Moved {len(heights)} items into the journal of {name}", {"world": name, "heights": heights})
@@ -215,7 +219,10 @@ def snapshot(
     receipt_horizon_height: int | None,
     manifest_hash: str | None,
 ) -> None:
-    """Store a snapshot: the state after applying all records below --height. Restores start from the newest one."""
+    """Store a snapshot for restores to start from.
+
+    It is the state after applying all records below --height. Restores start from the newest one.
+    """
     with values.open_input(state, file) as stream:
         value = values.parse_json(stream.read())
     with connect.open_plane() as plane:
@@ -233,7 +240,7 @@ def snapshot(
 @click.argument("name")
 @click.argument("height", type=int)
 def promote(name: str, height: int) -> None:
-    """Make the stored snapshot at HEIGHT the baseline that restores start from."""
+    """Make the snapshot at HEIGHT the baseline of restores."""
     with connect.open_plane() as plane:
         printing.record(msgspec.structs.asdict(plane.world(name).snapshots.promote(height)))
 
@@ -283,7 +290,7 @@ def resume_program(name: str) -> None:
 
 @world.group(completions={"name": completion.worlds})
 def aside() -> None:
-    """Manage items that were set aside because their program kept failing."""
+    """Manage items that their program kept failing to handle."""
 
 
 @aside.command("list")
@@ -312,22 +319,22 @@ def list_aside(name: str, after: int | None, count: int) -> None:
 @click.argument("name")
 @click.argument("sequence", type=click.IntRange(0))
 def retry(name: str, sequence: int) -> None:
-    """Put an item that was set aside back at the end of the inbox."""
+    """Put an item back at the end of the inbox."""
     with connect.open_plane() as plane:
         plane.world(name).retry_aside(sequence)
     printing.result(f"Put item {sequence} back into the inbox of {name}", {"world": name, "sequence": sequence})
 
 
-@aside.command()
+@aside.command("delete")
 @click.argument("name")
 @click.argument("sequence", type=click.IntRange(0))
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def drop(name: str, sequence: int, yes: bool) -> None:
-    """Permanently remove an item that was set aside."""
-    values.confirm(f"Permanently remove item {sequence} of {name}?", yes=yes)
+def delete_aside(name: str, sequence: int, yes: bool) -> None:
+    """Permanently delete an item that was set aside."""
+    values.confirm(f"Permanently delete item {sequence} of {name}?", yes=yes)
     with connect.open_plane() as plane:
         plane.world(name).drop_aside(sequence)
-    printing.result(f"Removed item {sequence} of {name}", {"world": name, "sequence": sequence})
+    printing.result(f"Deleted item {sequence} of {name}", {"world": name, "sequence": sequence})
 
 
 @world.command()
@@ -335,7 +342,10 @@ def drop(name: str, sequence: int, yes: bool) -> None:
 @click.argument("target")
 @click.option("--height", type=int, required=True, help="The height below which the history is shared.")
 def fork(name: str, target: str, height: int) -> None:
-    """Create the world TARGET with the history of NAME below a height."""
+    """Create the world TARGET with the history of NAME.
+
+    TARGET shares the history below --height.
+    """
     with connect.open_plane() as plane:
         _print(plane.world(name).fork(target, height=height).describe())
 
@@ -380,7 +390,10 @@ def delete(name: str, yes: bool) -> None:
 @click.option("--sends-to", metavar="UNIVERSES", help="Universes to send to: a,b or *, or none.")
 @click.option("--accepts-from", metavar="UNIVERSES", help="Universes whose sends are accepted: a,b or *, or none.")
 def policy(sends_to: str | None, accepts_from: str | None) -> None:
-    """Show to and from which universes worlds may send events. Options replace the lists."""
+    """Show between which universes worlds may send events.
+
+    Options replace the lists.
+    """
     is_changed = sends_to is not None or accepts_from is not None
     with connect.open_plane(create=is_changed) as plane:
         if is_changed:

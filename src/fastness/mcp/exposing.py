@@ -127,4 +127,4 @@ def _check_room(found: list[ExposedTool], tool: ExposedTool) -> None:
 
 
 def _not_exposed(name: str) -> NotFound:
-    return NotFound(f"No tool {name[:80]!r} is exposed; list them with: fastness mcp exposed")
+    return NotFound(f"No tool {name[:80]!r} is exposed; list them with: fastness mcp list")

@@ -271,7 +271,7 @@ async def _read_report(caller: Caller, name: str) -> Any:
     row = await caller.plane.collection(REPORTS).get(REPORTS, (name,))
     if row is None:
         raise NotFound(f"There is no report {name!r}; list the resources for the names of reports")
-    rest = f"The resource ends here. To read all: fastness collections scan {REPORTS} {REPORTS} --prefix '[\"{name}\"]'"
+    rest = f"The resource ends here. To read all: fastness collection scan {REPORTS} {REPORTS} --prefix '[\"{name}\"]'"
     return {"report": name, "version": row.version, "body": content_of(row.value, JSON, rest=lambda _: rest)}
 
 

@@ -63,7 +63,7 @@ _OTHERS: Final = (
         "URL",
     ),
 )
-_EXPORTED: Final = ("FENCE", "LEASE_", "LOCK_", "QUEUE_", "STATE_")
+_EXPORTED: Final = ("FENCE", "LEASE_", "QUEUE_", "STATE_")
 _URL: Final = re.compile(r"https?://[^\s\"'<>?#,]+")
 _REGION: Final = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _WORDS: Final = {"on": True, "yes": True, "off": False, "no": False}

@@ -43,7 +43,7 @@ def raise_format(url: str, to: int) -> None:
         if connection.execute("SELECT pg_try_advisory_xact_lock(%s, %s)", [_CLASS, to]).fetchone() != (True,):
             raise PlaneInUse(
                 f"A process that does not know format {to} has the plane open; upgrade or stop it, then try again. "
-                "`fastness nodes` lists the processes and the formats that they know"
+                "`fastness node list` lists the processes and the formats that they know"
             )
         row = connection.execute("SELECT value FROM fastness_kv WHERE key = %s FOR UPDATE", [formats.KEY]).fetchone()
         found = formats.decode(row[0]) if row is not None and isinstance(row[0], bytes) else 0
@@ -54,6 +54,6 @@ def raise_format(url: str, to: int) -> None:
         connection.execute("UPDATE fastness_kv SET value = %s WHERE key = %s", [formats.encode(to), formats.KEY])
         connection.execute("COMMIT")
     except psycopg.Error as error:
-        raise DatabaseFailed(f"The format could not be raised ({error}); check it with `fastness nodes`") from error
+        raise DatabaseFailed(f"The format could not be raised ({error}); check it with `fastness node list`") from error
     finally:
         connection.close()

@@ -32,7 +32,7 @@ export function open({ api, act, allows, pages, filter }) {
       { name: "Waiting at this server", class: "chips", cell: (cell) => (row) => cell.replaceChildren(...waiters(row.line)) },
       ...(allows("lease:break") ? [rowActions("Release", release)] : []),
     ],
-    { key: (row) => `${row.lease_id} ${row.fencing_token}`, empty: emptyState("No lease is held. A program holds one while it works. This command holds one for ten minutes:", command(api, "lock acquire deploy --ttl 10m")) },
+    { key: (row) => `${row.lease_id} ${row.fencing_token}`, empty: emptyState("No lease is held. A program holds one while it works. This command holds one for ten minutes:", command(api, "lease acquire deploy --ttl 10m")) },
   );
 
   function release(cell, row) {

@@ -34,7 +34,7 @@ function openAll({ api, pages, filter, query }) {
       text("Parent", (row) => row.parent ?? "–", { class: "mono dim" }),
       text("Error", (row) => brief(row.error ?? "–", 200), { class: "error" }),
     ],
-    { key: (row) => row.id, empty: emptyState("This universe has no runs yet. A host runs workflows, and this command starts one:", command(api, "workflows start research")) },
+    { key: (row) => row.id, empty: emptyState("This universe has no runs yet. A host runs workflows, and this command starts one:", command(api, "workflow start research")) },
   );
   const state = h("select", { id: "state", onchange: () => again() }, h("option", { value: "", text: "all" }), Object.keys(PILLS).map((each) => h("option", { value: each, text: each })));
   const workflow = h("input", { id: "workflow", type: "search", placeholder: "all", spellcheck: "false", onchange: () => again() });
