@@ -141,7 +141,7 @@ def test_a_shell_consumes_a_queue(environment: dict[str, str]) -> None:
     """
     one, two, nothing, stats = shell(script, environment, UNSAFE=unsafe).splitlines()
     assert (one, two, nothing) == ("1:1:one", f"1:1:{unsafe}", "then nothing")
-    assert json.loads(stats)[0]["acked_total"] == 2
+    assert json.loads(stats)["acked_total"] == 2
     assert not Path("pwned").exists()
 
 
@@ -272,6 +272,24 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
         hf("--url", server.url, "queue", "put", "jobs", "x")
         environment["FASTNESS_TOKEN"] = "hft_nonsense"
         assert "refused the token" in hf("--url", server.url, "queue", "list", code=8).stderr
+
+
+def test_a_server_refuses_a_mistyped_queue_and_names_the_nearest(tmp_path: Path, hf: Hf) -> None:
+    with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
+        plane.queue("images").put(1)
+        admin = plane.tokens.create("admin", universes="*", verbs="*").token
+        peeker = plane.tokens.create("peeker", universes="*", verbs=["queue:peek"]).token
+    with running_server(tmp_path, tokens=True) as server:
+        command = ("--url", server.url, "--token", admin, "--json", "queue")
+        for words in (("stats", "imagse"), ("dead", "imagse"), ("purge", "imagse", "--yes")):
+            problem = json.loads(hf(*command, *words, code=4).stderr)
+            assert (problem["code"], problem["status"]) == ("queue_not_found", 404)
+            assert "did you mean images?" in problem["detail"]
+        assert [each["queue"] for each in json.loads(hf(*command, "list").stdout)] == ["images"]
+        # This token may peek, but not ask whether a queue exists.
+        as_peeker = ("--url", server.url, "--token", peeker, "--json", "queue", "peek")
+        assert len(json.loads(hf(*as_peeker, "images").stdout)) == 1
+        assert json.loads(hf(*as_peeker, "imagse").stdout) == []
 
 
 def test_names_of_a_server_are_completed(environment: dict[str, str], tmp_path: Path) -> None:

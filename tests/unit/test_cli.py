@@ -43,6 +43,11 @@ def parsed(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+def queues_of(result: Result) -> list[str]:
+    """The names that `queue list --json` shows."""
+    return [each["queue"] for each in parsed(result)]
+
+
 def exported(result: Result) -> dict[str, str]:
     """The variables that a shell has after `eval` of the output."""
     shell = subprocess.run(
@@ -143,8 +148,8 @@ def test_a_plain_path_as_url_suggests_dir(hf: Hf) -> None:
 
 def test_global_options_are_accepted_before_and_after_the_subcommand(hf: Hf, tmp_path: Path) -> None:
     hf("queue", "put", "jobs", "1", "--universe", "other")
-    assert parsed(hf("--universe", "other", "--json", "queue", "list")) == [{"queue": "jobs"}]
-    assert parsed(hf("queue", "--json", "list", "--universe", "other")) == [{"queue": "jobs"}]
+    assert queues_of(hf("--universe", "other", "--json", "queue", "list")) == ["jobs"]
+    assert queues_of(hf("queue", "--json", "list", "--universe", "other")) == ["jobs"]
     assert parsed(hf("queue", "list", "--json")) == []
 
 
@@ -166,7 +171,7 @@ _NEEDS_PLANE: Final = {
     "mcp list": (),
     "mcp conceal": ("resize",),
     "queue list": (),
-    "queue stats": (),
+    "queue stats": ("jobs",),
     "push watch": (),
     "push stats": (),
     "queue peek": ("jobs",),
@@ -190,6 +195,8 @@ _NEEDS_PLANE: Final = {
     "message update": ("jobs", "x", "--priority", "1"),
     "message result": ("jobs", "x"),
     "queue purge": ("jobs", "--yes"),
+    "queue pause": ("jobs",),
+    "queue pause-key": ("jobs", "k", "1m"),
     "queue resume": ("jobs",),
     "queue schedule list": ("jobs",),
     "queue schedule delete": ("jobs", "nightly"),
@@ -283,8 +290,6 @@ _NEEDS_PLANE: Final = {
 _CREATES_PLANE: Final = {
     "queue put": ("jobs", "1"),
     "queue get": ("jobs",),
-    "queue pause": ("jobs",),
-    "queue pause-key": ("jobs", "k", "1m"),
     "queue schedule add": ("jobs", "nightly", "0 3 * * *", "1"),
     "mail send": ("ada", "bob", "hi"),
     "push send": ("bob", "t", "hi"),
@@ -369,9 +374,9 @@ def test_contexts_are_added_used_and_removed(hf: Hf, tmp_path: Path, monkeypatch
     assert stat.S_IMODE(context_file.path().stat().st_mode) == 0o600
 
     hf("queue", "put", "jobs", "1")
-    assert parsed(hf("queue", "list", "--json", "--universe", "lab")) == [{"queue": "jobs"}]
+    assert queues_of(hf("queue", "list", "--json", "--universe", "lab")) == ["jobs"]
     hf("context", "use", "prod.eu")
-    assert parsed(hf("--context", "here", "queue", "list", "--json")) == [{"queue": "jobs"}]
+    assert queues_of(hf("--context", "here", "queue", "list", "--json")) == ["jobs"]
     hf("context", "delete", "prod.eu")
     assert context_file.load().current is None
     assert "here" in hf("context", "use", "prod.eu", code=4).stderr
@@ -456,7 +461,7 @@ def test_a_shell_receives_extends_and_acks_a_message(hf: Hf, monkeypatch: pytest
     assert parsed(hf("queue", "extend", "--by", "2m", "--json"))["expires_at"] > found["FASTNESS_QUEUE_EXPIRES_AT"]
     assert parsed(hf("queue", "ack", "--json")) == {"queue": "jobs", "id": receipt["id"], "outcome": "acked"}
     hf("queue", "ack")  # Repeating an ack is safe.
-    stats = parsed(hf("queue", "stats", "jobs", "--json"))[0]
+    stats = parsed(hf("queue", "stats", "jobs", "--json"))
     assert (stats["ready"], stats["leased"], stats["acked_total"]) == (0, 0, 1)
 
 
@@ -662,7 +667,7 @@ def test_the_back_off_of_a_policy_is_changed(hf: Hf) -> None:
     hf("queue", "nack", "jobs", "--id", first["id"], "--lease-id", first["lease_id"], "--fence", "1")
     again = parsed(hf("queue", "get", "jobs", "--json"))
     hf("queue", "nack", "jobs", "--id", again["id"], "--lease-id", again["lease_id"], "--fence", "2", "--delay", "1h")
-    assert parsed(hf("queue", "stats", "jobs", "--json"))[0]["delayed"] == 1
+    assert parsed(hf("queue", "stats", "jobs", "--json"))["delayed"] == 1
 
 
 def test_get_without_a_message_unsets_the_variables_and_exits_with_3(hf: Hf) -> None:
@@ -738,7 +743,7 @@ def test_an_idempotency_key_puts_once(hf: Hf) -> None:
     hf("queue", "put", "jobs", "x", "--idempotency-key", "k")
     result = hf("queue", "put", "jobs", "x", "--idempotency-key", "k")
     assert "Duplicate" in result.stderr
-    assert parsed(hf("queue", "stats", "jobs", "--json"))[0]["ready"] == 1
+    assert parsed(hf("queue", "stats", "jobs", "--json"))["ready"] == 1
 
 
 def test_leased_messages_are_listed_and_settled_by_their_lease_ids(hf: Hf) -> None:
@@ -760,7 +765,7 @@ def test_leased_messages_are_listed_and_settled_by_their_lease_ids(hf: Hf) -> No
     assert ids[4] in hf("queue", "reject", "jobs", leases[4], "--error", "bad").stdout
     assert ids[2] in hf("queue", "nack", "jobs", leases[0], leases[2], code=6).stderr
     assert "queue leased jobs" in hf("queue", "ack", "jobs", "nonsense", code=2).stderr
-    stats = parsed(hf("queue", "stats", "jobs", "--json"))[0]
+    stats = parsed(hf("queue", "stats", "jobs", "--json"))
     assert (stats["acked_total"], stats["ready"], stats["dead"]) == (2, 2, 1)
 
 
@@ -771,7 +776,19 @@ def test_a_queue_is_deleted(hf: Hf) -> None:
     assert "queue_in_use" in hf("queue", "delete", "jobs", "--yes", "--json", code=5).stderr
     assert "with 3 messages" in hf("queue", "delete", "jobs", "--yes", "--force").stdout
     assert parsed(hf("queue", "list", "--json")) == []
-    assert parsed(hf("queue", "delete", "jobs", "--yes", "--json")) == {"queue": "jobs", "count": 0}
+    hf("queue", "delete", "jobs", "--yes", code=4)
+
+
+def test_queues_are_listed_with_their_depths_and_the_age_of_the_oldest_message(hf: Hf) -> None:
+    hf("queue", "put", "jobs", "-", "--lines", input="1\n2\n3\n")
+    hf("queue", "put", "later", "1", "--delay", "1h")
+    hf("queue", "get", "jobs", "--json")
+    header, jobs, later = (line.split() for line in hf("queue", "list").stdout.splitlines())
+    assert header[:6] == ["queue", "ready", "delayed", "leased", "blocked", "dead"]
+    assert (jobs[:4], later[:4]) == (["jobs", "2", "0", "1"], ["later", "0", "1", "0"])
+    assert [each["head_age_seconds"] > 0 for each in parsed(hf("queue", "list", "--json"))] == [True, False]
+    assert queues_of(hf("queue", "list", "--after", "jobs", "--json")) == ["later"]
+    assert queues_of(hf("queue", "list", "--limit", "1", "--json")) == ["jobs"]
 
 
 def test_numbers_that_json_lacks_are_shown_as_text(hf: Hf, tmp_path: Path) -> None:
@@ -1572,7 +1589,7 @@ def test_a_backup_of_damaged_data_fails_and_resumes_after_the_repair(hf: Hf, dat
     hf("backup", str(tmp_path / "backup"))
     assert list(data.glob(".backup-*")) == []
     hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
-    assert parsed(hf("--url", f"dir:{tmp_path / 'again'}", "queue", "list", "--json")) == [{"queue": "jobs"}]
+    assert queues_of(hf("--url", f"dir:{tmp_path / 'again'}", "queue", "list", "--json")) == ["jobs"]
     assert parsed(hf("doctor", str(tmp_path / "again"), "--deep", "--json"))["sound"]
 
 

@@ -62,7 +62,7 @@ def populate(plane: Plane) -> None:
 
 EXPECTED = {
     ("queue", "put", "jo"): ["jobs", "jobs-late"],
-    ("queue", "stats", "mail", ""): ["jobs", "jobs-late", "mail"],
+    ("queue", "stats", ""): ["jobs", "jobs-late", "mail"],
     ("queue", "policy", "jobs", "--dead-letter-queue", "jobs-"): ["jobs-late"],
     ("queue", "schedule", "delete", "jobs", ""): ["nightly"],
     ("queue", "enqueue", "m"): ["mail"],

@@ -135,7 +135,7 @@ def test_the_plane_that_is_missing_is_created_as_suggested(hf: Hf, tmp_path: Pat
     serve, put = suggested(hf("--url", url, "queue", "list", code=4))
     assert serve == ["serve", "--data", url]
     hf(*put)
-    assert hf("--url", url, "queue", "list", "--json").stdout == '[{"queue":"QUEUE"}]\n'
+    assert "QUEUE" in hf("--url", url, "queue", "list").stdout
 
 
 def test_an_agent_is_registered_as_suggested(hf: Hf) -> None:

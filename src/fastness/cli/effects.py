@@ -7,6 +7,7 @@ import click
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
 from fastness.cli.durations import SECONDS
+from fastness.cli.existing import check_world
 from fastness.cli.exit_codes import NOTHING_RECEIVED
 from fastness.handles.sync.effects import EffectClaim
 from fastness.handles.sync.plane import Plane
@@ -29,6 +30,7 @@ def list_(world: str | None, after: str, limit: int) -> None:
     Lists those of WORLD, or of all worlds.
     """
     with connect.open_plane() as plane:
+        check_world(plane, world)
         found = plane.effects.list(world, after=after, limit=limit).effects
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No effects.")
 

@@ -30,7 +30,7 @@ def get(kind: str, id: str, *, best_effort: bool) -> None:
     with connect.open_plane() as plane:
         found = plane.entities.get(kind, id, best_effort=best_effort)
     if found is None:
-        raise NotFound(f"{kind} {id} does not exist")
+        raise _not_found(kind, id)
     printing.record(_fields(found))
 
 
@@ -105,6 +105,8 @@ def history(kind: str, id: str, after: int, limit: int) -> None:
     """Show the changes of an entity, one row per version."""
     with connect.open_plane() as plane:
         found = plane.entities.history(kind, id, after=after, limit=limit)
+        if not found and not after and plane.entities.get(kind, id) is None:
+            raise _not_found(kind, id)
     rows = [
         {
             "version": each.version,
@@ -116,7 +118,7 @@ def history(kind: str, id: str, after: int, limit: int) -> None:
         }
         for each in found
     ]
-    printing.rows(rows, _HISTORY_COLUMNS)
+    printing.rows(rows, _HISTORY_COLUMNS, empty="No changes.")
 
 
 @entity.command()
@@ -127,8 +129,12 @@ def delete(kind: str, id: str, if_version: int | None) -> None:
     """Delete an entity but keep its history. Exit code 4 means that it does not exist."""
     with connect.open_plane() as plane:
         if not plane.entities.delete(kind, id, expected_version=if_version):
-            raise NotFound(f"{kind} {id} does not exist")
+            raise _not_found(kind, id)
     printing.result(f"Deleted {kind} {id}", {"kind": kind, "id": id, "deleted": True})
+
+
+def _not_found(kind: str, id: str) -> NotFound:
+    return NotFound(f"{kind} {id} does not exist")
 
 
 def _fields(found: Entity) -> dict[str, Any]:

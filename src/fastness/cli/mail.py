@@ -223,7 +223,8 @@ def block(agent: str, sender: str | None, off: bool) -> None:
     with connect.open_plane(create=sender is not None and not off) as plane:
         mailbox = plane.mailbox(agent)
         if sender is None:
-            printing.rows([{"sender": each} for each in mailbox.blocked(limit=1_000)], ["sender"])
+            found = [{"sender": each} for each in mailbox.blocked(limit=1_000)]
+            printing.rows(found, ["sender"], empty="No sender is blocked.")
             return
         mailbox.unblock(sender) if off else mailbox.block(sender)
     verb = "Unblocked" if off else "Blocked"

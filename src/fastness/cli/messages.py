@@ -12,6 +12,7 @@ from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import failure_fields
 from fastness.cli.durations import SECONDS, WAIT
+from fastness.cli.existing import open_queue
 from fastness.errors import MessageNotFound, ResultNotReady, rebuild
 from fastness.handles.sync.plane import Plane
 from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SEARCH_LIST_MAX
@@ -116,9 +117,9 @@ def search(
     """
     found: list[FoundMessage] = []
     scanned, after = 0, ""
-    with connect.open_plane() as plane:
+    with open_queue(name) as queue:
         while True:
-            page = plane.queue(name).search(
+            page = queue.search(
                 states=states,
                 key=key,
                 group=group,

@@ -12,24 +12,15 @@ from fastness.cli import completion, connect, consume, printing, schedules, valu
 from fastness.cli.commands import CommandGroup, wants_json
 from fastness.cli.consume import delivery_fields
 from fastness.cli.durations import SECONDS, NoValue, OrNone
+from fastness.cli.existing import open_queue
 from fastness.cli.message_options import MessageOptions, inline_message, message_options, read_message
 from fastness.cli.messages import print_failures
 from fastness.handles.sync.plane import Plane
-from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX
+from fastness.limits import MESSAGES_MAX, READ_ENTRIES_MAX, SUMMARY_LIST_MAX
 from fastness.tiers import Tier
 from fastness.wire.queues import Delivery, KeyInfo, LeasedMessage, QueuePolicy, QueueStats, Receipt
 
-_STATS_COLUMNS: Final = (
-    "queue",
-    "ready",
-    "delayed",
-    "leased",
-    "blocked",
-    "dead",
-    "paused",
-    "head_age_seconds",
-    "acked_total",
-)
+_LIST_COLUMNS: Final = ("queue", "ready", "delayed", "leased", "blocked", "dead", "paused", "head_age_seconds")
 _MESSAGE_COLUMNS: Final = ("id", "priority", "group", "attempts", "created_at", "last_failure", "payload")
 _LEASED_COLUMNS: Final = ("id", "owner", "attempts", "max_attempts", "expires_at", "lease_id")
 _DEAD_LETTER_COLUMNS: Final = ("id", "attempts", "died_at", "last_failure", "payload")
@@ -66,7 +57,7 @@ class PolicyChanges(TypedDict):
     group_batches: bool | None
 
 
-queue = CommandGroup(completions={"name": completion.queues, "names": completion.queues})
+queue = CommandGroup(completions={"name": completion.queues})
 
 
 for command in (consume.get, consume.ack, consume.nack, consume.extend, consume.reject):
@@ -122,19 +113,26 @@ def _put_lines(plane: Plane, name: str, stream: IO[bytes], tier: Tier, options: 
 @click.option("--after", default="", help="Start after this name.")
 @click.option("--limit", type=click.IntRange(1, READ_ENTRIES_MAX), default=1_000, help="The maximum number of results.")
 def list_(after: str, limit: int) -> None:
-    """List the queues."""
+    """List the queues, with their depths and oldest messages."""
+    found: list[QueueStats] = []
+    following: str | None = after
     with connect.open_plane() as plane:
-        names = plane.queues(after=after, limit=limit)
-    printing.rows([{"queue": name} for name in names], ["queue"], empty="No queues.")
+        while following is not None and len(found) < limit:
+            page = plane.survey_queues(after=following, limit=min(limit - len(found), SUMMARY_LIST_MAX))
+            found, following = found + page.queues, page.next
+    printing.rows([_stats_fields(each) for each in found], _LIST_COLUMNS, empty="No queues.")
 
 
-@queue.command(examples=["fastness queue stats jobs --json"])
-@click.argument("names", metavar="[QUEUE]…", nargs=-1)
-def stats(names: tuple[str, ...]) -> None:
-    """Show how many messages of a queue are in each state."""
-    with connect.open_plane() as plane:
-        found = [plane.queue(name).stats() for name in names or _all_queues(plane)]
-    printing.rows([_stats_fields(each) for each in found], _STATS_COLUMNS, empty="No queues.")
+@queue.command(examples=["fastness queue stats jobs", "fastness queue stats jobs --json | jq .ready"])
+@click.argument("name", metavar="QUEUE")
+def stats(name: str) -> None:
+    """Show how many messages of a queue are in each state.
+
+    Also shows its oldest ready message, its consumers that wait, and what was counted since it was created.
+    """
+    with open_queue(name) as opened:
+        found = opened.stats()
+    printing.record(_stats_fields(found))
 
 
 @queue.command()
@@ -145,8 +143,8 @@ def stats(names: tuple[str, ...]) -> None:
 @_FAILURES
 def peek(name: str, count: int, failures: bool) -> None:
     """Show the next ready messages without consuming them."""
-    with connect.open_plane() as plane:
-        found = plane.queue(name).peek(count)
+    with open_queue(name) as opened:
+        found = opened.peek(count)
     _print_messages(found, _MESSAGE_COLUMNS, "No ready messages.", failures=failures)
 
 
@@ -158,8 +156,8 @@ def peek(name: str, count: int, failures: bool) -> None:
 @_FAILURES
 def dead(name: str, count: int, failures: bool) -> None:
     """Show the dead letters of a queue, with their failures."""
-    with connect.open_plane() as plane:
-        found = plane.queue(name).dead_letters(count)
+    with open_queue(name) as opened:
+        found = opened.dead_letters(count)
     _print_messages(found, _DEAD_LETTER_COLUMNS, "No dead letters.", failures=failures)
 
 
@@ -171,8 +169,8 @@ def dead(name: str, count: int, failures: bool) -> None:
 )
 def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
     """Move dead letters back to the queue they came from."""
-    with connect.open_plane() as plane:
-        count = plane.queue(name).redrive(list(ids) or None, limit=limit)
+    with open_queue(name) as opened:
+        count = opened.redrive(list(ids) or None, limit=limit)
     printing.result(f"Moved {count:,} dead letters back to {name}", {"queue": name, "count": count})
 
 
@@ -184,8 +182,8 @@ def redrive(name: str, ids: tuple[str, ...], limit: int) -> None:
 @click.option("--after", default="", metavar="LEASE_ID", help="Start after the message with this lease id.")
 def leased(name: str, count: int, after: str) -> None:
     """Show the leased messages, with their owners and expiries."""
-    with connect.open_plane() as plane:
-        found = plane.queue(name).leased(count, after=after)
+    with open_queue(name) as opened:
+        found = opened.leased(count, after=after)
     printing.rows([_leased_fields(each) for each in found], _LEASED_COLUMNS, empty="No leased messages.")
 
 
@@ -200,8 +198,8 @@ def delete(name: str, force: bool, yes: bool) -> None:
     stay. The next put creates the queue again.
     """
     values.confirm(f"Permanently remove queue {name} and all of its messages?", yes=yes)
-    with connect.open_plane() as plane:
-        count = plane.queue(name).delete(force=force)
+    with open_queue(name) as opened:
+        count = opened.delete(force=force)
     printing.result(f"Deleted {name} with {count:,} messages", {"queue": name, "count": count})
 
 
@@ -213,8 +211,8 @@ def purge(name: str, leased: bool, yes: bool) -> None:
     """Permanently remove every message that is not leased."""
     which = "every message of {}, leased or not" if leased else "every message of {} that is not leased"
     values.confirm(f"Permanently remove {which.format(name)}?", yes=yes)
-    with connect.open_plane() as plane:
-        count = plane.queue(name).purge(leased=leased)
+    with open_queue(name) as opened:
+        count = opened.purge(leased=leased)
     printing.result(f"Removed {count:,} messages from {name}", {"queue": name, "count": count})
 
 
@@ -222,8 +220,8 @@ def purge(name: str, leased: bool, yes: bool) -> None:
 @click.argument("name", metavar="QUEUE")
 def pause(name: str) -> None:
     """Stop deliveries until `queue resume`. Puts are still accepted."""
-    with connect.open_plane(create=True) as plane:
-        plane.queue(name).pause()
+    with open_queue(name) as opened:
+        opened.pause()
     printing.result(f"{name} is paused", {"queue": name, "paused": True})
 
 
@@ -231,8 +229,8 @@ def pause(name: str) -> None:
 @click.argument("name", metavar="QUEUE")
 def resume(name: str) -> None:
     """Resume deliveries."""
-    with connect.open_plane() as plane:
-        plane.queue(name).resume()
+    with open_queue(name) as opened:
+        opened.resume()
     printing.result(f"{name} is resumed", {"queue": name, "paused": False})
 
 
@@ -244,8 +242,8 @@ def key(name: str, key: str) -> None:
 
     Also shows until when KEY is paused.
     """
-    with connect.open_plane() as plane:
-        found = plane.queue(name).key(key)
+    with open_queue(name) as opened:
+        found = opened.key(key)
     printing.record(_key_fields(name, found))
 
 
@@ -255,8 +253,8 @@ def key(name: str, key: str) -> None:
 @click.argument("seconds", type=SECONDS)
 def pause_key(name: str, key: str, seconds: float) -> None:
     """Stop deliveries of KEY for a time. Other keys are not affected."""
-    with connect.open_plane(create=True) as plane:
-        found = plane.queue(name).pause_key(key, seconds)
+    with open_queue(name) as opened:
+        found = opened.pause_key(key, seconds)
     until = printing.timestamp(found.paused_until_ms)
     printing.result(f"{key} of {name} is paused until {until}", _key_fields(name, found))
 
@@ -266,8 +264,8 @@ def pause_key(name: str, key: str, seconds: float) -> None:
 @click.argument("key")
 def resume_key(name: str, key: str) -> None:
     """Resume deliveries of the messages of KEY."""
-    with connect.open_plane() as plane:
-        found = plane.queue(name).resume_key(key)
+    with open_queue(name) as opened:
+        found = opened.resume_key(key)
     printing.result(f"{key} of {name} is resumed", _key_fields(name, found))
 
 
@@ -355,10 +353,13 @@ def policy(name: str, **changes: Unpack[PolicyChanges]) -> None:
     A policy has the limits of a queue, and the defaults of its messages.
     """
     changed = {field: None if value is NoValue.NONE else value for field, value in changes.items() if value is not None}
-    with connect.open_plane(create=bool(changed)) as plane:
-        found: QueuePolicy = plane.queue(name).policy()
-        if changed:
-            found = plane.queue(name).set_policy(msgspec.structs.replace(found, **changed))
+    if changed:
+        with connect.open_plane(create=True) as plane:
+            of_queue = plane.queue(name)
+            found: QueuePolicy = of_queue.set_policy(msgspec.structs.replace(of_queue.policy(), **changed))
+    else:
+        with open_queue(name) as opened:
+            found = opened.policy()
     printing.record({"queue": name, **msgspec.structs.asdict(found)})
 
 
@@ -444,13 +445,6 @@ def _leased_fields(message: LeasedMessage) -> dict[str, Any]:
 def _stats_fields(found: QueueStats) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(found)
     return fields
-
-
-def _all_queues(plane: Plane) -> Iterator[str]:
-    after = ""
-    while names := plane.queues(after=after, limit=1_000):
-        yield from names
-        after = names[-1]
 
 
 def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -6,6 +6,7 @@ import click
 
 from fastness.cli import completion, connect, printing, values
 from fastness.cli.commands import CommandGroup
+from fastness.cli.existing import open_queue
 from fastness.cli.message_options import MessageOptions, message_options, read_message
 from fastness.errors import NotFound
 from fastness.wire.queues import NewMessage, Schedule
@@ -50,8 +51,8 @@ def add(
 @click.argument("name", metavar="QUEUE")
 def list_(name: str) -> None:
     """List the schedules of a queue, with their next times."""
-    with connect.open_plane() as plane:
-        found = plane.queue(name).schedules()
+    with open_queue(name) as queue:
+        found = queue.schedules()
     printing.rows([_fields(each) for each in found], ("name", "cron", "timezone", "next_at"), empty="No schedules.")
 
 

@@ -6,6 +6,7 @@ import click
 
 from fastness.cli import completion, connect, printing
 from fastness.cli.commands import CommandGroup
+from fastness.cli.existing import check_world
 from fastness.limits import READ_ENTRIES_MAX
 from fastness.wire.timers import TimerInfo
 
@@ -25,6 +26,7 @@ def list_(world: str | None, after: str, limit: int) -> None:
     Lists those of WORLD, or of all worlds.
     """
     with connect.open_plane() as plane:
+        check_world(plane, world)
         found = plane.timers.list(world, after=after, limit=limit).timers
     printing.rows([_fields(each) for each in found], _COLUMNS, empty="No timers.")
 

@@ -442,9 +442,13 @@ class Queue:
             if outcome.code is not None:
                 message.mark_refused(outcome.code)
 
-    def stats(self) -> QueueStats:
-        """The number of messages in each state, and of consumers that wait in the plane's process."""
-        return self._transport.call(GetQueueStats(self.name, self._universe))
+    def stats(self, *, must_exist: bool = False) -> QueueStats:
+        """The number of messages in each state, and of consumers that wait in the plane's process.
+
+        Raises:
+            QueueNotFound: the queue was never used and has no policy, and `must_exist` is set. Otherwise it has zeros.
+        """
+        return self._transport.call(GetQueueStats(self.name, self._universe, must_exist))
 
     def peek(self, n: int = 10) -> list[Delivery]:
         """At most `n` ready messages, in delivery order, with their failed attempts. Nothing is consumed."""

@@ -239,7 +239,8 @@ def purge(
         for message in found:
             key_flow.remove_ready(queue_tx, message)
             dead_letters.purge_message(queue_tx, message)
-        queue_tx.save()
+        if found:
+            queue_tx.save()
         return len(found), after if found else b"\x00"
     if after.startswith(_LEASES):
         return _purge_leases(queue_tx, after[len(_LEASES) :], limit)
