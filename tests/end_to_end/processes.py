@@ -77,9 +77,9 @@ class Server:
                 env=environment,
             )
         assert self.process.stdout is not None
-        self.line = self.process.stdout.readline()
-        self.url = self.line.strip().rpartition(" ")[2]
-        assert self.url.startswith("http"), self.log()
+        line = self.process.stdout.readline()
+        assert line, self.log()
+        self.url = json.loads(line)["url"]
 
     @property
     def address(self) -> tuple[str, int]:

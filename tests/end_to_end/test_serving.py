@@ -10,13 +10,15 @@ import runpy
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -67,8 +69,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..., Any]) -> None:
     server = start()
-    assert server.line == f"Fastness is ready at {server.url}\n"
-    assert server.process.stdout.readline() == f"The web console is at {server.url}/console\n"
     assert server.get("/healthz")[::2] == (200, b'{"status":"alive"}')
     assert server.get("/readyz")[::2] == (200, b'{"status":"ready"}')
     with server.plane() as plane:
@@ -91,6 +91,61 @@ def test_server_prints_its_url_and_reports_health_and_metrics(start: Callable[..
     assert server.process.stdout is not None
     assert server.process.stdout.read() == ""
     assert server.logged('"message":"stopped"')
+
+
+@contextmanager
+def command(folder: Path, *options: str, port: int = 0) -> Iterator["subprocess.Popen[str]"]:
+    """`fastness serve` as a user starts it."""
+    words = ["serve", "--data", f"dir:{folder / 'data'}", "--port", str(port), *options]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTNESS_")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "fastness.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_the_command_prints_where_the_server_and_its_console_are(tmp_path: Path) -> None:
+    with command(tmp_path) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().removeprefix("Fastness is ready at ").strip()
+        assert process.stdout.readline() == f"The web console is at {url}/console\n"
+        with fastness.connect(url) as plane:
+            assert plane.queues() == []
+
+
+def test_with_the_log_format_json_every_line_of_output_is_json(tmp_path: Path) -> None:
+    with command(tmp_path, "--log-format", "json", "--log-level", "debug") as process:
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        assert (ready["logger"], ready["console"]) == ("fastness.server", f"{ready['url']}/console")
+        host, _, port = ready["url"].removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(b"no HTTP\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=SECONDS_MAX)
+    lines = [json.loads(line) for line in (output + errors).splitlines()]
+    assert {"at", "level", "logger", "message"} <= set.intersection(*map(set, lines))
+    assert {"fastness.server", "uvicorn.error"} <= {line["logger"] for line in lines}
+
+
+def test_with_the_log_format_json_a_start_that_fails_is_a_line_of_json(tmp_path: Path) -> None:
+    (tmp_path / "fastness.toml").write_text('log_format = "json"')
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        command(tmp_path, "--config", str(tmp_path / "fastness.toml"), port=taken.getsockname()[1]) as process,
+    ):
+        output, errors = process.communicate(timeout=SECONDS_MAX)
+    (problem,) = [json.loads(line) for line in (output + errors).splitlines()]
+    assert (process.returncode, problem["code"]) == (2, "invalid_argument")
+    assert "is already in use" in problem["detail"]
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])

@@ -129,7 +129,7 @@ class Root(CommandGroup):
         """Run the command in `args`, and exit with its code."""
         del standalone_mode
         arguments = list(sys.argv[1:] if args is None else args)
-        extra.setdefault("obj", GlobalOptions())
+        options = extra.setdefault("obj", GlobalOptions()).values
         try:
             code = super().main(
                 arguments,
@@ -141,7 +141,8 @@ class Root(CommandGroup):
             )
         except (Exception, KeyboardInterrupt) as error:
             # Searches the raw arguments, because an invalid command line is not parsed that far.
-            exit_codes.report(error, as_json="--json" in takewhile(lambda argument: argument != "--", arguments))
+            is_asked = "--json" in takewhile(lambda argument: argument != "--", arguments)
+            exit_codes.report(error, as_json=is_asked or bool(options.get("json")))
             sys.exit(exit_codes.code_of(error))
         sys.exit(code if isinstance(code, int) else 0)
 

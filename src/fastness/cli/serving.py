@@ -218,6 +218,8 @@ def serve(config: str | None, *, init: bool, **flags: object) -> None:
         settings["objects"] = given_options()["objects"]
     environment = {name: value for name, value in os.environ.items() if name not in _CLIENT_VARIABLES}
     loaded = Settings.load(settings, file=config, environment=environment)
+    if loaded.log_format == "json":
+        given_options()["json"] = True  # An error of the start is a line of JSON, too.
     if init and loaded.data.startswith(("postgresql:", "postgres:")):
         upgrade_tables(loaded.data)  # A directory is created when it is opened.
     before = os.umask(0o077)  # The files of RocksDB get their mode from it.

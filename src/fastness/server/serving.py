@@ -17,6 +17,7 @@ import ssl
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
@@ -106,7 +107,8 @@ async def serve(settings: Settings, *, ready: Callable[[str], None] | None = Non
         transport = await open_plane_async(settings.data, settings.options)
         try:
             serving = Serving(settings, transport)
-            await serving.run(listening, tls, ready or _announce, sqs_listening=sqs_listening)
+            announce = ready or partial(_announce, settings.log_format)
+            await serving.run(listening, tls, announce, sqs_listening=sqs_listening)
         finally:
             await _close(transport)
     _log.info("stopped")
@@ -485,9 +487,15 @@ def _tls_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-def _announce(url: str) -> None:
+def _announce(log_format: str, url: str) -> None:
     """Print the URL, in the first line of standard output: the starting process reads it there."""
-    sys.stdout.write(f"Fastness is ready at {url}\nThe web console is at {url}/console\n")
+    ready, console = f"Fastness is ready at {url}", f"{url}/console"
+    if log_format == "json":
+        fields = {"name": _log.name, "levelname": "INFO", "msg": ready, "url": url, "console": console}
+        text = logs.JsonFormatter().format(logging.makeLogRecord(fields))
+    else:
+        text = f"{ready}\nThe web console is at {console}"
+    sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
