@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import click
@@ -9,6 +10,7 @@ import click
 from fastness.cli import connect, printing
 from fastness.cli.commands import LeafCommand
 from fastness.cli.durations import SECONDS
+from fastness.errors import NotAllowed
 from fastness.limits import AUDIT_LISTED_MAX
 from fastness.wire.audit import AuditEntry, AuditPage
 
@@ -37,15 +39,29 @@ def audit(of_plane: bool, since: float | None, actor: str, action: str, limit: i
     """
     since_ms = None if since is None else max(round((time.time() - since) * 1_000), 0)
     with connect.open_plane() as plane:
-        read: Callable[..., AuditPage] = plane.audit.read_plane if of_plane else plane.audit.read
-        found: list[AuditEntry] = []
-        after: str | None = ""
-        while after is not None and len(found) < limit:
-            most = min(limit - len(found), AUDIT_LISTED_MAX)
-            page = read(since_ms=since_ms, actor=actor, action=action, after=after, limit=most)
-            found += page.entries
-            after = page.next
-    printing.rows([_fields(entry) for entry in found], _COLUMNS, empty="No entries.")
+        logs = {f"the universe {plane.universe}": plane.audit.read, "the plane": plane.audit.read_plane}
+        (shown, read), (other, read_other) = reversed(logs.items()) if of_plane else logs.items()
+        given = {"since_ms": since_ms, "actor": actor, "action": action}
+        found = _entries(read, given, limit)
+        empty = "No entries."
+        if not found:
+            with suppress(NotAllowed):
+                if others := _entries(read_other, given, limit):
+                    count = f"{len(others):,}{' or more' if len(others) == limit else ''}"
+                    command = "fastness audit" if of_plane else "fastness audit --plane"
+                    empty = f"No entries of {shown}; the log of {other} has {count}: {command}"
+    printing.rows([_fields(entry) for entry in found], _COLUMNS, empty=empty)
+
+
+def _entries(read: Callable[..., AuditPage], given: dict[str, Any], limit: int) -> list[AuditEntry]:
+    """At most `limit` entries, the newest first."""
+    found: list[AuditEntry] = []
+    after: str | None = ""
+    while after is not None and len(found) < limit:
+        page = read(**given, after=after, limit=min(limit - len(found), AUDIT_LISTED_MAX))
+        found += page.entries
+        after = page.next
+    return found
 
 
 def _fields(entry: AuditEntry) -> dict[str, Any]:
