@@ -559,6 +559,22 @@ def test_server_uses_tls(start: Callable[..., Any], tmp_path: Path) -> None:
     plain.close()
 
 
+async def test_a_client_that_uses_http_for_a_server_with_tls_is_told_to_use_https(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    pem = certificates(tmp_path)
+    server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])
+    plain = server.url.replace("https://", "http://")
+    advice = "A server with TLS needs https:// in place of http://"
+    with fastness.connect(plain, patience_seconds=0.2) as plane:
+        for call in (plane.queues, lambda: plane.blobs.put(b"x" * 1_000_000)):
+            with pytest.raises(Unreachable, match=advice):
+                call()
+    async with fastness.connect_async(plain, patience_seconds=0.2) as plane:
+        with pytest.raises(Unreachable, match=advice):
+            await plane.queues()
+
+
 def test_threads_share_a_tls_connection(start: Callable[..., Any], tmp_path: Path) -> None:
     pem = certificates(tmp_path)
     server = start(tls_cert=pem["server_cert"], tls_key=pem["server_key"])

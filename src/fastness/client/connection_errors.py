@@ -19,7 +19,7 @@ def connection_error(url: str, reason: BaseException | None) -> FastnessError:
     """The error to raise when `url` did not answer in time, `reason` being the last failure."""
     if isinstance(reason, FastnessError):
         return reason
-    return Unreachable(f"{url} does not answer: {_describe(reason)}")
+    return Unreachable(f"{url} does not answer: {_describe(url, reason)}")
 
 
 def unknown(request: object, why: object) -> CommitUnknown:
@@ -50,15 +50,17 @@ def _is_address(url: str) -> bool:
     return True
 
 
-def _describe(reason: BaseException | None) -> str:
+def _describe(url: str, reason: BaseException | None) -> str:
+    # A server that expects TLS answers a request without it by an alert, or closes the connection.
+    tls = "" if url.startswith(("https:", "wss:")) else ". A server with TLS needs https:// in place of http://"
     if isinstance(reason, websockets.InvalidStatus):
         return f"it responds with HTTP {reason.response.status_code}; check that the URL is that of a Fastness server"
     if isinstance(reason, websockets.InvalidHandshake):
-        return f"it is not a Fastness server ({reason}); check the URL"
+        return f"it is not a Fastness server ({reason}); check the URL{tls}"
     if isinstance(reason, ssl.SSLError):
         return f"TLS failed ({reason}); check the certificate, and whether the URL is https://"
     if isinstance(reason, socket.gaierror):
         return f"unknown host ({reason.strerror}); check the URL"
     if isinstance(reason, TimeoutError) or reason is None:
         return "no response; check the URL, the network, and that `fastness serve` runs there"
-    return f"{reason}; check that `fastness serve` runs there"
+    return f"{reason}; check that `fastness serve` runs there{tls if isinstance(reason, ConnectionResetError) else ''}"
