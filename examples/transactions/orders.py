@@ -11,8 +11,6 @@ import psycopg
 
 import fastness
 
-URL = os.environ["DATABASE_URL"]
-
 
 def order(plane: fastness.Plane, connection: "psycopg.Connection[tuple[int]]", item: str) -> int:
     """Store an order, and have its email sent after the commit."""
@@ -39,7 +37,10 @@ def send_emails(plane: fastness.Plane, connection: "psycopg.Connection[tuple[int
 
 
 def main() -> None:
-    with fastness.open(URL) as plane, psycopg.connect(URL, autocommit=True) as connection:
+    url = os.environ.get("DATABASE_URL")
+    if url is None:
+        raise SystemExit("Set DATABASE_URL to the database of the shop, such as postgresql://me@127.0.0.1/shop.")
+    with fastness.open(url) as plane, psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE SCHEMA IF NOT EXISTS shop")
         connection.execute("DROP TABLE IF EXISTS shop.orders")
         connection.execute(

@@ -102,6 +102,16 @@ def test_every_example_is_run_and_linked() -> None:
         assert re.search(rf"\b{re.escape(name)}\b", (root / "tests" / test).read_text()), f"{test} does not name {name}"
 
 
+def test_an_example_without_its_variable_says_what_to_set() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    program = EXAMPLES.parent / "transactions" / "orders.py"
+    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.fullmatch(r"Set DATABASE_URL to .+\.\n", done.stderr)
+    texts = {path: path.read_text() for path in EXAMPLES.parent.rglob("*.py")}
+    assert [path for path, text in texts.items() if "os.environ[" in text] == []  # A bare KeyError.
+
+
 def test_every_example_of_operations_is_tested() -> None:
     assert {path.stem for path in (EXAMPLES.parent / "operations").glob("*.py")} == set(OPERATIONS)
 
