@@ -3,17 +3,16 @@
 import importlib
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
 
 import fastness
 from fastness import errors, limits
-from fastness.cli.main import root
 from fastness.server.http.routes import ENDPOINTS
 from fastness.server.openapi import document
 from fastness.server.settings import Settings
@@ -24,6 +23,7 @@ from fastness.wire.rpc import RpcCode
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "coming-from" / "others.md").read_text()
 SERVER = ROOT / "src" / "fastness" / "server"
+CHECK_NAMES = runpy.run_path(str(ROOT / "tools" / "check_names.py"))
 API = document(ENDPOINTS)
 ROUTES = {f"{method.upper()} {path}" for path, methods in API["paths"].items() for method in methods}
 # Those outside of the API, which a test of that page checks.
@@ -77,20 +77,6 @@ PLAIN_NAMES = {
 }
 
 
-def command_exists(text: str) -> bool:
-    """Whether `fastness queue get --wait` is a command with that option."""
-    command: click.Command | None = root
-    context = click.Context(root, info_name="fastness")
-    for word in text.split()[1:]:
-        if word.startswith("-"):
-            return command is not None and any(word in each.opts for each in command.params)
-        command = command.get_command(context, word) if isinstance(command, click.Group) else None
-        if command is None:
-            return False
-        context = click.Context(command, info_name=word, parent=context)
-    return True
-
-
 def python_exists(text: str, objects: dict[str, Any]) -> bool:
     """Whether `queue.receive(wait_seconds=)` is a member of a handle, with these parameters."""
     path, _, arguments = text.partition("(")
@@ -108,7 +94,7 @@ def exists(name: str, objects: dict[str, Any]) -> bool:
     if re.match(r"[A-Z]+ /", name):
         return name in ROUTES
     if name.startswith("fastness "):
-        return command_exists(name)
+        return not CHECK_NAMES["command_problem"](name.split()[1:])
     if name.startswith("FASTNESS_"):
         return name.removeprefix("FASTNESS_").lower() in PLAIN_NAMES or name == "FASTNESS_QUEUE_PAYLOAD_PATH"
     if name in PLAIN_NAMES:
