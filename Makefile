@@ -40,8 +40,10 @@ lint: .venv/.lint
 	$(BIN)/python tools/make_api_examples.py --check
 	$(BIN)/python tools/make_sqs_shapes.py --check
 	$(BIN)/python tools/check_links.py
+	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/vendor.py --check
 	$(BIN)/mypy
+	$(BIN)/python tools/check_documents.py
 	$(BIN)/lint-imports
 
 format: .venv/.lint

@@ -60,16 +60,6 @@ def test_the_blocks_of_the_tour_run_in_order_in_one_directory(tmp_path: Path) ->
         run_block(block, tmp_path)
 
 
-def test_the_blocks_of_the_tour_pass_mypy_strict(tmp_path: Path) -> None:
-    files = [tmp_path / f"block_{number}.py" for number in range(len(BLOCKS))]
-    for file, block in zip(files, BLOCKS, strict=True):
-        file.write_text(block)
-    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = True\n")
-    mypy = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *(file.name for file in files)]
-    done = subprocess.run(mypy, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 MARK = "@@ block"
 BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -303,10 +293,3 @@ def test_tests_named_in_the_fault_model_exist() -> None:
     digits = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
     events = set(re.findall(r"^(\d+)\. ", text, re.MULTILINE))
     assert {mark.translate(digits) for mark in marks} == events
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_make_targets_named_in_the_documents_exist(document: str) -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"\bmake ([a-z]+)\b", (ROOT / document).read_text()):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
