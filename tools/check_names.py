@@ -40,7 +40,7 @@ _WORD: Final = re.compile(r"'[^']*'|\"[^\"]*\"|\$\(|[|&;()<>]+|#.*|[^\s|&;()<>'\
 _SEPARATOR: Final = re.compile(r"[|&;()<>]+|\$\(|#.*")
 _BEFORE: Final = re.compile(r"[|&;(]+|\$\(|\w+=\S*|\$|!|exec|nice|sudo|if|until|while|do|then")  # A command follows.
 _TOML: Final = re.compile(r"(\w+) = (?:\"[^\"]*\"|[\d.]+|true|false|\[.*\])")
-_SETTING: Final = re.compile(r"\bsettings? `(\w+)`|\| `(\w+)` \|(?= `--)")
+_SETTING: Final = re.compile(r"\bsettings? `(\w+)`|^\| `(\w+)` \| `--")
 _ENDPOINT: Final = re.compile(r"\b(GET|PUT|POST|DELETE|PATCH) +(?:https?://[\w.:]+)?(/v1(?:/[\w.:{}<>$-]*[\w}>])+)")
 _WEBSOCKETS: Final = ("/v1/stream", "/v1/relay")
 
@@ -163,7 +163,7 @@ def options() -> frozenset[str]:
 
 def targets(language: str, code: str) -> Iterator[str]:
     if language in ("inline", *_SHELL):
-        for name in re.findall(r"(?:^|[;&] *)make ([a-z-]+)", code, re.MULTILINE):
+        for name in re.findall(r"(?:^ *|[;&] *)make ([a-z-]+)", code, re.MULTILINE):
             if name not in known_targets():
                 yield f"no target of make is called {name}"
 
@@ -208,10 +208,19 @@ def known_metrics() -> frozenset[str]:
 
 
 def endpoints(language: str, code: str) -> Iterator[str]:
-    del language
     for method, path in _ENDPOINT.findall(code):
         if path not in _WEBSOCKETS and not any(each.method == method and _fits(path, each.path) for each in ENDPOINTS):
             yield f"no endpoint is called {method} {path}"
+    if language == "inline" and re.fullmatch(r"/v1(?:/[\w{}<>-]+)+/?…?", code):
+        path = code.rstrip("/…")
+        if path not in _WEBSOCKETS and not any(_begins(path, each.path) for each in ENDPOINTS):
+            yield f"no endpoint begins with {path}"
+
+
+def _begins(path: str, pattern: str) -> bool:
+    parts, known = path.split("/"), pattern.split("/")
+    fits = all(part in ("", each) or each.startswith("{") for part, each in zip(parts, known, strict=False))
+    return fits and len(parts) <= len(known)
 
 
 def _fits(path: str, pattern: str) -> bool:

@@ -1,15 +1,17 @@
 """Hooks of the documentation site: its navigation, and the files outside of docs/ that pages link to.
 
 docs/index.md         its headings are the sections, and its links are the pages in their order
-other pages           are appended to the section of their folder
+docs/for-*.md         a page for a role: what it links to follows it in its section
+docs/reference/       the pages that no other page names are at the end of the last section
 examples/, *.md       files outside of docs/ that a page links to are shown below `repository/`, sources as code
 
 A link is resolved in the repository, as GitHub does it, and then written for the site. mkdocs reports links that lead
-nowhere; the build is strict, so that each of them fails it.
+nowhere and pages that are in no section; the build is strict, so that each of them fails it.
 """
 
 import posixpath
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,20 +20,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from check_links import links, map_links, prose_lines
+from check_links import links, map_links
 
 ROOT: Final = Path(__file__).parent.parent
 OUTSIDE: Final = "repository"  # The folder of the site that has files from outside of docs/.
 HOME: Final = "index.md"
-START: Final = "start.md"
-# The section of a page that index.md does not link to, by its folder.
-_SECTIONS: Final = {
-    "how-to": "Build",
-    "explanation": "Explanation",
-    "reference": "Reference",
-    "coming-from": "Coming from",
-    OUTSIDE: "Project",
-}
+ROLE: Final = "for-"
+# What is at the end of the last section, by folder; no other page has to name it.
+_AT_THE_END: Final = {"Python": "reference/python/", "Examples": f"{OUTSIDE}/examples/", "Project": f"{OUTSIDE}/"}
 _PROJECT: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")  # Shown even if nothing links.
 _LANGUAGES: Final = {".py": "python", ".sh": "sh", ".toml": "toml", ".yml": "yaml", ".yaml": "yaml", ".json": "json"}
 
@@ -55,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             found = _linked_files(path)
             pending += [each for each in found if each not in seen]
             seen.update(found)
-    config.nav = navigation((ROOT / "docs" / HOME).read_text(), titles)
+    config.nav = navigation(titles)
     return files
 
 
@@ -76,30 +72,37 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return re.sub(r"^(```\w+) title=([^\s\"]+)$", r'\1 title="\2"', markdown, flags=re.MULTILINE)
 
 
-def navigation(index: str, titles: dict[str, str]) -> list[dict[str, Any]]:
-    """The sections of the site: those of index.md, and the pages that it does not mention."""
-    pages: dict[str, dict[str, str]] = {}
-    section, placed = "", {HOME, START}
-    for _, line in prose_lines(index):
-        if line.startswith("## "):
-            section = line.removeprefix("## ").strip()
-            continue
-        for label, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", line):
-            linked = _linked_file(f"docs/{HOME}", target)
-            uri = "" if linked is None else _site_uri(linked)
-            if section and uri in titles and uri not in placed:
-                pages.setdefault(section, {})[uri] = label[:1].upper() + label[1:]
-                placed.add(uri)
-    for uri in sorted(titles.keys() - placed):
-        folder = "" if "/" not in uri else uri.split("/")[0]
-        name = "Examples" if uri.startswith(f"{OUTSIDE}/examples/") else _SECTIONS.get(folder, "More")
-        title = f"Python: {titles[uri]}" if uri.startswith("reference/python/") else titles[uri]
-        pages.setdefault(name, {})[uri] = title
-    first = [{"Home": HOME}, *([{titles[START]: START}] if START in titles else [])]
-    return [
-        {"Home": first},
-        *({name: [{title: uri} for uri, title in members.items()]} for name, members in pages.items()),
-    ]
+def navigation(titles: dict[str, str]) -> list[dict[str, Any]]:
+    """The sections of the site, with their pages. A page is in the first section that names it."""
+    sections: list[dict[str, Any]] = [{"Home": HOME}]
+    placed = {HOME}
+
+    def place(pages: Iterable[str]) -> list[dict[str, Any]]:
+        new = [uri for uri in dict.fromkeys(pages) if uri in titles and uri not in placed]
+        placed.update(new)
+        return [{"Overview" if uri.startswith(ROLE) else titles[uri]: uri} for uri in new]
+
+    for part in _text_of(HOME).split("\n## ")[1:]:
+        pages: list[str] = []
+        for uri in _pages_named(HOME, part):
+            pages += [uri, *_pages_named(uri, _text_of(uri))] if uri.startswith(ROLE) else [uri]
+        sections.append({part.partition("\n")[0].strip(): place(pages)})
+    for name, folder in _AT_THE_END.items():
+        rest = place(uri for uri in sorted(titles) if uri.startswith(folder))
+        next(iter(sections[-1].values())).append({name: rest})
+    return sections
+
+
+def _text_of(uri: str) -> str:
+    return (ROOT / "docs" / uri).read_text()
+
+
+def _pages_named(page: str, text: str) -> Iterator[str]:
+    """The pages of the site that a text links to."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        linked = _linked_file(f"docs/{page}", target)
+        if linked is not None:
+            yield _site_uri(linked)
 
 
 def _title(text: str) -> str:

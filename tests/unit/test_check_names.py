@@ -11,8 +11,8 @@ RIGHT = """# Names that exist
 
 Call `fastness queue put jobs BODY --delay 5`, `queue stats`, `fastness --url URL top` or `fastness push bob topic`. The
 option `--delay` has no variable, but `FASTNESS_URL` is one. The setting `log_format` may be `log_format = "json"`.
-Watch `fastness_request_seconds_bucket`, ask for `GET /v1/queues/NAME`, and run `make lint`. Of other products:
-`celery --pool threads`, `sudo -u fastness ls`, `synchronous_commit = off`.
+Watch `fastness_request_seconds_bucket`, ask for `GET /v1/queues/NAME` or `/v1/queues`, and run `make lint`. Of other
+products: `celery --pool threads`, `sudo -u fastness ls`, `synchronous_commit = off`.
 
 ```sh
 id=$(fastness queue put jobs "$(cat body.json)" --keep-result)   # fastness takes --no-such-option in a comment
@@ -56,6 +56,7 @@ def test_names_that_exist_pass() -> None:
         ('```toml\nlog_fromat = "json"\n```', "no setting is called log_fromat"),
         ("`fastness_queue_hours_total`", "no metric is called fastness_queue_hours_total"),
         ("`POST /v1/enqueue`", "no endpoint is called POST /v1/enqueue"),
+        ("`/v1/enqueue/…`", "no endpoint begins with /v1/enqueue"),
         ("`make everything`", "no target of make is called everything"),
     ],
 )
