@@ -149,10 +149,11 @@ def options() -> frozenset[str]:
     def walk(command: click.Command, context: click.Context) -> None:
         for each in command.get_params(context):
             found.update(each.opts, each.secondary_opts)
-        for name in command.list_commands(context) if isinstance(command, click.Group) else ():
-            child = command.get_command(context, name)
-            assert child is not None
-            walk(child, click.Context(child, info_name=name, parent=context))
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                child = command.get_command(context, name)
+                assert child is not None
+                walk(child, click.Context(child, info_name=name, parent=context))
 
     walk(root, click.Context(root, info_name="fastness"))
     for folder in ("tools", "benches", "tests"):
