@@ -17,7 +17,7 @@ products: `celery --pool threads`, `sudo -u fastness ls`, `synchronous_commit = 
 ```sh
 id=$(fastness queue put jobs "$(cat body.json)" --keep-result)   # fastness takes --no-such-option in a comment
 FASTNESS_TOKEN=x fastness queue get jobs --wait 20 | grep fastness && docker run fastness serve --port 1
-fastness lock run deploy -- ./deploy --no-such-option
+fastness explain -- --no-such-option
 ```
 
 ```toml
