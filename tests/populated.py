@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from fastness import Plane, PutRow
+from fastness import Plane, PutRow, Quota
 from fastness.errors import LeaseHeld
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent, Effect, Timer
@@ -47,7 +47,8 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
     whole = {"receipt_horizon_height": 100, "manifest_hash": world.snapshots.baseline().manifest_hash}
     world.snapshots.commit({"n": 1}, height=100, promote=True, **whole)
     assert world.compact(entries=16, margin=10).segments == 5
-    world.inbox.put(DomainEvent(schema="a@1", payload=b"in", effects=(Effect("mail", b"\x01"),)))
+    later = Timer((clock.now_ms() + 10_000_000) * 1_000_000, b"later")
+    world.inbox.put(DomainEvent(schema="a@1", payload=b"in", effects=(Effect("mail", b"\x01"),), timers=(later,)))
     world.drain()
     world.inbox.put(
         DomainEvent(schema="b@1", payload=b"not drained", timers=(Timer(clock.now_ms() * 1_000_000, b"t"),))
@@ -71,6 +72,7 @@ def populate(plane: Plane, clock: ManualClock, *, messages: int = 40) -> None:
     plane.agents.register("ada")
     other = Plane(plane._transport, "other")
     other.queue("jobs").put("of another universe")
+    plane.quotas.set("other", Quota(messages=1_000))
     plane.activity.log("ended", {"a": 1})
     plane.activity.end("ended")
     plane.activity.log("open", {"b": 2})
@@ -88,6 +90,8 @@ def everything(plane: Plane) -> dict[str, Any]:
         "mail": [(box.stats(), box.receipts(), box.blocked()) for box in map(plane.mailbox, ("ada", "bob", "eve"))],
         "world": (world.describe(), world.head(), world.read(0), world.check(), world.snapshots.baseline()),
         "inbox": (world.inbox.cursor(), world.inbox.read()),
+        "effects": plane.effects.list().effects,
+        "timers": plane.timers.list().timers,
         "archived": plane.world("gone").describe(),
         "blobs": [plane.blobs.get(plane.blobs.put(data)) == data for data in (LARGE, b"small")],
         "pairs": plane.pairs.get(b"raw"),
@@ -96,6 +100,7 @@ def everything(plane: Plane) -> dict[str, Any]:
         "state": plane.state("free").get(),
         "rows": plane.collection("notes").scan("ada"),
         "tokens": plane.tokens.page().tokens,
+        "quota": plane.quotas.get("other"),
         "agents": plane.agents.known(),
         "logs": [(session, plane.activity.read(session=session)) for session in SESSIONS],
     }

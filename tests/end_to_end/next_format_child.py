@@ -1,14 +1,14 @@
 """The next version of Fastness, as far as formats go: it knows one format more than this one, and writes a new record.
 
 `fastness` commands, or `notes URL`: writes a note for each line of its input, and prints how each one is stored. A note
-is `2:TEXT` in the older format and `3:TEXT` in the newer one; this version reads both.
+is `1:TEXT` in the older format and `2:TEXT` in the newer one; this version reads both.
 """
 
 import sys
 
 from fastness.kv import formats
 
-formats.FORMAT = 3  # type: ignore[misc]  # Before any other module has read it.
+formats.FORMAT += 1  # type: ignore[misc]  # Before any other module has read it.
 
 import fastness  # noqa: E402
 from fastness.cli.main import root  # noqa: E402

@@ -15,6 +15,7 @@ import pytest
 
 import fastness
 from fastness.errors import NotEmbedded
+from fastness.kv.formats import FORMAT
 from fastness.server.http.routes import ENDPOINTS
 
 
@@ -48,7 +49,7 @@ def name() -> str:
 
 def test_the_version_and_identity_of_the_plane_are_shown(server: Any) -> None:
     status = server.get("/v1/plane").json()
-    assert (status["version"], status["data_format"], status["cause"]) == (fastness.__version__, 2, "created")
+    assert (status["version"], status["data_format"], status["cause"]) == (fastness.__version__, FORMAT, "created")
     with fastness.connect(server.url) as plane:
         assert (plane.status().plane, plane.status().lineage) == (status["plane"], status["lineage"])
         with pytest.raises(NotEmbedded):

@@ -161,13 +161,18 @@ def test_a_format_is_raised_in_steps(postgres_url: str) -> None:
     wait_until_closed(postgres_url)
     with pytest.raises(SchemaMismatch, match=f"raised to {NEW + 1} from {NEW} only"):
         raise_format(postgres_url, NEW + 1)
-    with PostgresDatabase(postgres_url) as database:
-        database.transact(lambda tx: tx.delete(formats.KEY))  # As in format 1, which did not record it.
-    wait_until_closed(postgres_url)
-    with pytest.raises(SchemaMismatch, match="The plane has format 1, and is raised to 2"):
-        raise_format(postgres_url, 2)
-    with pytest.raises(SchemaMismatch, match="fastness migrate"):
-        fastness.open(postgres_url)
+
+
+def test_a_data_directory_is_copied_to_the_newer_format(tmp_path: Path) -> None:
+    old, new = f"dir:{tmp_path / 'old'}", f"dir:{tmp_path / 'new'}"
+    with fastness.open(old) as plane:
+        plane.queue("jobs").put({"n": 1})
+    assert "fastness migrate" in next_version("queue", "list", url=old, code=9)
+    next_version("migrate", old, new, url=old)
+    assert f"data format {NEW}" in next_version("status", url=new)
+    assert '{"n":1}' in next_version("queue", "peek", "jobs", url=new)
+    with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
+        fastness.open(new)
 
 
 def test_an_upgrade_without_a_newer_format_changes_nothing(postgres_url: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.errors import Busy, InvalidArgument, NotFound, Unreachable, Unsupported
 from fastness.handles.sync.backups import _lines
 from fastness.kv import Subspace
+from fastness.kv.formats import FORMAT
 from fastness.limits import CHECKPOINT_IDLE_SECONDS, CHECKPOINTS_MAX
 from fastness.runtime.maintenance.checkpoints import LineStream
 from fastness.runtime.maintenance.scan import names, universes
@@ -47,7 +48,7 @@ def checkpoints(tmp_path: Path) -> list[Path]:
 
 def test_a_backup_contains_the_key_space_and_every_referenced_object(plane: Plane, tmp_path: Path) -> None:
     checkpoint = plane.backups.begin()
-    assert (checkpoint.data_format, checkpoint.version) == (2, fastness.__version__)
+    assert (checkpoint.data_format, checkpoint.version) == (FORMAT, fastness.__version__)
     files = {file.path: file for file in plane.backups.files(checkpoint.id)}
     digest = hashlib.sha256(LARGE).hexdigest()
     assert [file.sha256 for path, file in files.items() if path.startswith("objects/cas/main/sha256/")] == [digest]

@@ -72,8 +72,8 @@ def with_a_shorter_watermark(path: Path) -> Path:
     return path
 
 
-def written_by_an_older_version(path: Path) -> Path:
-    """Versions without the mark leave it as it is."""
+def written_by_another_program(path: Path) -> Path:
+    """A program that knows only RocksDB leaves the mark as it is."""
     rocks = Rdict(str(path), Options(raw_mode=True))
     rocks.put(b"b", b"2")
     rocks.close()
@@ -100,7 +100,7 @@ def copied_while_open(path: Path) -> Path:
         without_watermark,
         with_a_torn_mark,
         with_a_shorter_watermark,
-        written_by_an_older_version,
+        written_by_another_program,
     ],
 )
 def test_the_floor_is_raised_unless_the_directory_was_closed_here(closed: Path, change: Callable[[Path], Path]) -> None:

@@ -139,17 +139,6 @@ def test_a_redriven_message_that_is_done_shows_all_its_failed_attempts(jobs: Que
     assert (info.state, info.failure_attempts, [each.message for each in info.failures]) == ("done", 0, ["first"])
 
 
-def test_an_outcome_of_an_earlier_version_has_no_failed_attempts(jobs: Queue, plane: Plane) -> None:
-    """Earlier versions removed them with the message."""
-    receipt = jobs.put("x", keep_result=True)
-    an_attempt_fails(jobs, "ada", "first")
-    received(jobs).ack()
-    key = queues.keys_of(QueueKey("main", "jobs")).failures_key(parse_id(receipt.id))
-    plane.transact(lambda tx: tx.delete(key))
-    info = jobs.get(receipt.id)
-    assert (info.state, info.failure_attempts, info.failures) == ("done", 1, [])
-
-
 def test_nothing_is_left_of_the_failed_attempts_once_they_have_expired(
     jobs: Queue, plane: Plane, clock: ManualClock
 ) -> None:

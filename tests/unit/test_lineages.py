@@ -46,15 +46,6 @@ def test_an_identity_is_written_once_and_stays(url: str) -> None:
         assert len({plane.status().plane for plane in (one, other)}) == 2
 
 
-def test_a_plane_of_an_older_version_gets_an_identity_at_the_next_open(url: str) -> None:
-    with fastness.open(url) as plane:
-        plane.queue("jobs").put(1)
-        plane.transact(lambda tx: tx.delete(lineages.KEY))
-        assert plane.status().plane == ""
-    assert status(url).cause == "upgraded"
-    assert status(url) == status(url)
-
-
 def test_every_restore_begins_another_lineage(database: Database, clock: ManualClock) -> None:
     created = database.transact(lineages.ensure)
     clock.advance_ms(5_000)

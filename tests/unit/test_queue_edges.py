@@ -11,11 +11,10 @@ from fastness.errors import MessageNotFound, QueueMessageLeaseMismatch
 from fastness.kv import Database, Transaction, prefix_range
 from fastness.layers import blobs, queues
 from fastness.layers.blobs import Blob
-from fastness.layers.idempotency import KeyedCall, store_result
 from fastness.layers.queues import DeleteProgress, dead_letters, expiry
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import LEASE_BYTES, MessageInfo, MessageLease, NewMessage, NewResult
-from fastness.wire.stored_messages import decode, encode, format_lease_id
+from fastness.wire.stored_messages import format_lease_id
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -141,27 +140,6 @@ def test_messages_behind_their_group_wait_no_longer_than_their_delay_if_the_cloc
     assert payloads(lease(database)) == [b"third"]
 
 
-def test_the_delay_of_a_message_behind_its_group_that_an_earlier_version_has_put_ends_when_it_is_due(
-    database: Database, clock: ManualClock
-) -> None:
-    put(database, b"first", group="g")
-    put(database, b"second", group="g", delay_seconds=10)
-
-    def store_as_before(tx: Transaction) -> None:
-        """Without the delay as a duration."""
-        [(key, value)] = tx.scan(*KEYS.waiting.range(), limit=2)
-        message = decode(value)
-        message.delayed_for_ms = 0
-        tx.put(key, encode(message))
-
-    database.transact(store_as_before)
-    ack(database, lease_one(database))
-    clock.advance_ms(9_999)
-    assert lease(database) == []
-    clock.advance_ms(1)
-    assert payloads(lease(database)) == [b"second"]
-
-
 def test_a_lease_that_ends_again_when_it_first_was_to_end_is_found(database: Database, clock: ManualClock) -> None:
     start_ms = clock.now_ms()
     put(database, b"1")
@@ -215,15 +193,6 @@ def test_an_expired_message_does_not_use_up_the_limit_of_its_key(
     clock.advance_ms(1_000)
     assert payloads(lease(database, 10)) == [b"next"]
     assert database.read(queues.key_info, JOBS, "host").leased == 1
-
-
-def test_the_ttl_of_a_blocked_message_without_a_location_ends_it(database: Database, clock: ManualClock) -> None:
-    put(database, b"head", group="g")
-    put(database, b"blocked", group="g", ttl_seconds=5)
-    lose(database, *prefix_range(KEYS.locations))  # Blocked messages of older versions have none.
-    clock.advance_ms(5_000)
-    process_due(database)
-    assert counts(database) == {"ready": 1}
 
 
 # Keys and groups.
@@ -312,15 +281,6 @@ def test_some_of_several_acks_have_results(database: Database) -> None:
     assert found[0] is None
     assert found[1] is not None
     assert found[1].value == b"done"
-
-
-def test_a_receive_that_an_older_version_stored_has_no_messages_any_more(database: Database) -> None:
-    call = KeyedCall(b"call", b"same", lambda: False)
-    put(database, b"1")
-    database.transact(store_result, call, [[["a lease of format 1"]]])
-    again = database.transact(queues.lease_keyed, JOBS, call=call, owner="ada")
-    assert (again.messages, again.repeated) == ([], True)
-    assert counts(database) == {"ready": 1}
 
 
 # Lost records: the next call works, and `repair` counts again.

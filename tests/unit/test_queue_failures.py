@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fastness import Failure, QueuePolicy
+from fastness import Failure
 from fastness.kv import Database, Transaction
 from fastness.layers import queues
 from fastness.layers.queues import StoredMessage
@@ -256,13 +256,6 @@ def test_a_message_that_never_failed_reads_and_writes_no_failures(database: Data
     keys = queues.keys_of(JOBS)
     assert not any(key.startswith(keys.failures) for key in touched)
     assert sum(key.startswith(keys.expiries) for key in touched) == is_kept, "only that of the outcome"
-
-
-def test_policies_of_earlier_versions_are_read(database: Database) -> None:
-    """Their records have fewer fields."""
-    policy = {"visibility_seconds": 5.0, "max_attempts": 2, "paused": False}
-    database.transact(lambda tx: tx.put(queues.keys_of(JOBS).policy, msgspec.msgpack.encode(policy)))
-    assert database.read(queues.policy_of, JOBS) == QueuePolicy(visibility_seconds=5.0, max_attempts=2)
 
 
 # Back-off.

@@ -313,10 +313,9 @@ def message_fields(found: MessageInfo) -> dict[str, Any]:
 def print_failures(id: str, failures: Sequence[Failure]) -> None:
     """Print the failed attempts of a message, each with its traceback."""
     for failure in failures:
-        leased_at = printing.timestamp(failure.leased_ms) or "an unknown time"
         click.echo(
             f"\n{id}, attempt {failure.attempt}: leased by {printing.escape_control(failure.owner)} "
-            f"at {leased_at}, {failure.outcome} at {printing.timestamp(failure.failed_ms)}"
+            f"at {printing.timestamp(failure.leased_ms)}, {failure.outcome} at {printing.timestamp(failure.failed_ms)}"
         )
         error = ": ".join(part for part in (failure.error_type, failure.message) if part)
         click.echo(printing.escape_control((failure.traceback or error or "no error was given").rstrip()))

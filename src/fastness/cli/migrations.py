@@ -11,6 +11,7 @@ from fastness.cli.commands import LeafCommand, given_options
 from fastness.cli.encryption_options import key_file_option
 from fastness.encryption_keys import provider_of
 from fastness.errors import InvalidArgument, PlaneInUse
+from fastness.kv.formats import OLDEST_FORMAT
 from fastness.layers.migrations import Migration, State
 from fastness.names import folder_at
 from fastness.plane.formats import check_marker
@@ -156,7 +157,7 @@ def _check_paths(source: str, target: str) -> None:
         raise InvalidArgument("SOURCE and TARGET are the same plane; name another target")
     if source.startswith("dir:"):
         folder = folder_of(source)
-        check_marker(folder, older=True)
+        check_marker(folder, oldest=OLDEST_FORMAT)
         if target.startswith("dir:") and folder.resolve() in folder_of(target).resolve().parents:
             raise InvalidArgument(f"{target} is inside {source}; choose a target outside the migrated directory")
 

@@ -1,13 +1,13 @@
 """The format of the data of a plane: how its keys and values are encoded.
 
-    ("fastness", "format")  ->  the number of the format; a plane without it has format 1
+    ("fastness", "format")  ->  the number of the format
 
 A version reads and writes the formats from `OLDEST_FORMAT` to `FORMAT`. A plane that several nodes share stays in its
 format while they are upgraded one by one: a new version reads both encodings of a record, and writes that of
 `written_format`. Once every node knows the next format, `fastness upgrade` raises it.
 
-A change that cannot be read beside the old one raises `OLDEST_FORMAT` too. Then an older plane is not opened, and
-`fastness migrate` copies it to a new one. A data directory, which has one process, is opened in `FORMAT` only.
+A data directory, which has one process, is opened in `FORMAT` only; `fastness migrate` copies an older one to a new
+plane.
 """
 
 from typing import Final
@@ -15,26 +15,20 @@ from typing import Final
 import msgspec
 
 from fastness.errors import SchemaMismatch
-from fastness.kv import fence_floor
-from fastness.kv.keys import Subspace, prefix_range
+from fastness.kv.keys import Subspace
 from fastness.kv.transactions import Transaction
 
-FORMAT: Final = 2  # The newest format of this version,
-OLDEST_FORMAT: Final = 2  # and the oldest one that it reads and writes.
+FORMAT: Final = 1  # The newest format of this version,
+OLDEST_FORMAT: Final = 1  # and the oldest one that it reads and writes.
 KEY: Final = Subspace("fastness").key("format")
-# The last version that writes each older format.
-_LAST_VERSIONS: Final = {1: "0.1"}
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(int).decode
 
 
 def format_of(tx: Transaction) -> int:
-    """The format of the plane; this version's newest if it is empty."""
+    """The format of the plane; this version's newest if the key space is no plane yet."""
     stored = tx.get(KEY)
-    if stored is not None:
-        return decode(stored)
-    # A key space may have a fence floor before it is a plane.
-    return 1 if any(key != fence_floor.KEY for key, _ in tx.scan(*prefix_range(b""), limit=2)) else FORMAT
+    return FORMAT if stored is None else decode(stored)
 
 
 def written_format(tx: Transaction) -> int:
@@ -56,8 +50,9 @@ def check_supported(place: str, found: int, *, oldest: int = FORMAT) -> None:
 def other_format(place: str, found: int) -> str:
     """What to do about a plane in another format, for an error message."""
     if found > FORMAT:
-        return f"{place} has format {found}, and this version supports {FORMAT}; upgrade Fastness"
-    return (
-        f"{place} has format {found}, which Fastness {_LAST_VERSIONS.get(found, '?')} writes; this version supports "
-        f"{FORMAT}; copy it to a new plane with `fastness migrate SOURCE TARGET`"
-    )
+        remedy = "upgrade Fastness"
+    elif found < OLDEST_FORMAT:
+        remedy = "use the version of Fastness that wrote it"
+    else:
+        remedy = "copy it to a new plane with `fastness migrate SOURCE TARGET`"
+    return f"{place} has format {found}, and this version supports {FORMAT}; {remedy}"

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from fastness.kv import Subspace, Transaction, fence_floor, prefix_range
+from fastness.kv import Subspace, Transaction, fence_floor
 from fastness.limits import LINEAGE_PARENTS_MAX
 
 KEY: Final = Subspace("fastness").key("plane")
@@ -32,7 +32,7 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
     plane: str
     lineage: str
     since_ms: int
-    cause: str  # created, upgraded (it had no identity), restored, salvaged, imported or copied
+    cause: str  # created, restored, salvaged, imported or copied
     parents: list[Parent] = []  # The latest first.
 
     def parent(self, lineage: str) -> Parent | None:
@@ -45,7 +45,7 @@ _decode = msgspec.msgpack.Decoder(Identity).decode
 
 
 def load(tx: Transaction) -> Identity | None:
-    """The identity of the plane; None if no version that knows identities has opened it for writing."""
+    """The identity of the plane; None if the key space was not opened as a plane."""
     stored = tx.get(KEY)
     return None if stored is None else _decode(stored)
 
@@ -55,8 +55,7 @@ def ensure(tx: Transaction) -> Identity:
     found = load(tx)
     if found is not None:
         return found
-    is_new = not tx.scan(*prefix_range(b""), limit=1)
-    created = Identity(tx.new_id_bytes().hex(), tx.new_id_bytes().hex(), tx.now_ms, "created" if is_new else "upgraded")
+    created = Identity(tx.new_id_bytes().hex(), tx.new_id_bytes().hex(), tx.now_ms, "created")
     tx.put(KEY, _encode(created))
     return created
 

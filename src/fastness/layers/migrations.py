@@ -1,4 +1,4 @@
-"""The progress of a migration, stored in its target, and the conversion of queue counters.
+"""The progress of a migration, stored in its target, and the merging of queue counters.
 
     ("fastness", "migration")  ->  copying ──► checking ──► done
 
@@ -8,8 +8,7 @@ not copy it.
 
 Everything is copied unchanged except queue counters and the fence floor. PostgreSQL has one record of counters per
 process that ever wrote to the queue, and a directory has a single one. Several records are merged into one. The floor
-is raised, because the last commits of the source may have been lost. The queues of a plane in an older format are
-converted (`layers/queues/format_1.py`).
+is raised, because the last commits of the source may have been lost.
 """
 
 from collections.abc import Iterable

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
-from fastness.errors import DamagedDatabase, NotFound, PathUnusable, SchemaMismatch
-from fastness.kv.formats import FORMAT, other_format
+from fastness.errors import DamagedDatabase, NotFound, PathUnusable
+from fastness.kv.formats import FORMAT, check_supported
 
 MARKER: Final = "fastness.json"  # The file that records it.
 
@@ -41,8 +41,8 @@ def check_exists(path: Path) -> None:
         )
 
 
-def check_marker(path: Path, *, older: bool = False) -> None:
-    """Raise unless the folder is a data directory in the format of this version; with `older`, or an older one.
+def check_marker(path: Path, *, oldest: int = FORMAT) -> None:
+    """Raise unless the folder is a data directory in a format from `oldest` to this version's newest.
 
     Raises:
         NotFound: it is not a data directory.
@@ -55,5 +55,4 @@ def check_marker(path: Path, *, older: bool = False) -> None:
         format = int(found["format"])
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise PathUnusable(f"{path / MARKER} cannot be read ({error}); restore it from a backup") from error
-    if format > FORMAT or (format < FORMAT and not older):
-        raise SchemaMismatch(other_format(str(path), format))
+    check_supported(str(path), format, oldest=oldest)

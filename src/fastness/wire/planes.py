@@ -24,7 +24,7 @@ class PlaneStatus(msgspec.Struct, frozen=True):
     plane: str
     lineage: str
     since_ms: int  # When this lineage began.
-    cause: str  # created, upgraded, restored, salvaged, imported or copied
+    cause: str  # created, restored, salvaged, imported or copied
     parents: list[PlaneParent] = []
 
 

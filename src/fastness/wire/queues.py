@@ -77,7 +77,7 @@ class Failure(msgspec.Struct, frozen=True):
     attempt: int  # The number of the delivery.
     owner: str
     outcome: str  # failed: it was nacked; expired: its lease ended before it was settled; rejected.
-    leased_ms: int  # 0: not known.
+    leased_ms: int
     failed_ms: int
     error_type: str | None = None
     message: str | None = None

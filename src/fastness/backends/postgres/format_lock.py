@@ -49,8 +49,8 @@ def raise_format(url: str, to: int) -> None:
         found = formats.decode(row[0]) if row is not None and isinstance(row[0], bytes) else 0
         if found == to:
             return
-        if not found or found != to - 1:
-            raise SchemaMismatch(f"The plane has format {found or 1}, and is raised to {to} from {to - 1} only")
+        if found != to - 1:
+            raise SchemaMismatch(f"The plane has format {found}, and is raised to {to} from {to - 1} only")
         connection.execute("UPDATE fastness_kv SET value = %s WHERE key = %s", [formats.encode(to), formats.KEY])
         connection.execute("COMMIT")
     except psycopg.Error as error:

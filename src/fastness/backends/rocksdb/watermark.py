@@ -13,9 +13,9 @@ The file also says whether the directory was closed, with everything synced:
 
     at byte 256, while it is closed:  mark 4 | checksum 4 | commit 8 | device 8 | inode 8 of this file
 
-Opening a directory erases that and syncs the file. The commit shows that no version wrote meanwhile which does not know
-of it; device and inode, that this is no copy of a directory whose original may have continued. RocksDB's checkpoints
-do not have the file.
+Opening a directory erases that and syncs the file. The commit shows that no other program wrote meanwhile; device and
+inode, that this is no copy of a directory whose original may have continued. RocksDB's checkpoints do not have the
+file.
 """
 
 import math

@@ -72,15 +72,10 @@ def find_waiting(
         return None
     kind, text = location
     if kind == locations.IN_GROUP:
-        return find_in_group(queue_tx, id, text.decode())
+        key = keys.waiting.key(text.decode()) + id
+        stored = tx.get(key)
+        return None if stored is None else WaitingMessage(decode(stored), "waiting", key)
     return _find_with_key(queue_tx, id, text.decode()) if kind == locations.WITH_KEY else None
-
-
-def find_in_group(queue_tx: QueueTransaction, id: bytes, group: str) -> WaitingMessage | None:
-    """A message that is blocked behind its group."""
-    key = queue_tx.keys.waiting.key(group) + id
-    stored = queue_tx.tx.get(key)
-    return None if stored is None else WaitingMessage(decode(stored), "waiting", key)
 
 
 def _find_with_key(queue_tx: QueueTransaction, id: bytes, name: str) -> WaitingMessage | None:

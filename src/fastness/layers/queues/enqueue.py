@@ -261,13 +261,13 @@ def keep_from_now(queue_tx: QueueTransaction, policy: QueuePolicy, message: Stor
 
 
 def move_ttl(queue_tx: QueueTransaction, message: StoredMessage) -> None:
-    """Write the due entry of a message's TTL, which says where the message is."""
+    """Write the due entry of a message's TTL."""
     at_ms = message.ttl_at_ms
     if not at_ms:
         return
-    # Priority and group locate the message, which may be ready or blocked by then. With a key, its location does.
-    location = TTL_EXPIRED + bytes((message.priority,)) + (message.group or "").encode()
-    queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_EXPIRED), location)
+    # The priority locates a message that is ready by then; others that are not delayed have a location.
+    entry = TTL_EXPIRED + bytes((message.priority,))
+    queue_tx.tx.put(queue_tx.keys.due_key(at_ms, message.id + TTL_EXPIRED), entry)
     queue_tx.counters.add_due(at_ms)
 
 

@@ -135,7 +135,7 @@ def _shorten(queue_tx: QueueTransaction) -> None:
 def _shorten_delay(queue_tx: QueueTransaction, id: bytes) -> None:
     stored = queue_tx.tx.get(queue_tx.keys.delayed_key(id))
     message = None if stored is None else decode(stored)
-    if message is not None and 0 < message.delayed_for_ms < message.due_ms - queue_tx.tx.now_ms:
+    if message is not None and message.delayed_for_ms < message.due_ms - queue_tx.tx.now_ms:
         queue_tx.remove_delayed(message)
         message.due_ms = queue_tx.tx.now_ms + message.delayed_for_ms
         queue_tx.delay(message)
@@ -174,10 +174,8 @@ def _end_delay(queue_tx: QueueTransaction, id: bytes, at_ms: int) -> None:
         dead_letters.requeue(queue_tx, message, delay_ms=0)
 
 
-def _expire(queue_tx: QueueTransaction, id: bytes, location: bytes) -> None:
+def _expire(queue_tx: QueueTransaction, id: bytes, entry: bytes) -> None:
     """Remove a message whose TTL has expired. A leased one is removed when its lease ends."""
-    found = by_id.find_waiting(queue_tx, id, priorities=(location[1],))
-    if found is None and (group := location[2:].decode()):  # It was put before blocked messages had locations.
-        found = by_id.find_in_group(queue_tx, id, group)
+    found = by_id.find_waiting(queue_tx, id, priorities=(entry[1],))
     if found is not None:
         dead_letters.expire_message(queue_tx, by_id.take(queue_tx, found))

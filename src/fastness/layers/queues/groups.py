@@ -125,8 +125,7 @@ def _make_head(queue_tx: QueueTransaction, group: str, front: bytes) -> None:
     queue_tx.counters.blocked -= 1
     successor = decode(value)
     locations.clear(queue_tx, successor.id)
-    if successor.delayed_for_ms:  # 0 with a delay: it was put by an earlier version.
-        successor.due_ms = min(successor.due_ms, tx.now_ms + successor.delayed_for_ms)
+    successor.due_ms = min(successor.due_ms, tx.now_ms + successor.delayed_for_ms)
     tx.put(head_key, _head_record(successor.id))
     place(queue_tx, successor, newest=False)
 

@@ -104,12 +104,7 @@ def stored_lease(tx: Transaction, queue: QueueKey, *, call: KeyedCall, with_stat
 
 def _stored_keyed(tx: Transaction, call: KeyedCall) -> _KeyedLease | None:
     before = stored_result(tx, call)
-    if before is None:
-        return None
-    try:
-        return _decode(before)
-    except msgspec.ValidationError:  # It is from a plane in format 1, whose leases were not migrated.
-        return _KeyedLease([])
+    return None if before is None else _decode(before)
 
 
 def _still_leased(tx: Transaction, queue: QueueKey, call: KeyedCall, keyed: _KeyedLease, *, with_state: bool) -> Leased:

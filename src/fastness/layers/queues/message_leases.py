@@ -150,8 +150,7 @@ class HeldLease:
         message.fence, message.attempts = record.fence_at(position), record.attempt_at(position)
         if record.with_state:
             message.stateful = message.is_special = True
-        # Earlier versions kept only the last time.
-        message.first_leased_ms = message.first_leased_ms or message.leased_ms or record.leased_ms
+        message.first_leased_ms = message.first_leased_ms or record.leased_ms
         message.leased_ms, message.due_ms = record.leased_ms, record.due_ms
         message.owner, message.txn_id, message.lease_ref = record.owner, record.txn_id, self.ref(position)
         return message

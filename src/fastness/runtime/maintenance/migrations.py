@@ -32,19 +32,15 @@ from fastness.errors import (
     MissingObject,
     ObjectExists,
     ObjectNotFound,
-    SchemaMismatch,
     TargetNotEmpty,
 )
-from fastness.kv import Database, Pair, Subspace, fence_floor, formats
+from fastness.kv import Database, Pair, fence_floor, formats
 from fastness.kv.value_cipher import RECORDS
 from fastness.layers import encryption, migrations, nodes
 from fastness.layers.migrations import BEGIN, END, KEY, Migration, State
-from fastness.layers.queues import QueueKey
-from fastness.layers.queues.format_1 import QueueConverter
 from fastness.limits import MIGRATION_BATCH_BYTES, MIGRATION_BATCH_PAIRS, MIGRATION_PAGE_PAIRS, MIGRATION_RANGE_PAIRS
 from fastness.runtime.activity import rotation
 from fastness.runtime.activity.format import SUFFIX
-from fastness.runtime.maintenance import scan
 from fastness.runtime.maintenance.checkpoints import referenced_contents, rotated_logs
 from fastness.tiers import Tier
 from fastness.wire.backups import BackupFile
@@ -53,7 +49,6 @@ _replace: Final = msgspec.structs.replace
 _lengths: Final = struct.Struct("!II").pack
 
 Advance = Callable[[int], None]
-Convert = Callable[[bytes, bytes], Pair | None]
 
 
 class PlaneStores(msgspec.Struct, frozen=True):
@@ -75,7 +70,6 @@ class Migrator:
         self._name = name
         self._with_logs = with_logs
         self._objects = self._object_bytes = self._logs = 0
-        self._convert: Convert = _unchanged
         self.copied = 0  # The number of keys, once all are copied.
         self.progress: Migration
 
@@ -85,10 +79,13 @@ class Migrator:
         Raises:
             TargetNotEmpty: the target contains other data.
             MigrationUnfinished: the source is itself the target of a migration that is not complete.
+            SchemaMismatch: the source has a format that this version does not know.
             InvalidArgument: the source has objects, and the target has no object store.
         """
-        self._source.database.read(migrations.check_complete, tier=Tier.IMPORTANT)
-        self._convert = _converter(self._source.database)
+        database = self._source.database
+        database.read(migrations.check_complete, tier=Tier.IMPORTANT)
+        found = database.read(formats.format_of, tier=Tier.IMPORTANT)
+        formats.check_supported("The source", found, oldest=formats.OLDEST_FORMAT)
         if self._target.objects is None:
             first = next(chain((file.path for file in self._files()), map(str, self._local_logs())), None)
             if first is not None:
@@ -130,7 +127,7 @@ class Migrator:
         """Copy every key to the target."""
         if self.progress.state is not State.COPYING:
             return
-        for batch, at in _batches(_migrated(self._source.database, self._convert, self.progress.at, END)):
+        for batch, at in _batches(_migrated(self._source.database, self.progress.at, END)):
             self._record_progress(_replace(self.progress, at=at, keys=self.progress.keys + len(batch)), batch)
             advance(len(batch))
         self.copied = self.progress.keys
@@ -144,7 +141,7 @@ class Migrator:
         """
         self._record_progress(_replace(self.progress, at=BEGIN, keys=0, ranges=0, digest=b""))
         while self.progress.at < END:
-            at, end, count, digest = _next_range(self._source.database, self._convert, self.progress.at)
+            at, end, count, digest = _next_range(self._source.database, self.progress.at)
             again = self._target_digest(at, end) != (count, digest)
             if again:
                 self._copy_again(at, end)
@@ -184,7 +181,7 @@ class Migrator:
         for cleared in ((begin, min(end, RECORDS[0])), (max(begin, RECORDS[1]), end)):  # The target needs its keys.
             if cleared[0] < cleared[1]:
                 self._record_progress(self.progress, cleared=cleared)
-        for batch, _ in _batches(_migrated(self._source.database, self._convert, begin, end)):
+        for batch, _ in _batches(_migrated(self._source.database, begin, end)):
             self._record_progress(self.progress, batch)
 
     def _copy_wrapped_keys(self) -> None:
@@ -231,29 +228,7 @@ def _pairs_of(database: Database, begin: bytes, end: bytes) -> Iterator[Pair]:
         begin = page[-1][0] + b"\x00"
 
 
-def _converter(source: Database) -> Convert:
-    """What converts a pair of the source to this version's format.
-
-    Raises:
-        SchemaMismatch: a newer Fastness wrote the source.
-    """
-    found = source.read(formats.format_of, tier=Tier.IMPORTANT)
-    if found > formats.FORMAT:
-        raise SchemaMismatch(formats.other_format("The source", found))
-    if found == formats.FORMAT:
-        return _unchanged
-    return QueueConverter(
-        QueueKey(universe, name)
-        for universe in scan.universes(source)
-        for name in scan.names(source, Subspace("u", universe, "q"))
-    ).convert
-
-
-def _unchanged(key: bytes, value: bytes) -> Pair | None:
-    return key, value
-
-
-def _migrated(database: Database, convert: Convert, begin: bytes, end: bytes) -> Iterator[tuple[Pair, bytes]]:
+def _migrated(database: Database, begin: bytes, end: bytes) -> Iterator[tuple[Pair, bytes]]:
     """Every pair of a range as it is stored in the target, and the position after it."""
     at = begin
     for key, value in _pairs_of(database, begin, end):
@@ -262,12 +237,10 @@ def _migrated(database: Database, convert: Convert, begin: bytes, end: bytes) ->
         keys = migrations.queue_of_counters_key(key)
         if keys is None:
             at = key + b"\x00"
-            pair = convert(key, value)
+            yield (key, value), at
         else:
             at = keys.all_counters.range()[1]
-            pair = convert(*database.read(migrations.merged_counters, keys, tier=Tier.IMPORTANT))
-        if pair is not None:
-            yield pair, at
+            yield database.read(migrations.merged_counters, keys, tier=Tier.IMPORTANT), at
 
 
 def _batches(pairs: Iterator[tuple[Pair, bytes]]) -> Iterator[tuple[list[Pair], bytes]]:
@@ -284,10 +257,10 @@ def _batches(pairs: Iterator[tuple[Pair, bytes]]) -> Iterator[tuple[list[Pair], 
         yield batch, at
 
 
-def _next_range(source: Database, convert: Convert, begin: bytes) -> tuple[bytes, bytes, int, bytes]:
+def _next_range(source: Database, begin: bytes) -> tuple[bytes, bytes, int, bytes]:
     """The next range of a source: its begin and end, the number of its pairs, and their digest."""
     end, count, sha = END, 0, hashlib.sha256()
-    for pair, at in _migrated(source, convert, begin, END):
+    for pair, at in _migrated(source, begin, END):
         _add(sha, pair)
         count += 1
         if count == MIGRATION_RANGE_PAIRS:
