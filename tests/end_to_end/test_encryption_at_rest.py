@@ -813,7 +813,7 @@ def test_a_universe_that_cannot_be_decrypted_does_not_stop_the_maintenance_of_ot
         assert cipher is not None
         options, shared = ConsumerOptions(), site.is_postgres
         sweeper = Sweeper(database, options, discard, shared=shared)
-        loop = TimerLoop(database, options, discard, index_earlier=lambda _universe: None, shared=shared)
+        loop = TimerLoop(database, options, discard, shared=shared)
         try:
             until(lambda: database.read(queues.due_in, due["main"]) > 0)
             until(lambda: database.read(inboxes.read, places[1], after=None, limit=10))

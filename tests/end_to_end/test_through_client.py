@@ -100,7 +100,6 @@ EMBEDDED_ONLY = {
             "test_leaving_the_context_closes_the_plane",
             "test_leaving_the_async_context_closes_the_plane",
             "test_an_opening_is_awaited_or_entered",
-            "test_a_world_deleted_by_an_earlier_version_is_not_listed",
         ),
         RAW,
     ),

@@ -6,7 +6,6 @@ from itertools import count, repeat
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -19,7 +18,6 @@ from fastness.layers import effect_leases, effects, inboxes, snapshots, timer_fi
 from fastness.layers.effects import EffectKey
 from fastness.layers.worlds import World, WorldState
 from fastness.limits import EFFECT_ARCHIVED_SECONDS
-from fastness.runtime.sync.earlier_requests import index_requests
 from fastness.testing.clock import ManualClock
 from fastness.testing.faults import ChosenFault, FaultyDatabase
 from fastness.wire.inboxes import DomainEvent, Effect, EffectReceipt, InboxItem, Timer, TimerFired
@@ -43,7 +41,7 @@ class Asked(NamedTuple):
     kind: str
     intent_hash: bytes
     max_attempts: int
-    due_ms: int | None  # None: an earlier version wrote it, and it is not indexed yet.
+    due_ms: int
     attempts: int = 0
     fence: int = 0
     owner: str | None = None
@@ -67,8 +65,7 @@ class Effects(RuleBasedStateMachine):
         self.database = next(self.openers)(clock=self.clock)
         self.universe = str(next(self.universes))
         self.asked: dict[EffectKey, Asked] = {}
-        self.timers: dict[tuple[str, bytes], list[int]] = {}  # The times of each.
-        self.earlier_timers: list[tuple[str, bytes, int]] = []  # Not indexed yet.
+        self.timers: dict[tuple[str, bytes], int] = {}  # The time of each.
         self.received: dict[str, list[InboxItem]] = {name: [] for name in NAMES}
         self.incarnations = dict.fromkeys(NAMES, 1)
         self.claims: list[Claim] = []
@@ -90,44 +87,12 @@ class Effects(RuleBasedStateMachine):
     def a_world_sets_a_timer(self, name: str, intent_hash: bytes, delay_ms: int) -> None:
         at_ms = self.clock.now_ms() + delay_ms
         if self.ask(name, DomainEvent(schema="s", timers=(Timer(at_ms * MS, intent_hash, b"p"),))) is not None:
-            self.timers[name, intent_hash] = [at_ms]
-            if (name, intent_hash, at_ms) in self.earlier_timers:  # The same key, which is indexed now.
-                self.earlier_timers.remove((name, intent_hash, at_ms))
+            self.timers[name, intent_hash] = at_ms
 
     @rule(name=names, intent_hash=hashes)
     def a_timer_is_cancelled(self, name: str, intent_hash: bytes) -> None:
         found = self.database.transact(timers.cancel, self.world(name), intent_hash)
-        assert found == bool(self.timers.pop((name, intent_hash), None))
-
-    # What an earlier version wrote, and may still write while nodes are upgraded.
-
-    @rule(name=names, kind=kinds, intent_hash=hashes, delay_ms=delays)
-    def an_earlier_version_writes(self, name: str, kind: str, intent_hash: bytes, delay_ms: int) -> None:
-        height = self.ask(name, DomainEvent(schema="s"))
-        if height is None:
-            return
-        key, at_ms = EffectKey(name, height, 0), self.clock.now_ms() + delay_ms
-
-        def write(tx: Transaction) -> None:
-            pending, due = Subspace("u", self.universe, "effects", "pending"), timers.watch_prefix(self.universe)
-            tx.put(pending.key(*key), msgspec.msgpack.encode({"kind": kind, "intent_hash": b"old"}))
-            suffix = Subspace().key(at_ms * MS, intent_hash, name)
-            tx.put(due + suffix, msgspec.msgpack.encode([height, b"p"]))
-
-        if (name, intent_hash, at_ms) not in self.all_timers():
-            self.database.transact(write)
-            self.asked[key] = Asked(kind, b"old", 5, None)
-            self.earlier_timers.append((name, intent_hash, at_ms))
-
-    @rule()
-    def what_an_earlier_version_wrote_is_indexed(self) -> None:
-        index_requests(self.database, self.universe)
-        for key, asked in self.asked.items():
-            if asked.due_ms is None:
-                self.asked[key] = asked._replace(due_ms=self.clock.now_ms())
-        for name, intent_hash, at_ms in self.earlier_timers:
-            self.timers[name, intent_hash] = sorted({*self.timers.get((name, intent_hash), []), at_ms})
-        self.earlier_timers.clear()
+        assert found == (self.timers.pop((name, intent_hash), None) is not None)
 
     # Carrying effects out.
 
@@ -138,7 +103,7 @@ class Effects(RuleBasedStateMachine):
         wanted = sorted(
             (asked.due_ms, asked.kind, key)
             for key, asked in self.asked.items()
-            if asked.due_ms is not None and asked.due_ms <= now_ms and asked.kind in chosen
+            if asked.due_ms <= now_ms and asked.kind in chosen
         )
         assert [tuple(each) for each in due] == wanted[:limit]
         claimed = self.database.transact(effect_leases.claim, self.universe, due, owner=owner, lease_ms=lease_ms + 1)
@@ -198,7 +163,7 @@ class Effects(RuleBasedStateMachine):
         if not self.is_refused(claim, call):
             call()
             asked = self.asked[claim.key]
-            due_ms = max(asked.due_ms or 0, self.clock.now_ms() + lease_ms)
+            due_ms = max(asked.due_ms, self.clock.now_ms() + lease_ms)
             self.asked[claim.key] = asked._replace(due_ms=due_ms)
 
     # Time.
@@ -211,16 +176,13 @@ class Effects(RuleBasedStateMachine):
     def timers_fire(self, limit: int, is_repeated: bool) -> None:
         now_ms = self.clock.now_ms()
         due = self.database.read(timers.due, self.universe, until_ns=now_ms * MS, limit=limit)
-        wanted = sorted((at_ms, intent_hash, name) for name, intent_hash, at_ms in self.all_timers() if at_ms <= now_ms)
+        wanted = sorted((at_ms, *key[::-1]) for key, at_ms in self.timers.items() if at_ms <= now_ms)
         assert [(each.deliver_at_ns // MS, each.intent_hash, each.world) for each in due] == wanted[:limit]
         assert self.database.transact(timer_firing.fire, self.universe, due) == len(due)
         if is_repeated:  # Another node found the same ones due.
             assert self.database.transact(timer_firing.fire, self.universe, due) == 0
-        for at_ms, intent_hash, name in wanted[:limit]:
-            if (name, intent_hash, at_ms) in self.earlier_timers:
-                self.earlier_timers.remove((name, intent_hash, at_ms))
-            else:
-                self.timers[name, intent_hash].remove(at_ms)
+        for _, intent_hash, name in wanted[:limit]:
+            del self.timers[name, intent_hash]
             timer_id = "ff" if intent_hash == b"\xff" else intent_hash.decode()
             self.received[name].append(TimerFired(timer_id=timer_id, payload=b"p"))
 
@@ -238,7 +200,6 @@ class Effects(RuleBasedStateMachine):
         world, incarnation = self.world(name), self.incarnations[name]
         self.database.transact(worlds.change_state, world, WorldState.ARCHIVED)
         self.database.transact(worlds.begin_delete, world)
-        self.what_an_earlier_version_wrote_is_indexed()
         for clear in (effects.clear, timers.clear, worlds.clear):
             while not self.database.transact(clear, world, incarnation, batch):
                 pass
@@ -247,7 +208,7 @@ class Effects(RuleBasedStateMachine):
         self.incarnations[name] += 1
         self.received[name].clear()
         self.asked = {key: asked for key, asked in self.asked.items() if key.world != name}
-        self.timers = {key: times for key, times in self.timers.items() if key[0] != name}
+        self.timers = {key: at_ms for key, at_ms in self.timers.items() if key[0] != name}
 
     # What must hold.
 
@@ -259,13 +220,13 @@ class Effects(RuleBasedStateMachine):
             for each in found
         }
         assert shown == {
-            key: ("pending" if each.owner is None else "inflight", each.due_ms or 0, each.attempts, each.fence)
+            key: ("pending" if each.owner is None else "inflight", each.due_ms, each.attempts, each.fence)
             for key, each in self.asked.items()
         }
         listed = self.database.read(timers.page, self.universe, None, after="", limit=1_000).timers
         wanted = [
             (name, "ff" if intent_hash == b"\xff" else intent_hash.decode(), at_ms)
-            for name, intent_hash, at_ms in self.all_timers()
+            for (name, intent_hash), at_ms in self.timers.items()
         ]
         assert sorted((each.world, each.timer_id, each.deliver_at_ms) for each in listed) == sorted(wanted)
 
@@ -276,8 +237,7 @@ class Effects(RuleBasedStateMachine):
             own = [len(tx.scan(*worlds.subspace(self.world(name)).range("timer"), limit=1_000)) for name in NAMES]
             return due, sum(own)
 
-        indexed = sum(asked.due_ms is not None for asked in self.asked.values())
-        assert self.database.read(count_keys) == (indexed, sum(bool(times) for times in self.timers.values()))
+        assert self.database.read(count_keys) == (len(self.asked), len(self.timers))
 
     @invariant()
     def each_effect_and_timer_has_reached_its_inbox_once(self) -> None:
@@ -312,10 +272,6 @@ class Effects(RuleBasedStateMachine):
             return inboxes.drain(tx, self.world(name))[-1]
 
         return self.database.transact(work)
-
-    def all_timers(self) -> list[tuple[str, bytes, int]]:
-        indexed = [(*key, at_ms) for key, times in self.timers.items() for at_ms in times]
-        return indexed + self.earlier_timers
 
     def claim_in_model(self, key: EffectKey, owner: str, lease_ms: int) -> bool:
         asked, now_ms = self.asked[key], self.clock.now_ms()

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import cbor2
-import msgspec
 import pytest
 
 import fastness
@@ -311,17 +310,6 @@ def test_only_an_archived_world_is_deleted(plane: Plane) -> None:
     )
     assert left == []  # Lists do not read what is left of a deleted world.
     assert world.create().incarnation == 2
-
-
-def test_a_world_deleted_by_an_earlier_version_is_not_listed(plane: Plane) -> None:
-    """Earlier versions left the record of a deleted world among those of the others."""
-    meta = worlds.subspace(World("main", "w")).key("meta")
-    plane.pairs.put(meta, msgspec.msgpack.encode(worlds.WorldMeta(worlds.WorldState.DELETED, 1, 1)))
-    with pytest.raises(WorldNotFound, match="w was deleted"):
-        plane.world("w").describe()
-    assert plane.worlds() == []
-    assert plane.world("w").create().incarnation == 2
-    assert plane.worlds() == ["w"]
 
 
 def test_a_fork_shares_the_history_up_to_its_height(plane: Plane) -> None:

@@ -534,17 +534,6 @@ def test_the_worlds_that_were_archived_first_are_deleted_by_bytes(plane: Plane, 
     assert trim_worlds(plane, archived_bytes_max=0) == 2
 
 
-def test_the_age_of_a_world_that_an_older_version_archived_counts_from_now(plane: Plane, clock: ManualClock) -> None:
-    make_world(plane, "ada")
-    meta = plane.transact(worlds.last_meta, World("main", "ada"))
-    stored = msgspec.msgpack.encode([meta.state, meta.created_ms, meta.incarnation])
-    plane.pairs.put(worlds.subspace(World("main", "ada")).key("meta"), stored)
-    clock.advance_ms(1_000_000)
-    assert trim_worlds(plane, archived_keep_seconds=10) == 0
-    clock.advance_ms(10_000)
-    assert trim_worlds(plane, archived_keep_seconds=10) == 1
-
-
 def test_a_world_that_is_resumed_or_half_deleted_meanwhile(plane: Plane, clock: ManualClock) -> None:
     """A world that was resumed stays. A deletion that stopped after any step is finished."""
     make_world(plane, "ada")

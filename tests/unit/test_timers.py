@@ -4,18 +4,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import fastness
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.kv import Database, Subspace, Transaction
-from fastness.layers import effect_leases, effects, inboxes, snapshots, timers, worlds
+from fastness.layers import inboxes, snapshots, timers, worlds
 from fastness.layers.worlds import World, WorldState
 from fastness.limits import TIMER_LATE_SECONDS
 from fastness.runtime.consumer_options import ConsumerOptions
@@ -23,7 +20,6 @@ from fastness.runtime.maintenance import timer_loop
 from fastness.runtime.maintenance.duty import Duty
 from fastness.runtime.maintenance.timer_loop import TimerLoop
 from fastness.runtime.publishing import discard
-from fastness.runtime.sync.earlier_requests import index_requests
 from fastness.testing.clock import ManualClock
 from fastness.wire.inboxes import DomainEvent, Effect, Timer, TimerFired
 
@@ -50,7 +46,6 @@ def running(
         database,
         ConsumerOptions(),
         discard,
-        index_earlier=partial(index_requests, database),
         shared=shared,
         clock=clock,
         duty=duty,
@@ -75,11 +70,6 @@ def create(database: Database, *found: World) -> None:
 
 def set_timer(database: Database, name: str, at_ms: int, world: World = ADA, payload: bytes = b"") -> None:
     database.transact(timers.set, world, 0, Timer(at_ms * MS, name.encode(), payload))
-
-
-def set_as_an_earlier_version(tx: Transaction, name: str, at_ms: int, payload: bytes = b"") -> None:
-    key = Subspace("u", "main", "timers", "due").key(at_ms * MS, name.encode(), "ada")
-    tx.put(key, msgspec.msgpack.encode([0, payload]))
 
 
 def fired(database: Database, world: World = ADA) -> list[str]:
@@ -226,65 +216,12 @@ def test_a_timer_of_another_node_fires_within_moments(postgres_url: str) -> None
     with PostgresDatabase(postgres_url) as one, PostgresDatabase(postgres_url) as other:
         create(one, ADA)
         options = ConsumerOptions(poll_seconds=3_600.0)
-        loop = TimerLoop(one, options, discard, index_earlier=partial(index_requests, one), shared=True)
+        loop = TimerLoop(one, options, discard, shared=True)
         set_timer(other, "now", 1)
         await_fired(other, "now")
         set_timer(other, "now", 2)
         await_fired(other, "now", "now")
         loop.stop()
-
-
-# What earlier versions wrote.
-
-
-def test_timers_and_effects_of_an_earlier_version_are_used(tmp_path: Path, clock: ManualClock) -> None:
-    """They have no index; a payload could be larger than that of an item."""
-    url = f"dir:{tmp_path}"
-
-    def write(tx: Transaction) -> None:
-        set_as_an_earlier_version(tx, "large", tx.now_ms, bytes(5_000))
-        key = Subspace("u", "main", "effects", "pending").key("ada", 0, 0)
-        tx.put(key, msgspec.msgpack.encode({"kind": "mail", "intent_hash": b"1"}))
-
-    with fastness.open(url, clock=clock) as plane:
-        plane.world("ada").create()
-        plane.transact(write)
-    with fastness.open(url, clock=clock) as plane:
-        (claim,) = plane.effects.claim(["mail"], wait_seconds=20.0)
-        claim.complete()
-        until(lambda: len(plane.world("ada").inbox.read()) == 2)
-        (item,) = [item for _, item in plane.world("ada").inbox.read() if isinstance(item, TimerFired)]
-        assert item.payload_blob is not None
-        assert plane.blobs.get(item.payload_blob) == bytes(5_000)
-
-
-def test_timers_of_an_earlier_version_are_deleted_with_their_world(clock: ManualClock) -> None:
-    with fastness.open("memory:", clock=clock) as plane:
-        world = plane.world("ada")
-        world.create()
-        for number in (1, 2):
-            plane.transact(set_as_an_earlier_version, "t", clock.now_ms() + number * 1_000)
-        assert len(plane.timers.list().timers) == 2
-        world.archive()
-        world.delete()
-        assert plane.timers.list().timers == []
-
-
-def test_a_timer_that_an_earlier_version_left_behind_is_removed(database: Database, clock: ManualClock) -> None:
-    database.transact(set_as_an_earlier_version, "t", clock.now_ms() + 1_000)
-    index_requests(database, "main")
-    assert database.read(timers.next_due_ns, "main") is None
-    assert database.read(worlds.names, "main", limit=10) == []
-
-
-def test_an_entry_that_an_earlier_version_left_in_the_index_is_removed(database: Database, clock: ManualClock) -> None:
-    """It deletes a world with the records of its effects, and knows no due index."""
-    create(database, ADA)
-    database.transact(effects.request, ADA, 0, 0, Effect("mail", b"1"))
-    due = database.read(effects.due, "main", ["mail"], until_ms=clock.now_ms(), limit=10)
-    database.transact(Transaction.delete_range, *Subspace("u", "main", "effects", "pending").range("ada"))
-    assert database.transact(effect_leases.claim, "main", due, owner="ada", lease_ms=1_000) == []
-    assert database.read(effects.next_due_ms, "main", ["mail"]) is None
 
 
 # Locks.

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import fastness
@@ -12,7 +11,7 @@ from fastness import Plane
 from fastness.errors import InvalidArgument, InvalidName, WorldExists, WorldNotActive, WorldNotFound
 from fastness.kv import Database, Subspace, Transaction
 from fastness.layers import inboxes, journal_records, journals, worlds
-from fastness.layers.worlds import Origin, World, WorldMeta, WorldState
+from fastness.layers.worlds import World, WorldMeta, WorldState
 from fastness.testing.clock import ManualClock
 from fastness.wire.canonical import canonical
 from fastness.wire.inboxes import Control
@@ -24,7 +23,7 @@ ITEM = Control(command="go")
 
 
 def put_in_state(database: Database, world: World, state: WorldState) -> None:
-    database.transact(worlds._write, world, WorldMeta(state, 0))
+    database.transact(worlds._write, world, WorldMeta(state, 0, 1))
 
 
 def everything(database: Database) -> list[tuple[bytes, bytes]]:
@@ -36,7 +35,7 @@ def everything(database: Database) -> list[tuple[bytes, bytes]]:
 
 def test_a_world_is_created_once_active_and_empty(database: Database, clock: ManualClock) -> None:
     made = database.transact(worlds.create, ADA)
-    assert made == WorldMeta(WorldState.ACTIVE, clock.now_ms())
+    assert made == WorldMeta(WorldState.ACTIVE, clock.now_ms(), 1)
     clock.advance_ms(1_000)
     with pytest.raises(WorldExists, match="ada exists already"):
         database.transact(worlds.create, ADA)
@@ -178,14 +177,6 @@ def test_a_deleted_world_is_created_again_as_its_next_incarnation(database: Data
         database.read(worlds.describe, ADA, 1)
     assert database.transact(worlds.end_delete, ADA, 1) is None  # A late step of the earlier deletion.
     assert database.read(worlds.names, "main", limit=5) == ["ada", "bob"]
-
-
-def test_a_world_of_an_earlier_version_is_the_first_incarnation(database: Database) -> None:
-    stored = msgspec.msgpack.encode(("active", 5))
-    database.transact(Transaction.put, worlds.subspace(ADA).key("meta"), stored)
-    assert database.read(worlds.describe, ADA, 1) == WorldMeta(WorldState.ACTIVE, 5, 1)
-    database.transact(Transaction.put, worlds.subspace(ADA).key("origin"), msgspec.msgpack.encode(("bob", 7)))
-    assert database.read(worlds.origin, ADA) == Origin("bob", 7, 1)
 
 
 # The handles.

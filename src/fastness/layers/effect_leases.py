@@ -121,7 +121,7 @@ def extend(tx: Transaction, universe: str, key: EffectKey, fence: int, *, lease_
         EffectNotFound, FencingMismatch: as `complete`.
     """
     record = _held(tx, universe, key, fence)
-    effects.write(tx, universe, key, record, due_ms=max(record.due_ms or 0, tx.now_ms + lease_ms))
+    effects.write(tx, universe, key, record, due_ms=max(record.due_ms, tx.now_ms + lease_ms))
 
 
 def complete(
@@ -194,7 +194,6 @@ def _claimed(tx: Transaction, universe: str, entry: DueEffect, owner: str, lease
     """The record of an effect that was claimed; None if it cannot be."""
     record = effects.find(tx, universe, entry.effect)
     if record is None or record.due_ms != entry.at_ms:
-        effects.drop_entry(tx, universe, entry)
         return None
     if entry.at_ms > tx.now_ms:
         return None

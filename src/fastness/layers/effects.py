@@ -8,13 +8,9 @@
        └─ failed, back-off ─┘
                     └─ the lease ends: it can be claimed again
 
-An effect has one record in all its states, so that everything that looks for unfinished effects of a world finds it,
-also an earlier version, which knows no claims. While it is in flight, it is due when its lease ends. `effect_leases`
-has the operations on it; this module has what a world asks for, and what is removed with the world.
-
-An earlier version wrote the record without an entry in the due index, and may still do so while nodes are upgraded one
-by one. `index_earlier` adds the entry. An entry whose record is gone is left by a version that removed only the record;
-whatever meets it removes it.
+An effect has one record in all its states, so that everything that looks for unfinished effects of a world finds it.
+While it is in flight, it is due when its lease ends. `effect_leases` has the operations on it; this module has what a
+world asks for, and what is removed with the world.
 """
 
 from functools import lru_cache
@@ -26,7 +22,7 @@ from fastness.errors import InvalidArgument
 from fastness.kv import Subspace, Transaction
 from fastness.layers.page_tokens import key_after, token_of
 from fastness.layers.worlds import World, is_deleting
-from fastness.limits import EFFECT_ATTEMPTS, EFFECT_KIND_BYTES_MAX, READ_ENTRIES_MAX
+from fastness.limits import EFFECT_ATTEMPTS, READ_ENTRIES_MAX
 from fastness.wire.effects import EffectInfo, EffectPage
 from fastness.wire.inboxes import Effect
 
@@ -35,13 +31,13 @@ INFLIGHT: Final = "inflight"
 
 
 class StoredEffect(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The record of an effect. An earlier version wrote only the fields of `Effect`."""
+    """The record of an effect."""
 
     kind: str
     intent_hash: bytes
+    due_ms: int  # Where it is in the due index.
     params: bytes = b""
     max_attempts: int = EFFECT_ATTEMPTS
-    due_ms: int | None = None  # Where it is in the due index. None: an earlier version wrote it.
     attempts: int = 0  # How many have begun.
     fence: int = 0
     owner: str | None = None  # Who carries it out, until `due_ms`. None: it is pending.
@@ -73,7 +69,7 @@ def request(tx: Transaction, world: World, height: int, number: int, effect: Eff
 
     The effect must be valid (`wire.inboxes.check_requests`).
     """
-    record = StoredEffect(effect.kind, effect.intent_hash, effect.params, effect.max_attempts)
+    record = StoredEffect(effect.kind, effect.intent_hash, tx.now_ms, effect.params, effect.max_attempts)
     write(tx, world.universe, EffectKey(world.name, height, number), record, due_ms=tx.now_ms)
 
 
@@ -85,12 +81,10 @@ def find(tx: Transaction, universe: str, key: EffectKey) -> StoredEffect | None:
 
 def write(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, *, due_ms: int) -> StoredEffect:
     """Store a record that is due at `due_ms`, and move its entry in the due index."""
-    if record.due_ms is not None and record.due_ms != due_ms:
+    if record.due_ms != due_ms:
         tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
-    # An item of an earlier version may have a longer kind, which no claim can name.
-    if len(record.kind.encode()) <= EFFECT_KIND_BYTES_MAX:
-        tx.put(_due_key(universe, DueEffect(due_ms, record.kind, key)), b"")
-        record = msgspec.structs.replace(record, due_ms=due_ms)
+    record = msgspec.structs.replace(record, due_ms=due_ms)
+    tx.put(_due_key(universe, DueEffect(due_ms, record.kind, key)), b"")
     tx.put(_pending(universe).key(*key), _encode(record))
     return record
 
@@ -98,8 +92,7 @@ def write(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, 
 def remove(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect) -> None:
     """Remove an effect."""
     tx.delete(_pending(universe).key(*key))
-    if record.due_ms is not None:
-        tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
+    tx.delete(_due_key(universe, DueEffect(record.due_ms, record.kind, key)))
 
 
 def due(tx: Transaction, universe: str, kinds: list[str], *, until_ms: int, limit: int) -> list[DueEffect]:
@@ -122,11 +115,6 @@ def next_due_ms(tx: Transaction, universe: str, kinds: list[str]) -> int | None:
         for key, _ in tx.scan(*of_kind.range(), limit=1)
     ]
     return min(firsts, default=None)
-
-
-def drop_entry(tx: Transaction, universe: str, entry: DueEffect) -> None:
-    """Remove an entry of the due index whose effect is gone, or is due at another time."""
-    tx.delete(_due_key(universe, entry))
 
 
 def has_unfinished(tx: Transaction, world: World, below: int) -> bool:
@@ -155,7 +143,7 @@ def info(key: EffectKey, record: StoredEffect) -> EffectInfo:
         record.intent_hash,
         record.params,
         PENDING if record.owner is None else INFLIGHT,
-        record.due_ms or 0,
+        record.due_ms,
         record.attempts,
         record.max_attempts,
         record.fence,
@@ -173,38 +161,6 @@ def clear(tx: Transaction, world: World, incarnation: int, limit: int) -> bool:
     for key, value in pairs:
         remove(tx, world.universe, EffectKey(*pending.unpack(key)), _decode(value))
     return len(pairs) < limit
-
-
-class EarlierPage(NamedTuple):
-    """Keys that an earlier version wrote, and where to look on; None at the end."""
-
-    keys: list[bytes]
-    begin: bytes | None
-
-
-def earlier(tx: Transaction, universe: str, begin: bytes, limit: int) -> EarlierPage:
-    """The records without an entry in the due index among the next `limit` ones from the key `begin` on."""
-    first, end = _pending(universe).range()
-    pairs = tx.scan(max(begin, first), end, limit=limit)
-    keys = [key for key, value in pairs if not _is_indexed(value)]
-    return EarlierPage(keys, pairs[-1][0] + b"\x00" if len(pairs) == limit else None)
-
-
-def _is_indexed(value: bytes) -> bool:
-    """Whether an effect has an entry in the due index, or is damaged: that is reported when it is read."""
-    try:
-        return _decode(value).due_ms is not None
-    except msgspec.MsgspecError:
-        return True
-
-
-def index_earlier(tx: Transaction, universe: str, keys: list[bytes]) -> None:
-    """Add the entries of these records to the due index, unless they have one by now."""
-    for key in keys:
-        stored = tx.get(key)
-        record = None if stored is None else _decode(stored)
-        if record is not None and record.due_ms is None:
-            write(tx, universe, EffectKey(*_pending(universe).unpack(key)), record, due_ms=tx.now_ms)
 
 
 def watch_prefixes(universe: str, kinds: list[str]) -> list[bytes]:

@@ -4,15 +4,12 @@ Any node may fire a timer that is due: the first commit removes it, and a later 
 is gone is removed. A world that is paused or archived gets the item, and handles it once it is active.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 from fastness.kv import Transaction
-from fastness.layers import blobs, inboxes, timers, worlds
-from fastness.layers.blobs import Blob
+from fastness.layers import inboxes, timers, worlds
 from fastness.layers.timers import DueTimer
 from fastness.layers.worlds import World, WorldState
-from fastness.limits import INBOX_INLINE_BYTES_MAX
 from fastness.wire.inboxes import TimerFired
 
 
@@ -32,12 +29,6 @@ def _fire(tx: Transaction, universe: str, due: DueTimer) -> bool:
     meta = worlds.find(tx, world)
     if meta is None or meta.state in (WorldState.DELETING, WorldState.DELETED):
         return False
-    timer_id = timers.timer_id(due.intent_hash)
-    if len(stored.payload) <= INBOX_INLINE_BYTES_MAX:
-        item = TimerFired(timer_id=timer_id, payload=stored.payload)
-    else:  # An earlier version accepted it.
-        digest = hashlib.sha256(stored.payload).digest()
-        blobs.record(tx, universe, digest, Blob(len(stored.payload), stored.payload, pinned=False))
-        item = TimerFired(timer_id=timer_id, payload_blob=digest.hex())
+    item = TimerFired(timer_id=timers.timer_id(due.intent_hash), payload=stored.payload)
     inboxes.enqueue(tx, world, item, requested=True)
     return True

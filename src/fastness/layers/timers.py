@@ -1,13 +1,10 @@
 """Timers: times at which worlds want an item in their inbox.
 
     (u, universe, "timers", "due", deliver_at_ns, intent_hash, world)  ->  height of the record that asks, payload
-    (u, universe, "w", world, "timer", intent_hash)                    ->  its times; one, except for earlier versions
+    (u, universe, "w", world, "timer", intent_hash)                    ->  deliver_at_ns
 
 A world has at most one timer of each intent hash: setting it again replaces it. `timer_firing` moves the timers that
 are due into the inboxes of their worlds.
-
-An earlier version wrote no key below the world, kept several timers with the same hash, and may still do so while nodes
-are upgraded one by one. `index_earlier` adds what is missing; until then, such a timer fires, but is not replaced.
 """
 
 from functools import lru_cache
@@ -18,7 +15,7 @@ import msgspec
 from fastness.errors import InvalidArgument
 from fastness.kv import Subspace, Transaction
 from fastness.layers.page_tokens import key_after, token_of
-from fastness.layers.worlds import World, WorldState, find, is_deleting, subspace
+from fastness.layers.worlds import World, is_deleting, subspace
 from fastness.limits import READ_ENTRIES_MAX
 from fastness.wire.inboxes import Timer
 from fastness.wire.timers import TimerInfo, TimerPage
@@ -40,12 +37,11 @@ class StoredTimer(msgspec.Struct, frozen=True, array_like=True):
 
     height: int
     payload: bytes
-    has_key: bool = False  # There is a key below the world. An earlier version wrote none.
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StoredTimer).decode
-_decode_times = msgspec.msgpack.Decoder(list[int]).decode
+_decode_time = msgspec.msgpack.Decoder(int).decode
 
 
 def set(tx: Transaction, world: World, height: int, timer: Timer) -> None:
@@ -55,19 +51,20 @@ def set(tx: Transaction, world: World, height: int, timer: Timer) -> None:
     """
     cancel(tx, world, timer.intent_hash)
     due = DueTimer(timer.deliver_at_ns, timer.intent_hash, world.name)
-    tx.put(_due_key(world.universe, due), _encode(StoredTimer(height, timer.payload, has_key=True)))
-    tx.put(_world_key(world, timer.intent_hash), _encode([timer.deliver_at_ns]))
+    tx.put(_due_key(world.universe, due), _encode(StoredTimer(height, timer.payload)))
+    tx.put(_world_key(world, timer.intent_hash), _encode(timer.deliver_at_ns))
     tx.emit(TIMER_SET, world.universe)
 
 
 def cancel(tx: Transaction, world: World, intent_hash: bytes) -> bool:
     """Remove the world's timer with this intent hash; whether there was one."""
-    times = _times(tx, world, intent_hash)
-    for at_ns in times:
-        tx.delete(_due_key(world.universe, DueTimer(at_ns, intent_hash, world.name)))
-    if times:
-        tx.delete(_world_key(world, intent_hash))
-    return bool(times)
+    key = _world_key(world, intent_hash)
+    stored = tx.get(key)
+    if stored is None:
+        return False
+    tx.delete(_due_key(world.universe, DueTimer(_decode_time(stored), intent_hash, world.name)))
+    tx.delete(key)
+    return True
 
 
 def take(tx: Transaction, universe: str, due: DueTimer) -> StoredTimer | None:
@@ -77,10 +74,7 @@ def take(tx: Transaction, universe: str, due: DueTimer) -> StoredTimer | None:
     if stored is None:
         return None
     tx.delete(key)
-    world = World(universe, due.world)
-    times = _times(tx, world, due.intent_hash)
-    if due.deliver_at_ns in times:
-        _write_times(tx, world, due.intent_hash, [at_ns for at_ns in times if at_ns != due.deliver_at_ns])
+    tx.delete(_world_key(World(universe, due.world), due.intent_hash))
     return _decode(stored)
 
 
@@ -137,39 +131,6 @@ def cancel_all(tx: Transaction, world: World, *, limit: int) -> bool:
     return len(pairs) < limit
 
 
-class EarlierPage(NamedTuple):
-    """Timers that an earlier version wrote, and where to look on; None at the end."""
-
-    timers: list[DueTimer]
-    begin: bytes | None
-
-
-def earlier(tx: Transaction, universe: str, begin: bytes, limit: int) -> EarlierPage:
-    """The timers without a key below their world among the next `limit` ones from the key `begin` on."""
-    index = _due(universe)
-    first, end = index.range()
-    pairs = tx.scan(max(begin, first), end, limit=limit)
-    missing = [DueTimer(*index.unpack(key)) for key, value in pairs if not _has_key(value)]
-    return EarlierPage(missing, pairs[-1][0] + b"\x00" if len(pairs) == limit else None)
-
-
-def index_earlier(tx: Transaction, universe: str, found: list[DueTimer]) -> None:
-    """Add the keys of these timers below their worlds, unless they have one or are gone by now.
-
-    Timers of deleted worlds are removed: a key below such a world would make it appear in lists.
-    """
-    for each in found:
-        world, key = World(universe, each.world), _due_key(universe, each)
-        stored = tx.get(key)
-        meta = find(tx, world)
-        if meta is None or meta.state is WorldState.DELETED:
-            tx.delete(key)
-        elif stored is not None and not (timer := _decode(stored)).has_key:
-            times = {*_times(tx, world, each.intent_hash), each.deliver_at_ns}
-            _write_times(tx, world, each.intent_hash, sorted(times))
-            tx.put(key, _encode(msgspec.structs.replace(timer, has_key=True)))
-
-
 def watch_prefix(universe: str) -> bytes:
     """The key prefix to watch for timers that are set."""
     return _due(universe).prefix
@@ -181,37 +142,15 @@ def _page_of_world(tx: Transaction, world: World, after: str, limit: int) -> Tim
     pairs = tx.scan(key_after(own.prefix, after, begin, end), end, limit=limit)
     found: list[TimerInfo] = []
     for key, value in pairs:
-        for at_ns in _decode_times(value):
-            due = DueTimer(at_ns, own.unpack(key)[0], world.name)
-            stored = tx.get(_due_key(world.universe, due))
-            if stored is not None:
-                found.append(_info(due, _decode(stored)))
+        due = DueTimer(_decode_time(value), own.unpack(key)[0], world.name)
+        if (stored := tx.get(_due_key(world.universe, due))) is not None:
+            found.append(_info(due, _decode(stored)))
     return TimerPage(found, token_of(own.prefix, pairs[-1][0]) if len(pairs) == limit else None)
 
 
 def _info(due: DueTimer, stored: StoredTimer) -> TimerInfo:
     at_ms = -(-due.deliver_at_ns // _NS_PER_MS)
     return TimerInfo(due.world, timer_id(due.intent_hash), at_ms, stored.height, stored.payload)
-
-
-def _has_key(value: bytes) -> bool:
-    """Whether a timer has a key below its world, or is damaged: that is reported when it fires."""
-    try:
-        return _decode(value).has_key
-    except msgspec.MsgspecError:
-        return True
-
-
-def _times(tx: Transaction, world: World, intent_hash: bytes) -> list[int]:
-    stored = tx.get(_world_key(world, intent_hash))
-    return [] if stored is None else _decode_times(stored)
-
-
-def _write_times(tx: Transaction, world: World, intent_hash: bytes, times: list[int]) -> None:
-    if times:
-        tx.put(_world_key(world, intent_hash), _encode(times))
-    else:
-        tx.delete(_world_key(world, intent_hash))
 
 
 @lru_cache(maxsize=1_024)

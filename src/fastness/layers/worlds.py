@@ -49,8 +49,8 @@ class WorldMeta(msgspec.Struct, frozen=True, array_like=True):
 
     state: WorldState
     created_ms: int
-    incarnation: int = 1
-    archived_ms: int = 0  # When it was archived. 0: it is not archived, or was by a version that did not store it.
+    incarnation: int
+    archived_ms: int = 0  # When it was archived; 0: it is not.
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -58,7 +58,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     height: int
-    incarnation: int = 1
+    incarnation: int
 
 
 _META: Final = pack(("meta",))
@@ -179,14 +179,6 @@ def change_state(tx: Transaction, world: World, target: WorldState) -> WorldMeta
     return _write(tx, world, msgspec.structs.replace(meta, state=target, archived_ms=archived_ms))
 
 
-def note_archived(tx: Transaction, world: World) -> WorldMeta:
-    """The record of a world; if an older version archived it, its time as an archived world starts now."""
-    meta = last_meta(tx, world)
-    if meta.state is WorldState.ARCHIVED and not meta.archived_ms:
-        return _write(tx, world, msgspec.structs.replace(meta, archived_ms=tx.now_ms))
-    return meta
-
-
 def begin_delete(
     tx: Transaction, world: World, incarnation: int | None = None, archived_ms: int | None = None
 ) -> WorldMeta:
@@ -241,11 +233,7 @@ def names(tx: Transaction, universe: str, *, after: str = "", limit: int) -> lis
     """At most `limit` names of worlds after `after`, in order, without deleted ones."""
     if not 0 < limit <= READ_ENTRIES_MAX:
         raise InvalidArgument(f"limit is {limit}; one page has 1 to {READ_ENTRIES_MAX} names")
-    found: list[str] = []
-    while len(found) < limit and (page := first_elements(tx, Subspace("u", universe, "w"), after, limit - len(found))):
-        found += [name for name in page if not _is_deleted(tx, World(universe, name))]
-        after = page[-1]
-    return found
+    return first_elements(tx, Subspace("u", universe, "w"), after, limit)
 
 
 def universes(tx: Transaction, *, after: str = "", limit: int) -> list[str]:
@@ -349,12 +337,6 @@ def origin(tx: Transaction, world: World) -> Origin | None:
 def subspace(world: World) -> Subspace:
     """The subspace of a world."""
     return Subspace("u", world.universe, "w", world.name)
-
-
-def _is_deleted(tx: Transaction, world: World) -> bool:
-    """Whether an earlier version deleted the world: it left the record among those of the others."""
-    stored = tx.get(_meta_key(world))
-    return stored is not None and _decode(stored).state is WorldState.DELETED
 
 
 def _write(tx: Transaction, world: World, meta: WorldMeta) -> WorldMeta:

@@ -8,7 +8,6 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -49,7 +48,6 @@ from fastness.runtime.maintenance.table_compaction import TableCompaction
 from fastness.runtime.maintenance.timer_loop import TimerLoop
 from fastness.runtime.quotas import Quotas
 from fastness.runtime.repeat_detector import RepeatDetector
-from fastness.runtime.sync.earlier_requests import index_requests
 from fastness.runtime.waiting_consumers import WaitingConsumers
 from fastness.tiers import Tier, TierPolicy
 from fastness.wire.leases import LeaseProof
@@ -285,7 +283,6 @@ class Services:
                     self.database,
                     self.consumers,
                     self.publish,
-                    index_earlier=partial(index_requests, self.database),
                     shared=self.shared,
                     clock=self.clock,
                     duty=self.duty,

@@ -16,9 +16,7 @@ from there.
 
 import asyncio
 import hashlib
-import math
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from typing import Final
@@ -56,16 +54,12 @@ from fastness.layers.snapshots import SnapshotRecord
 from fastness.layers.world_forks import Incarnations
 from fastness.layers.worlds import World, WorldState
 from fastness.runtime.blobs import AsyncBlobStore
-from fastness.runtime.earlier_requests import index_timers_async
 from fastness.tiers import Tier
 from fastness.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Snapshot
 
 _decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _decode_described = msgspec.msgpack.Decoder(Described).decode
-
-
 _SNAPSHOTS_PAGE: Final = 100
-_INDEX_SECONDS: Final = 60.0
 
 
 class AsyncWorldStore:
@@ -77,7 +71,6 @@ class AsyncWorldStore:
         self._blobs = blobs
         self._cached: OrderedDict[str, list[bytes]] = OrderedDict()  # By checksum.
         self._cache_lock = threading.Lock()
-        self._timers_indexed: dict[str, float] = {}  # When, by universe, of the monotonic clock.
 
     async def read(self, world: World, start: int, limit: int, incarnation: int | None = None) -> Records:
         """At most `limit` records from the height `start` on, without a gap.
@@ -245,17 +238,9 @@ class AsyncWorldStore:
             for segment in page:
                 await self._store().delete_async(segment.object_path)
                 await self._database.transact_async(segments.forget, world, segment, incarnation)
-        await self._index_timers(world.universe)
         for clear in (hosting.clear, effects.clear, timers.clear, worlds.clear):
             while not await self._database.transact_async(clear, world, incarnation, limits.TRIM_ENTRIES):
                 pass
-
-    async def _index_timers(self, universe: str) -> None:
-        """Index the timers of earlier versions, so that those of a world can be found; at most once a minute."""
-        if time.monotonic() - self._timers_indexed.get(universe, -math.inf) >= _INDEX_SECONDS:
-            began = time.monotonic()
-            await index_timers_async(self._database, universe)
-            self._timers_indexed[universe] = began
 
     async def _export(self, world: World, incarnation: int, start: int, end: int, margin: int) -> None:
         path = segments.object_path(world, start, end, incarnation)

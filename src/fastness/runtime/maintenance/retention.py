@@ -97,8 +97,6 @@ def _archived(database: Database, universe: str) -> Iterator[ArchivedWorld]:
         after = names[-1]
         for world in (World(universe, name) for name in names):
             meta = database.read(_find_meta, world)
-            if meta is not None and meta.state is WorldState.ARCHIVED and not meta.archived_ms:
-                meta = database.transact(worlds.note_archived, world)
             if meta is not None and meta.state in (WorldState.ARCHIVED, WorldState.DELETING):
                 yield ArchivedWorld(world, meta)
 

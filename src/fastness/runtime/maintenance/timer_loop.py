@@ -6,8 +6,8 @@
 
 A commit that sets a timer wakes the loop. Where several nodes share a key space, the one on duty fires the timers of
 all: notifications wake it, and it looks again every few seconds in case one is lost. The other nodes only fire what is
-late by more than a few seconds, because the node on duty may be stopped, or of a version that fires none. Each timer
-fires once, by the transaction that removes it, so two loops at once are harmless.
+late by more than a few seconds, because the node on duty may be stopped. Each timer fires once, by the transaction that
+removes it, so two loops at once are harmless.
 
 The loop of an embedded key space ends when there are no timers, and starts with the next one that is set.
 """
@@ -15,7 +15,7 @@ The loop of an embedded key space ends when there are no timers, and starts with
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Final
 
@@ -36,7 +36,6 @@ _PAGE: Final = 100
 _BATCHES_MAX: Final = 100  # Of a universe, before the others are looked at.
 _RETRY_SECONDS: Final = 1.0
 _SKIPPED_SECONDS: Final = 60.0  # Until a universe is looked at again of which a value cannot be decrypted.
-_INDEX_SECONDS: Final = 60.0
 _SLEEP_SECONDS_MAX: Final = 3_600.0
 _NS_PER_MS: Final = 1_000_000
 
@@ -50,7 +49,6 @@ class TimerLoop:
         options: ConsumerOptions,
         publish: Publish,
         *,
-        index_earlier: Callable[[str], object],
         shared: bool,
         clock: Clock | None = None,
         duty: Duty | None = None,
@@ -58,7 +56,6 @@ class TimerLoop:
         self._database = database
         self._options = options
         self._publish = publish
-        self._index = index_earlier  # Indexes what earlier versions wrote in a universe.
         self._shared = shared
         self._clock = clock
         self._duty = duty or Duty()
@@ -68,7 +65,6 @@ class TimerLoop:
         self._was_set = False  # A timer was set since the loop looked for the next one.
         self._has_new_universe = False  # One was set in a universe that the loop may not know.
         self._stopping = threading.Event()
-        self._next_index = 0.0
         self._next_late_look = 0.0
         self._thread: threading.Thread | None = None
         with self._lock:
@@ -113,7 +109,6 @@ class TimerLoop:
                 with self._lock:
                     self._has_new_universe = False
                 universes = list(self._universes())
-                self._index_earlier(universes)
                 if self._follow(universes) or not self._end():
                     continue
                 return
@@ -165,8 +160,6 @@ class TimerLoop:
                 for each in universes:
                     self._fire_guarded(each, late_ms=TIMER_LATE_SECONDS * 1_000)
             return DUTY_CHECK_SECONDS
-        if self._shared:
-            self._index_earlier(universes)
         pauses_ms = [in_ms for each in universes if (in_ms := self._fire_guarded(each)) is not None]
         return min(pauses_ms) / 1_000 if pauses_ms else None
 
@@ -202,15 +195,6 @@ class TimerLoop:
             are_gone = [self._fire(universe, [each]) for each in due]
             return all(are_gone)
         return True
-
-    def _index_earlier(self, universes: Sequence[str]) -> None:
-        """Index what earlier versions wrote: once in an embedded key space, otherwise every minute."""
-        if time.monotonic() < self._next_index:
-            return
-        for universe in universes:
-            with skip_undecryptable(self._database, universe, "the search for earlier timers"):
-                self._index(universe)
-        self._next_index = time.monotonic() + _INDEX_SECONDS if self._shared else threading.TIMEOUT_MAX
 
     def _scan_seconds(self) -> float:
         """How long it follows the same universes. Embedded, every commit that sets a timer is noted."""

@@ -1,7 +1,6 @@
 """Generated from runtime/worlds.py by tools/make_twins.py; change that file instead."""
 
 import hashlib
-import math
 import threading
 import time
 from collections import OrderedDict
@@ -41,16 +40,12 @@ from fastness.layers.snapshots import SnapshotRecord
 from fastness.layers.world_forks import Incarnations
 from fastness.layers.worlds import World, WorldState
 from fastness.runtime.sync.blobs import BlobStore
-from fastness.runtime.sync.earlier_requests import index_timers
 from fastness.tiers import Tier
 from fastness.wire.worlds import Checked, Compacted, Described, Record, Records, RestorePoint, Snapshot
 
 _decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _decode_described = msgspec.msgpack.Decoder(Described).decode
-
-
 _SNAPSHOTS_PAGE: Final = 100
-_INDEX_SECONDS: Final = 60.0
 
 
 class WorldStore:
@@ -62,7 +57,6 @@ class WorldStore:
         self._blobs = blobs
         self._cached: OrderedDict[str, list[bytes]] = OrderedDict()  # By checksum.
         self._cache_lock = threading.Lock()
-        self._timers_indexed: dict[str, float] = {}  # When, by universe, of the monotonic clock.
 
     def read(self, world: World, start: int, limit: int, incarnation: int | None = None) -> Records:
         """At most `limit` records from the height `start` on, without a gap.
@@ -224,17 +218,9 @@ class WorldStore:
             for segment in page:
                 self._store().delete(segment.object_path)
                 self._database.transact(segments.forget, world, segment, incarnation)
-        self._index_timers(world.universe)
         for clear in (hosting.clear, effects.clear, timers.clear, worlds.clear):
             while not self._database.transact(clear, world, incarnation, limits.TRIM_ENTRIES):
                 pass
-
-    def _index_timers(self, universe: str) -> None:
-        """Index the timers of earlier versions, so that those of a world can be found; at most once a minute."""
-        if time.monotonic() - self._timers_indexed.get(universe, -math.inf) >= _INDEX_SECONDS:
-            began = time.monotonic()
-            index_timers(self._database, universe)
-            self._timers_indexed[universe] = began
 
     def _export(self, world: World, incarnation: int, start: int, end: int, margin: int) -> None:
         path = segments.object_path(world, start, end, incarnation)
