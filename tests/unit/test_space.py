@@ -181,19 +181,6 @@ def test_a_message_cannot_name_a_deleted_blob(plane: Plane) -> None:
         plane.transact(queues.put, QueueKey("main", "jobs"), [new])
 
 
-def test_the_blobs_of_older_versions_stay_unless_they_are_included(plane: Plane, clock: ManualClock) -> None:
-    old = Blob(3, b"old")
-    digest = hashlib.sha256(b"old").digest()
-    key = Subspace("u", "main", "cas").key(digest)
-    plane.transact(lambda tx: tx.put(key, msgspec.msgpack.encode([old.size, old.inline])))
-    for _ in range(2):
-        assert plane.gc().kept == 1
-        pass_grace(clock)
-    assert plane.gc(with_old=True).waiting == 1
-    pass_grace(clock)
-    assert plane.gc(with_old=True).deleted == 1
-
-
 def test_nothing_is_deleted_while_something_cannot_be_searched(
     plane: Plane, objects: ObjectStore, clock: ManualClock
 ) -> None:

@@ -24,12 +24,7 @@ from fastness.wire.space import Collected, LastCollection, SpaceReport, SpaceUse
     type=SECONDS,
     help="How long an unreferenced blob is kept.  [default: gc_grace_seconds of the server; 1 day]",
 )
-@click.option(
-    "--with-old",
-    is_flag=True,
-    help="Also delete blobs of versions that did not record pins. Blobs whose hash is kept only elsewhere are lost.",
-)
-def gc(dry_run: bool, grace_seconds: float | None, with_old: bool) -> None:
+def gc(dry_run: bool, grace_seconds: float | None) -> None:
     """Deletes blobs that no message, world, snapshot, state or other data names, and that are not pinned.
 
     A blob goes in two steps, each after the grace period: first its record, then its body in the object store, which a
@@ -38,7 +33,7 @@ def gc(dry_run: bool, grace_seconds: float | None, with_old: bool) -> None:
     If anything cannot be read, nothing is deleted, because it might name any blob. Exit code 10 says so.
     """
     with connect.open_plane() as plane:
-        done = plane.gc(dry_run=dry_run, grace_seconds=grace_seconds, with_old=with_old)
+        done = plane.gc(dry_run=dry_run, grace_seconds=grace_seconds)
     printing.result("\n".join(_collected_lines(done)), msgspec.to_builtins(done))
     click.get_current_context().exit(DAMAGED if done.unsearched else 0)
 

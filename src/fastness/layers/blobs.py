@@ -44,8 +44,8 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
     size: int
     inline: bytes | None = None
-    upload: str = ""  # Names the body in the object store. Empty: inline, or stored by an older version.
-    put_ms: int = 0  # The last put of this content. 0: stored by an older version.
+    upload: str = ""  # Names the body in the object store; empty if it is inline.
+    put_ms: int = 0  # The last put of this content; `record` sets it.
     pinned: bool = True  # Kept although nothing names it.
     named: list[bytes] | None = None  # Digests that its content may name. None: not known, or too many.
 
@@ -132,12 +132,8 @@ def body_bytes(tx: Transaction, universe: str) -> int:
 def renew(tx: Transaction, universe: str, digest: bytes, known: Blob, *, pinned: bool) -> None:
     """Count a put of content that is recorded: its grace period starts again."""
     if not is_fresh(tx, universe, digest, known, pinned=pinned):
-        # An older version's record keeps its time of 0: nothing says whether it was a payload.
-        put_ms = tx.now_ms if known.put_ms else 0
-        tx.put(
-            _key(universe, digest),
-            _encode(msgspec.structs.replace(known, put_ms=put_ms, pinned=known.pinned or pinned)),
-        )
+        renewed = msgspec.structs.replace(known, put_ms=tx.now_ms, pinned=known.pinned or pinned)
+        tx.put(_key(universe, digest), _encode(renewed))
         tx.delete(_mark_key(universe, digest))
 
 
@@ -178,10 +174,8 @@ def set_pinned(tx: Transaction, universe: str, hash: str, *, pinned: bool) -> No
     known = find(tx, universe, digest)
     if known is None:
         raise BlobNotFound(f"No blob {hash} is stored in {universe}; put it first")
-    # A blob of an older version gets a time, so that its pin counts from now on.
-    changed = msgspec.structs.replace(known, pinned=pinned, put_ms=known.put_ms or tx.now_ms)
-    if changed != known:
-        tx.put(_key(universe, digest), _encode(changed))
+    if pinned != known.pinned:
+        tx.put(_key(universe, digest), _encode(msgspec.structs.replace(known, pinned=pinned)))
         tx.delete(_mark_key(universe, digest))
 
 
@@ -201,8 +195,7 @@ def due_ms(blob: Blob, mark: Mark | None, *, grace_ms: int) -> int | None:
     """From when on the record of an unreferenced blob can be deleted; None if no search has found it so yet."""
     if mark is None or not mark.is_found:
         return None
-    touched_ms = blob.put_ms + BLOB_TOUCH_SECONDS * 1_000 if blob.put_ms else 0
-    return max(mark.at_ms, touched_ms) + grace_ms
+    return max(mark.at_ms, blob.put_ms + BLOB_TOUCH_SECONDS * 1_000) + grace_ms
 
 
 def is_due(blob: Blob, mark: Mark | None, *, now_ms: int, grace_ms: int) -> bool:
@@ -284,10 +277,9 @@ def digest_of(hash: str) -> bytes:
     return digest
 
 
-def object_path(universe: str, digest: bytes, upload: str = "") -> str:
+def object_path(universe: str, digest: bytes, upload: str) -> str:
     """The object store path of a large blob's body."""
-    path = f"{folder(universe)}/{digest.hex()}"
-    return f"{path}.{upload}" if upload else path
+    return f"{folder(universe)}/{digest.hex()}.{upload}"
 
 
 def folder(universe: str) -> str:
@@ -304,7 +296,7 @@ def parse_path(path: str) -> tuple[str, str]:
 def is_abandoned(upload: str, *, now_ms: int, after_ms: int) -> bool:
     """Whether an upload without a record began so long ago that it is never recorded."""
     try:
-        return bool(upload) and now_ms - _upload_ms(upload) > after_ms
+        return now_ms - _upload_ms(upload) > after_ms
     except ValueError:
         return False
 

@@ -58,7 +58,6 @@ def _collect(services: Services, request: CollectGarbage, *, grace_ms: int) -> C
             services.space,
             grace_ms=grace_ms,
             dry_run=request.dry_run,
-            with_old=request.with_old,
         )
 
 

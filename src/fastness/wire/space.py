@@ -81,7 +81,6 @@ class CollectGarbage(Request[Collected], frozen=True, tag="space.collect"):
 
     dry_run: bool = False
     grace_seconds: float | None = None  # None: the setting of the plane.
-    with_old: bool = False  # Also blobs of versions that did not record whether a blob is pinned.
 
 
 class ShowSpace(Request[SpaceReport], frozen=True, tag="space.show"):

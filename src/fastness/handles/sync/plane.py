@@ -176,7 +176,7 @@ class Plane:
         """At most `limit` names of collections that have rows, in order, starting after `after`."""
         return (self._transport.call(ListCollections(after, limit, self.universe))).names
 
-    def gc(self, *, dry_run: bool = False, grace_seconds: float | None = None, with_old: bool = False) -> Collected:
+    def gc(self, *, dry_run: bool = False, grace_seconds: float | None = None) -> Collected:
         """Delete blobs that no data has named for the grace period, in all universes; what was deleted.
 
         A server does this by itself every hour. A blob goes in two steps, each after the grace period: first its
@@ -185,10 +185,8 @@ class Plane:
         Args:
             dry_run: only say what would be deleted now.
             grace_seconds: the grace period; that of the plane by default.
-            with_old: also blobs of versions that did not record whether a blob is pinned. Callers who keep hashes
-                elsewhere lose those blobs.
         """
-        return self._transport.call(CollectGarbage(dry_run, grace_seconds, with_old))
+        return self._transport.call(CollectGarbage(dry_run, grace_seconds))
 
     def space(self) -> SpaceReport:
         """What is kept in all universes: how much it takes, why, and until when. Reads the whole key space."""

@@ -31,7 +31,6 @@ from fastness.limits import BLOB_ABANDONED_SECONDS, GC_BATCH, PAGE_ITEMS
 from fastness.wire.space import Collected
 
 PINNED: Final = "pinned"
-OLD: Final = "stored by an older version"
 ARCHIVED: Final = "archived worlds"
 DEAD_LETTERS: Final = "dead letters"
 RESULTS: Final = "results"
@@ -94,7 +93,6 @@ class Search:
         database: Database,
         objects: ObjectStore | None,
         *,
-        with_old: bool = False,
         measures: bool = False,
         between_pages: Callable[[], None] = go_on,
     ) -> None:
@@ -105,7 +103,6 @@ class Search:
         self._objects = objects
         self._between_pages = between_pages
         self._measures = measures
-        self._with_old = with_old
         self.blobs: list[FoundBlob] = []
         self.reasons: dict[tuple[str, str], str] = {}  # Why each blob is kept, by universe and hash.
         self.unsearched: list[str] = []
@@ -128,9 +125,7 @@ class Search:
 
     def reason_of(self, found: FoundBlob) -> str | None:
         """Why a blob is kept; None if nothing keeps it."""
-        if found.blob.pinned and (found.blob.put_ms or not self._with_old):
-            return PINNED if found.blob.put_ms else OLD
-        return self.reasons.get((found.universe, found.hash))
+        return PINNED if found.blob.pinned else self.reasons.get((found.universe, found.hash))
 
     def _read_snapshot(self, tx: Transaction) -> None:
         # A transaction may be repeated.
@@ -223,7 +218,6 @@ def collect(
     *,
     grace_ms: int,
     dry_run: bool = False,
-    with_old: bool = False,
     searched: Callable[[Search], None] | None = None,
     between_pages: Callable[[], None] = go_on,
 ) -> Collected:
@@ -232,7 +226,7 @@ def collect(
     `searched` is called with the search, which then also measures, before anything is deleted. `between_pages` is as
     for `Search`.
     """
-    search = Search(database, objects, with_old=with_old, measures=searched is not None, between_pages=between_pages)
+    search = Search(database, objects, measures=searched is not None, between_pages=between_pages)
     if searched is not None:
         searched(search)
     unreferenced = search.unreferenced

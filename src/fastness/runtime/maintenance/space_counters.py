@@ -40,7 +40,6 @@ class SpaceCounters:
         *,
         grace_ms: int,
         dry_run: bool = False,
-        with_old: bool = False,
         between_pages: Callable[[], None] = go_on,
     ) -> Collected:
         """Collect, and count what was deleted. A dry run does not count."""
@@ -53,7 +52,6 @@ class SpaceCounters:
             objects,
             grace_ms=grace_ms,
             dry_run=dry_run,
-            with_old=with_old,
             searched=measure,
             between_pages=between_pages,
         )

@@ -7,7 +7,7 @@ from fastness.backends.objects import ObjectStore
 from fastness.kv import Database
 from fastness.layers import blobs
 from fastness.runtime.activity import retention
-from fastness.runtime.maintenance.garbage_collection import ARCHIVED, DEAD_LETTERS, RESULTS, FoundBlob, Search
+from fastness.runtime.maintenance.garbage_collection import ARCHIVED, DEAD_LETTERS, PINNED, RESULTS, FoundBlob, Search
 from fastness.runtime.maintenance.space_options import SpaceOptions
 from fastness.wire.space import SpaceReport, SpaceUse
 
@@ -78,7 +78,9 @@ def _blob_uses(search: Search, options: SpaceOptions) -> Iterator[SpaceUse]:
             until = f"for the {_grace(options)}{starts}"
             yield SpaceUse(universe, "blobs", "unreferenced", len(group), size, until, next_ms)
         else:
-            why, until = _REASONS.get(reason, (f"named by {reason}", "until nothing names them"))
+            is_pinned = reason == PINNED
+            why = reason if is_pinned else f"named by {reason}"
+            until = "until they are unpinned" if is_pinned else "until nothing names them"
             yield SpaceUse(universe, "blobs", why, len(group), size, until)
 
 
@@ -105,10 +107,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-_REASONS: Final = {
-    "pinned": ("pinned", "until they are unpinned"),
-    "stored by an older version": ("stored by an older version", "until `fastness gc --with-old`"),
-}
 _KINDS: Final = {
     "q": ("queues", "messages, their failures and schedules", "until they are acked, deleted or purged"),
     RESULTS: ("results", "of finished calls and messages, for callers that repeat them", "for up to 20 minutes"),
