@@ -255,7 +255,7 @@ class Leases(RuleBasedStateMachine):
                         last.acquired_ms,
                         last.ends_ms(now_ms),
                     )
-                    assert held[0] == Grant(*grant_fields, last.proof.txn_id, last.released, last.ttl_ms)
+                    assert held[0] == Grant(*grant_fields, last.ttl_ms, last.proof.txn_id, last.released)
                 state = states.get(tx, self.universe, key)
                 found = None if state is None else Written(state.etag, state.version, state.value)
                 assert found == self.written.get(key)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-import msgspec
 import pytest
 
 from fastness.errors import (
@@ -338,21 +337,6 @@ def test_a_claim_is_repeated_only_for_the_same_locks_in_the_same_mode(
     ada.release()
     assert isinstance(bob.acquire(ROW, OTHER_ROW), GrantedLocks)
     ada.acquire(OTHER_ROW, mode="S")  # A claim that was released is a new one.
-
-
-def test_a_claim_of_an_older_version_is_repeated(database: Database, caller: Callable[[str], Caller]) -> None:
-    """It has no digest."""
-    ada = caller("ada")
-    granted = ada.acquire(ROW)
-
-    def downgrade(tx: Transaction) -> None:
-        key = lock_records.record_key(ada.key)
-        *session, claims = msgspec.msgpack.decode(tx.get(key) or b"")
-        older = {name: fields[:4] for name, fields in claims.items()}
-        tx.put(key, lock_records.encode([*session, older]))
-
-    database.transact(downgrade)
-    assert ada.acquire(ROW) == granted
 
 
 def test_a_call_that_was_given_up_does_not_release_what_its_repetition_got(

@@ -4,7 +4,6 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from fastness.errors import (
@@ -15,7 +14,7 @@ from fastness.errors import (
     SenderBlocked,
     WorldNotActive,
 )
-from fastness.kv import Database, Transaction
+from fastness.kv import Database
 from fastness.layers import agents, inboxes, journal_records, journals, mailboxes, worlds
 from fastness.layers.mailboxes import Address, sending
 from fastness.layers.mailboxes import keys as mailbox_keys
@@ -58,27 +57,6 @@ def test_mail_from_blocked_senders_is_refused(database: Database) -> None:
     block(database, ADA, blocked=False)
     send(database, b"after")
     assert bodies(database)[-1] == b"after"
-
-
-@pytest.mark.parametrize("has_mail", [True, False], ids=["with mail", "before its first mail"])
-def test_a_box_of_an_older_version_is_checked_for_blocks(database: Database, has_mail: bool) -> None:
-    """Older versions did not store whether any sender is blocked."""
-    if has_mail:
-        send(database)
-    keys = mailbox_keys.keys_of(BOB)
-
-    def write_as_before(tx: Transaction) -> None:
-        tx.put(keys.block_key(ADA), bytes(8))
-        stored = tx.get(keys.box)
-        if stored is not None:
-            tx.put(keys.box, mailbox_keys.encode(msgspec.msgpack.decode(stored)[:-2]))
-
-    database.transact(write_as_before)
-    with pytest.raises(SenderBlocked):
-        send(database)
-    send(database, sender=EVE)
-    with pytest.raises(SenderBlocked):
-        send(database)
 
 
 def test_the_box_stores_whether_any_sender_may_be_blocked(database: Database) -> None:

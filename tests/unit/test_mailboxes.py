@@ -15,7 +15,7 @@ from fastness.errors import (
 from fastness.kv import Database, Transaction
 from fastness.kv.batch import run_batch
 from fastness.layers import mailboxes
-from fastness.layers.mailboxes import Address, Box
+from fastness.layers.mailboxes import Address
 from fastness.layers.mailboxes import keys as mailbox_keys
 from fastness.mail_defaults import MailDefaults
 from fastness.testing.clock import START_MS, ManualClock
@@ -497,17 +497,6 @@ def test_every_change_of_a_mail_emits_an_event(database: Database, clock: Manual
     clock.advance_ms(TTL_MS + SLOT_MS)
     due = database.read(mailboxes.due_entries, "main")
     assert events(database, mailboxes.sweep, "main", due) == [("mail.expired", BOB, "y", "ada@main", clock.now_ms())]
-
-
-def test_a_box_of_an_older_version_is_read(database: Database) -> None:
-    """New fields are at the end of the record and have defaults."""
-    send(database, b"old")
-    keys = mailbox_keys.keys_of(BOB)
-    database.transact(lambda tx: tx.put(keys.box, mailbox_keys.encode([1, 0, 1, 0, None, None])))
-    assert bodies(database) == [b"old"]
-    send(database, b"new")
-    expires_ms = START_MS + TTL_MS
-    assert database.read(mailbox_keys.box_of, keys) == Box(2, 0, 2, 1, None, None, 0, expires_ms, expires_ms // SLOT_MS)
 
 
 def test_mail_in_a_slot_that_was_already_swept_is_swept_too(database: Database, clock: ManualClock) -> None:

@@ -214,17 +214,6 @@ def test_a_snapshot_waits_for_the_pending_effects_below_it(database: Database) -
     assert database.read(journals.head, ADA) == head + 1
 
 
-def test_a_snapshot_that_was_stored_without_a_horizon_is_promoted(database: Database) -> None:
-    """Earlier versions stored neither the horizon nor the manifest, unless they were given."""
-    database.transact(snapshots.create_world, ADA)
-    digest = store_state(database)
-    database.transact(journals.append, ADA, [journal_records.entry(canonical(1))], expected_head=0)
-    stored = msgspec.msgpack.encode((digest, 1, 5, None, None))
-    database.transact(Transaction.put, worlds.subspace(ADA).key("snapshot", 1), stored)
-    assert database.transact(snapshots.promote, ADA, 1) == SnapshotRecord(digest, 1, 5, 1, NO_MANIFEST)
-    assert database.read(snapshots.baseline, ADA) == database.read(snapshots.at, ADA, 1)
-
-
 def test_a_snapshot_without_its_bytes_is_not_promoted(database: Database) -> None:
     database.transact(snapshots.create_world, ADA)
     database.transact(journals.append, ADA, [journal_records.entry(canonical(1))], expected_head=0)

@@ -41,16 +41,16 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     fence: int
     acquired_ms: int
     expires_ms: int
+    ttl_ms: int  # How long its last acquire or renewal granted it.
     txn_id: str | None = None
     released: bool = False  # Explicit: a clock that is set back must not revive a released lease.
-    ttl_ms: int = 0  # How long its last acquire or renewal granted it; 0: by a version that did not store it.
 
     def bounded(self, now_ms: int) -> "Grant":
         """The grant, ending at most its TTL from now, if the clock was set back.
 
         The time of a transaction on PostgreSQL may be a little older than that of a grant it reads.
         """
-        if self.released or not 0 < self.ttl_ms < self.expires_ms - now_ms - LOCK_LATE_MS_MAX:
+        if self.released or self.expires_ms - now_ms - LOCK_LATE_MS_MAX <= self.ttl_ms:
             return self
         return msgspec.structs.replace(self, expires_ms=now_ms + self.ttl_ms)
 
@@ -84,14 +84,14 @@ def acquire(tx: Transaction, lease: LeaseKey, *, owner: str, ttl_ms: int, txn_id
     last, now_ms = last_grant(tx, lease), tx.now_ms
     if last is None or not last.holds_at(now_ms):
         fence = 1 if last is None else last.fence + 1
-        grant = Grant(tx.new_id().hex, owner, fence, now_ms, now_ms + ttl_ms, txn_id, ttl_ms=ttl_ms)
+        grant = Grant(tx.new_id().hex, owner, fence, now_ms, now_ms + ttl_ms, ttl_ms, txn_id)
         return _write(tx, lease, grant)
     if last.owner != owner:
         raise LeaseHeld(lease.key, owner=last.owner, expires_ms=last.expires_ms, now_ms=now_ms)
     # A renewal never shortens the lease: others may rely on the expiry they have read.
     expires_ms = max(now_ms + ttl_ms, last.expires_ms)
     ttl_ms = expires_ms - now_ms
-    grant = Grant(last.lease_id, owner, last.fence + 1, last.acquired_ms, expires_ms, txn_id, ttl_ms=ttl_ms)
+    grant = Grant(last.lease_id, owner, last.fence + 1, last.acquired_ms, expires_ms, ttl_ms, txn_id)
     return _write(tx, lease, grant)
 
 

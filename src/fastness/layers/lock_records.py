@@ -73,10 +73,10 @@ class Claim(msgspec.Struct, array_like=True):
     """What one call acquires, in lock order. It waits for the step after those that it has taken."""
 
     attempt: str  # The call that asked last: an earlier one that was given up must not release it.
+    digest: int  # Of all that was requested.
     taken: list[Taken]
     steps: list[Step] = msgspec.field(default_factory=list)  # Those that it has not taken yet.
     ticket: int = 0  # Its place in the line of the first of `steps`.
-    digest: int = 0  # Of all that was requested; 0 if an older version has stored it.
 
 
 class Session(msgspec.Struct, array_like=True):

@@ -151,7 +151,7 @@ def _acquire(locks: LockTransaction, key: SessionKey, session: Session, call: _C
     now_ms, number = locks.tx.now_ms, key.number
     name, steps, lease_ms, may_wait, attempt = call
     claim, digest = session.claims.get(name), crc32(encode(steps))  # It only detects mistakes.
-    if claim is not None and claim.digest not in (digest, 0):
+    if claim is not None and claim.digest != digest:
         raise IdempotencyKeyReused(
             f"The session has a claim {name} for other locks or another mode; use a new id for every acquire, and the "
             "same id only to repeat one"
@@ -162,7 +162,7 @@ def _acquire(locks: LockTransaction, key: SessionKey, session: Session, call: _C
             locks.release(number, abandoned)
             locks.serve()
         _check_steps(key, session, steps)
-        claim = session.claims[name] = Claim(attempt, [], list(steps), digest=digest)
+        claim = session.claims[name] = Claim(attempt, digest, [], list(steps))
         session.renew(now_ms, lease_ms)
         locks.change(number)
     elif claim.attempt != attempt:

@@ -45,7 +45,10 @@ _GENESIS: Final = canonical(None)  # The state that the first replay starts from
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The blob of a snapshot, and what it covers. A horizon or manifest of None is unknown, or to be inferred."""
+    """The blob of a snapshot, and what it covers.
+
+    A horizon of None is unknown. In a draft, a horizon or a manifest of None is inferred.
+    """
 
     snapshot_ref: str
     height: int
@@ -132,12 +135,9 @@ def describe(record: SnapshotRecord, *, is_baseline: bool) -> Snapshot:
 
 
 def is_completion(record: SnapshotRecord, *, of: SnapshotRecord) -> bool:
-    """Whether `record` is the snapshot `of`, perhaps with a horizon or a manifest that was unknown before."""
-    return record == msgspec.structs.replace(
-        of,
-        receipt_horizon_height=_first(of.receipt_horizon_height, record.receipt_horizon_height),
-        manifest_hash=_first(of.manifest_hash, record.manifest_hash),
-    )
+    """Whether `record` is the snapshot `of`, perhaps with a horizon that was unknown before."""
+    horizon = _first(of.receipt_horizon_height, record.receipt_horizon_height)
+    return record == msgspec.structs.replace(of, receipt_horizon_height=horizon)
 
 
 def copy_below(tx: Transaction, source: World, target: World, height: int) -> None:

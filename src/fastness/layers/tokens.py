@@ -37,7 +37,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     name: str
     universes: list[str]
     verbs: list[str]
-    secret_hash: bytes
+    secret_hash: bytes  # SHA-256.
     created_ms: int
     expires_ms: int | None = None
     revoked_ms: int | None = None
@@ -46,14 +46,6 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     maker: str = ""  # The id of the token that created it; empty: created without a token.
     queues: list[str] = []  # Names and patterns; empty: all.
     access_key: bytes = b""  # The encrypted secret of its SQS access key; empty: it has none.
-    # The hash of the secret of a token with `queues`, whose `secret_hash` is empty. So a node of an earlier version,
-    # which does not know `queues`, refuses the token instead of allowing it all queues.
-    limited_hash: bytes = b""
-
-    @property
-    def hash(self) -> bytes:
-        """The SHA-256 of its secret."""
-        return self.limited_hash or self.secret_hash
 
     def usable_at(self, now_ms: int) -> bool:
         return self.revoked_ms is None and (self.expires_ms is None or now_ms < self.expires_ms)
@@ -101,8 +93,6 @@ def create(
         maker=maker,
     )
     token = limited_by(_usable_maker(tx, maker), wanted) if maker else wanted
-    if token.queues:
-        token = msgspec.structs.replace(token, secret_hash=b"", limited_hash=secret_hash)
     for other in all_tokens(tx):
         ended_ms = other.revoked_ms or other.expires_ms
         if ended_ms is not None and ended_ms + KEPT_SECONDS * 1_000 <= now_ms:
@@ -219,7 +209,7 @@ def check(token: Token | None, secret_hash: bytes, now_ms: int) -> Token:
         NotAllowed: the secret is wrong, or the token is not usable.
     """
     # Constant time: the duration must not reveal how much of a guess was right.
-    matches = hmac.compare_digest(_NO_HASH if token is None else token.hash, secret_hash)
+    matches = hmac.compare_digest(_NO_HASH if token is None else token.secret_hash, secret_hash)
     if token is None or not matches:
         raise NotAllowed("The token is unknown; create one with: fastness token create NAME --allow VERBS")
     return check_usable(token, now_ms)

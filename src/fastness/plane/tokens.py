@@ -117,7 +117,7 @@ def access_key_secret(services: Services, token: Token) -> str:
     Raises:
         EncryptionKeyMissing: the key file of this server does not decrypt it.
     """
-    return services.access_keys.decrypt(token.access_key, binding=token.hash.hex())
+    return services.access_keys.decrypt(token.access_key, binding=token.secret_hash.hex())
 
 
 def watch(database: Database) -> Watch:

@@ -93,7 +93,7 @@ def count_pending(tx: Transaction, keys: MailboxKeys, box: Box) -> tuple[int, in
     Expired mail is at the start of a box, so a box without any costs one get. The work is bounded: of very much expired
     mail, the rest counts until it is swept.
     """
-    if not box.count or 0 < box.latest_ms <= tx.now_ms:
+    if not box.count or box.latest_ms <= tx.now_ms:
         return 0, None
     expired, begin, batch = 0, box.first, 1
     while stored := read_sequences(tx, keys.mail, begin, box.next, limit=batch):

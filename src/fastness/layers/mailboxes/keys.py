@@ -60,7 +60,7 @@ class Box(msgspec.Struct, array_like=True):
     latest_ms: int = 0  # When the last mail expires.
     due_slot: int = -1  # The slot of its latest due entry.
     may_block: bool = True  # Whether any sender may be blocked; False saves the lookup.
-    may_expire_early: bool = True  # Whether any mail may expire before an earlier one; False saves the lookup.
+    may_expire_early: bool = False  # Whether any mail may expire before an earlier one; False saves the lookup.
 
 
 class Outgoing(msgspec.Struct, array_like=True):

@@ -41,7 +41,6 @@ from fastness.server.sqs.errors import SqsError
 from fastness.server.sqs.options import SqsOptions
 from fastness.server.sqs.signatures import Pairs, Signature
 from fastness.server.tokens import Loopback, TokenAuthenticator
-from fastness.wire.permissions import EVERYTHING
 from fastness.wire.tokens import token_id_of
 
 _log = logging.getLogger("fastness.sqs")
@@ -147,9 +146,7 @@ class SqsAuthenticator:
         """The usable token of an access key. Callers are not told why another is refused: they may not hold it."""
         id = token_id_of(access_key)
         token = None if id is None else self._known.known_token(id)
-        is_usable = token is not None and token.access_key and token.usable_at(self._known.now_ms())
-        # An access key is for one universe. A token that another version has stored differently is refused.
-        if token is None or not is_usable or len(token.universes) != 1 or token.universes == [EVERYTHING]:
+        if token is None or not token.access_key or not token.usable_at(self._known.now_ms()):
             raise SqsError(
                 "InvalidClientTokenId",
                 "The access key is unknown, revoked or expired; create one with `fastness token create NAME --sqs`",
