@@ -3,13 +3,12 @@
     Ed25519      signs a relay's challenges
     Curve25519   derived from the same key; encrypts and authenticates, so the recipient can verify the sender
 
-Sealed mail, format 2 (prefix, then the box of PyNaCl with this content):
+Sealed mail is a box of PyNaCl with this content:
 
-    ff ff "fastness-sealed-2" 00 | MessagePack [sender, recipient, id, sealed_ms, content type, body]
+    "fastness-sealed-1" 00 | MessagePack [sender, recipient, id, sealed_ms, content type, body]
 
 The key of a box is the same in both directions, so the content names its sender and recipient. Otherwise a mail could
-be sent back to its sender as mail of its recipient. The id prevents that it is delivered again as another mail. In
-format 1, which older versions wrote, the content is only the content type and the body.
+be sent back to its sender as mail of its recipient. The id prevents that it is delivered again as another mail.
 
 A server sees only encrypted bytes. It could still return a wrong public key for an agent. If you do not trust the
 server, exchange public keys through another channel.
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
 
 SEALED: Final = "application/vnd.fastness.sealed"  # The content type of encrypted mail.
 
-_LENGTH_BYTES: Final = 2  # Length prefix of the content type in format 1.
-_PREFIX: Final = b"hfseal2\0"  # Not encrypted, so that versions that only read format 1 refuse the mail.
-_BOUND: Final = b"\xff\xfffastness-sealed-2\0"  # No content of format 1 starts like this: the length is too large.
+_FORMAT: Final = b"fastness-sealed-1\0"
 
 
 class SealBinding(msgspec.Struct, frozen=True, array_like=True):
@@ -46,15 +43,15 @@ class SealBinding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Unsealed(NamedTuple):
-    """The content of a sealed body; `binding` is None in format 1."""
+    """The content of a sealed body."""
 
     body: bytes
     content_type: str
-    binding: SealBinding | None
+    binding: SealBinding
 
 
 class _Content(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a sealed body in format 2."""
+    """The content of a sealed body, as it is encoded."""
 
     sender: str
     to: str
@@ -148,11 +145,10 @@ class AgentKey:
         """The signature of `data`, 64 bytes."""
         return self._signing.sign(data)
 
-    def seal(self, body: bytes, content_type: str, *, recipient: bytes, binding: SealBinding | None = None) -> bytes:
+    def seal(self, body: bytes, content_type: str, *, recipient: bytes, binding: SealBinding) -> bytes:
         """The encrypted body, which only the owner of the public key `recipient` can decrypt.
 
-        `binding` names the mail that it is for. Without it (format 1) the recipient cannot tell who of the two sealed
-        it, or for which mail.
+        `binding` names the mail that it is for, so that it is not taken for another one.
 
         Raises:
             Unsupported: PyNaCl is not installed.
@@ -163,12 +159,8 @@ class AgentKey:
                 f"The content type has {len(content_type)} characters, of at most {CONTENT_TYPE_CHARACTERS_MAX} "
                 "(CONTENT_TYPE_CHARACTERS_MAX); shorten it"
             )
-        kind = content_type.encode()
-        box = self._box(recipient)
-        if binding is None:
-            return bytes(box.encrypt(len(kind).to_bytes(_LENGTH_BYTES, "big") + kind + body))
         content = _Content(binding.sender, binding.to, binding.id, binding.sealed_ms, content_type, body)
-        return _PREFIX + bytes(box.encrypt(_BOUND + msgspec.msgpack.encode(content)))
+        return bytes(self._box(recipient).encrypt(_FORMAT + msgspec.msgpack.encode(content)))
 
     def open(self, sealed: bytes, *, sender: bytes) -> tuple[bytes, str]:
         """The body and content type of `unseal`."""
@@ -181,22 +173,22 @@ class AgentKey:
         The caller must compare the binding with the mail: the same key opens what this key sealed for `sender`.
 
         Raises:
-            SealBroken: another key sealed it, it was sealed for another key, or it was modified.
+            SealBroken: another key sealed it, it was sealed for another key, it was modified, or it has a format that
+                this version does not know.
             Unsupported, InvalidArgument: as `seal`.
         """
         box = self._box(sender)  # Raises Unsupported if PyNaCl is missing.
         from nacl.exceptions import CryptoError
 
         try:
-            opened = box.decrypt(sealed.removeprefix(_PREFIX))
-            if opened.startswith(_BOUND):
-                content = _decode_content(opened[len(_BOUND) :])
-                binding = SealBinding(content.sender, content.to, content.id, content.sealed_ms)
-                return Unsealed(content.body, content.content_type, binding)
+            opened = box.decrypt(sealed)
+            content = _decode_content(opened[len(_FORMAT) :]) if opened.startswith(_FORMAT) else None
         except (CryptoError, msgspec.MsgspecError, ValueError, TypeError, AttributeError, RecursionError):
             raise SealBroken("The mail is not sealed by this sender for this key; do not trust it") from None
-        start = _LENGTH_BYTES + int.from_bytes(opened[:_LENGTH_BYTES], "big")
-        return Unsealed(opened[start:], opened[_LENGTH_BYTES:start].decode(errors="replace"), None)
+        if content is None:
+            raise SealBroken("The mail is sealed in a format that this version does not know; upgrade Fastness")
+        binding = SealBinding(content.sender, content.to, content.id, content.sealed_ms)
+        return Unsealed(content.body, content.content_type, binding)
 
     def _box(self, public_key: bytes) -> "Box":
         try:

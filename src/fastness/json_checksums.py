@@ -1,9 +1,6 @@
 """Checksums of JSON objects: the last field, `crc`, is the CRC-32 of all bytes before it.
 
 {"n":17,"at_ms":1763181735123,"record":{"a":1},"crc":3632233996}
-
-Objects that earlier versions wrote have none, and count as undamaged. They are recognised by the missing field, so a
-damaged name of the field is not noticed; the rest of the object is then undamaged, unless there is more damage.
 """
 
 import zlib
@@ -25,12 +22,12 @@ def add_checksum(encoded: bytes) -> bytes:
 
 
 def checksum_matches(encoded: bytes, crc: int | None) -> bool:
-    """Whether the bytes of an object have the checksum that was decoded from them; True if it has none."""
-    return crc is None or zlib.crc32(encoded[: encoded.rfind(_FIELD)]) == crc
+    """Whether the bytes of an object have the checksum that was decoded from them; False if it has none."""
+    return crc is not None and zlib.crc32(encoded[: encoded.rfind(_FIELD)]) == crc
 
 
 def has_valid_checksum(encoded: bytes) -> bool:
-    """Whether a JSON object has its checksum, or none.
+    """Whether a JSON object has its checksum.
 
     Raises:
         ValueError: it is not a JSON object.

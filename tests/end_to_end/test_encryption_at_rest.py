@@ -39,8 +39,7 @@ from fastness.kv.value_cipher import (
     cipher_of,
     signed_manifest,
 )
-from fastness.layers import inboxes, nodes, queues, snapshots, timers
-from fastness.layers.nodes import Node
+from fastness.layers import inboxes, queues, snapshots, timers
 from fastness.layers.queues import QueueKey
 from fastness.layers.worlds import World
 from fastness.plane.migrations import opened_source, opened_target, without_password
@@ -879,15 +878,3 @@ def test_a_rewrite_that_is_killed_is_resumed(site: Site) -> None:
         assert plane.encryption.show().universes[1].all_encrypted
         check(plane, "old")
     assert site.places_with(SECRET) == set()
-
-
-def test_a_plane_is_not_encrypted_while_a_node_of_an_older_version_runs(shared: Site) -> None:
-    with shared.open() as plane:
-        database = plane._transport.services.database
-        old = Node("server", "0.1.9", 1, 2, "db-1", 77, "", 0, 0)
-        database.transact(nodes.renew, "old", old)
-        with pytest.raises(errors.Conflict, match=r"node old on db-1 \(process 77\) has version 0\.1\.9"):
-            plane.encryption.enable("main")
-        assert not plane.encryption.show().universes
-        database.transact(nodes.renew, "old", msgspec.structs.replace(old, version="0.2.0rc1"))
-        plane.encryption.enable("main")

@@ -13,11 +13,13 @@ from msgspec.structs import replace
 
 import fastness
 from fastness import AgentKey, Plane
-from fastness.encryption import _BOUND, _PREFIX, SEALED
+from fastness.encryption import _FORMAT, SEALED, SealBinding
 from fastness.errors import InvalidArgument, SealBroken, Unreachable
 from fastness.plane.embedded import EmbeddedTransport
 from fastness.wire.agents import GetAgent
 from fastness.wire.mail import Envelope, Mails, ReadMail
+
+BINDING = SealBinding("ada@main", "bob@main", "first", 1)
 
 
 @pytest.fixture
@@ -37,21 +39,21 @@ def bob() -> AgentKey:
 
 
 def test_a_recipient_opens_a_sealed_body_with_its_content_type(ada: AgentKey, bob: AgentKey) -> None:
-    sealed = ada.seal(b"meet at nine", "text/plain", recipient=bob.public_key)
+    sealed = ada.seal(b"meet at nine", "text/plain", recipient=bob.public_key, binding=BINDING)
     assert b"meet" not in sealed
     assert b"text/plain" not in sealed
     assert bob.open(sealed, sender=ada.public_key) == (b"meet at nine", "text/plain")
 
 
 def test_the_same_body_is_sealed_differently_each_time(ada: AgentKey, bob: AgentKey) -> None:
-    assert ada.seal(b"x", "text/plain", recipient=bob.public_key) != ada.seal(
-        b"x", "text/plain", recipient=bob.public_key
+    assert ada.seal(b"x", "text/plain", recipient=bob.public_key, binding=BINDING) != ada.seal(
+        b"x", "text/plain", recipient=bob.public_key, binding=BINDING
     )
 
 
 def test_only_the_recipient_opens_it_and_only_the_sender_can_have_sealed_it(ada: AgentKey, bob: AgentKey) -> None:
     eve = AgentKey.generate()
-    sealed = ada.seal(b"x", "text/plain", recipient=bob.public_key)
+    sealed = ada.seal(b"x", "text/plain", recipient=bob.public_key, binding=BINDING)
     with pytest.raises(SealBroken):
         eve.open(sealed, sender=ada.public_key)
     with pytest.raises(SealBroken):
@@ -60,7 +62,7 @@ def test_only_the_recipient_opens_it_and_only_the_sender_can_have_sealed_it(ada:
 
 @pytest.mark.parametrize("position", [0, 23, 24, -1])
 def test_a_changed_byte_breaks_the_seal(ada: AgentKey, bob: AgentKey, position: int) -> None:
-    sealed = bytearray(ada.seal(b"x" * 100, "text/plain", recipient=bob.public_key))
+    sealed = bytearray(ada.seal(b"x" * 100, "text/plain", recipient=bob.public_key, binding=BINDING))
     sealed[position] ^= 1
     with pytest.raises(SealBroken):
         bob.open(bytes(sealed), sender=ada.public_key)
@@ -75,7 +77,7 @@ def test_a_body_that_was_not_sealed_is_refused(ada: AgentKey, bob: AgentKey, sea
 @pytest.mark.parametrize("key", [b"", b"short", b"x" * 33, b"\xff" * 32])
 def test_an_invalid_public_key_is_refused(ada: AgentKey, key: bytes) -> None:
     with pytest.raises(InvalidArgument, match="public key"):
-        ada.seal(b"x", "text/plain", recipient=key)
+        ada.seal(b"x", "text/plain", recipient=key, binding=BINDING)
 
 
 _FIELD = 2**255 - 19
@@ -100,7 +102,7 @@ def test_a_weak_public_key_is_refused_wherever_it_is_given(plane: Plane, ada: Ag
     for use in (
         lambda: plane.agents.register("eve", public_key=key),
         lambda: plane.mailbox("ada", key=ada, contacts={"eve": key}),
-        lambda: ada.seal(b"x", "text/plain", recipient=key),
+        lambda: ada.seal(b"x", "text/plain", recipient=key, binding=BINDING),
         lambda: ada.open(b"x" * 80, sender=key),
     ):
         with pytest.raises(InvalidArgument, match="weak"):
@@ -161,24 +163,29 @@ def test_mail_that_cannot_be_unsealed_is_delivered_with_the_reason(
 
     monkeypatch.setattr(EmbeddedTransport, "call", record_lookup)
     plane.agents.register("ada", public_key=ada.public_key)
-    sealed = ada.seal(b"fine", "text/plain", recipient=bob.public_key)
-    for sender, body, kind in (
-        ("ada", sealed, SEALED),
+
+    def seal(id: str, sender: str = "ada", recipient: AgentKey = bob) -> bytes:
+        binding = SealBinding(f"{sender}@main", "bob@main", id, 1)
+        return ada.seal(b"fine", "text/plain", recipient=recipient.public_key, binding=binding)
+
+    mails = [
+        ("ada", seal("0"), SEALED),
         ("ada", b"plain", "text/plain"),
-        ("ada", b"x" + sealed, SEALED),
-        ("ada", ada.seal(b"for ada", "text/plain", recipient=ada.public_key), SEALED),
-        ("eve", sealed, SEALED),
-        ("eve", sealed, SEALED),
-        ("ada", sealed, SEALED),
-    ):
-        plane.mailbox(sender).send("bob", body, content_type=kind)
+        ("ada", b"x" + seal("2"), SEALED),
+        ("ada", seal("3", recipient=ada), SEALED),
+        ("eve", seal("4", "eve"), SEALED),
+        ("eve", seal("5", "eve"), SEALED),
+        ("ada", seal("6"), SEALED),
+    ]
+    for number, (sender, body, kind) in enumerate(mails):
+        plane.mailbox(sender).send("bob", body, content_type=kind, id=str(number))
     mailbox = plane.mailbox("bob", key=bob)
     read = mailbox.read()
     assert lookups == ["ada", "eve"], "once for each sender"
     assert [mail.body for mail in read if mail.seal_error is None] == [b"fine", b"plain", b"fine"]
     broken = [mail for mail in read if mail.seal_error is not None]
     assert [mail.content_type for mail in broken] == [SEALED] * 4
-    assert [mail.body for mail in broken][0::2] == [b"x" + sealed, sealed]
+    assert [mail.body for mail in broken] == [body for _, body, _ in mails[2:6]]
     assert ["not sealed by this sender" in (mail.seal_error or "") for mail in broken] == [True, True, False, False]
     assert "public key of eve is unknown; register" in str(broken[2].seal_error)
     plane.agents.register("eve", public_key=ada.public_key)
@@ -231,7 +238,6 @@ def test_a_sealed_mail_says_who_sealed_it_and_when(plane: Plane, boxes: Any) -> 
     sealed, other, plain = theirs.read()
     assert [mail.json()["n"] for mail in (sealed, other, plain)] == [1, 2, 3]
     assert [mail.sealed_by for mail in (sealed, other, plain)] == ["ada@main", "ada@main", None]
-    assert [mail.seal_format for mail in (sealed, other, plain)] == [2, 2, 0]
     assert before_ms <= (sealed.sealed_ms or 0) <= time.time_ns() // 1_000_000
     assert plain.sealed_ms is None
     assert sealed.id == "one"
@@ -256,22 +262,19 @@ def test_a_sealed_mail_is_valid_under_its_own_id_only(plane: Plane, boxes: Any) 
     ours.send("bob", b"pay 10", seal=True, id="first")
     [stored] = plane.mailbox("bob").read()
     plane.mailbox("ada").send("bob", stored.body, content_type=SEALED, id="second")
-    for prefix in (stored.body[:8], b""):  # Also if it is presented as the old format, or the old format as the new.
-        plane.mailbox("ada").send("bob", prefix + stored.body.removeprefix(stored.body[:8]), content_type=SEALED)
-    first, *replayed = theirs.read()
+    first, replayed = theirs.read()
     assert (first.sealed_by, first.seal_error) == ("ada@main", None)
-    assert [("as mail first" in str(mail.seal_error), mail.sealed_by) for mail in replayed] == [(True, None)] * 3
+    assert ("as mail first" in str(replayed.seal_error), replayed.sealed_by) == (True, None)
 
 
 ATTACKS: dict[str, Callable[[Envelope], Envelope]] = {
     "another sender, registered with the key of ada": lambda mail: replace(mail, sender="eve@main"),
     "another id": lambda mail: replace(mail, id="second"),
     "truncated": lambda mail: replace(mail, body=mail.body[:-1]),
-    "only its prefix": lambda mail: replace(mail, body=mail.body[:8]),
+    "only its nonce": lambda mail: replace(mail, body=mail.body[:24]),
     "empty": lambda mail: replace(mail, body=b""),
     "extended": lambda mail: replace(mail, body=mail.body + b"x"),
-    "nonce changed": lambda mail: replace(mail, body=mail.body[:8] + bytes(24) + mail.body[32:]),
-    "prefix twice": lambda mail: replace(mail, body=mail.body[:8] + mail.body),
+    "nonce changed": lambda mail: replace(mail, body=bytes(24) + mail.body[24:]),
     "presented as plain": lambda mail: replace(mail, content_type="text/plain"),
 }
 
@@ -303,7 +306,7 @@ def test_a_mail_that_a_server_has_changed_is_not_taken_for_sealed(
     deliver(monkeypatch, attack)
     for mailbox in (theirs, plane.mailbox("bob", key=bob, require_sealed=True)):
         [mail] = mailbox.read()
-        assert (mail.sealed_by, mail.seal_format, mail.sealed_ms) == (None, 0, None)
+        assert (mail.sealed_by, mail.sealed_ms) == (None, None)
         assert mail.body != b"pay 10"
         assert mail.seal_error is not None or (mailbox is theirs and mail.content_type == "text/plain")
 
@@ -338,39 +341,39 @@ def test_a_sealed_content_that_nests_too_deep_is_delivered_with_the_reason(
     fields = msgspec.msgpack.encode(["ada@main", "bob@main", "x", 1, "text/plain", b""])
     nested = b"\x97" + fields[1:] + b"\x91" * 10_000 + b"\xc0"
     box = ada._box(bob.public_key)
-    plane.mailbox("ada").send("bob", _PREFIX + bytes(box.encrypt(_BOUND + nested)), content_type=SEALED, id="x")
+    plane.mailbox("ada").send("bob", bytes(box.encrypt(_FORMAT + nested)), content_type=SEALED, id="x")
     ours.send("bob", b"fine", seal=True)
     bad, fine = theirs.read()
     assert "not sealed by this sender" in str(bad.seal_error)
     assert fine.body == b"fine"
 
 
-def test_mail_of_the_old_format_is_read_and_reported(plane: Plane, ada: AgentKey, bob: AgentKey, boxes: Any) -> None:
+def test_mail_that_is_sealed_in_another_format_is_not_opened(
+    plane: Plane, ada: AgentKey, bob: AgentKey, boxes: Any
+) -> None:
     _, theirs = boxes
-    old = ada.seal(b"x", "text/plain", recipient=bob.public_key)
-    for body in (old, b"hfseal2\0" + old):
+    for content in (b"fastness-sealed-2\0new", b""):
+        body = bytes(ada._box(bob.public_key).encrypt(content))
         plane.mailbox("ada").send("bob", body, content_type=SEALED)
     for mail in theirs.read():
-        assert (mail.body, mail.content_type, mail.seal_error) == (b"x", "text/plain", None)
-        assert (mail.seal_format, mail.sealed_by, mail.sealed_ms) == (1, None, None)
+        assert "a format that this version does not know; upgrade" in str(mail.seal_error)
+        assert mail.sealed_by is None
 
 
-def test_a_mailbox_can_require_sealed_mail(plane: Plane, ada: AgentKey, bob: AgentKey, boxes: Any) -> None:
+def test_a_mailbox_can_require_sealed_mail(plane: Plane, bob: AgentKey, boxes: Any) -> None:
     ours, _ = boxes
     strict = plane.mailbox("bob", key=bob, require_sealed=True)
     ours.send("bob", {"n": 1}, seal=True)
     ours.send("bob", {"n": 2})
-    plane.mailbox("ada").send("bob", ada.seal(b"3", "text/plain", recipient=bob.public_key), content_type=SEALED)
-    sealed, plain, old = strict.read()
+    sealed, plain = strict.read()
     assert (sealed.json(), sealed.seal_error) == ({"n": 1}, None)
-    assert ("not sealed" in str(plain.seal_error), "old sealed format" in str(old.seal_error)) == (True, True)
+    assert "not sealed" in str(plain.seal_error)
     with pytest.raises(SealBroken, match="requires"):
         plain.json()
-    as_stored = plane.mailbox("bob").read()
-    assert strict.unseal(as_stored[0]).sealed_by == "ada@main"
-    for mail in as_stored[1:]:
-        with pytest.raises(SealBroken):
-            strict.unseal(mail)
+    sealed, plain = plane.mailbox("bob").read()
+    assert strict.unseal(sealed).sealed_by == "ada@main"
+    with pytest.raises(SealBroken):
+        strict.unseal(plain)
     with pytest.raises(InvalidArgument, match="key="):
         plane.mailbox("bob", require_sealed=True)
 
@@ -384,7 +387,7 @@ def test_what_a_server_claims_about_a_seal_is_ignored(
     def claim(transport: EmbeddedTransport, request: Any, *args: Any) -> Any:
         answer = call(transport, request, *args)
         if isinstance(answer, Mails):
-            claims = {"sealed_by": "ada@main", "seal_format": 2, "sealed_ms": 1, "seal_error": "nonsense"}
+            claims = {"sealed_by": "ada@main", "sealed_ms": 1, "seal_error": "nonsense"}
             mails = [msgspec.structs.replace(mail, **claims) for mail in answer.mails]
             return msgspec.structs.replace(answer, mails=mails)
         return answer
@@ -392,7 +395,7 @@ def test_what_a_server_claims_about_a_seal_is_ignored(
     monkeypatch.setattr(EmbeddedTransport, "call", claim)
     for mailbox in (plane.mailbox("bob"), plane.mailbox("bob", key=bob)):
         [mail] = mailbox.read()
-        assert (mail.sealed_by, mail.seal_format, mail.sealed_ms, mail.seal_error) == (None, 0, None, None)
+        assert (mail.sealed_by, mail.sealed_ms, mail.seal_error) == (None, None, None)
         [claimed] = plane._transport.call(ReadMail("bob")).mails
         assert mailbox.unseal(claimed).sealed_by is None
     [mail] = plane.mailbox("bob", key=bob, require_sealed=True).read()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fastness import limits
 from fastness.errors import InvalidArgument, InvalidName, InvalidValue
+from fastness.json_checksums import add_checksum
 from fastness.runtime.activity import format as log_format
 from fastness.runtime.activity.format import Header, Line
 
@@ -64,23 +65,14 @@ def test_the_lines_of_a_file_have_the_documented_format() -> None:
     )
 
 
-def test_lines_of_earlier_versions_have_no_checksum_and_are_read() -> None:
-    header = b'{"header":{"universe":"main","session":"abc123","kind":"metrics","opened_ms":5,"writer":"w"}}\n'
-    data = header + b'{"n":0,"at_ms":1,"record":{"a":"b,\\"crc\\":7"}}\n'
-    assert (numbers(data), bad_lines(data)) == ([0], 0)
-    assert log_format.header_of(header, "main", name_of(NOON)) == Header("main", "abc123", "metrics", 5, "w")
-
-
 def test_a_changed_character_is_noticed_anywhere_in_a_line() -> None:
     """Above all where the line is valid JSON afterwards."""
     text = log_format.line(3, 1_763_181_735_123, b'{"crc":5,"text":"a,\\"crc\\":1"}')
-    before = log_format.parse_line(text)
-    assert before is not None
+    assert log_format.parse_line(text) is not None
     for position in range(len(text)):
         for bit in range(8):
             damaged = text[:position] + bytes([text[position] ^ 1 << bit]) + text[position + 1 :]
-            found = log_format.parse_line(damaged)
-            assert found is None or (found.n, found.at_ms, found.record) == (before.n, before.at_ms, before.record)
+            assert log_format.parse_line(damaged) is None
 
 
 @given(session=NAMES, kind=NAMES, second=st.integers(0, 4_000_000_000), copy=st.integers(1, 9_999))
@@ -204,10 +196,11 @@ def test_all_lines_of_a_complete_file_are_read() -> None:
         b"\n",
         b"torn",
         b'{"n":5,"at_ms":1,"record":{"a":\n',
-        b'{"n":5,"at_ms":1,"record":[]}\n',
-        b'{"n":5,"at_ms":1,"record":{"a":"\xff"}}\n',
-        b'{"n":5,"at_ms":1}\n',
-        b'{"n":"5","at_ms":1,"record":{}}\n',
+        b'{"n":5,"at_ms":1,"record":{}}\n',
+        log_format.line(5, 1, b"[]"),
+        log_format.line(5, 1, b'{"a":"\xff"}'),
+        add_checksum(b'{"n":5,"at_ms":1}') + b"\n",
+        add_checksum(b'{"n":"5","at_ms":1,"record":{}}') + b"\n",
         b'{"n":5,"at_ms":1,"record":{"a":' + b"[" * 100_000 + b"\n",
         b"\0" * 4_096,
         log_format.header_line(NOON),

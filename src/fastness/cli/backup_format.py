@@ -35,7 +35,7 @@ class BackupStart(msgspec.Struct, frozen=True):
     source: str
     checkpoint: str
     at: str
-    at_ms: int = 0  # Everything before this time is in the checkpoint.
+    at_ms: int  # Everything before this time is in the checkpoint.
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class BackupSummary(msgspec.Struct, frozen=True):
     files: int
     bytes: int
     manifest_sha256: str
-    checkpoint_ms: int = 0  # Everything before this time is in the backup; 0: an older version made it.
+    checkpoint_ms: int  # Everything before this time is in the backup.
 
 
 class ManifestWriter:

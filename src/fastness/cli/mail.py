@@ -271,7 +271,7 @@ def _fields(each: Envelope, key: AgentKey | None) -> dict[str, Any]:
         "correlation_id": each.correlation_id,
         **printing.payload(each.body, each.content_type),
         **({} if each.seal_error is None else {"seal_error": each.seal_error}),
-        **({} if key is None else {"sealed_by": each.sealed_by, "seal_format": each.seal_format}),
+        **({} if key is None else {"sealed_by": each.sealed_by}),
     }
 
 

@@ -86,7 +86,7 @@ def _begin_lineage(key_space: Path, restored: set[str], checkpoint_ms: int) -> I
         if f"kv/{file.name}" not in restored:
             file.unlink()  # An interrupted restore opened the key space before: its log must not be applied again.
     with RocksDatabase(key_space) as database:
-        return database.transact(lineages.begin, "restored", until_ms=checkpoint_ms or None)
+        return database.transact(lineages.begin, "restored", until_ms=checkpoint_ms)
 
 
 def _open_backup(source: str) -> ObjectStore:

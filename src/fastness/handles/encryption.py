@@ -27,7 +27,6 @@ class AsyncEncryption:
 
         Raises:
             EncryptionKeyMissing: the plane was opened without a master key.
-            Conflict: a process with a version before 0.2.0 has the plane open.
             Unsupported: the plane is in memory.
         """
         return await self._transport.call(EnableEncryption(universe))

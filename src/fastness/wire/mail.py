@@ -31,11 +31,9 @@ class NewMail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """A mail in a mailbox. `sequence` is its unique position there.
 
-    A mailbox that was opened with the agent's key sets the last four fields; those that a server sends are ignored.
+    A mailbox that was opened with the agent's key sets the last three fields; those that a server sends are ignored.
 
     `sealed_by` is the address whose key sealed the mail for this agent under this id; None if that was not proven.
-    `seal_format` is 0 for mail that was not sealed or could not be decrypted, 2 for sealed mail, and 1 for mail that an
-    older version sealed: only the two agents can have written it, but it does not say which of them, or for which mail.
     `sealed_ms` is the time of sealing by the sender's clock. `seal_error` says why the mail must not be trusted: it
     could not be decrypted, and its body is still sealed, or it is not sealed although the mailbox requires that.
     """
@@ -51,7 +49,6 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     expires_ms: int
     seal_error: str | None = None
     sealed_by: str | None = None
-    seal_format: int = 0
     sealed_ms: int | None = None
 
     def json(self) -> Any:

@@ -194,17 +194,15 @@ class Mailbox:
             return msgspec.structs.replace(mail, seal_error=str(error))
 
     def _opened(self, mail: Envelope, key: AgentKey, sender: bytes) -> Envelope:
-        found = key.unseal(mail.body, sender=sender)
-        opened = msgspec.structs.replace(mail, body=found.body, content_type=found.content_type, seal_format=1)
-        bound = found.binding
-        if bound is None:
-            return opened
+        body, content_type, bound = key.unseal(mail.body, sender=sender)
         if (bound.sender, bound.to, bound.id) != (mail.sender, self.address, mail.id):
             raise SealBroken(
                 f"The mail was sealed by {bound.sender} for {bound.to} as mail {bound.id}, and was delivered to "
                 f"{self.address} as mail {mail.id} from {mail.sender}; do not trust it"
             )
-        return msgspec.structs.replace(opened, sealed_by=bound.sender, seal_format=2, sealed_ms=bound.sealed_ms)
+        return msgspec.structs.replace(
+            mail, body=body, content_type=content_type, sealed_by=bound.sender, sealed_ms=bound.sealed_ms
+        )
 
     def _marked(self, mail: Envelope) -> Envelope:
         fault = self._fault(mail)
@@ -214,8 +212,6 @@ class Mailbox:
         """Why the mailbox does not accept the mail; None if it does."""
         if not self._require_sealed or mail.sealed_by is not None:
             return None
-        if mail.seal_format == 1:
-            return "The mail has the old sealed format, which does not prove its sender; have it sent again"
         return "The mail is not sealed, and this mailbox requires that; do not trust it"
 
     def _find_public_key(self, sender: str) -> bytes | FastnessError:
@@ -276,6 +272,6 @@ def _checked_contacts(contacts: Mapping[str, bytes], universe: str) -> dict[str,
 
 def _without_claims(mail: Envelope) -> Envelope:
     """The mail without what a server may claim about its seal."""
-    if mail.seal_error is None and mail.sealed_by is None and mail.seal_format == 0 and mail.sealed_ms is None:
+    if mail.seal_error is None and mail.sealed_by is None and mail.sealed_ms is None:
         return mail
-    return msgspec.structs.replace(mail, seal_error=None, sealed_by=None, seal_format=0, sealed_ms=None)
+    return msgspec.structs.replace(mail, seal_error=None, sealed_by=None, sealed_ms=None)

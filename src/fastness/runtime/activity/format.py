@@ -9,8 +9,8 @@
 
 Sessions and kinds may contain `_`, so only the header separates them. `writer` is a UUIDv7 that identifies the file: it
 orders files of the same second, and stays the same when the file moves to the object store. `n` counts from 0 without
-gaps. `crc` is the CRC-32 of the line before it (`json_checksums.py`); lines of earlier versions have none. A damaged or
-truncated line is skipped and counted; it does not affect other lines.
+gaps. `crc` is the CRC-32 of the line before it (`json_checksums.py`). A damaged or truncated line is skipped and
+counted; it does not affect other lines.
 """
 
 import io
@@ -101,7 +101,7 @@ class Line(msgspec.Struct, frozen=True):
     n: int
     at_ms: int
     record: msgspec.Raw
-    crc: int | None = None
+    crc: int
 
 
 class Content(msgspec.Struct, frozen=True):
@@ -115,9 +115,9 @@ class Content(msgspec.Struct, frozen=True):
     damaged: int = 0  # Lines that were complete once.
 
 
-class _FirstLine(msgspec.Struct, omit_defaults=True):
+class _FirstLine(msgspec.Struct):
     header: Header
-    crc: int | None = None
+    crc: int
 
 
 def checked_labels(universe: object, session: object, kind: object) -> tuple[str, str, str]:
@@ -174,7 +174,7 @@ def checked_object(data: bytes) -> bytes:
 
 
 def header_line(header: Header) -> bytes:
-    return add_checksum(_encode(_FirstLine(header))) + b"\n"
+    return add_checksum(_encode({"header": header})) + b"\n"
 
 
 def line(n: int, at_ms: int, data: bytes) -> bytes:

@@ -1,6 +1,5 @@
 """Encrypts universes, gives them new keys, and rewrites what older keys encrypted."""
 
-import re
 import time
 from collections.abc import Callable
 
@@ -9,10 +8,10 @@ import msgspec
 from fastness.backends.objects import ObjectStore
 from fastness.backends.objects.encrypted import EncryptedObjects
 from fastness.clock import Clock, SystemClock
-from fastness.errors import Busy, Conflict, DecryptionFailed, EncryptionKeyMissing, NotFound, Unsupported
+from fastness.errors import Busy, DecryptionFailed, EncryptionKeyMissing, NotFound, Unsupported
 from fastness.kv import Database, Pair, Transaction
 from fastness.kv.value_cipher import PLANE, Keyring, Records, ValueCipher, cipher_of, decode_keyring
-from fastness.layers import encryption, nodes
+from fastness.layers import encryption
 from fastness.layers.encryption import Progress
 from fastness.limits import (
     ENCRYPTION_LOCK_SECONDS,
@@ -22,7 +21,6 @@ from fastness.limits import (
 )
 from fastness.wire.encryption import EncryptionStatus, Rewritten, UniverseEncryption
 
-_FIRST_VERSION = (0, 2, 0)  # That knows encryption.
 _ATTEMPTS_MAX = 20  # Of a change that those of other processes overtake.
 _PAUSE_SECONDS = 0.1
 
@@ -52,10 +50,8 @@ class Encryption:
         Raises:
             EncryptionKeyMissing: the plane was opened without a master key.
             Unsupported: nothing is stored.
-            Conflict: a node of a version that does not know encryption has the plane open.
         """
         cipher = self._cipher()
-        self._database.read(_check_nodes)
 
         def enabled(keyrings: Keyrings) -> Keyrings:
             missing = [name for name in (PLANE, universe) if name not in keyrings]
@@ -213,23 +209,6 @@ class Encryption:
 
 def _page(tx: Transaction, begin: bytes, end: bytes, limit: int) -> list[Pair]:
     return tx.scan(begin, end, limit=limit)
-
-
-def _check_nodes(tx: Transaction) -> None:
-    """Refuse to encrypt while a node runs that would take encrypted values for damaged ones."""
-    for id, node in nodes.list_nodes(tx).items():
-        if node.is_alive(tx.now_ms) and _version(node.version) < _FIRST_VERSION:
-            raise Conflict(
-                f"The node {id} on {node.host} (process {node.pid}) has version {node.version}, which cannot read "
-                f"encrypted values; nothing was changed. Upgrade it to {'.'.join(map(str, _FIRST_VERSION))} or newer, "
-                "or stop it, and try again"
-            )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    """The numbers of a version, as in 0.2.0 or 0.2.0rc1; none if it does not start with one."""
-    found = re.match(r"\d+(\.\d+)*", text)
-    return () if found is None else tuple(map(int, found[0].split(".")))
 
 
 def _nothing(tx: Transaction) -> None:
