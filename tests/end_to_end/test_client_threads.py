@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from itertools import count
 from linecache import getline
 from pathlib import Path
@@ -24,13 +23,12 @@ from websockets.sync.server import ServerConnection
 from websockets.sync.server import serve as serve_sync
 
 import fastness
-from fastness import DeleteRows, Plane
+from fastness import Plane
 from fastness.client import blocking_connection, blocking_socket, session
 from fastness.client.blocking_connection import BlockingConnection
 from fastness.client.session import Session
 from fastness.errors import Busy, Closed, CommitUnknown, Unsupported
-from fastness.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
-from fastness.wire.queues import AckMessages, Deliveries, MessageLease, PackedAck, ReceiveMessages, WaitForCancel
+from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
 from fastness.wire.states import FoundState
 
 HERE = Path(__file__).parent
@@ -118,7 +116,7 @@ def stream_server(serve: Callable[[ServerConnection], None], **options: Any) -> 
 
     def greet_and_serve(stream: ServerConnection) -> None:
         stream.recv()
-        stream.send(encode(Hello(PROTOCOL, "", 16)))
+        stream.send(encode(Hello(PROTOCOL, "", 16, REVISION)))
         with suppress(ConnectionClosed):
             serve(stream)
 
@@ -593,39 +591,15 @@ def test_an_answer_may_arrive_in_fragments() -> None:
         assert [plane.state("a").get() for _ in range(2)] == [None, None]
 
 
-def test_an_older_server_gets_no_packed_calls() -> None:
-    """Whether the calls wait for the connection, or it is open already."""
-    requests: list[Any] = []
-
-    def serve(stream: ServerConnection) -> None:  # Its hello has no revision.
-        while True:
-            calls = [call for call in decode_calls(stream.recv()) if not isinstance(call, int)]
-            requests.extend(call.request for call in calls)
-            stream.send(encode([Reply(call.number, Deliveries([])) for call in calls]))
-
-    with stream_server(serve) as url, fastness.connect(url, patience_seconds=PATIENCE_SECONDS) as plane:
-        connection = connection_of(plane)
-        for _ in range(2):
-            with pytest.raises(Unsupported, match="older version"):
-                connection.call(AckMessages("a", [], packed=[PackedAck(bytes(16), 1, [], b"\1")]))
-            with pytest.raises(Unsupported, match="older version"):
-                connection.call(WaitForCancel("a", [MessageLease("id", "lease", 1)], 1.0))
-            with pytest.raises(Unsupported, match=r"does not know tokens.self; upgrade"):
-                plane.tokens.self()
-            rows, changes = plane.collection("a"), [DeleteRows("p")]
-            for refused in (partial(rows.commit, changes), plane.atomic().rows(rows, changes).commit):
-                with pytest.raises(Unsupported, match="older version"):
-                    refused()
-            assert plane.queue("a").receive_many(2) == []
-        assert not connection._session.pending
-        assert not any(connection._in_flight.values())
-    assert [(type(request), request.packed) for request in requests] == [(ReceiveMessages, False)] * 2
-
-
-def test_a_server_of_another_protocol_is_reported() -> None:
+@pytest.mark.parametrize(
+    "hello",
+    [Hello(PROTOCOL + 1, "", 16, REVISION), Hello(PROTOCOL, "", 16, REVISION - 1)],
+    ids=["another protocol", "older"],
+)
+def test_a_server_that_does_not_know_all_that_a_client_sends_is_reported(hello: Hello) -> None:
     def serve(stream: ServerConnection) -> None:
         stream.recv()
-        stream.send(encode(Hello(PROTOCOL + 1, "", 16)))
+        stream.send(encode(hello))
 
     with serve_sync(serve, "127.0.0.1", 0) as running, ThreadPoolExecutor(1) as threads:
         threads.submit(running.serve_forever)

@@ -21,11 +21,9 @@ import fastness
 from fastness import Plane
 from fastness.client import session, streaming
 from fastness.errors import Busy, CommitUnknown, FastnessError, InvalidArgument, NotAllowed, Unreachable, Unsupported
-from fastness.handles.messages import received_elsewhere
-from fastness.wire.blobs import Stored
-from fastness.wire.frames import PROTOCOL, Hello, Reply, decode_calls, encode
-from fastness.wire.problems import Problem, problem_of
-from fastness.wire.queues import Deliveries, NewMessage, Outcome, Outcomes, PutMessages, ReceiveMessages
+from fastness.wire.frames import PROTOCOL, REVISION, Hello, Reply, decode_calls, encode
+from fastness.wire.problems import problem_of
+from fastness.wire.queues import NewMessage, PutMessages
 
 serving = runpy.run_path(str(Path(__file__).parents[1] / "end_to_end" / "serving.py"))["serving"]
 Proxy = runpy.run_path(str(Path(__file__).with_name("proxy.py")))["Proxy"]
@@ -239,7 +237,7 @@ def failing_server(*, with_code: int | None = None, answer: object = None) -> It
 
     def serve(socket: ServerConnection) -> None:
         socket.recv()
-        socket.send(encode(Hello(PROTOCOL, "", 16)))
+        socket.send(encode(Hello(PROTOCOL, "", 16, REVISION)))
         calls = decode_calls(socket.recv())
         if with_code is None:
             socket.send(encode([Reply(call.number, answer) for call in calls]))
@@ -296,7 +294,7 @@ async def test_a_refused_repetition_leaves_the_outcome_unknown(refusal: Fastness
 
     def serve(socket: ServerConnection) -> None:
         socket.recv()
-        socket.send(encode(Hello(PROTOCOL, "", 16)))
+        socket.send(encode(Hello(PROTOCOL, "", 16, REVISION)))
         connections.append(1)
         for frame in socket:
             if len(connections) == 1:
@@ -345,98 +343,6 @@ def test_a_refused_repetition_of_a_long_call_leaves_the_outcome_unknown() -> Non
                 streaming.post(server_address, PutMessages("jobs", [NewMessage(b"2")]), "another")
         finally:
             server.shutdown()
-
-
-# Servers of older versions.
-
-
-async def test_a_payload_can_be_put_at_a_server_that_does_not_know_pins() -> None:
-    """Such a server refuses a frame with a field that it does not know."""
-    frames: list[bytes] = []
-
-    def serve(socket: ServerConnection) -> None:
-        socket.recv()
-        socket.send(encode([PROTOCOL, "", 16]))
-        with suppress(ConnectionClosed):
-            while True:
-                frames.append(bytes(socket.recv()))
-                (call,) = decode_calls(frames[-1])
-                socket.send(encode([Reply(call.number, Stored("ab" * 32, 20_000))]))
-
-    with serve_sync(serve, "127.0.0.1", 0) as server, ThreadPoolExecutor(1) as threads:
-        threads.submit(server.serve_forever)
-        try:
-            url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-            async with fastness.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
-                for _ in range(2):  # Before and after the first hello.
-                    assert await plane.blobs.put(b"x" * 20_000, pinned=False) == "ab" * 32
-        finally:
-            server.shutdown()
-    assert [b"pinned" in frame for frame in frames] == [False, False]
-
-
-async def test_a_server_that_knows_no_packed_messages_is_asked_for_single_ones() -> None:
-    requests: list[Any] = []
-    delivery = received_elsewhere("018bcfe5-6800-791b-86c4-541978d0c662", "a-1", 1, 30)
-
-    def serve(socket: ServerConnection) -> None:
-        with suppress(ConnectionClosed):
-            socket.recv()
-            socket.send(encode(Hello(PROTOCOL, "s", 100, 1)))
-            while True:
-                (call,) = decode_calls(bytes(socket.recv()))
-                requests.append(call.request)
-                is_receive = isinstance(call.request, ReceiveMessages)
-                socket.send(
-                    encode([Reply(call.number, Deliveries([delivery]) if is_receive else Outcomes([Outcome()]))])
-                )
-
-    with serve_sync(serve, "127.0.0.1", 0) as server, ThreadPoolExecutor(1) as threads:
-        threads.submit(server.serve_forever)
-        try:
-            url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-            async with fastness.connect_async(url, patience_seconds=DEADLINE_SECONDS) as plane:
-                jobs = plane.queue("jobs")
-                messages = await jobs.receive_many(1, extend_for_seconds=0)  # Sent with the first hello.
-                messages = await jobs.receive_many(1, ack=messages, extend_for_seconds=0)
-                await messages[0].ack()
-        finally:
-            server.shutdown()
-    kinds = [type(each).__name__ for each in requests]
-    assert kinds == ["ReceiveMessages", "AckMessages", "ReceiveMessages", "AckMessages"]
-    assert [each.packed for each in requests] == [False, [], False, []]
-    assert [each.leases[0].lease_id for each in requests[1::2]] == ["a-1", "a-1"]
-    assert requests[2].acks == []
-
-
-def test_a_large_payload_can_be_put_at_a_server_that_does_not_know_pins() -> None:
-    targets: list[str] = []
-
-    class OldServer(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            while size := int(self.rfile.readline(), 16):
-                self.rfile.read(size + 2)
-            self.rfile.readline()
-            targets.append(self.path)
-            is_known = "?" not in self.path
-            refusal = Problem("invalid_query", "", 400, "Unknown query parameter 'pinned'; known: universe")
-            body = msgspec.json.encode(Stored("ab" * 32, 1) if is_known else refusal)
-            self.send_response(200 if is_known else 400)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), OldServer) as server, ThreadPoolExecutor(1) as threads:
-        threads.submit(server.serve_forever)
-        try:
-            with fastness.connect(f"http://127.0.0.1:{server.server_port}", patience_seconds=DEADLINE_SECONDS) as plane:
-                assert plane.blobs.put(bytes(4 << 20), pinned=False) == "ab" * 32
-        finally:
-            server.shutdown()
-    assert targets == ["/v1/blobs?pinned=false", "/v1/blobs"]
 
 
 # Ordered locks.

@@ -13,7 +13,7 @@ from fastness.cli import connect, directories, printing
 from fastness.cli.commands import LeafCommand, wants_json
 from fastness.cli.exit_codes import DAMAGED
 from fastness.cli.space import storage_warnings
-from fastness.errors import Corrupt, InvalidArgument, NotAllowed, PathUnusable, Validation
+from fastness.errors import Corrupt, InvalidArgument, NotAllowed, PathUnusable
 from fastness.handles.sync.plane import Plane
 from fastness.names import folder_at
 from fastness.plane.formats import check_exists, check_marker
@@ -108,7 +108,7 @@ def _storage_warnings(plane: Plane) -> list[str]:
     """What is wrong with the key space and the disk of a server, printed before the checks, which may then fail."""
     try:
         warnings = storage_warnings(plane.storage_status())
-    except (NotAllowed, Validation):  # The token does not allow it, or the server is older.
+    except NotAllowed:  # Of the token.
         return []
     if not wants_json():
         for warning in warnings:

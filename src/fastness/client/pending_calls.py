@@ -10,19 +10,7 @@ from fastness.client.undo import undo_of
 from fastness.errors import FastnessError, InvalidArgument, Unsupported
 from fastness.limits import FRAME_BYTES_MAX
 from fastness.wire.answers import decoder_of
-from fastness.wire.atomic import CommitAtomic
-from fastness.wire.blobs import PutBlob
-from fastness.wire.frames import REVISION, AnyRequest, Call, decode_calls, encode
-from fastness.wire.queues import (
-    AckMessages,
-    GetQueueStats,
-    PackedAck,
-    PurgeQueue,
-    PutMessages,
-    ReceiveMessages,
-    SetQueuePolicy,
-    WaitForCancel,
-)
+from fastness.wire.frames import AnyRequest, Call, decode_calls, encode
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
@@ -77,24 +65,6 @@ class PendingCall(Generic[AnyFuture]):
         self.lost_at: float | None = None  # When the connection of the first attempt ended.
         self.abandoned = False
 
-    def adapt(self, revision: int) -> None:
-        """Leave out what the server does not know: it would refuse the whole frame."""
-        if revision < 1 and isinstance(self.request, PutBlob) and not self.request.pinned:
-            # A server without pins keeps every blob.
-            self.request = msgspec.structs.replace(self.request, pinned=True)
-            self.data = _encode(Call(self.number, self.request, self.key))
-        if revision < 2 and isinstance(self.request, ReceiveMessages) and self.request.packed:
-            self.request = msgspec.structs.replace(self.request, packed=False)
-            self.data = _encode(Call(self.number, self.request, self.key))
-        acks = _packed_acks(self.request) if revision < 2 else ()
-        if acks:  # The messages were received from a later version, whose data this server cannot open.
-            self.fail(Unsupported("The server is of an older version than the one that the messages came from"))
-        if revision < 3 and isinstance(self.request, WaitForCancel):  # Workers send it by themselves.
-            self.fail(Unsupported("The server is of an older version, which cancels no messages; upgrade it"))
-        if revision < REVISION and revision < _revision_of(self.request):
-            tag = self.request.__struct_config__.tag
-            self.fail(Unsupported(f"The server is of an older version, which does not know {tag}; upgrade it"))
-
     def fail(self, error: FastnessError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
@@ -140,30 +110,6 @@ def fail_bad_calls(pendings: Sequence[PendingCall[AnyFuture]], reason: str) -> N
                 pending.fail(error)
             else:  # One of them is bad, and the others may have been carried out.
                 pending.lose(error)
-
-
-def _revision_of(request: AnyRequest) -> int:
-    """The first revision of the stream that knows a request, and all of its operations."""
-    if isinstance(request, CommitAtomic):
-        return max([_revision_of(step) for step in request.operations], default=0)
-    if _has_fields_of_6(request):
-        return 6
-    return request.operation.revision
-
-
-def _has_fields_of_6(request: AnyRequest) -> bool:
-    """Whether a request has fields that older servers do not know. All fields of a policy are sent."""
-    if isinstance(request, PutMessages | ReceiveMessages | GetQueueStats):
-        return request.must_exist
-    if isinstance(request, AckMessages):
-        return request.late
-    return isinstance(request, SetQueuePolicy) or (isinstance(request, PurgeQueue) and request.leased)
-
-
-def _packed_acks(request: AnyRequest) -> Sequence[PackedAck]:
-    if isinstance(request, ReceiveMessages):
-        return request.acks
-    return request.packed if isinstance(request, AckMessages) else ()
 
 
 def _decode_error(data: bytes) -> Exception | None:

@@ -28,7 +28,7 @@ from fastness.client.pending_calls import AnyFuture, PendingCall, encode_frames,
 from fastness.client.undo import undo_of
 from fastness.errors import FastnessError, NotAllowed, ShutdownDraining, Unreachable, Unsupported
 from fastness.limits import CALL_KEY_PERIOD_SECONDS, CALLS_MAX, CONNECT_PAUSE_MS_MAX
-from fastness.wire.frames import PROTOCOL, AnyRequest, Hello, RawReply, decode_hello, decode_replies, encode
+from fastness.wire.frames import PROTOCOL, REVISION, AnyRequest, Hello, RawReply, decode_hello, decode_replies, encode
 from fastness.wire.problems import error_of
 
 # The sum is below the server's limit. Calls that wait there have their own slots, so they never block the rest.
@@ -78,7 +78,6 @@ class Session(Generic[AnyFuture]):
         self._outbox: list[PendingCall[AnyFuture]] = []
         self._cancellations: list[int] = []
         self._refused: list[tuple[float, PendingCall[AnyFuture], FastnessError]] = []  # By a draining server, and when.
-        self._revision = 0  # What the server knows; see `Hello`.
         self._jitter = random.Random()
         self._failures = 0
         self._disconnected_since = time.monotonic()
@@ -113,8 +112,6 @@ class Session(Generic[AnyFuture]):
         number = next(self._numbers)
         key = f"{self._id}/{number}" if request.operation.takes_key else None
         pending = PendingCall(number, request, key, future, now=time.monotonic())
-        if self.is_connected:  # Otherwise when it is connected.
-            pending.adapt(self._revision)
         self.pending[number] = pending
         if is_batchable(request):
             self._batchable.add(number)
@@ -178,12 +175,15 @@ class Session(Generic[AnyFuture]):
         """Begin a connection: its outbox has the new calls, and those whose answers were lost with the last one.
 
         Raises:
-            Unsupported: the server speaks another protocol.
+            Unsupported: the server speaks another protocol, or is older than this client.
         """
         hello = decode_hello(server_hello)
         if hello.protocol != PROTOCOL:
             raise Unsupported(f"The server speaks protocol {hello.protocol} and this client {PROTOCOL}; upgrade")
-        self._revision = hello.revision
+        if hello.revision < REVISION:
+            raise Unsupported(
+                f"The server has revision {hello.revision} and this client needs {REVISION}; upgrade the server"
+            )
         self.is_connected = True
         self._connected_since = time.monotonic()
         self._outbox, self._cancellations, self._refused = [], [], []
@@ -195,7 +195,6 @@ class Session(Generic[AnyFuture]):
             ):
                 pending.fail(unknown(pending.request, "the server no longer remembers its idempotency key"))
             else:
-                pending.adapt(self._revision)
                 if pending.sent:
                     pending.mark_repeated()
                 self._outbox.append(pending)

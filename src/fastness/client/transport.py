@@ -17,11 +17,11 @@ from fastness.client.connection import Connection
 from fastness.client.lease_renewal import RemoteLeaseRenewer
 from fastness.client.pending_calls import TooLong
 from fastness.client.transfers import STREAMED, Transfer
-from fastness.errors import Closed, FastnessError, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
+from fastness.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
 from fastness.lock_sessions import LockSessions
 from fastness.threads import run_in_thread
 from fastness.tiers import Tier
-from fastness.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, Stored, WriteBlob
+from fastness.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
 from fastness.wire.frames import AnyRequest
 from fastness.wire.requests import Answer, Request
 
@@ -50,7 +50,7 @@ class _Server(ABC):
         """Read or write a blob over HTTP, while the caller's thread waits."""
         self.check_open()
         if isinstance(request, PutBlob):
-            return self._upload(request)
+            return streaming.put(self, WriteBlob(request.universe, request.pinned), request.data)
         return Body(b"".join(streaming.receive(streaming.Download(self, OpenBlob(request.hash, request.universe)))))
 
     def post(self, request: AnyRequest) -> Any:
@@ -64,15 +64,6 @@ class _Server(ABC):
     @abstractmethod
     def check_open(self) -> None:
         """Raises Closed if the transport is closed."""
-
-    def _upload(self, request: PutBlob) -> Stored:
-        try:
-            return streaming.put(self, WriteBlob(request.universe, request.pinned), request.data)
-        except FastnessError as error:
-            if request.pinned or "Unknown query parameter 'pinned'" not in str(error):
-                raise
-            # A server of an older version, which keeps every blob.
-            return streaming.put(self, WriteBlob(request.universe), request.data)
 
 
 class AsyncRemoteTransport(_Server):

@@ -74,7 +74,6 @@ class ReadAudit(Request[AuditPage], frozen=True, tag="audit.read"):
     """
 
     operation = Operation(
-        revision=5,
         reads=True,
         http=(
             Route("GET", "/v1/audit", "Return the newest entries of a universe's audit log."),

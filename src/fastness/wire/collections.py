@@ -1,13 +1,11 @@
 """Collections: rows in the order of their keys, in partitions, changed by commits of several rows."""
 
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from fastness.names import UNIVERSE
 from fastness.wire.requests import Operation, Request, Route
-
-_REVISION: Final = 4  # The first revision of the stream that has these requests.
 
 RowKey: TypeAlias = tuple[str | int, ...]  # 1 to 8 texts or integers. Integers sort after texts.
 
@@ -122,7 +120,6 @@ class CommitRows(Request[RowVersions], frozen=True, tag="collections.commit"):
     """Apply changes in their order, all or none."""
 
     operation = Operation(
-        revision=_REVISION,
         atomic=True,
         http=(Route("POST", "/v1/collections/{collection}/commit", "Write and delete rows in one commit."),),
     )
@@ -134,7 +131,6 @@ class CommitRows(Request[RowVersions], frozen=True, tag="collections.commit"):
 
 class GetRows(Request[FoundRows], frozen=True, tag="collections.get"):
     operation = Operation(
-        revision=_REVISION,
         reads=True,
         http=(Route("POST", "/v1/collections/{collection}/get", "Read rows by their keys."),),
     )
@@ -149,7 +145,6 @@ class ScanRows(Request[RowPage], frozen=True, tag="collections.scan"):
     """Rows whose keys start with `prefix`, after the key `after` and before the key `before`."""
 
     operation = Operation(
-        revision=_REVISION,
         reads=True,
         http=(Route("POST", "/v1/collections/{collection}/scan", "List rows of a partition, in the order of keys."),),
     )
@@ -167,7 +162,7 @@ class ScanRows(Request[RowPage], frozen=True, tag="collections.scan"):
 class WaitForRows(Request[ChangedRows], frozen=True, tag="collections.wait"):
     """Wait up to `wait_seconds` until one of these rows has another version than the caller knows."""
 
-    operation = Operation(revision=6, reads=True, permission="collection:get")  # What it answers, `get` can read.
+    operation = Operation(reads=True, permission="collection:get")  # What it answers, `get` can read.
 
     collection: str
     rows: list[KnownRow]
@@ -179,7 +174,6 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
     """Partitions that start with `prefix`, after the partition `after`."""
 
     operation = Operation(
-        revision=_REVISION,
         reads=True,
         http=(Route("GET", "/v1/collections/{collection}/partitions", "List the partitions with rows."),),
     )
@@ -192,9 +186,7 @@ class ListPartitions(Request[PartitionPage], frozen=True, tag="collections.parti
 
 
 class ListCollections(Request[CollectionNames], frozen=True, tag="collections.list"):
-    operation = Operation(
-        revision=_REVISION, reads=True, http=(Route("GET", "/v1/collections", "List the collections with rows."),)
-    )
+    operation = Operation(reads=True, http=(Route("GET", "/v1/collections", "List the collections with rows."),))
 
     after: str = ""
     limit: int = 100

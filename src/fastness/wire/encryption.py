@@ -35,15 +35,13 @@ class Rewritten(msgspec.Struct, frozen=True):
 class ShowEncryption(Request[EncryptionStatus], frozen=True, tag="encryption.show"):
     """Which universes are encrypted."""
 
-    operation = Operation(reads=True, permission="encryption:show", revision=5)
+    operation = Operation(reads=True, permission="encryption:show")
 
 
 class EnableEncryption(Request[UniverseEncryption], frozen=True, tag="encryption.enable"):
     """Encrypt the values and objects of a universe from now on."""
 
-    operation = Operation(
-        repeatable="a universe is encrypted once", permission="encryption:enable", revision=5, audited=True
-    )
+    operation = Operation(repeatable="a universe is encrypted once", permission="encryption:enable", audited=True)
 
     universe: str
 
@@ -51,9 +49,7 @@ class EnableEncryption(Request[UniverseEncryption], frozen=True, tag="encryption
 class RotateKey(Request[UniverseEncryption], frozen=True, tag="encryption.rotate"):
     """Encrypt new values of a universe with a new key. With `master`, wrap its keys with the newest master key."""
 
-    operation = Operation(
-        repeatable="another new key does no harm", permission="encryption:rotate", revision=5, audited=True
-    )
+    operation = Operation(repeatable="another new key does no harm", permission="encryption:rotate", audited=True)
 
     universe: str  # Empty: the plane's own.
     master: bool = False
@@ -63,7 +59,7 @@ class RewriteValues(Request[Rewritten], frozen=True, tag="encryption.rewrite"):
     """Encrypt older values of a universe with the newest key, some at a time. It goes on where the last call ended."""
 
     operation = Operation(
-        repeatable="it goes on where the last call ended", permission="encryption:rewrite", revision=5, audited=True
+        repeatable="it goes on where the last call ended", permission="encryption:rewrite", audited=True
     )
 
     universe: str  # Empty: the plane's own.

@@ -22,7 +22,7 @@ else:
     AnyRequest = Union[NETWORK_REQUESTS]  # noqa: UP007
 
 PROTOCOL: Final = 1
-REVISION: Final = 6  # Grows with all that handles send and that older servers refuse.
+REVISION: Final = 1  # Grows with everything that handles send and that servers before it refuse.
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -31,10 +31,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     protocol: int
     session: str  # Identifies the client across connections: a new connection replaces the old one.
     calls_max: int = 0  # From the server: how many calls may be in flight.
-    # From the server: what it knows. 1: `PutBlob.pinned`. 2: packed deliveries and acks. 3: `WaitForCancel`.
-    # 4: collections, and the token of the caller. 6: `must_exist`, late acks, `ChangeVisibility`, `WaitForRows`,
-    # and more fields of policies.
-    revision: int = 0
+    revision: int = 0  # From the server: what it knows. A client refuses a server with a lower one than its own.
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):

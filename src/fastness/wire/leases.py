@@ -120,7 +120,6 @@ class BreakLease(Request[Released], frozen=True, tag="leases.break", rename=_FEN
     """
 
     operation = Operation(
-        revision=5,
         audited=True,
         http=(Route("POST", "/v1/lock/break", "End the lease of any owner, whose fence the caller has seen."),),
     )

@@ -605,7 +605,7 @@ class ChangeVisibility(Request[Outcomes], frozen=True, tag="queues.change_visibi
     A message that returns to the queue does not count as failed, and keeps its place in its group.
     """
 
-    operation = Operation(atomic=True, revision=6)
+    operation = Operation(atomic=True)
 
     queue: str
     changes: list[VisibilityChange]
@@ -651,7 +651,6 @@ class SearchMessages(Request[FoundMessages], frozen=True, tag="queues.search"):
 
     operation = Operation(
         reads=True,
-        revision=5,
         http=(Route("GET", "/v1/queues/{queue}/messages", "Search the messages of a queue."),),
     )
 
@@ -694,7 +693,6 @@ class CancelMessages(Request[Outcomes], frozen=True, tag="queues.cancel_many"):
     operation = Operation(
         repeatable="a message that is cancelled already stays so",
         permission="queue:cancel",
-        revision=5,
         audited=True,
         http=(Route("POST", "/v1/queues/{queue}/messages/cancel", "Cancel several messages."),),
     )
@@ -708,7 +706,6 @@ class DeleteMessages(Request[Outcomes], frozen=True, tag="queues.delete_messages
     """Delete messages that are not leased, or dead letters of the queue; an outcome for each. Nothing of them stays."""
 
     operation = Operation(
-        revision=5,
         audited=True,
         http=(Route("POST", "/v1/queues/{queue}/messages/delete", "Delete messages that are not leased."),),
     )
@@ -726,7 +723,6 @@ class MoveMessages(Request[Outcomes], frozen=True, tag="queues.move"):
     """
 
     operation = Operation(
-        revision=5,
         audited=True,
         http=(Route("POST", "/v1/queues/{queue}/messages/move", "Move messages to another queue."),),
     )

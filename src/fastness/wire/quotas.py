@@ -60,7 +60,6 @@ class SetQuota(Request[Quota], frozen=True, tag="universes.quota.set"):
     """
 
     operation = Operation(
-        revision=5,
         repeatable="setting the same quota again changes nothing",
         all_universes=True,
         audited=True,
@@ -91,7 +90,6 @@ class GetQuota(Request[Quota], frozen=True, tag="universes.quota.get"):
     """The quota of a universe; an empty one if it has none."""
 
     operation = Operation(
-        revision=5,
         reads=True,
         permission="universe:usage",
         http=(Route("GET", "/v1/universes/{universe}/quota", "Return the quota of a universe."),),
@@ -104,7 +102,6 @@ class GetUsage(Request[Usage], frozen=True, tag="universes.usage"):
     """What a universe holds and does, with its quota."""
 
     operation = Operation(
-        revision=5,
         reads=True,
         http=(Route("GET", "/v1/universes/{universe}/usage", "Show what a universe holds, and its quota."),),
     )

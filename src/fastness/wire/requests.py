@@ -50,7 +50,6 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     atomic: bool = False  # It can be one of several operations in one commit.
     stores: bool = False  # It adds data: it is refused while the disk is nearly full.
     permission: str = ""  # The verb that a token must allow; empty if it follows from the tag.
-    revision: int = 0  # Servers whose stream has an older revision (`frames.REVISION`) do not know it.
     audited: bool = False  # A server records who sent it, when and from where.
     all_universes: bool = False  # A token must be for all universes, although the request names one.
     all_queues: bool = False  # A token must be for all queues: it reaches what is in them, and names none.

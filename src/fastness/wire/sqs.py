@@ -115,7 +115,6 @@ class CreateSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.create"):
         permission="sqs:create",
         stores=True,
         audited=True,
-        revision=6,
     )
 
     name: str
@@ -130,7 +129,7 @@ class CreateSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.create"):
 class GetSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.get"):
     """A queue with its attributes and tags. `arn_prefix` is what ARNs of queues start with, without the last colon."""
 
-    operation = Operation(permission="sqs:get", reads=True, revision=6)
+    operation = Operation(permission="sqs:get", reads=True)
 
     name: str
     arn_prefix: str = ARN_PREFIX
@@ -143,7 +142,7 @@ class GetSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.get"):
 class GetSqsSettings(Request[SqsSettings], frozen=True, tag="sqs.settings"):
     """What calls that send and receive messages need to know of a queue; `exists` is false if there is none."""
 
-    operation = Operation(permission="sqs:settings", reads=True, revision=6)
+    operation = Operation(permission="sqs:settings", reads=True)
 
     name: str
     universe: str = UNIVERSE
@@ -155,7 +154,7 @@ class GetSqsSettings(Request[SqsSettings], frozen=True, tag="sqs.settings"):
 class ListSqsQueues(Request[SqsQueueNames], frozen=True, tag="sqs.list"):
     """The names of queues that start with `prefix`, after the name `after`."""
 
-    operation = Operation(permission="sqs:list", reads=True, lists_queues=True, revision=6)
+    operation = Operation(permission="sqs:list", reads=True, lists_queues=True)
 
     prefix: str = ""
     after: str = ""
@@ -175,7 +174,6 @@ class SetSqsAttributes(Request[SqsQueue], frozen=True, tag="sqs.set"):
         permission="sqs:set",
         stores=True,
         audited=True,
-        revision=6,
     )
 
     name: str
@@ -194,7 +192,7 @@ class DeleteSqsQueue(Request[Purged], frozen=True, tag="sqs.delete"):
     removed after that.
     """
 
-    operation = Operation(permission="sqs:delete", audited=True, revision=6)
+    operation = Operation(permission="sqs:delete", audited=True)
 
     name: str
     universe: str = UNIVERSE
@@ -206,7 +204,7 @@ class DeleteSqsQueue(Request[Purged], frozen=True, tag="sqs.delete"):
 class PurgeSqsQueue(Request[Purged], frozen=True, tag="sqs.purge"):
     """Remove all messages of a queue, also leased ones; once in 60 seconds."""
 
-    operation = Operation(permission="sqs:purge", audited=True, revision=6)
+    operation = Operation(permission="sqs:purge", audited=True)
 
     name: str
     universe: str = UNIVERSE
@@ -222,7 +220,6 @@ class TagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.tag"):
         permission="sqs:tag",
         stores=True,
         audited=True,
-        revision=6,
     )
 
     name: str
@@ -236,7 +233,7 @@ class TagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.tag"):
 class UntagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.untag"):
     """Remove tags of a queue. A tag that it does not have is ignored."""
 
-    operation = Operation(permission="sqs:untag", audited=True, revision=6)
+    operation = Operation(permission="sqs:untag", audited=True)
 
     name: str
     keys: list[str]
@@ -249,7 +246,7 @@ class UntagSqsQueue(Request[SqsQueue], frozen=True, tag="sqs.untag"):
 class ListSqsSources(Request[SqsQueueNames], frozen=True, tag="sqs.sources"):
     """The names of the queues whose dead letters go to this queue, after the name `after`."""
 
-    operation = Operation(permission="sqs:sources", reads=True, lists_queues=True, revision=6)
+    operation = Operation(permission="sqs:sources", reads=True, lists_queues=True)
 
     name: str
     after: str = ""
@@ -264,7 +261,7 @@ class ListSqsSources(Request[SqsQueueNames], frozen=True, tag="sqs.sources"):
 class StartMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.start"):
     """Start to move the messages of a dead-letter queue to `destination`, or back to the queues they come from."""
 
-    operation = Operation(permission="sqs:moves.start", stores=True, audited=True, revision=6)
+    operation = Operation(permission="sqs:moves.start", stores=True, audited=True)
 
     source: str
     destination: str | None = None
@@ -279,7 +276,7 @@ class StartMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.start"):
 class ListMoveTasks(Request[MoveTasks], frozen=True, tag="sqs.moves.list"):
     """The newest tasks that move messages of a queue."""
 
-    operation = Operation(permission="sqs:moves.list", reads=True, revision=6)
+    operation = Operation(permission="sqs:moves.list", reads=True)
 
     source: str
     limit: int = 1
@@ -292,7 +289,7 @@ class ListMoveTasks(Request[MoveTasks], frozen=True, tag="sqs.moves.list"):
 class CancelMoveTask(Request[MoveTask], frozen=True, tag="sqs.moves.cancel"):
     """Stop a task that is running. Messages that it has moved stay where they are."""
 
-    operation = Operation(permission="sqs:moves.cancel", audited=True, revision=6)
+    operation = Operation(permission="sqs:moves.cancel", audited=True)
 
     handle: str
     universe: str = UNIVERSE

@@ -129,7 +129,6 @@ class ShowOwnToken(Request[OwnToken], frozen=True, tag="tokens.self"):
     """The token that the caller sends, without its secret. Every token allows this."""
 
     operation = Operation(
-        revision=4,
         reads=True,
         any_token=True,
         http=(Route("GET", "/v1/tokens/self", "Return the token of the caller.", fixed={"id": ""}),),

@@ -533,7 +533,7 @@ class Consumers(Generic[Item]):
     def _note_unanswered(self, error: Exception, queue: str) -> None:
         """Log that the plane did not say which messages are cancelled, and ask no more if it never will."""
         _log.info("%s: cannot ask for cancelled messages: %s: %s", queue, type(error).__name__, error)
-        if self._is_final(error):  # An older server, or a token that does not allow it. Lease renewals find them, too.
+        if self._is_final(error):  # The token does not allow it. Lease renewals find them, too.
             self._asks_for_cancels = False
 
     def _call_on_error(self, error: Exception, queue: str) -> None:
