@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 
 import fastness
-from fastness.backends.postgres import PostgresDatabase, PostgresReader, exclusive_url, schema
+from fastness.backends.postgres import PostgresDatabase, exclusive_url, schema
 from fastness.backends.postgres.schema import SCHEMA_VERSION, STEPS, upgrade_schema, upgrade_script
 from fastness.errors import DatabaseFailed, NotFound, PlaneInUse, SchemaMismatch
 from fastness.kv import Transaction
@@ -52,9 +52,33 @@ def settings(url: str) -> tuple[object, ...] | None:
 
 
 def make_version_1(url: str) -> None:
-    """Create the tables as the first version did."""
-    row = "INSERT INTO fastness_meta VALUES ('schema_version', '1')"
-    execute(url, *STEPS[0].statements, row)
+    """Create the tables as this version does."""
+    execute(
+        url,
+        *STEPS[0].statements,
+        "INSERT INTO fastness_meta VALUES ('schema_version', '1'), ('schema_compatible', '1')",
+    )
+
+
+EXAMPLE = "ALTER TABLE fastness_kv SET (fillfactor = 99)"
+VERSION_1 = {"schema_version": "1", "schema_compatible": "1"}
+VERSION_2 = {"schema_version": "2", "schema_compatible": "2"}
+# The command of the next version, whose tables have one more step.
+NEXT = f"""
+import sys
+from fastness.backends.postgres import schema
+schema.STEPS += (schema.Step(2, "an example", ("{EXAMPLE}",), exclusive=True),)
+schema.SCHEMA_VERSION = 2
+from fastness.cli.main import root
+root.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes this the next version, whose tables have one more step. It needs exclusive use."""
+    monkeypatch.setattr(schema, "STEPS", (*STEPS, schema.Step(2, "an example", (EXAMPLE,), exclusive=True)))
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
 
 
 def put(tx: Transaction, key: bytes = b"k", value: bytes = b"v") -> None:
@@ -107,9 +131,10 @@ def as_role(url: str, role: str) -> str:
 # Versions.
 
 
+@pytest.mark.usefixtures("next_version")
 def test_an_empty_database_gets_all_steps(postgres_url: str) -> None:
     PostgresDatabase(postgres_url).close()
-    assert versions(postgres_url) == {"schema_version": str(SCHEMA_VERSION), "schema_compatible": "2"}
+    assert versions(postgres_url) == VERSION_2
 
 
 def test_the_table_and_its_large_values_are_vacuumed_often(postgres_url: str) -> None:
@@ -127,14 +152,16 @@ def test_steps_are_numbered_from_one() -> None:
     assert [step.version for step in STEPS] == list(range(1, SCHEMA_VERSION + 1))
 
 
+@pytest.mark.usefixtures("next_version")
 def test_tables_of_an_older_version_are_refused_with_the_command_to_run(postgres_url: str) -> None:
     make_version_1(postgres_url)
     for create in (True, False):
         with pytest.raises(SchemaMismatch, match=r"have schema version 1,.*run `fastness migrate URL`"):
             PostgresDatabase(postgres_url, create=create)
-    assert versions(postgres_url) == {"schema_version": "1"}
+    assert versions(postgres_url) == VERSION_1
 
 
+@pytest.mark.usefixtures("next_version")
 def test_upgraded_tables_keep_their_data_and_equal_new_ones(hf: Hf, postgres_url: str) -> None:
     PostgresDatabase(postgres_url).close()
     new = settings(postgres_url)
@@ -142,31 +169,15 @@ def test_upgraded_tables_keep_their_data_and_equal_new_ones(hf: Hf, postgres_url
     make_version_1(postgres_url)
     execute(postgres_url, r"INSERT INTO fastness_kv VALUES ('\x6b', '\x76')")
     result = json.loads(hf("migrate", postgres_url, "--json").stdout)
-    assert (result["schema_before"], result["schema"]) == (1, SCHEMA_VERSION)
+    assert (result["schema_before"], result["schema"]) == (1, 2)
     assert settings(postgres_url) == new
-    assert versions(postgres_url) == {"schema_version": str(SCHEMA_VERSION), "schema_compatible": "2"}
+    assert versions(postgres_url) == VERSION_2
     with PostgresDatabase(postgres_url) as database:
         assert database.transact(get) == b"v"
     assert "nothing to do" in hf("migrate", postgres_url).stdout
 
 
-def test_an_upgraded_plane_works_as_before(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
-    with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
-        plane.queue("jobs").put_many([{"n": number} for number in range(10)])
-        leased = plane.queue("jobs").receive_many(1, visibility_seconds=3_600)
-    execute(
-        postgres_url,
-        "DELETE FROM fastness_meta WHERE name = 'schema_compatible'",
-        "UPDATE fastness_meta SET value = '1' WHERE name = 'schema_version'",
-    )
-    with pytest.raises(SchemaMismatch):
-        fastness.open(postgres_url, activity=str(tmp_path / "logs"))
-    hf("migrate", postgres_url)
-    with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
-        plane.queue("jobs").ack_many(leased)
-        assert [message.json()["n"] for message in plane.queue("jobs").receive_many(20)] == list(range(1, 10))
-
-
+@pytest.mark.usefixtures("next_version")
 @pytest.mark.parametrize(
     "name", [{"application_name": "fastness"}, {"application_name": "mine"}], ids=["default", "renamed"]
 )
@@ -179,10 +190,11 @@ def test_an_upgrade_is_refused_while_an_older_process_is_connected(
         error = hf("migrate", postgres_url, "--json", code=9).stderr
         assert json.loads(error)["code"] == "plane_in_use"
         assert "stop the servers and workers" in error
-        assert versions(postgres_url) == {"schema_version": "1"}
+        assert versions(postgres_url) == VERSION_1
     hf("migrate", postgres_url)
 
 
+@pytest.mark.usefixtures("next_version")
 def test_an_upgrade_is_refused_while_a_transaction_uses_the_table(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,9 +204,10 @@ def test_an_upgrade_is_refused_while_a_transaction_uses_the_table(
         other.execute("SELECT * FROM fastness_kv")
         with pytest.raises(PlaneInUse, match="Another process uses the tables"):
             upgrade_schema(exclusive_url(postgres_url))
-    assert upgrade_schema(exclusive_url(postgres_url)) == (1, SCHEMA_VERSION)
+    assert upgrade_schema(exclusive_url(postgres_url)) == (1, 2)
 
 
+@pytest.mark.usefixtures("next_version")
 def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str) -> None:
     """It has read the old version and connects again: it waits for a lock, and the second look finds it."""
     make_version_1(postgres_url)
@@ -214,11 +227,13 @@ def test_a_process_that_opens_during_an_upgrade_prevents_it(postgres_url: str) -
         while watching.execute(asleep).fetchone() is None:
             assert time.monotonic() < until
     with psycopg.connect(postgres_url, autocommit=True, application_name="fastness") as older:
-        assert older.execute("SELECT value FROM fastness_meta").fetchall() == [("1",)]  # It waits for the upgrade.
+        read = older.execute("SELECT value FROM fastness_meta").fetchall()  # It waits for the upgrade.
+        assert read == [("1",), ("1",)]
     thread.join(60)
     assert [type(failure) for failure in failures] == [PlaneInUse]
 
 
+@pytest.mark.usefixtures("next_version")
 def test_several_processes_may_upgrade_at_once(postgres_url: str) -> None:
     make_version_1(postgres_url)
     results: list[object] = []
@@ -234,8 +249,8 @@ def test_several_processes_may_upgrade_at_once(postgres_url: str) -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    last = (SCHEMA_VERSION, SCHEMA_VERSION)
-    assert sorted(map(str, results)) == sorted(map(str, [(1, SCHEMA_VERSION), last, last]))
+    last = (2, 2)
+    assert sorted(map(str, results)) == sorted(map(str, [(1, 2), last, last]))
 
 
 def test_a_step_that_needs_no_exclusive_use_runs_beside_others_which_continue(
@@ -274,14 +289,6 @@ def test_tables_without_a_version_are_refused(postgres_url: str, change: str) ->
         PostgresDatabase(postgres_url)
 
 
-def test_a_migration_reads_tables_of_an_older_version(postgres_url: str) -> None:
-    make_version_1(postgres_url)
-    execute(postgres_url, r"INSERT INTO fastness_kv VALUES ('\x6b', '\x76')")
-    with PostgresReader(postgres_url) as reader:
-        assert reader.read(get) == b"v"
-    assert versions(postgres_url) == {"schema_version": "1"}
-
-
 # Commands.
 
 
@@ -290,13 +297,14 @@ def test_migrate_creates_tables(hf: Hf, postgres_url: str) -> None:
     PostgresDatabase(postgres_url, create=False).close()
 
 
+@pytest.mark.usefixtures("next_version")
 def test_printed_sql_changes_nothing_until_it_is_run(hf: Hf, postgres_url: str) -> None:
     assert "CREATE TABLE" in hf("migrate", "--sql", postgres_url).stdout
     with pytest.raises(NotFound):
         PostgresDatabase(postgres_url, create=False)
     make_version_1(postgres_url)
     assert "CREATE TABLE" not in hf("migrate", "--sql", postgres_url).stdout
-    assert versions(postgres_url) == {"schema_version": "1"}
+    assert versions(postgres_url) == VERSION_1
     hf("migrate", postgres_url)
     assert hf("migrate", "--sql", postgres_url).stdout.endswith("They are up to date.\n")
 
@@ -309,6 +317,7 @@ def psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, input=script, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.usefixtures("next_version")
 @pytest.mark.parametrize("older", [False, True], ids=["new", "upgrade"])
 def test_printed_sql_run_by_the_owner_gives_the_servers_role_a_working_plane(
     hf: Hf, roles: Roles, tmp_path: Path, older: bool
@@ -328,13 +337,14 @@ def test_printed_sql_run_by_the_owner_gives_the_servers_role_a_working_plane(
     assert ("already exists" in repeated.stderr) or ("schema version 1 any more" in repeated.stderr)
 
 
+@pytest.mark.usefixtures("next_version")
 def test_printed_sql_is_refused_while_an_older_process_is_connected(postgres_url: str) -> None:
     make_version_1(postgres_url)
     script = upgrade_script(exclusive_url(postgres_url))
     with psycopg.connect(postgres_url, application_name="fastness"):
         done = psql(postgres_url, script)
     assert "stop the servers and workers" in done.stderr
-    assert versions(postgres_url) == {"schema_version": "1"}
+    assert versions(postgres_url) == VERSION_1
 
 
 @pytest.mark.parametrize(
@@ -354,7 +364,8 @@ def test_arguments_of_an_upgrade_are_checked(hf: Hf, words: tuple[str, ...], say
 
 @contextmanager
 def serving(*words: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "fastness.cli", "serve", "--port", "0", *words]
+    """A server of the next version."""
+    command = [sys.executable, "-c", NEXT, "serve", "--port", "0", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -369,11 +380,11 @@ def test_a_server_upgrades_tables_only_if_it_is_told_to(postgres_url: str, tmp_p
     with serving(*place) as process:
         assert "run `fastness migrate URL`" in process.communicate(timeout=60)[1]
         assert process.returncode == 9
-    assert versions(postgres_url) == {"schema_version": "1"}
+    assert versions(postgres_url) == VERSION_1
     with serving("--init", *place) as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("Fastness is ready at")
-    assert versions(postgres_url)["schema_version"] == str(SCHEMA_VERSION)
+    assert versions(postgres_url) == VERSION_2
 
 
 # Privileges.
@@ -454,6 +465,7 @@ def test_a_privilege_that_is_revoked_later_is_a_typed_error(postgres_url: str, u
         database.transact(put, value=b"w")
 
 
+@pytest.mark.usefixtures("next_version")
 def test_a_role_that_may_not_create_tables_is_told_who_can(hf: Hf, postgres_url: str) -> None:
     with new_role(postgres_url) as role:
         url = as_role(postgres_url, role)
@@ -466,4 +478,4 @@ def test_a_role_that_may_not_create_tables_is_told_who_can(hf: Hf, postgres_url:
         make_version_1(postgres_url)
         execute(postgres_url, f"GRANT SELECT ON fastness_meta, fastness_kv TO {role}")
         assert "permission denied" in hf("migrate", url, code=9).stderr
-        assert versions(postgres_url) == {"schema_version": "1"}
+        assert versions(postgres_url) == VERSION_1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from random import Random
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from fastness import limits
 from fastness.backends.postgres.committer import Committer
@@ -23,7 +23,7 @@ from fastness.backends.postgres.listener import Listener
 from fastness.backends.postgres.locked_view import SnapshotView
 from fastness.backends.postgres.primary_check import PrimaryCheck
 from fastness.backends.postgres.retries import retry_transaction
-from fastness.backends.postgres.schema import SCHEMA_VERSION, prepare_schema
+from fastness.backends.postgres.schema import prepare_schema
 from fastness.backends.postgres.sessions import Session
 from fastness.backends.postgres.standby import ReadFrom, StandbyReads
 from fastness.backends.postgres.user_transactions import PlaceFinder, UserTransaction
@@ -39,8 +39,6 @@ from fastness.tiers import Tier
 
 class PostgresDatabase(Database):
     """A key space in the PostgreSQL database that `url` names."""
-
-    _oldest_schema: ClassVar[int] = SCHEMA_VERSION
 
     def __init__(
         self,
@@ -68,7 +66,7 @@ class PostgresDatabase(Database):
         """
         # It changes only where no process has the key space open, or until each is restarted: after a migration, and
         # when the data is declared to be a copy. Commits are synced here, or their callers do not wait.
-        self._fence_floor = prepare_schema(url, create=create, oldest=self._oldest_schema)
+        self._fence_floor = prepare_schema(url, create=create)
         self.cipher = cipher or default_cipher()
         self._url = url
         self._clock = clock

@@ -25,8 +25,6 @@ _OTHERS: Final = """
 class PostgresReader(PostgresDatabase):
     """A read-only key space in PostgreSQL that no other process uses or writes to while this is open."""
 
-    _oldest_schema = 1  # No process writes, so it does not matter how writers of that version exclude each other.
-
     def __init__(self, url: str, *, cipher: ValueCipher | None = None) -> None:
         """Connect and lock the table.
 

@@ -31,29 +31,19 @@ class Step(NamedTuple):
 
 
 STEPS: Final = (
+    # A queue deletes what it inserts: by default, dead rows may be a fifth of all keys before vacuum removes them. Not
+    # only a fixed number, because each vacuum reads the whole index. benches/bench_table.py compares others.
     Step(
         1,
         "create the tables",
         (
             "CREATE TABLE fastness_meta (name text PRIMARY KEY, value text NOT NULL)",
-            "CREATE TABLE fastness_kv (key bytea PRIMARY KEY, value bytea NOT NULL)",
+            """CREATE TABLE fastness_kv (key bytea PRIMARY KEY, value bytea NOT NULL) WITH (
+    autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000,
+    toast.autovacuum_vacuum_scale_factor = 0.01, toast.autovacuum_vacuum_threshold = 5000)""",
             "ALTER TABLE fastness_kv ALTER COLUMN value SET STORAGE EXTERNAL",
         ),
         exclusive=True,
-    ),
-    # Processes of version 1 take no advisory locks: beside one of them, the locks of the others protect nothing.
-    Step(2, "advisory locks instead of SERIALIZABLE", (), exclusive=True),
-    # A queue deletes what it inserts: by default, dead rows may be a fifth of all keys before vacuum removes them. Not
-    # only a fixed number, because each vacuum reads the whole index. benches/bench_table.py compares others.
-    Step(
-        3,
-        "storage settings of a queue",
-        (
-            "ALTER TABLE fastness_kv SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000)",
-            """ALTER TABLE fastness_kv
-    SET (toast.autovacuum_vacuum_scale_factor = 0.01, toast.autovacuum_vacuum_threshold = 5000)""",
-        ),
-        exclusive=False,
     ),
 )
 SCHEMA_VERSION: Final = STEPS[-1].version
@@ -92,10 +82,8 @@ BEGIN
 END $$"""
 
 
-def prepare_schema(url: str, *, create: bool = True, oldest: int = SCHEMA_VERSION) -> int:
+def prepare_schema(url: str, *, create: bool = True) -> int:
     """Create missing tables if `create`, and check their version; returns the fence floor.
-
-    `oldest` is the oldest version that is accepted.
 
     Raises:
         Unreachable: the server does not answer.
@@ -113,7 +101,7 @@ def prepare_schema(url: str, *, create: bool = True, oldest: int = SCHEMA_VERSIO
                     "The first command that writes to it creates them"
                 )
             _upgrade(connection)
-        _check_version(*_versions(connection), oldest=oldest)
+        _check_version(*_versions(connection))
         row = connection.execute("SELECT value FROM fastness_kv WHERE key = %s", [fence_floor.KEY]).fetchone()
     return fence_floor.decode(row[0] if row is not None and isinstance(row[0], bytes) else None)
 
@@ -227,16 +215,15 @@ def _versions(connection: psycopg.Connection[tuple[object, ...]]) -> tuple[int, 
     """The version of the tables, and the oldest version of a process that can use them."""
     rows = {str(row[0]): row[1] for row in connection.execute(_VERSIONS)}
     try:
-        version = int(str(rows["schema_version"]))
-        return version, int(str(rows.get("schema_compatible", version)))
+        return int(str(rows["schema_version"])), int(str(rows["schema_compatible"]))
     except (KeyError, ValueError):
         raise SchemaMismatch(
             f"The table fastness_meta has no schema version ({rows}); check that it is Fastness's"
         ) from None
 
 
-def _check_version(found: int, compatible: int, *, oldest: int = SCHEMA_VERSION) -> None:
-    if found < oldest:
+def _check_version(found: int, compatible: int) -> None:
+    if found < SCHEMA_VERSION:
         raise SchemaMismatch(
             f"The tables have schema version {found}, this version of Fastness needs {SCHEMA_VERSION}; stop all "
             "servers and workers, then run `fastness migrate URL` as the tables' owner (`fastness migrate --sql URL` "
