@@ -41,7 +41,7 @@ SECTIONS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "effects": ("Effects and timers", ("effects", "timers")),
     "blobs": ("Blobs and session logs", ("blobs", "activity")),
     "transactions": ("Transactions", ("atomic", "within", "kv", "pairs", "fastness.plane")),
-    "administration": ("Administration", ("tokens", "backups", "space", "audit", "deprecations")),
+    "administration": ("Administration", ("tokens", "backups", "space", "audit")),
 }
 _OTHERS: Final = "administration"
 _ALIASES: Final = {

@@ -16,7 +16,6 @@ from fastness.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fastness.clock import Clock
-    from fastness.deprecations import FastnessDeprecationWarning, deprecated
     from fastness.encryption import AgentKey, SealBinding, Unsealed
     from fastness.encryption_keys import CommandKeys, FileKeys, KeyProvider
     from fastness.errors import FastnessError, RetryAdvice
@@ -239,7 +238,6 @@ __all__ = [
     "FileKeys",
     "Group",
     "HeldLock",
-    "FastnessDeprecationWarning",
     "FastnessError",
     "Host",
     "HostApp",
@@ -362,7 +360,6 @@ __all__ = [
     "connect_async",
     "current_job",
     "current_step",
-    "deprecated",
     "fenced",
     "group",
     "open",
@@ -471,7 +468,6 @@ _MODULES: Final = {
     "FileKeys": "fastness.encryption_keys",
     "Group": "fastness.tasks.chains",
     "HeldLock": "fastness.wire.transport",
-    "FastnessDeprecationWarning": "fastness.deprecations",
     "FastnessError": "fastness.errors",
     "Host": "fastness.hosts.threads",
     "HostApp": "fastness.hosts.apps",
@@ -601,7 +597,6 @@ _MODULES: Final = {
     "connect_async": "fastness.opening",
     "current_job": "fastness.tasks.jobs",
     "current_step": "fastness.hosts.step_context",
-    "deprecated": "fastness.deprecations",
     "fenced": "fastness.plane",
     "group": "fastness.tasks.chains",
     "open": "fastness.opening",

@@ -133,18 +133,13 @@ def test_a_server_needs_no_memory_that_is_writable_and_executable(tmp_path: Path
     assert (done.returncode, done.stdout) == (0, "{'n': 1}\n"), done.stderr
 
 
-def test_the_page_about_versions_is_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_about_versions_is_right() -> None:
     page = (ROOT / "docs" / "explanation" / "versions.md").read_text()
-    minor = __version__.rpartition(".")[0]
     assert f"| data format of a plane | {FORMAT} | {_span(OLDEST_FORMAT, FORMAT)} |" in page
-    assert f"| tables in PostgreSQL | {SCHEMA_VERSION} | {SCHEMA_VERSION}; upgrades 1 and 2 in place |" in page
-    assert f"| stream between client and server | protocol {PROTOCOL}, revision {REVISION} | revisions 0 to" in page
+    assert f"| tables in PostgreSQL | {SCHEMA_VERSION} | {SCHEMA_VERSION} |" in page
+    stream = f"protocol {PROTOCOL}, revision {REVISION} | revision {REVISION} | |"
+    assert f"| stream between client and server | {stream}" in page
     assert f"| backups | {BACKUP_FORMAT} | {BACKUP_FORMAT} |" in page
-    assert f"| {minor} | {FORMAT} | {SCHEMA_VERSION} | {REVISION} |" in page
-    [program] = re.findall(r"^```python\n(.+?)^```$", page, re.MULTILINE | re.DOTALL)
-    exec(compile(program, "versions.md", "exec"), {})
-    [expected] = re.findall(r"^print\(caught.+# (.+)$", program, re.MULTILINE)
-    assert capsys.readouterr().out.strip() == expected
 
 
 def _span(first: int, last: int) -> str:
