@@ -26,6 +26,7 @@ ROOT: Final = Path(__file__).parent.parent
 OUTSIDE: Final = "repository"  # The folder of the site that has files from outside of docs/.
 HOME: Final = "index.md"
 ROLE: Final = "for-"
+WIDE: Final = "glossary.md"  # Its tables need the place of the table of contents.
 # What is at the end of the last section, by folder; no other page has to name it.
 _AT_THE_END: Final = {"Python": "reference/python/", "Examples": f"{OUTSIDE}/examples/", "Project": f"{OUTSIDE}/"}
 _PROJECT: Final = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "ARCHITECTURE.md")  # Shown even if nothing links.
@@ -68,6 +69,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         fragment = urlsplit(target).fragment
         return posixpath.relpath(_site_uri(linked), folder or ".") + (f"#{fragment}" if fragment else "")
 
+    if page.file.src_uri == WIDE:
+        page.meta["hide"] = ["toc"]
     markdown = map_links(markdown, changed)
     return re.sub(r"^(```\w+) title=([^\s\"]+)$", r'\1 title="\2"', markdown, flags=re.MULTILINE)
 
@@ -85,7 +88,9 @@ def navigation(titles: dict[str, str]) -> list[dict[str, Any]]:
     for part in _text_of(HOME).split("\n## ")[1:]:
         pages: list[str] = []
         for uri in _pages_named(HOME, part):
-            pages += [uri, *_pages_named(uri, _text_of(uri))] if uri.startswith(ROLE) else [uri]
+            pages.append(uri)
+            if uri.startswith(ROLE):
+                pages += [each for each in _pages_named(uri, _text_of(uri)) if not each.startswith(ROLE)]
         sections.append({part.partition("\n")[0].strip(): place(pages)})
     for name, folder in _AT_THE_END.items():
         rest = place(uri for uri in sorted(titles) if uri.startswith(folder))
