@@ -108,7 +108,7 @@ async def messages(api: Api) -> None:
 
 
 def _lease(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: message[name] for name in ("message_id", "lease_id", "fencing_token")}
+    return {name: message[name] for name in ("message_id", "lease_id", "fence")}
 
 
 async def queues(api: Api) -> None:
@@ -156,28 +156,28 @@ async def queues(api: Api) -> None:
 
 
 async def leases(api: Api) -> None:
-    granted = await api("POST /v1/lock/acquire", {"key": "deploy/api", "owner": "ci-17", "ttl_seconds": 30})
-    proof = {name: granted[name] for name in ("key", "lease_id", "fencing_token")}
-    await api("POST /v1/lock/describe", {"key": "deploy/api"})
-    await api("GET /v1/locks")
+    granted = await api("POST /v1/lease/acquire", {"key": "deploy/api", "owner": "ci-17", "ttl_seconds": 30})
+    proof = {name: granted[name] for name in ("key", "lease_id", "fence")}
+    await api("POST /v1/lease/describe", {"key": "deploy/api"})
+    await api("GET /v1/leases")
     await api("GET /v1/surveys/waits")
-    await api("POST /v1/lock/keepalive", {**proof, "ttl_seconds": 60})
-    await api("POST /v1/lock/check", proof)
-    await api("POST /v1/lock/release", proof)
-    granted = await api("POST /v1/lock/acquire", {"key": "deploy/web", "owner": "ci-18"})
-    await api("POST /v1/lock/break", {"key": "deploy/web", "fencing_token": granted["fencing_token"]})
+    await api("POST /v1/lease/keepalive", {**proof, "ttl_seconds": 60})
+    await api("POST /v1/lease/check", proof)
+    await api("POST /v1/lease/release", proof)
+    granted = await api("POST /v1/lease/acquire", {"key": "deploy/web", "owner": "ci-18"})
+    await api("POST /v1/lease/break", {"key": "deploy/web", "fence": granted["fence"]})
 
 
 async def locks(api: Api) -> None:
     session = {"id": "s3cr3t-of-worker-1-0001"}
     claim = {"session": session, "claim": "c-1", "paths": [["entity_type", "order"], ["record_id", "order/1042"]]}
-    await api("POST /v1/ordered-locks/acquire", {**claim, "owner": "worker-1", "lease_seconds": 30})
-    await api("POST /v1/ordered-locks/renew", {"session": session, "lease_seconds": 30})
-    [held] = (await api("GET /v1/ordered-locks"))["sessions"]
-    await api("GET /v1/ordered-locks/stats")
-    await api("POST /v1/ordered-locks/release", {"session": session, "claim": "c-1"})
-    await api("POST /v1/ordered-locks/acquire", {**claim, "claim": "c-2"})
-    await api("POST /v1/ordered-locks/end", {"number": held["number"]})
+    await api("POST /v1/locks/acquire", {**claim, "owner": "worker-1", "lease_seconds": 30})
+    await api("POST /v1/locks/renew", {"session": session, "lease_seconds": 30})
+    [held] = (await api("GET /v1/locks"))["sessions"]
+    await api("GET /v1/locks/stats")
+    await api("POST /v1/locks/release", {"session": session, "claim": "c-1"})
+    await api("POST /v1/locks/acquire", {**claim, "claim": "c-2"})
+    await api("POST /v1/locks/end", {"number": held["number"]})
 
 
 async def states(api: Api) -> None:

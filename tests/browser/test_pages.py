@@ -521,7 +521,7 @@ def test_a_server_that_dies_before_it_answers_is_reported(noisy: Page, tmp_path:
         noisy.get_by_role("button", name="Release deploy").click()
         noisy.evaluate("window.waitsForButton = true")
         os.kill(running.process.pid, signal.SIGSTOP)  # It accepts the request, and does not answer.
-        with noisy.expect_request("**/v1/lock/break"):
+        with noisy.expect_request("**/v1/lease/break"):
             noisy.get_by_role("button", name="Release the lease").click()
         running.kill()
         expect(noisy.locator(".toast.bad")).to_contain_text("The action may or may not have happened")

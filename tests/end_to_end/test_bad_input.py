@@ -502,9 +502,9 @@ BODIES: list[tuple[str, Callable[[str], Any]]] = [
     ("/v1/queue/enqueue", lambda name: {"queue": "q", "payload_blob": name}),
     ("/v1/queue/dequeue", lambda name: {"queue": name, "owner": "a", "wait_seconds": -1}),
     ("/v1/queue/subscribe", lambda name: {"queue": name, "owner": "a", "wait_seconds": -1}),
-    ("/v1/lock/acquire", lambda name: {"key": name, "owner": "a"}),
-    ("/v1/lock/release", lambda name: {"key": name, "lease_id": "a", "fencing_token": 1}),
-    ("/v1/lock/release", lambda name: {"key": "a", "lease_id": "a", "fencing_token": 1, "universe": name}),
+    ("/v1/lease/acquire", lambda name: {"key": name, "owner": "a"}),
+    ("/v1/lease/release", lambda name: {"key": name, "lease_id": "a", "fence": 1}),
+    ("/v1/lease/release", lambda name: {"key": "a", "lease_id": "a", "fence": 1, "universe": name}),
     ("/v1/state/update", lambda name: {"key": name, "value": 1}),
     ("/v1/activity", lambda name: {"session": name, "records": [{}]}),
     ("/v1/activity", lambda name: {"session": "s", "kind": name, "records": [{}]}),
@@ -535,7 +535,7 @@ def test_hostile_names_in_bodies_are_refused(start: Callable[..., Any], tmp_path
     request(server, "POST", "/v1/activity", {"session": "s", "records": [{"a": 1}]})
     request(server, "POST", "/v1/activity/end", {"session": "s"})
     before = files_of(tmp_path)
-    keys = ("/v1/lock/", "/v1/state/", "/v1/atomic")  # Their names may have slashes and dots.
+    keys = ("/v1/lease/", "/v1/state/", "/v1/atomic")  # Their names may have slashes and dots.
     for name in NAMES:
         for path, body in BODIES:
             if name in ("../x",) and path.startswith(keys):
@@ -593,7 +593,7 @@ def test_contradicting_headers_and_bodies_are_refused(server: Any) -> None:
     ):
         status, problem = request(server, "PUT", "/v1/entities/task/t", {"fields": {"status": 2}, **body}, **headers)
         assert (status, problem["code"]) == (400, "invalid_etag")
-    for name in ("X-Fencing-Token", "X-Txn-Id"):
+    for name in ("X-Fence", "X-Txn-Id"):
         status, problem = request(server, "PUT", "/v1/state/k", 1, **{name: "1"})
         assert (status, problem["code"]) == (400, "invalid_argument")
 
@@ -702,7 +702,7 @@ def test_a_token_cannot_read_or_change_another_universe(tenants: tuple[Any, dict
     server, tokens = tenants
     before = beta_state(server, tokens["beta"])
     mine = {"Authorization": f"Bearer {tokens['alpha']}"}
-    lease = {"key": "doc", "lease_id": "a", "fencing_token": 1, "universe": "beta"}
+    lease = {"key": "doc", "lease_id": "a", "fence": 1, "universe": "beta"}
     blob = hashlib.sha256(b"secret of beta" * 10_000).hexdigest()
     forbidden: list[tuple[str, str, Any, dict[str, str]]] = [
         ("GET", "/v1/queues?universe=beta", None, {}),
@@ -724,8 +724,8 @@ def test_a_token_cannot_read_or_change_another_universe(tenants: tuple[Any, dict
         ("DELETE", "/v1/state/doc?universe=beta", None, {}),
         ("POST", "/v1/state/update?universe=alpha", {"key": "doc", "value": 1, "universe": "beta"}, {}),
         ("POST", "/v1/state/update?universe=alpha", {"key": "doc", "value": 1, "lease": lease}, {}),
-        ("POST", "/v1/lock/check?universe=alpha", lease, {}),
-        ("POST", "/v1/lock/release", {"lease": lease}, {}),
+        ("POST", "/v1/lease/check?universe=alpha", lease, {}),
+        ("POST", "/v1/lease/release", {"lease": lease}, {}),
         ("POST", "/v1/worlds/w/entries?universe=beta", {"entries": [1], "expected_head": 1}, {}),
         ("POST", "/v1/worlds/w/fork?universe=beta", {"target": "v", "height": 1}, {}),
         ("DELETE", "/v1/entities/task/t?universe=beta", None, {}),

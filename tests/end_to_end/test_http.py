@@ -225,10 +225,10 @@ class TestIdempotency:
 
     def test_a_repeated_acquire_gets_the_same_lease(self, server: Any, name: str) -> None:
         body = {"key": name, "owner": "ada", "ttl_seconds": 60}
-        first, second = (server.post("/v1/lock/acquire", body, Idempotency_Key="l").json() for _ in range(2))
+        first, second = (server.post("/v1/lease/acquire", body, Idempotency_Key="l").json() for _ in range(2))
         assert first == second
-        assert server.post("/v1/lock/acquire", body).json()["fencing_token"] == 2
-        assert server.post("/v1/lock/acquire", body, Idempotency_Key="l").code == "lease_expired"
+        assert server.post("/v1/lease/acquire", body).json()["fence"] == 2
+        assert server.post("/v1/lease/acquire", body, Idempotency_Key="l").code == "lease_expired"
 
     def test_repeated_entity_writes_are_executed_once(self, server: Any, name: str) -> None:
         path, headers = f"/v1/entities/task/{name}", {"Idempotency-Key": "e"}
@@ -422,12 +422,12 @@ HOSTILE: list[tuple[str, str, Any]] = [
     ("POST", "/v1/queue/enqueue", {"queue": "h", "payload": 1, "group": "\ud800"}),
     ("POST", "/v1/queue/enqueue", {"queue": "h", "payload": 1, "delay_seconds": 1e308}),
     ("POST", "/v1/queue/enqueue", {"queue": "h", "payload": 1, "max_attempts": 1 << 70}),
-    ("POST", "/v1/queue/ack", {"queue": "h", "message_id": "0" * 32, "lease_id": "a", "fencing_token": -5}),
-    ("POST", "/v1/queue/ack", {"queue": "h", "message_id": "0" * 32, "lease_id": "a", "fencing_token": 1 << 64}),
+    ("POST", "/v1/queue/ack", {"queue": "h", "message_id": "0" * 32, "lease_id": "a", "fence": -5}),
+    ("POST", "/v1/queue/ack", {"queue": "h", "message_id": "0" * 32, "lease_id": "a", "fence": 1 << 64}),
     ("POST", "/v1/queue/dequeue", {"queue": "h", "owner": "x" * 1_000, "wait_seconds": -1}),
-    ("POST", "/v1/queue/dequeue", {"queue": "h", "owner": "x", "visibility_timeout_seconds": 0}),
-    ("POST", "/v1/lock/acquire", {"key": "h", "owner": "x", "ttl_seconds": 1e308}),
-    ("POST", "/v1/lock/keepalive", {"key": "h", "lease_id": "x", "fencing_token": 1 << 70}),
+    ("POST", "/v1/queue/dequeue", {"queue": "h", "owner": "x", "visibility_seconds": 0}),
+    ("POST", "/v1/lease/acquire", {"key": "h", "owner": "x", "ttl_seconds": 1e308}),
+    ("POST", "/v1/lease/keepalive", {"key": "h", "lease_id": "x", "fence": 1 << 70}),
     ("PUT", "/v1/state/deep", json.loads("[" * 200 + "]" * 200)),
     ("PUT", "/v1/state/big", "x" * 300_000),
     ("GET", "/v1/worlds/none/entries?start=-1", None),

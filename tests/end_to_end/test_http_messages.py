@@ -53,9 +53,19 @@ def name() -> str:
     return f"test-{next(_names)}"
 
 
+OLD_NAMES = {"namespace", "visibility_timeout_seconds", "fencing_token"}
+
+
+def names_in(value: Any) -> set[str]:
+    """The names of all fields in an answer."""
+    if isinstance(value, dict):
+        return set(value).union(*map(names_in, value.values()))
+    return set().union(*map(names_in, value)) if isinstance(value, list) else set()
+
+
 class TestMessages:
     def test_a_message_is_delivered_and_can_be_acknowledged_twice(self, server: Any, name: str) -> None:
-        put = {"queue": name, "payload": {"n": 1}, "attributes": {"kind": "test"}, "visibility_timeout_seconds": 60}
+        put = {"queue": name, "payload": {"n": 1}, "attributes": {"kind": "test"}, "visibility_seconds": 60}
         receipt = server.post("/v1/queue/enqueue", put).json()
         message = receive(server, name)
         assert message["message_id"] == receipt["message_id"]
@@ -63,8 +73,8 @@ class TestMessages:
         assert message["attributes"] == {"kind": "test"}
         assert message["attempts"] == 1
         assert message["failure_attempts"] == 0
-        assert message["visibility_timeout_seconds"] == 60
-        assert message["namespace"] == "main"
+        assert message["visibility_seconds"] == 60
+        assert message["universe"] == "main"
         assert message["meta_etag"] == message["lease_id"]
         assert 0 < message["lease_expires_at_unix"] - time.time() < 61
         for _ in range(2):
@@ -83,7 +93,7 @@ class TestMessages:
         messages = server.post("/v1/queue/dequeue", body).json()["messages"]
         assert [message["payload"] for message in messages] == [0, 1, 2]
         shown = [{"message_id": each["message_id"], "lease_id": each["lease_id"]} for each in messages]
-        shown[1] = {**shown[1], "fencing_token": 77}
+        shown[1] = {**shown[1], "fence": 77}
         settled = server.post("/v1/queue/ack", {"queue": name, "messages": shown}).json()["messages"]
         assert [each["settled"] for each in settled] == [True, False, True]
         assert settled[1]["code"] == "queue_message_lease_mismatch"
@@ -192,7 +202,7 @@ class TestMessages:
             ("enqueue", {"queue": "q", "payload": 1, "priority": 10}, "invalid_argument"),
             ("enqueue", {"queue": "q", "payload_blob": "0" * 64}, "blob_not_found"),
             ("enqueue", {"queue": "q", "payload": 1, "payload_content_type": "a\r\nb: c"}, "invalid_argument"),
-            ("enqueue", {"queue": "q", "payload": 1, "universe": "a", "namespace": "b"}, "invalid_body"),
+            ("enqueue", {"queue": "q", "payload": 1, "universe": "a", "namespace": "a"}, "invalid_body"),
             ("ack", {"queue": "q"}, "missing_fields"),
             ("ack", {"queue": "q", "message_id": "1", "lease_id": "1"}, "invalid_argument"),
             ("ack", {"queue": "q", "message_id": "1", "lease_id": LEASE, "result_blob": "0" * 64}, "blob_not_found"),
@@ -250,7 +260,7 @@ class TestMessages:
         body = {"queue": name, "owner": "ada", "wait_seconds": -1}
         [message] = server.post("/v1/queue/dequeueWithState", body).json()["messages"]
         assert message["state"] is None
-        proof = {"X-Lease-Id": message["state_lease_id"], "X-Fencing-Token": str(message["state_fencing_token"])}
+        proof = {"X-Lease-Id": message["state_lease_id"], "X-Fence": str(message["state_fence"])}
         put = server.ask("PUT", f"/v1/state/{message['state_key']}", {"step": 2}, **proof)
         assert put.status == 200
         server.post("/v1/queue/nack", {**lease(message), "delay_seconds": 0})
@@ -258,6 +268,98 @@ class TestMessages:
         assert message["state"] == {"step": 2}
         server.post("/v1/queue/ack", lease(message))
         assert server.get(f"/v1/state/{message['state_key']}").status == 404
+
+
+class TestAliases:
+    """Names of other lease-queue servers: accepted in requests of the queue endpoints, and never written."""
+
+    WHERE = {"queue": "aliases", "namespace": "elsewhere"}
+
+    def ask(self, server: Any, path: str, body: dict[str, Any]) -> Any:
+        answer = server.post(f"/v1/queue/{path}", self.WHERE | body)
+        assert answer.status == 200, answer.json()
+        assert not names_in(answer.json()) & OLD_NAMES
+        return answer.json()
+
+    def test_every_endpoint_accepts_them(self, server: Any) -> None:
+        self.ask(server, "enqueue", {"payload": 1, "visibility_timeout_seconds": 50})
+        batch = [{"payload": 2, "visibility_timeout_seconds": 51}, {"payload": 3}, {"payload": 4}, {"payload": 5}]
+        self.ask(server, "enqueue", {"messages": batch})
+        stats = self.ask(server, "stats", {})
+        assert (stats["universe"], stats["ready"]) == ("elsewhere", 5)
+
+        [first] = self.ask(server, "dequeue", {"owner": "ada"})["messages"]
+        assert (first["universe"], first["visibility_seconds"]) == ("elsewhere", 50)
+        [second] = self.ask(server, "dequeueWithState", {"owner": "ada", "visibility_timeout_seconds": 70})["messages"]
+        assert second["lease_expires_at_unix"] > first["lease_expires_at_unix"] + 15
+        others = self.ask(server, "dequeue", {"owner": "ada", "page_size": 3})["messages"]
+
+        def lease_of(message: dict[str, Any]) -> dict[str, Any]:
+            return {
+                "message_id": message["message_id"],
+                "lease_id": message["lease_id"],
+                "fencing_token": message["fence"],
+            }
+
+        assert self.ask(server, "extend", {**lease_of(first), "extend_by_seconds": 90})["settled"]
+        assert self.ask(server, "visibility", {**lease_of(first), "visibility_timeout_seconds": 5})["settled"]
+        changes = [{**lease_of(each), "visibility_timeout_seconds": 60} for each in others]
+        assert all(each["settled"] for each in self.ask(server, "visibility", {"messages": changes})["messages"])
+        assert self.ask(server, "nack", lease_of(first))["settled"]
+        assert self.ask(server, "reject", lease_of(second))["settled"]
+        assert self.ask(server, "ack", {"messages": [lease_of(others[0])]})["messages"][0]["settled"]
+        assert self.ask(server, "ack", lease_of(others[1]))["settled"]
+        wrong = server.post("/v1/queue/ack", self.WHERE | lease_of(others[2]) | {"fencing_token": 77})
+        assert wrong.code == "queue_message_lease_mismatch"
+
+    def test_streams_and_multipart_bodies_accept_them(self, server: Any, name: str) -> None:
+        meta = {"queue": name, "namespace": "elsewhere", "visibility_timeout_seconds": 52}
+        body, kind = multipart(meta, b"payload")
+        receipt = server.ask("POST", "/v1/queue/enqueue", body, content_type=kind).json()
+        assert (receipt["universe"], names_in(receipt) & OLD_NAMES) == ("elsewhere", set())
+
+        watched = {"queue": name, "namespace": "elsewhere"}
+        for lines in (
+            EventLines(
+                server, "GET", f"/v1/queue/watch?queue={name}&namespace=elsewhere", accept="application/x-ndjson"
+            ),
+            EventLines(server, "POST", "/v1/queue/watch", watched, accept="application/x-ndjson"),
+        ):
+            stats = lines.next("stats")
+            assert (stats["universe"], stats["ready"]) == ("elsewhere", 1)
+            lines.close()
+
+        consumer = {"owner": "ada", "visibility_timeout_seconds": 40, "wait_seconds": -1}
+        for path in ("subscribe", "subscribeWithState"):
+            lines = EventLines(server, "POST", f"/v1/queue/{path}", watched | consumer)
+            message = lines.next("message")
+            assert (message["universe"], message["visibility_seconds"]) == ("elsewhere", 52)
+            assert message["lease_expires_at_unix"] < time.time() + 41
+            nack = {**lease(message), "universe": "elsewhere", "intent": "defer"}
+            lines.close()  # It would get the message again.
+            assert server.post("/v1/queue/nack", nack).status == 200
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("stats", {"namespace": "main", "universe": "main"}),
+            ("dequeue", {"owner": "ada", "visibility_timeout_seconds": 5, "visibility_seconds": 5}),
+            ("enqueue", {"messages": [{"visibility_seconds": 5, "visibility_timeout_seconds": 5}]}),
+            ("ack", {"message_id": "0" * 32, "lease_id": LEASE, "fencing_token": 1, "fence": 1}),
+        ],
+        ids=lambda value: value if isinstance(value, str) else None,
+    )
+    def test_a_field_and_its_alias_are_refused_together(self, server: Any, path: str, body: dict[str, Any]) -> None:
+        answer = server.post(f"/v1/queue/{path}", {"queue": "q", **body})
+        assert (answer.status, answer.code) == (400, "invalid_body")
+        assert "alias" in answer.json()["detail"]
+
+    def test_other_endpoints_do_not_know_them(self, server: Any) -> None:
+        for path, body in (
+            ("/v1/lease/acquire", {"key": "a", "owner": "ada", "namespace": "main"}),
+            ("/v1/lease/check", {"key": "a", "lease_id": "b", "fencing_token": 1}),
+        ):
+            assert server.post(path, body).code in ("invalid_body", "missing_fields")
 
 
 class TestPayloads:

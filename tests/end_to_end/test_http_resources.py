@@ -76,7 +76,7 @@ class TestQueues:
         body = {"queue": name, "owner": "ada", "wait_seconds": -1, "page_size": 3, "txn_id": "t"}
         messages = server.post("/v1/queue/dequeue", body).json()["messages"]
         page = server.get(f"/v1/queues/{name}/leased?limit=2").json()
-        names = ("message_id", "attempts", "lease_expires_at_unix", "lease_id", "fencing_token", "txn_id")
+        names = ("message_id", "attempts", "lease_expires_at_unix", "lease_id", "fence", "txn_id")
         assert [[each[field] for field in names] for each in page["messages"]] == [
             [each[field] for field in names] for each in messages[:2]
         ]
@@ -132,21 +132,22 @@ class TestQueues:
 
 class TestLeases:
     def test_a_lease_is_acquired_extended_checked_and_released(self, server: Any, name: str) -> None:
-        granted = server.post("/v1/lock/acquire", {"key": name, "owner": "ada", "ttl_seconds": 5}).json()
-        held = server.post("/v1/lock/acquire", {"key": name, "owner": "bob"})
+        granted = server.post("/v1/lease/acquire", {"key": name, "owner": "ada", "ttl_seconds": 5}).json()
+        held = server.post("/v1/lease/acquire", {"key": name, "owner": "bob"})
         assert (held.status, held.code) == (409, "lease_held")
-        proof = {each: granted[each] for each in ("key", "lease_id", "fencing_token")}
+        proof = {each: granted[each] for each in ("key", "lease_id", "fence")}
         assert (
-            server.post("/v1/lock/keepalive", {**proof, "ttl_seconds": 60}).json()["expires_ms"] > granted["expires_ms"]
+            server.post("/v1/lease/keepalive", {**proof, "ttl_seconds": 60}).json()["expires_ms"]
+            > granted["expires_ms"]
         )
-        assert server.post("/v1/lock/check", {"lease": proof}).json() == {"durability": "critical"}
-        assert server.post("/v1/lock/describe", {"key": name}).json()["held"] is True
-        assert name in [each["key"] for each in server.get("/v1/locks?limit=1000").json()["leases"]]
-        stale = server.post("/v1/lock/keepalive", {**proof, "fencing_token": 0})
+        assert server.post("/v1/lease/check", {"lease": proof}).json() == {"durability": "critical"}
+        assert server.post("/v1/lease/describe", {"key": name}).json()["held"] is True
+        assert name in [each["key"] for each in server.get("/v1/leases?limit=1000").json()["leases"]]
+        stale = server.post("/v1/lease/keepalive", {**proof, "fence": 0})
         assert (stale.status, stale.code) == (403, "fencing_mismatch")
-        assert server.post("/v1/lock/release", proof).json() == {"released": True}
-        assert server.post("/v1/lock/check", proof).code == "lease_expired"
-        assert server.post("/v1/lock/describe", {"key": name}).json()["held"] is False
+        assert server.post("/v1/lease/release", proof).json() == {"released": True}
+        assert server.post("/v1/lease/check", proof).code == "lease_expired"
+        assert server.post("/v1/lease/describe", {"key": name}).json()["held"] is False
 
     @pytest.mark.parametrize(
         ("path", "body", "code"),
@@ -161,7 +162,7 @@ class TestLeases:
         ],
     )
     def test_invalid_requests_have_specific_codes(self, server: Any, path: str, body: Any, code: str) -> None:
-        answer = server.post(f"/v1/lock/{path}", body)
+        answer = server.post(f"/v1/lease/{path}", body)
         assert (answer.status, answer.code) == (400, code)
 
 
@@ -215,20 +216,18 @@ class TestStates:
         assert server.ask("PUT", f"/v1/state/{name}", b"NaN", content_type="application/json").code == "invalid_body"
 
     def test_a_leased_key_rejects_writes_of_others(self, server: Any, name: str) -> None:
-        granted = server.post("/v1/lock/acquire", {"key": name, "owner": "ada"}).json()
+        granted = server.post("/v1/lease/acquire", {"key": name, "owner": "ada"}).json()
         refused = server.ask("PUT", f"/v1/state/{name}", 1)
         assert (refused.status, refused.code) == (403, "lease_required")
-        proof = {"X-Lease-Id": granted["lease_id"], "X-Fencing-Token": str(granted["fencing_token"])}
+        proof = {"X-Lease-Id": granted["lease_id"], "X-Fence": str(granted["fence"])}
         assert server.ask("PUT", f"/v1/state/{name}", 1, **proof).status == 201
-        assert (
-            server.ask("DELETE", f"/v1/state/{name}", **(proof | {"X-Fencing-Token": "0"})).code == "fencing_mismatch"
-        )
+        assert server.ask("DELETE", f"/v1/state/{name}", **(proof | {"X-Fence": "0"})).code == "fencing_mismatch"
         assert server.ask("PUT", f"/v1/state/{name}", 1, X_Lease_Id="x").code == "invalid_argument"
 
     def test_the_holder_of_a_key_with_capitals_writes_its_state(self, server: Any, name: str) -> None:
         key = f"{name}/LockB:1@x+y=z"
-        granted = server.post("/v1/lock/acquire", {"key": key, "owner": "ada"}).json()
-        proof = {"X-Lease-Id": granted["lease_id"], "X-Fencing-Token": str(granted["fencing_token"])}
+        granted = server.post("/v1/lease/acquire", {"key": key, "owner": "ada"}).json()
+        proof = {"X-Lease-Id": granted["lease_id"], "X-Fence": str(granted["fence"])}
         assert server.ask("PUT", f"/v1/state/{key}", 1, **proof).status == 201
         assert server.get(f"/v1/state/{key}").json() == 1
         assert server.get(f"/v1/state/{key.lower()}").status == 404

@@ -53,6 +53,24 @@ def references(value: Any) -> Iterator[str]:
             yield from references(each)
 
 
+def objects_in(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list):
+        for each in value:
+            yield from objects_in(each)
+
+
+def properties_in(document: Any) -> Iterator[str]:
+    for each in objects_in(document):
+        yield from each["properties"] if isinstance(each.get("properties"), dict) else ()
+
+
+def parameters_in(document: Any) -> Iterator[dict[str, Any]]:
+    return (each for each in objects_in(document) if "in" in each and "name" in each and "schema" in each)
+
+
 def resolve(reference: str) -> Any:
     found: Any = DOCUMENT
     for name in reference.removeprefix("#/").split("/"):
@@ -77,6 +95,14 @@ def test_the_document_is_valid() -> None:
     openapi_spec_validator.validate(DOCUMENT)
 
 
+def test_fields_and_parameters_have_one_name_each() -> None:
+    """The aliases that requests may use are in one description."""
+    old = {"namespace", "visibility_timeout_seconds", "fencing_token", "state_fencing_token", "X-Fencing-Token"}
+    assert not old & (set(properties_in(DOCUMENT)) | {each["name"] for each in parameters_in(DOCUMENT)})
+    [described] = [tag["description"] for tag in DOCUMENT["tags"] if "`namespace` for `universe`" in tag["description"]]
+    assert str(DOCUMENT).count("`fencing_token`") == described.count("`fencing_token`") == 1
+
+
 def test_every_reference_resolves() -> None:
     for reference in references(DOCUMENT):
         assert resolve(reference) is not None
@@ -89,7 +115,7 @@ def test_idempotency_keys_are_documented_where_they_are_supported() -> None:
     assert {
         "POST /v1/queue/subscribe",
         "POST /v1/queue/stats",
-        "POST /v1/lock/check",
+        "POST /v1/lease/check",
         "POST /v1/state/get",
         "PUT /v1/blobs",
         "POST /v1/worlds/{world}/compact",
@@ -100,7 +126,7 @@ def test_idempotency_keys_are_documented_where_they_are_supported() -> None:
         "POST /v1/queue/enqueue",
         "POST /v1/queue/dequeue",
         "POST /v1/queue/ack",
-        "POST /v1/lock/acquire",
+        "POST /v1/lease/acquire",
         "POST /v1/call",
         "POST /v1/atomic",
         "PUT /v1/state/{key}",
@@ -280,9 +306,9 @@ def test_responses_conform_to_the_document(server: Any) -> None:
     cron = {"cron": "0 3 * * *", "message": {"payload": 1}}
     check("PUT", "/v1/queues/jobs/schedules/s", "/v1/queues/{queue}/schedules/{name}", cron)
     check("GET", "/v1/queues/jobs/schedules", "/v1/queues/{queue}/schedules")
-    check("POST", "/v1/lock/acquire", "/v1/lock/acquire", {"key": "k", "owner": "ada"})
-    check("POST", "/v1/lock/acquire", "/v1/lock/acquire", {"key": "k", "owner": "bob"})
-    check("POST", "/v1/lock/describe", "/v1/lock/describe", {"key": "k"})
+    check("POST", "/v1/lease/acquire", "/v1/lease/acquire", {"key": "k", "owner": "ada"})
+    check("POST", "/v1/lease/acquire", "/v1/lease/acquire", {"key": "k", "owner": "bob"})
+    check("POST", "/v1/lease/describe", "/v1/lease/describe", {"key": "k"})
     check("PUT", "/v1/state/a/b", "/v1/state/{key}", {"x": 1})
     check("POST", "/v1/state/get", "/v1/state/get", {"key": "a/b"})
     check("PATCH", "/v1/entities/task/t", "/v1/entities/{kind}/{id}", {"fields": {"status": {"a": 1}}})

@@ -134,7 +134,7 @@ def use_existing_names(case: Case) -> None:
         IDS.append(IDS.pop(0))
         case.path_parameters["id"] = IDS[-1]
     if case.path in SETTLE_PATHS and isinstance(case.body, dict) and LEASES:
-        for name in ("messages", "meta_etag", "fencing_token"):
+        for name in ("messages", "meta_etag", "fence"):
             case.body.pop(name, None)
         case.body.update(LEASES.pop())
 

@@ -117,7 +117,7 @@ def test_a_caller_that_closes_its_http_connection_leaves_no_claim(server: Any) -
     with fastness.connect(server.url) as plane, plane.locks.acquire(ROW):
         connection = server.connect()
         headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/ordered-locks/acquire", msgspec.json.encode(body), headers)
+        connection.request("POST", "/v1/locks/acquire", msgspec.json.encode(body), headers)
         until(lambda: waiting(plane) == 1)
         connection.close()
         until(lambda: waiting(plane) == 0)

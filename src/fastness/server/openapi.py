@@ -40,12 +40,14 @@ _VIEWS: Final[dict[type, type]] = {
 _ANY_JSON: Final = {"description": "Any JSON value."}
 _TAGS: Final = {
     "calls": "Any request, and atomic lists of operations.",
-    "messages": "Work queues: messages are leased and fenced, and delivered at least once.",
+    "messages": "Work queues: messages are leased and fenced, and delivered at least once. Requests may also say "
+    + ", ".join(f"`{alias}` for `{name}`" for alias, name in json_codec.ALIASES.items())
+    + "; answers never do.",
     "queues": "Queue administration.",
     "mail": "Mail between agents, stored until it is delivered.",
     "ingress": "Pushes: data for agents, accepted in memory, and stored as mail.",
     "agents": "Registered agents and their keys.",
-    "leases": "Exclusive leases with fencing tokens.",
+    "leases": "Exclusive ownership of keys for a limited time, with fences.",
     "locks": "Ordered locks of the database, entity types and records, held by sessions.",
     "states": "One document per key, guarded by leases and ETags.",
     "entities": "Records whose fields have durability tiers.",

@@ -42,7 +42,6 @@ _CLAIMS: Final = ("RenewWorlds", "ReleaseWorlds")
 # Bounds by field name, in any request.
 _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "universe": _NAME,
-    "namespace": _NAME,
     "world": _NAME,
     "target": _NAME,
     "queue": _NAME,
@@ -76,7 +75,6 @@ _FIELDS: Final[dict[str, dict[str, Any]]] = {
     "history_seconds": _between(0.001, limits.TTL_SECONDS_MAX),
     "failures_kept": _between(0, limits.FAILURES_KEPT_MAX),
     "visibility_seconds": _VISIBILITY,
-    "visibility_timeout_seconds": _VISIBILITY,
     "extend_by_seconds": _VISIBILITY,
     "retention_seconds": _RETENTION,
     "dead_letter_retention_seconds": _RETENTION,
@@ -230,7 +228,7 @@ _STRUCT_FIELDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("path", "hash"): {"pattern": "^[0-9A-Fa-f]{64}$"},
     ("header", "X-Fastness-Universe"): _NAME,
     ("header", "Idempotency-Key"): _text(IDEMPOTENCY_KEY_CHARACTERS_MAX),
-    ("header", "X-Fencing-Token"): {"minimum": 0},
+    ("header", "X-Fence"): {"minimum": 0},
 }
 _RANGE: Final = ("minimum", "maximum")
 _KEYWORDS: Final = {

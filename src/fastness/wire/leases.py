@@ -6,10 +6,9 @@ from fastness.limits import LEASE_TTL_SECONDS
 from fastness.names import UNIVERSE
 from fastness.wire.requests import Committed, Operation, Request, Route
 
-_FENCE = {"fence": "fencing_token"}
 
 
-class LeaseProof(msgspec.Struct, frozen=True, rename=_FENCE):
+class LeaseProof(msgspec.Struct, frozen=True):
     """What a holder sends with a write: the id and fence of its lease."""
 
     key: str
@@ -19,7 +18,7 @@ class LeaseProof(msgspec.Struct, frozen=True, rename=_FENCE):
     universe: str = UNIVERSE
 
 
-class Granted(msgspec.Struct, frozen=True, rename=_FENCE):
+class Granted(msgspec.Struct, frozen=True):
     """A lease: its owner, its expiry, and its fence, which grows with every acquire."""
 
     key: str
@@ -88,7 +87,7 @@ class Released(msgspec.Struct, frozen=True):
 class AcquireLease(Request[Granted], frozen=True, tag="leases.acquire"):
     """Grant `key` to `owner`, waiting up to `wait_seconds`."""
 
-    operation = Operation(http=(Route("POST", "/v1/lock/acquire", "Acquire a lease, optionally waiting in line."),))
+    operation = Operation(http=(Route("POST", "/v1/lease/acquire", "Acquire a lease, optionally waiting in line."),))
 
     key: str
     owner: str
@@ -113,7 +112,7 @@ class ReleaseLease(Request[Released], frozen=True, tag="leases.release"):
     lease: LeaseProof
 
 
-class BreakLease(Request[Released], frozen=True, tag="leases.break", rename=_FENCE):
+class BreakLease(Request[Released], frozen=True, tag="leases.break"):
     """End the lease of any owner. Its holder is fenced off, and the next caller in line gets the lease.
 
     `fence` is that of the lease that the caller has seen: a lease that was granted since is not ended.
@@ -121,7 +120,7 @@ class BreakLease(Request[Released], frozen=True, tag="leases.break", rename=_FEN
 
     operation = Operation(
         audited=True,
-        http=(Route("POST", "/v1/lock/break", "End the lease of any owner, whose fence the caller has seen."),),
+        http=(Route("POST", "/v1/lease/break", "End the lease of any owner, whose fence the caller has seen."),),
     )
 
     key: str
@@ -132,7 +131,7 @@ class BreakLease(Request[Released], frozen=True, tag="leases.break", rename=_FEN
 class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
     operation = Operation(
         reads=True,
-        http=(Route("POST", "/v1/lock/describe", "Describe a lease: its holder, and the number of waiters."),),
+        http=(Route("POST", "/v1/lease/describe", "Describe a lease: its holder, and the number of waiters."),),
     )
 
     key: str
@@ -142,7 +141,7 @@ class DescribeLease(Request[Described], frozen=True, tag="leases.describe"):
 class ListLeases(Request[Leases], frozen=True, tag="leases.list"):
     """Of the next `limit` keys, those whose leases are held."""
 
-    operation = Operation(reads=True, http=(Route("GET", "/v1/locks", "List the leases that are held."),))
+    operation = Operation(reads=True, http=(Route("GET", "/v1/leases", "List the leases that are held."),))
 
     after: str = ""
     limit: int = 100

@@ -10,7 +10,6 @@ from fastness.limits import LOCK_LEASE_SECONDS
 from fastness.names import UNIVERSE
 from fastness.wire.requests import Committed, Operation, Request, Route
 
-_FENCE = {"fence": "fencing_token"}
 
 
 class LockSession(msgspec.Struct, frozen=True):
@@ -20,7 +19,7 @@ class LockSession(msgspec.Struct, frozen=True):
     universe: str = UNIVERSE
 
 
-class GrantedLock(msgspec.Struct, frozen=True, rename=_FENCE):
+class GrantedLock(msgspec.Struct, frozen=True):
     """A lock that was granted. Its fence grows with every grant of the same lock."""
 
     level: str
@@ -37,7 +36,7 @@ class GrantedLocks(msgspec.Struct, frozen=True):
     expires_ms: int
 
 
-class LockProof(msgspec.Struct, frozen=True, rename=_FENCE):
+class LockProof(msgspec.Struct, frozen=True):
     """What a holder sends with a write: its session, a lock, and the fence of the lock."""
 
     session: LockSession
@@ -120,7 +119,7 @@ class AcquireLocks(Request[GrantedLocks], frozen=True, tag="locks.acquire"):
 
     operation = Operation(
         repeatable="a claim that is already held is answered with its locks",
-        http=(Route("POST", "/v1/ordered-locks/acquire", "Acquire ordered locks, optionally waiting in line."),),
+        http=(Route("POST", "/v1/locks/acquire", "Acquire ordered locks, optionally waiting in line."),),
     )
 
     session: LockSession
@@ -137,7 +136,7 @@ class RenewLocks(Request[SessionRenewed], frozen=True, tag="locks.renew"):
     """Renew the lease of a session, and so all of its locks, to at least `lease_seconds` from now."""
 
     operation = Operation(
-        http=(Route("POST", "/v1/ordered-locks/renew", "Renew the lease of a session and all of its locks."),),
+        http=(Route("POST", "/v1/locks/renew", "Renew the lease of a session and all of its locks."),),
     )
 
     session: LockSession
@@ -148,7 +147,7 @@ class ReleaseLocks(Request[LocksReleased], frozen=True, tag="locks.release"):
     """Release the locks of a claim; the session ends with its last claim."""
 
     operation = Operation(
-        http=(Route("POST", "/v1/ordered-locks/release", "Release the locks of a claim."),),
+        http=(Route("POST", "/v1/locks/release", "Release the locks of a claim."),),
     )
 
     session: LockSession
@@ -166,7 +165,7 @@ class CheckLock(Request[Committed], frozen=True, tag="locks.check"):
 class ListLockSessions(Request[LockSessions], frozen=True, tag="locks.list"):
     operation = Operation(
         reads=True,
-        http=(Route("GET", "/v1/ordered-locks", "List the sessions that hold ordered locks or wait for them."),),
+        http=(Route("GET", "/v1/locks", "List the sessions that hold ordered locks or wait for them."),),
     )
 
     after: str = ""
@@ -179,7 +178,7 @@ class EndLockSession(Request[LocksReleased], frozen=True, tag="locks.end"):
 
     operation = Operation(
         audited=True,
-        http=(Route("POST", "/v1/ordered-locks/end", "End a session and release all of its locks."),),
+        http=(Route("POST", "/v1/locks/end", "End a session and release all of its locks."),),
     )
 
     number: str
@@ -189,7 +188,7 @@ class EndLockSession(Request[LocksReleased], frozen=True, tag="locks.end"):
 class ShowLockStats(Request[LockStatistics], frozen=True, tag="locks.stats"):
     operation = Operation(
         reads=True,
-        http=(Route("GET", "/v1/ordered-locks/stats", "Return statistics of ordered locks, by level."),),
+        http=(Route("GET", "/v1/locks/stats", "Return statistics of ordered locks, by level."),),
     )
 
     universe: str = UNIVERSE

@@ -13,7 +13,6 @@ from fastness.wire.leases import LeaseProof
 from fastness.wire.requests import Operation, Request, RequestWithoutTier, Route
 from fastness.wire.stored_messages import ID_BYTES, format_id, format_lease_id
 
-_FENCE = {"fence": "fencing_token"}
 _END: Final = struct.Struct(">I")
 LEASE_BYTES: Final = 16
 
@@ -84,7 +83,7 @@ class Failure(msgspec.Struct, frozen=True):
     traceback: str | None = None  # Its end, if it was too long. A `receive` leaves it out.
 
 
-class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE):
+class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message that is leased to a consumer, or read by `peek`."""
 
     id: str
@@ -114,7 +113,7 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE):
 MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done", "cancelled"]
 
 
-class MessageInfo(msgspec.Struct, frozen=True, omit_defaults=True, rename=_FENCE):
+class MessageInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about one message.
 
     It is ready; or delayed until `due_ms`; or waiting behind another message of its group, or for its key; or leased
@@ -220,7 +219,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
     paused_until_ms: int | None
 
 
-class LeasedMessage(msgspec.Struct, frozen=True, rename=_FENCE):
+class LeasedMessage(msgspec.Struct, frozen=True):
     """A message that a consumer holds, as an operator sees it: without its payload."""
 
     id: str
@@ -245,7 +244,7 @@ class LeasedMessages(msgspec.Struct, frozen=True):
     next: str | None
 
 
-class MessageLease(msgspec.Struct, frozen=True, rename=_FENCE):
+class MessageLease(msgspec.Struct, frozen=True):
     """What a consumer sends to settle a message."""
 
     id: str

@@ -48,6 +48,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     handle: Handler
     parameters: tuple[Parameter, ...] = ()
+    query_aliases: frozenset[str] = frozenset()  # Query parameters that are accepted, and not described.
     accepts: Mapping[str, Any] = {}  # The type of the request body by media type.
     not_in_body: frozenset[str] = frozenset()  # Fields of that type that are not read from the body.
     optional_in_body: frozenset[str] = frozenset()  # Required fields that may come from a header or a default instead.
@@ -186,6 +187,7 @@ def _handler(
 ) -> Callable[[HttpRequest], Awaitable[Response]]:
     query_names = {
         method: {"universe", *(each.name for each in endpoint.parameters if each.location == "query")}
+        | endpoint.query_aliases
         for method, endpoint in methods.items()
     }
 

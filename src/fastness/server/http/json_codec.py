@@ -103,6 +103,9 @@ BODY_TYPES: Final[dict[type, type]] = {
     NewResult: ResultBody,
 }
 
+# What other lease-queue servers call fields of the queue endpoints: accepted in requests, and never written.
+ALIASES: Final = {"namespace": "universe", "visibility_timeout_seconds": "visibility_seconds", "fencing_token": "fence"}
+
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
 
 
@@ -130,6 +133,15 @@ def convert(value: Any, kind: Any) -> Any:
             raise invalid_body(str(error)) from None
     _check_numbers(built)
     return built
+
+
+def convert_named(value: Any, kind: Any) -> Any:
+    """`convert` for the queue endpoints: a field may be named by its alias.
+
+    Raises:
+        HttpError: the JSON does not fit the type, or has a field and its alias.
+    """
+    return convert(_with_names(kind, value), kind)
 
 
 def encode(answer: Any) -> bytes:
@@ -271,6 +283,23 @@ def _with_integers(kind: Any, value: Any) -> Any:
     if isinstance(value, list) and (part := _item_type(kind)) is not None:
         return [_with_integers(part, each) for each in value]
     return value
+
+
+def _with_names(kind: Any, value: Any) -> Any:
+    """Decoded JSON with aliases replaced by the names of the fields."""
+    if isinstance(value, list) and (part := _item_type(kind)) is not None:
+        return [_with_names(part, each) for each in value]
+    structs = _structs(kind) if isinstance(value, dict) else []
+    if len(structs) != 1:
+        return value
+    fields = _fields(structs[0])
+    named: dict[str, Any] = {}
+    for given, each in value.items():
+        name = ALIASES[given] if ALIASES.get(given) in fields else given
+        if name != given and name in value:
+            raise HttpError(400, "invalid_body", f"{given} is an alias of {name}, and both are given; send one of them")
+        named[name] = _with_names(fields[name][0], each) if name in fields else each
+    return named
 
 
 def _check_numbers(value: Any) -> None:

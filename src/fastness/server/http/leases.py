@@ -13,7 +13,7 @@ from fastness.wire.leases import (
     ReleaseLease,
 )
 
-_PROOF: Final = ("key", "lease_id", "fencing_token", "txn_id", "universe")
+_PROOF: Final = ("key", "lease_id", "fence", "txn_id", "universe")
 
 
 def _nest_lease(context: RequestContext, given: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ class KeepBody(ProofBody, frozen=True, kw_only=True):
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     operation(
         "POST",
-        "/v1/lock/keepalive",
+        "/v1/lease/keepalive",
         KeepLease,
         "Extend a lease.",
         tag="leases",
@@ -47,7 +47,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     operation(
         "POST",
-        "/v1/lock/release",
+        "/v1/lease/release",
         ReleaseLease,
         "Release a lease.",
         tag="leases",
@@ -56,7 +56,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     operation(
         "POST",
-        "/v1/lock/check",
+        "/v1/lease/check",
         CheckLease,
         "Check whether a lease is still held.",
         tag="leases",

@@ -48,7 +48,7 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     delay_seconds: float | None = None
     ttl_seconds: float | None = None
     max_attempts: int | None = None
-    visibility_timeout_seconds: float | None = None
+    visibility_seconds: float | None = None
     retry_delay_seconds: float | None = None
     key: str | None = None
     keep_result: bool = False
@@ -60,11 +60,11 @@ class MessageBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class MessageLeaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The lease that settles a message. The fencing token is also part of the lease id, so it is optional."""
+    """The lease that settles a message. The fence is also part of the lease id, so it is optional."""
 
     message_id: str
     lease_id: str
-    fencing_token: int | None = None
+    fence: int | None = None
     meta_etag: str | None = None
 
 
@@ -98,14 +98,14 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     max_attempts: int
     failure_attempts: int
-    visibility_timeout_seconds: float
+    visibility_seconds: float
     attributes: dict[str, str]
     payload_content_type: str
     payload_bytes: int
     correlation_id: str
     priority: int
     created_at_unix: float
-    namespace: str | UnsetType = UNSET
+    universe: str | UnsetType = UNSET
     queue: str | UnsetType = UNSET
     group: str | None = None
     last_error: str | None = None
@@ -116,7 +116,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     lease_expires_at_unix: float | UnsetType = UNSET
     lease_expires_at: str | UnsetType = UNSET
     not_visible_until_unix: float | UnsetType = UNSET
-    fencing_token: int | UnsetType = UNSET
+    fence: int | UnsetType = UNSET
     meta_etag: str | UnsetType = UNSET
     txn_id: str | UnsetType = UNSET
     payload: Any = UNSET  # Set if the payload is JSON.
@@ -127,7 +127,7 @@ class MessageView(msgspec.Struct, frozen=True, kw_only=True):
     state_etag: str | UnsetType = UNSET
     state_lease_id: str | UnsetType = UNSET
     state_lease_expires_at_unix: float | UnsetType = UNSET
-    state_fencing_token: int | UnsetType = UNSET
+    state_fence: int | UnsetType = UNSET
     state_txn_id: str | UnsetType | None = UNSET
 
 
@@ -168,7 +168,7 @@ class MessageInfoView(FoundMessageView, frozen=True, kw_only=True):
     ttl_at_unix: float | UnsetType = UNSET  # When it is removed.
     leased_at_unix: float | UnsetType = UNSET  # When it was last delivered.
     lease_id: str | UnsetType = UNSET
-    fencing_token: int | UnsetType = UNSET
+    fence: int | UnsetType = UNSET
     payload: Any = UNSET  # Set if the payload is JSON.
     payload_base64: bytes | UnsetType = UNSET  # Set if the payload is not JSON.
     payload_blob: str | UnsetType = UNSET  # Set if the payload is too large to embed; get it from /v1/blobs.
@@ -200,7 +200,7 @@ class LeasedMessageView(msgspec.Struct, frozen=True, kw_only=True):
     lease_expires_at_unix: float
     created_at_unix: float
     lease_id: str
-    fencing_token: int
+    fence: int
     priority: int
     group: str | None
     correlation_id: str
@@ -210,7 +210,7 @@ class LeasedMessageView(msgspec.Struct, frozen=True, kw_only=True):
 class ReceiptView(msgspec.Struct, frozen=True, kw_only=True):
     """The acknowledgement of an enqueued message, with its durability."""
 
-    namespace: str
+    universe: str
     queue: str
     message_id: str
     payload_bytes: int
@@ -251,7 +251,7 @@ def new_message(body: MessageBody, *, inline: bool = True) -> NewMessage:
         delay_seconds=body.delay_seconds,
         ttl_seconds=body.ttl_seconds,
         max_attempts=body.max_attempts,
-        visibility_seconds=body.visibility_timeout_seconds,
+        visibility_seconds=body.visibility_seconds,
         retry_delay_seconds=body.retry_delay_seconds,
         key=body.key,
         keep_result=body.keep_result,
@@ -309,7 +309,7 @@ def message_body(message: NewMessage) -> MessageBody:
         delay_seconds=message.delay_seconds,
         ttl_seconds=message.ttl_seconds,
         max_attempts=message.max_attempts,
-        visibility_timeout_seconds=message.visibility_seconds,
+        visibility_seconds=message.visibility_seconds,
         retry_delay_seconds=message.retry_delay_seconds,
         key=message.key,
         keep_result=message.keep_result,
@@ -326,7 +326,7 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
     """The JSON view of a delivery in answer to `request`; without its payload if that is sent as a separate part."""
     fields: dict[str, Any] = {}
     if request is not None:
-        fields.update(namespace=request.universe, queue=request.queue)
+        fields.update(universe=request.universe, queue=request.queue)
         if request.txn_id is not None:
             fields["txn_id"] = request.txn_id
     if delivery.lease_id:
@@ -338,7 +338,7 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
             .isoformat(timespec="milliseconds")
             .replace("+00:00", "Z"),
             not_visible_until_unix=expires_unix,
-            fencing_token=delivery.fence,
+            fence=delivery.fence,
             meta_etag=delivery.lease_id,
         )
     if delivery.died_ms:
@@ -354,7 +354,7 @@ def message_view(delivery: Delivery, request: ReceiveMessages | None = None, *, 
         attempts=delivery.attempts,
         max_attempts=delivery.max_attempts,
         failure_attempts=delivery.failure_attempts,
-        visibility_timeout_seconds=delivery.visibility_ms / 1_000,
+        visibility_seconds=delivery.visibility_ms / 1_000,
         attributes=delivery.attributes,
         payload_content_type=delivery.content_type,
         payload_bytes=delivery.size,
@@ -391,7 +391,7 @@ def message_info_view(info: MessageInfo) -> MessageInfoView:
     """The JSON view of what is known about a message."""
     fields = _summary(info) | _seconds(ttl_at_unix=info.ttl_at_ms, leased_at_unix=info.leased_ms)
     if info.lease_id is not None:
-        fields.update(lease_id=info.lease_id, fencing_token=info.fence)
+        fields.update(lease_id=info.lease_id, fence=info.fence)
     if info.blob is not None:
         fields["payload_blob"] = info.blob
     elif info.payload is not None:
@@ -468,7 +468,7 @@ def leased_message_view(message: LeasedMessage) -> LeasedMessageView:
         lease_expires_at_unix=message.expires_ms / 1_000,
         created_at_unix=message.created_ms / 1_000,
         lease_id=message.lease_id,
-        fencing_token=message.fence,
+        fence=message.fence,
         priority=message.priority,
         group=message.group,
         correlation_id=message.correlation_id,
@@ -480,12 +480,12 @@ def lease_of(body: MessageLeaseBody) -> MessageLease:
     """The wire lease for a body.
 
     Raises:
-        InvalidArgument: the lease id or the fencing token is malformed.
+        InvalidArgument: the lease id or the fence is malformed.
     """
-    if body.fencing_token is not None:
-        if not 0 <= body.fencing_token < 1 << 63:
-            raise InvalidArgument(f"fencing_token is {body.fencing_token}; send the one of the delivered message")
-        return MessageLease(body.message_id, body.lease_id, body.fencing_token)
+    if body.fence is not None:
+        if not 0 <= body.fence < 1 << 63:
+            raise InvalidArgument(f"fence is {body.fence}; send the one of the delivered message")
+        return MessageLease(body.message_id, body.lease_id, body.fence)
     match = _LEASE_ID.match(body.lease_id)
     if match is None:
         raise InvalidArgument(f"{body.lease_id[:80]!r} is not a lease id; send the one of the delivered message")
@@ -527,6 +527,6 @@ def _state_fields(state: SidecarState) -> dict[str, Any]:
         "state_etag": state.etag,
         "state_lease_id": state.lease.lease_id,
         "state_lease_expires_at_unix": state.expires_ms / 1_000,
-        "state_fencing_token": state.lease.fence,
+        "state_fence": state.lease.fence,
         "state_txn_id": state.lease.txn_id,
     }

@@ -46,24 +46,14 @@ from fastness.wire.queues import (
 RELATED: Final = "multipart/related"
 
 
-class _UniverseNames(Protocol):
-    @property
-    def namespace(self) -> str | None: ...
-
+class _Universe(Protocol):
     @property
     def universe(self) -> str | None: ...
 
 
-def universe_of(context: RequestContext, body: _UniverseNames) -> str:
-    """The universe of a request: `universe` in the body, its alias `namespace`, or that of the query or header.
-
-    Raises:
-        HttpError: `universe` and `namespace` differ.
-    """
-    if body.namespace is not None and body.universe is not None and body.namespace != body.universe:
-        raise HttpError(400, "invalid_body", "namespace is an alias of universe, but the two differ; send one of them")
-    named = body.namespace if body.universe is None else body.universe
-    return context.universe if named is None else named
+def universe_of(context: RequestContext, body: _Universe) -> str:
+    """The universe of a request: that in the body, or that of the query or header."""
+    return context.universe if body.universe is None else body.universe
 
 
 # Enqueue
@@ -73,7 +63,6 @@ class EnqueueBody(MessageBody, frozen=True, kw_only=True, forbid_unknown_fields=
     """A message to put into a queue, or up to 256 of them as `messages`, in one commit."""
 
     queue: str
-    namespace: str | None = None
     universe: str | None = None
     messages: list[MessageBody] | None = None
     tier: Tier = Tier.CRITICAL
@@ -83,7 +72,6 @@ class EnqueueMeta(MessageBody, frozen=True, kw_only=True, forbid_unknown_fields=
     """The `meta` part of a multipart enqueue; the `payload` part follows it."""
 
     queue: str
-    namespace: str | None = None
     universe: str | None = None
     tier: Tier = Tier.CRITICAL
 
@@ -107,7 +95,7 @@ async def _enqueue(context: RequestContext) -> Response:
         return await _enqueue_multipart(context)
     if not media:
         raise unsupported_media_type("", "application/json or multipart/form-data")
-    body: EnqueueBody = json_codec.convert(await context.json(), EnqueueBody)
+    body: EnqueueBody = json_codec.convert_named(await context.json(), EnqueueBody)
     universe = universe_of(context, body)
     context.authorizer.authorize(PutMessages(body.queue, [], universe))  # Before any blob is stored.
     if body.messages is None:
@@ -115,9 +103,7 @@ async def _enqueue(context: RequestContext) -> Response:
         messages = [await _message_with_stored_payload(context, universe, single)]
         receipt = (await _put(context, body, universe, messages, [single]))[0]
         return _receipt_response(receipt)
-    if body != EnqueueBody(
-        queue=body.queue, namespace=body.namespace, universe=body.universe, messages=body.messages, tier=body.tier
-    ):
+    if body != EnqueueBody(queue=body.queue, universe=body.universe, messages=body.messages, tier=body.tier):
         raise HttpError(400, "invalid_body", "A batch has its payloads and options inside `messages`; move them there")
     messages = [await _message_with_stored_payload(context, universe, each) for each in body.messages]
     return json_response(ReceiptsView(await _put(context, body, universe, messages, body.messages)))
@@ -129,7 +115,7 @@ async def _enqueue_multipart(context: RequestContext) -> Response:
         part = await parts.next_part()
         if part is None or part[0] != "meta":
             raise HttpError(400, "invalid_body", "The first part of an enqueue must be named meta")
-        meta: EnqueueMeta = json_codec.convert(parse_json(await parts.read_all(META_BYTES_MAX)), EnqueueMeta)
+        meta: EnqueueMeta = json_codec.convert_named(parse_json(await parts.read_all(META_BYTES_MAX)), EnqueueMeta)
         body, universe = _message_body_of(meta), universe_of(context, meta)
         message = new_message(body)
         context.authorizer.authorize(PutMessages(meta.queue, [], universe))
@@ -210,7 +196,7 @@ async def _put(
     answer = await context.call(request, authorized=True, as_sent=as_sent)
     return [
         ReceiptView(
-            namespace=universe,
+            universe=universe,
             queue=body.queue,
             message_id=receipt.id,
             payload_bytes=message.blob_size if message.blob is not None else len(message.payload),
@@ -238,10 +224,9 @@ class ReceiveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     queue: str
     owner: str
-    namespace: str | None = None
     universe: str | None = None
     wait_seconds: float = 0.0
-    visibility_timeout_seconds: float | None = None
+    visibility_seconds: float | None = None
     txn_id: str | None = None
     tier: Tier | None = None
 
@@ -274,7 +259,7 @@ def receive_request(
         body.owner,
         max_messages,
         wait_seconds,
-        body.visibility_timeout_seconds,
+        body.visibility_seconds,
         with_state,
         body.txn_id,
         universe_of(context, body),
@@ -292,7 +277,7 @@ def release(context: RequestContext, request: ReceiveMessages, deliveries: list[
 
 def _dequeue(with_state: bool) -> Handler:
     async def handle(context: RequestContext) -> Response:
-        body: DequeueBody = json_codec.convert(await context.json(), DequeueBody)
+        body: DequeueBody = json_codec.convert_named(await context.json(), DequeueBody)
         if not 1 <= body.page_size <= PAGE_SIZE_MAX:
             raise HttpError(400, "invalid_argument", f"page_size is {body.page_size}; choose 1 to {PAGE_SIZE_MAX}")
         request = receive_request(

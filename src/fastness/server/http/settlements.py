@@ -40,10 +40,9 @@ class SettleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     queue: str
     message_id: str | None = None
     lease_id: str | None = None
-    fencing_token: int | None = None
+    fence: int | None = None
     meta_etag: str | None = None
     messages: list[MessageLeaseBody] | None = None
-    namespace: str | None = None
     universe: str | None = None
     tier: Tier = Tier.CRITICAL
 
@@ -145,7 +144,7 @@ _Body = TypeVar("_Body", bound=SettleBody)
 
 def _settle(kind: type[_Body], make_request: Callable[[_Body, str], _SettleRequest]) -> Handler:
     async def handle(context: RequestContext) -> Response:
-        body: _Body = json_codec.convert(await context.json(), kind)
+        body: _Body = json_codec.convert_named(await context.json(), kind)
         check_queue(body.queue)
         return await _settled(context, body, make_request(body, universe_of(context, body)))
 
@@ -153,7 +152,7 @@ def _settle(kind: type[_Body], make_request: Callable[[_Body, str], _SettleReque
 
 
 async def _ack(context: RequestContext) -> Response:
-    body: AckBody = json_codec.convert(await context.json(), AckBody)
+    body: AckBody = json_codec.convert_named(await context.json(), AckBody)
     check_queue(body.queue)
     universe = universe_of(context, body)
     request = AckMessages(body.queue, _leases_of(body), universe, tier=body.tier)
@@ -260,7 +259,7 @@ def _leases_of(body: SettleBody) -> list[MessageLease]:
             MessageLeaseBody(
                 message_id=body.message_id,
                 lease_id=body.lease_id,
-                fencing_token=body.fencing_token,
+                fence=body.fence,
                 meta_etag=body.meta_etag,
             )
         ]

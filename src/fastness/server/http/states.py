@@ -19,7 +19,7 @@ from fastness.wire.states import FoundState, GetState, RemoveState, UpdatedState
 
 _LEASE: Final = (
     Parameter("X-Lease-Id", "header", description="The id of the lease on this key, if there is one."),
-    Parameter("X-Fencing-Token", "header", int, description="The fencing token of the lease."),
+    Parameter("X-Fence", "header", int, description="The fence of the lease."),
     Parameter("X-Txn-Id", "header", description="The transaction of the lease, if it has one."),
 )
 _PATH: Final = "/v1/state/{key:path}"
@@ -51,13 +51,13 @@ def _conditions(context: RequestContext, given: dict[str, Any]) -> None:
     if etag is not None:
         given["if_match"] = etag
     lease_id = headers.get("x-lease-id")
-    if lease_id is None and ("x-fencing-token" in headers or "x-txn-id" in headers):
-        raise InvalidArgument("X-Fencing-Token and X-Txn-Id belong to a lease; send X-Lease-Id too")
+    if lease_id is None and ("x-fence" in headers or "x-txn-id" in headers):
+        raise InvalidArgument("X-Fence and X-Txn-Id belong to a lease; send X-Lease-Id too")
     if lease_id is not None:
-        fence = headers.get("x-fencing-token", "")
+        fence = headers.get("x-fence", "")
         if not fence.isdecimal() or len(fence) > 18:
-            raise InvalidArgument("X-Fencing-Token is missing or not a number; send the fencing token of the lease")
-        given["lease"] = {"key": given["key"], "lease_id": lease_id, "fencing_token": int(fence)}
+            raise InvalidArgument("X-Fence is missing or not a number; send the fence of the lease")
+        given["lease"] = {"key": given["key"], "lease_id": lease_id, "fence": int(fence)}
         if "x-txn-id" in headers:
             given["lease"]["txn_id"] = headers["x-txn-id"]
 

@@ -23,14 +23,13 @@ class StatsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The queue whose statistics to read."""
 
     queue: str
-    namespace: str | None = None
     universe: str | None = None
 
 
 class StatsView(msgspec.Struct, frozen=True, kw_only=True):
     """The number of messages in each state, and of waiting consumers. Reading this leases nothing."""
 
-    namespace: str
+    universe: str
     queue: str
     available: bool  # Whether a dequeue would get a message now.
     pending_candidates: int  # Messages that are ready.
@@ -66,7 +65,7 @@ _WATCH_SUMMARY: Final = "Stream the statistics of a queue whenever they change."
 
 def _view(context: RequestContext, universe: str, stats: QueueStats) -> StatsView:
     return StatsView(
-        namespace=universe,
+        universe=universe,
         available=stats.ready > 0 and not stats.paused,
         pending_candidates=stats.ready,
         total_consumers=stats.waiting_consumers,
@@ -76,16 +75,16 @@ def _view(context: RequestContext, universe: str, stats: QueueStats) -> StatsVie
 
 
 async def _stats(context: RequestContext) -> Response:
-    body: StatsBody = json_codec.convert(await context.json(), StatsBody)
+    body: StatsBody = json_codec.convert_named(await context.json(), StatsBody)
     universe = universe_of(context, body)
     return json_response(_view(context, universe, await context.call(GetQueueStats(body.queue, universe))))
 
 
 async def _watch(context: RequestContext) -> Response:
     if context.request.method == "POST":
-        body: StatsBody = json_codec.convert(await context.json(), StatsBody)
+        body: StatsBody = json_codec.convert_named(await context.json(), StatsBody)
     else:
-        body = json_codec.convert(dict(context.request.query_params), StatsBody)
+        body = json_codec.convert_named(dict(context.request.query_params), StatsBody)
     universe = universe_of(context, body)
     first = await context.call(GetQueueStats(body.queue, universe))  # So that an invalid request gets an error status.
     context.http_context.check_watches()
@@ -151,9 +150,9 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
         handle=_watch,
         parameters=(
             Parameter("queue", "query", required=True),
-            Parameter("namespace", "query"),
             Parameter("universe", "query"),
         ),
+        query_aliases=frozenset({"namespace"}),
         response_types={SSE: _LINES, NDJSON: _LINES},
     ),
 )

@@ -125,7 +125,7 @@ _LINES: Final = (MessageLine, *LINES)
 
 def _subscribe(with_state: bool) -> Handler:
     async def handle(context: RequestContext) -> Response:
-        body: SubscribeBody = json_codec.convert(await context.json(), SubscribeBody)
+        body: SubscribeBody = json_codec.convert_named(await context.json(), SubscribeBody)
         lines = _Subscription(context, body, with_state=with_state).run()
         return EventStream(await anext(lines), lines, context.media)
 

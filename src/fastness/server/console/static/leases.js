@@ -14,7 +14,7 @@ export function open({ api, act, allows, pages, filter }) {
     [
       text("Key", (row) => row.key, { head: true, class: "mono" }),
       text("Holder", (row) => row.owner),
-      number("Fence", (row) => row.fencing_token),
+      number("Fence", (row) => row.fence),
       text("Acquired", (row) => ago(row.acquired_ms)),
       {
         name: "Expires in",
@@ -32,23 +32,23 @@ export function open({ api, act, allows, pages, filter }) {
       { name: "Waiting at this server", class: "chips", cell: (cell) => (row) => cell.replaceChildren(...waiters(row.line)) },
       ...(allows("lease:break") ? [rowActions("Release", release)] : []),
     ],
-    { key: (row) => `${row.lease_id} ${row.fencing_token}`, empty: emptyState("No lease is held. A program holds one while it works. This command holds one for ten minutes:", command(api, "lease acquire deploy --ttl 10m")) },
+    { key: (row) => `${row.lease_id} ${row.fence}`, empty: emptyState("No lease is held. A program holds one while it works. This command holds one for ten minutes:", command(api, "lease acquire deploy --ttl 10m")) },
   );
 
   function release(cell, row) {
     const question = {
       title: `Release the lease on ${row.key}?`,
-      words: `${row.owner} is fenced off: its next write under the lease is refused. The next caller in line gets the lease. The lease with the fence ${row.fencing_token} is ended, and none that was granted since.`,
+      words: `${row.owner} is fenced off: its next write under the lease is refused. The next caller in line gets the lease. The lease with the fence ${row.fence} is ended, and none that was granted since.`,
       yes: "Release the lease",
       no: "Keep it",
     };
-    const end = async () => (await ask(question)) && act(() => api.post("v1/lock/break", { key: row.key, fencing_token: row.fencing_token }), (done) => (done.released ? `The lease on ${row.key} is released` : `The lease on ${row.key} was not held any more`));
+    const end = async () => (await ask(question)) && act(() => api.post("v1/lease/break", { key: row.key, fence: row.fence }), (done) => (done.released ? `The lease on ${row.key} is released` : `The lease on ${row.key} was not held any more`));
     cell.append(button("Release…", end, { class: "small", "aria-label": `Release ${row.key}` }));
   }
 
   function endSession(cell, row) {
     const question = { title: "End this session?", words: `All locks of ${row.owner} are released, and it is fenced off: its next write under them is refused.`, yes: "End the session", no: "Keep it" };
-    const end = async () => (await ask(question)) && act(() => api.post("v1/ordered-locks/end", { number: row.number }), () => `The session of ${row.owner} has ended`);
+    const end = async () => (await ask(question)) && act(() => api.post("v1/locks/end", { number: row.number }), () => `The session of ${row.owner} has ended`);
     cell.append(button("End…", end, { class: "small", "aria-label": `End session ${row.number}` }));
   }
 
@@ -83,8 +83,8 @@ export function open({ api, act, allows, pages, filter }) {
     ],
     { key: (row) => row.number, empty: "No ordered lock is held." },
   );
-  const sessionPage = pages((after) => api.get("v1/ordered-locks", { after, limit: 100, tier: "important" }), "session");
-  const page = pages((after) => api.get("v1/locks", { after, limit: 100, tier: "important" }));
+  const sessionPage = pages((after) => api.get("v1/locks", { after, limit: 100, tier: "important" }), "session");
+  const page = pages((after) => api.get("v1/leases", { after, limit: 100, tier: "important" }));
   let known = [];
   let holding = [];
   const show = () => {

@@ -146,7 +146,7 @@ function stateOf(found, expiry) {
     found.owner && [found.state === "leased" ? "Leased by" : "Last leased by", found.owner],
     found.leased_at_unix && ["Last delivered", time(found.leased_at_unix)],
     found.state === "leased" && ["Lease ends", expiry],
-    found.fencing_token && ["Fence", String(found.fencing_token)],
+    found.fence && ["Fence", String(found.fence)],
     found.died_at_unix && ["Dead-lettered", time(found.died_at_unix)],
     found.finished_at_unix && [found.state === "cancelled" ? "Cancelled" : "Done", time(found.finished_at_unix)],
     found.ttl_at_unix && ["Removed at", clock(found.ttl_at_unix * 1000)],

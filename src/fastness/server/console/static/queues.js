@@ -239,7 +239,7 @@ function leasedMessages(queue) {
       text("Owner", (row) => row.owner),
       text("Attempt", (row) => `${row.attempts} (${row.failure_attempts} of ${row.max_attempts} failed)`, { class: "number" }),
       text("Expires in", (row) => (left(row) > 0 ? seconds(left(row)) : "expired"), { class: "number" }),
-      number("Fence", (row) => row.fencing_token),
+      number("Fence", (row) => row.fence),
       text("Put", (row) => ago(row.created_at_unix * 1000)),
     ],
     { empty: "No messages are leased.", key: (row) => row.lease_id },
