@@ -566,7 +566,7 @@ class TestJobs:
         assert server.get(path).json() == {
             "key": "eu/tenant 7",
             "ready": 1,
-            "waiting": 1,
+            "blocked": 1,
             "leased": 0,
             "paused_until_ms": None,
         }

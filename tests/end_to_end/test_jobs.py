@@ -104,7 +104,7 @@ def test_the_life_of_a_job_over_the_network() -> None:
         assert queue.get(receipt.id).state == "ready"
         assert queue.update(receipt.id, priority=9).priority == 9
         queue.pause_key("a", 60)
-        assert queue.get(receipt.id).state == "waiting"
+        assert queue.get(receipt.id).state == "blocked"
         queue.resume_key("a")
         message = queue.receive(wait_seconds=10)
         assert message is not None

@@ -45,7 +45,7 @@ RATE_PER_KEY = 62.5  # One message in 16 ms: exact in binary, so that the model 
 LIVE_MAX = 25  # One transaction processes 64 due entries.
 RESULT_TTL_MS = 2_000
 FAILURES_KEPT = 4  # A message that is redriven has more.
-WAITS = ("ready", "delayed", "waiting")
+WAITS = ("ready", "delayed", "blocked")
 
 
 @dataclass
@@ -189,7 +189,7 @@ class Jobs(RuleBasedStateMachine):
 
     def go_on(self, name: str) -> None:
         """Make the first waiting message of a key ready, if none is and it may be."""
-        waiting = self.of_key(name, "waiting")
+        waiting = self.of_key(name, "blocked")
         if waiting and not self.of_key(name, "ready") and self.may_go_on(name):
             waiting[0].state, waiting[0].position = "ready", next(self.numbers)
 
@@ -203,10 +203,10 @@ class Jobs(RuleBasedStateMachine):
             return
         ready = self.of_key(name, "ready")
         if ready and job.place < ready[0].place:
-            job.state, job.position, ready[0].state = "ready", ready[0].position, "waiting"
+            job.state, job.position, ready[0].state = "ready", ready[0].position, "blocked"
             return
-        is_first = newest and not self.of_key(name, "waiting")
-        job.state = "waiting"
+        is_first = newest and not self.of_key(name, "blocked")
+        job.state = "blocked"
         self.go_on(name)
         if is_first and job.state == "ready":
             job.position = job.number
@@ -248,7 +248,7 @@ class Jobs(RuleBasedStateMachine):
             if job.due_ms <= self.now_ms:
                 due.append((job.due_ms, parse_id(job.id), 0, partial(self.end_delay, job)))
         for name in self.keys:
-            if self.of_key(name, "waiting") and not self.of_key(name, "ready") and self.may_go_on(name):
+            if self.of_key(name, "blocked") and not self.of_key(name, "ready") and self.may_go_on(name):
                 due.append((self.goes_on_ms(name), b"K" + name.encode(), 0, partial(self.go_on, name)))
         for *_, work in sorted(due, key=lambda each: each[:3]):
             work()
@@ -432,7 +432,7 @@ class Jobs(RuleBasedStateMachine):
         key.paused_until_ms = self.now_ms + ms
         if ms:
             for job in self.of_key(name, "ready"):
-                job.state = "waiting"
+                job.state = "blocked"
         self.go_on(name)
         assert info.paused_until_ms == (self.now_ms + ms if ms else None)
 
@@ -495,13 +495,13 @@ class Jobs(RuleBasedStateMachine):
             self.compare_result(tx, job)
         for name in ("a", "b", "c", "new"):
             info = queues.key_info(tx, self.queue, name)
-            counts = [len(self.of_key(name, state)) for state in ("ready", "waiting", "leased")]
-            assert [info.ready, info.waiting, info.leased] == counts
+            counts = [len(self.of_key(name, state)) for state in ("ready", "blocked", "leased")]
+            assert [info.ready, info.blocked, info.leased] == counts
             limit = self.policy.concurrency_per_key
             assert limit is None or info.leased <= limit
         stats = queues.stats(tx, self.queue)
         found = (stats.ready, stats.delayed, stats.blocked, stats.leased, stats.dead)
-        assert found == tuple(len(self.at(state)) for state in ("ready", "delayed", "waiting", "leased", "dead"))
+        assert found == tuple(len(self.at(state)) for state in ("ready", "delayed", "blocked", "leased", "dead"))
 
     def compare_info(self, tx: Transaction, job: Job) -> None:
         try:

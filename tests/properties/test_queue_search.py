@@ -25,7 +25,7 @@ from fastness.layers.queues import QueueKey
 from fastness.testing.clock import ManualClock
 from fastness.wire.queues import MessageInfo, MessageLease, NewMessage, NewResult, QueuePolicy, SearchMessages
 
-STATES = ("ready", "delayed", "waiting", "leased", "dead", "done", "cancelled")
+STATES = ("ready", "delayed", "blocked", "leased", "dead", "done", "cancelled")
 NAMES = ("jobs", "slow")
 NEW = st.builds(
     NewMessage,
@@ -124,10 +124,10 @@ class Searches(RuleBasedStateMachine):
             assert code_of(was) is None
             assert kept_by_a_move(now) == kept_by_a_move(was)
             if was.state == "dead":
-                assert (now.state in ("ready", "waiting"), now.failure_attempts) == (True, 0)
+                assert (now.state in ("ready", "blocked"), now.failure_attempts) == (True, 0)
             else:
                 assert (now.ttl_at_ms, now.failure_attempts) == (was.ttl_at_ms, was.failure_attempts)
-                assert was.state != "delayed" or now.state == "waiting" or now.due_ms == was.due_ms
+                assert was.state != "delayed" or now.state == "blocked" or now.due_ms == was.due_ms
 
     @rule(data=st.data(), source=st.sampled_from(NAMES))
     def delete(self, data: st.DataObject, source: str) -> None:
@@ -196,7 +196,7 @@ class Searches(RuleBasedStateMachine):
             states = [info.state for id, info in self.known().items() if self.where[id] == name]
             stats = self.database.read(queues.stats, queue)
             assert (stats.ready, stats.delayed, stats.leased, stats.blocked, stats.dead) == tuple(
-                states.count(state) for state in ("ready", "delayed", "leased", "waiting", "dead")
+                states.count(state) for state in ("ready", "delayed", "leased", "blocked", "dead")
             )
 
     def known(self) -> dict[str, MessageInfo]:

@@ -636,7 +636,7 @@ def test_keys_are_shown_paused_and_limited(hf: Hf) -> None:
     hf("queue", "get", "jobs")
     hf("queue", "get", "jobs", code=3)
     found = parsed(hf("queue", "key", "jobs", "a/b", "--json"))
-    assert found == {"queue": "jobs", "key": "a/b", "ready": 0, "waiting": 2, "leased": 1, "paused_until": None}
+    assert found == {"queue": "jobs", "key": "a/b", "ready": 0, "blocked": 2, "leased": 1, "paused_until": None}
     assert "a/b of jobs is paused until 20" in hf("queue", "pause-key", "jobs", "a/b", "1h").stdout
     hf("queue", "ack", "jobs", *lease_ids(hf, "jobs"))
     hf("queue", "get", "jobs", code=3)

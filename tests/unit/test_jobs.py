@@ -76,7 +76,7 @@ def test_get_says_where_a_message_is(jobs: Queue, clock: ManualClock) -> None:
     ready, delayed = jobs.put("ready"), jobs.put("delayed", delay_seconds=5)
     head, blocked = jobs.put("head", group="g"), jobs.put("blocked", group="g")
     states = [jobs.get(each.id).state for each in (ready, delayed, head, blocked)]
-    assert states == ["ready", "delayed", "ready", "waiting"]
+    assert states == ["ready", "delayed", "ready", "blocked"]
     assert jobs.get(delayed.id).due_ms == clock.now_ms() + 5_000
     message = received(jobs, owner="ada")
     info = jobs.get(ready.id)
@@ -564,7 +564,7 @@ def test_a_paused_key_goes_on_at_its_moment(jobs: Queue, clock: ManualClock) -> 
     jobs.put_many([NewMessage(b"1", key="a"), NewMessage(b"2", key="b")])
     until_ms = clock.now_ms() + 10_000
     info = jobs.pause_key("a", datetime.fromtimestamp(until_ms / 1_000, UTC))
-    assert (info.ready, info.waiting, info.paused_until_ms) == (0, 1, until_ms)
+    assert (info.ready, info.blocked, info.paused_until_ms) == (0, 1, until_ms)
     assert [each.payload for each in jobs.receive_many(10)] == [b"2"]
     clock.advance_ms(9_999)
     assert jobs.receive() is None

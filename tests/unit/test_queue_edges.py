@@ -207,10 +207,10 @@ def test_a_message_that_becomes_ready_is_delivered_before_later_ones_of_the_same
 @pytest.mark.parametrize("group", [None, "g"])
 def test_a_message_that_waits_for_its_key_or_its_group_is_cancelled(database: Database, group: str | None) -> None:
     _, second = put(database, b"1", b"2", key="host", group=group)
-    assert state_of(database, second.id) == "waiting"
+    assert state_of(database, second.id) == "blocked"
     database.transact(queues.cancel, JOBS, second.id)
     assert counts(database) == {"ready": 1}
-    assert database.read(queues.key_info, JOBS, "host").waiting == 0
+    assert database.read(queues.key_info, JOBS, "host").blocked == 0
     ack(database, lease_one(database))
     assert lease(database) == []
     assert state_of(database, second.id) == "cancelled"
@@ -308,7 +308,7 @@ def test_a_key_goes_on_after_its_ready_message_was_lost(database: Database, cloc
     put(database, b"1", key="host")
     lose(database, *KEYS.ready_range())
     paused = database.transact(queues.pause_key, JOBS, "host", until_ms=clock.now_ms() + 1_000)
-    assert (paused.ready, paused.waiting) == (0, 0)
+    assert (paused.ready, paused.blocked) == (0, 0)
     put(database, b"2", key="host")
     clock.advance_ms(1_000)
     assert payloads(lease(database)) == [b"2"]

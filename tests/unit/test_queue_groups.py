@@ -284,7 +284,7 @@ def test_messages_with_job_options_of_a_batch_are_found(batches: Database) -> No
     info = batches.read(queues.get, JOBS, kept.id)
     assert getattr(info, "state", None) == "leased"
     nack(batches, second)
-    assert getattr(batches.read(queues.get, JOBS, kept.id), "state", None) == "waiting"
+    assert getattr(batches.read(queues.get, JOBS, kept.id), "state", None) == "blocked"
     ack(batches, first)
     assert getattr(batches.read(queues.get, JOBS, kept.id), "state", None) == "ready"
 

@@ -419,7 +419,7 @@ def _key_fields(name: str, found: KeyInfo) -> dict[str, Any]:
         "queue": name,
         "key": found.key,
         "ready": found.ready,
-        "waiting": found.waiting,
+        "blocked": found.blocked,
         "leased": found.leased,
         "paused_until": printing.timestamp(found.paused_until_ms),
     }

@@ -174,7 +174,7 @@ class AsyncMessage:
 
     @property
     def fence(self) -> int:
-        """The fencing token of this delivery; it only grows."""
+        """The fence of this delivery; every delivery has a higher one."""
         lease = self._received.lease
         return self.delivery.fence if lease is None else lease.fence_at(self._position)
 

@@ -1,6 +1,6 @@
 """Tasks: jobs of queues and runs of workflows that tools have started, as their owners see them.
 
-    job:  ready, delayed, waiting, leased ──► working, or input_required while a question is open
+    job:  ready, delayed, blocked, leased ──► working, or input_required while a question is open
           done ──► completed      dead letter ──► failed      cancelled ──► cancelled
     run:  running, completed, failed, cancelled, in the same way
 

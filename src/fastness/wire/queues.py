@@ -110,13 +110,13 @@ class Delivery(msgspec.Struct, frozen=True, omit_defaults=True):
     failures: list[Failure] = []  # The oldest first.
 
 
-MessageState = Literal["ready", "delayed", "waiting", "leased", "dead", "done", "cancelled"]
+MessageState = Literal["ready", "delayed", "blocked", "leased", "dead", "done", "cancelled"]
 
 
 class MessageInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about one message.
 
-    It is ready; or delayed until `due_ms`; or waiting behind another message of its group, or for its key; or leased
+    It is ready; or delayed until `due_ms`; or blocked, by another message of its group or by its key; or leased
     by `owner` until `expires_ms`; or dead, which a redrive can undo; or done or cancelled, at `finished_ms`.
     """
 
@@ -214,7 +214,7 @@ class KeyInfo(msgspec.Struct, frozen=True):
 
     key: str
     ready: int
-    waiting: int
+    blocked: int
     leased: int
     paused_until_ms: int | None
 

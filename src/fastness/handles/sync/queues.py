@@ -528,7 +528,7 @@ class Queue:
         may be found twice, or not at all.
 
         Args:
-            states: ready, delayed, waiting, leased, dead, done or cancelled; without any, all.
+            states: ready, delayed, blocked, leased, dead, done or cancelled; without any, all.
             owner: the consumer that has the message leased.
             error: a part of the last error, in upper or lower case.
             after: the `next` of the page before.
@@ -630,7 +630,7 @@ class Queue:
         return self._transport.call(PauseKey(self.name, key, None, 0.0, self._universe))
 
     def key(self, key: str) -> KeyInfo:
-        """How many messages of a key are ready, waiting and leased, and until when it is paused."""
+        """How many messages of a key are ready, blocked and leased, and until when it is paused."""
         return self._transport.call(GetKey(self.name, key, self._universe))
 
     def delete(self, *, force: bool = False) -> int:

@@ -88,7 +88,7 @@ def _find_with_key(queue_tx: QueueTransaction, id: bytes, name: str) -> WaitingM
     for priority in _PRIORITIES:
         key = keys.lane_key(name, place_of(priority, id))
         if (stored := tx.get(key)) is not None:
-            return WaitingMessage(decode(stored), "waiting", key)
+            return WaitingMessage(decode(stored), "blocked", key)
     return None
 
 

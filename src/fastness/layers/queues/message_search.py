@@ -2,7 +2,7 @@
 
 There is no index of these: a search reads the records of a queue, a bounded number in one transaction, in this order:
 
-    "r"  ready          "p"  delayed      "w"  waiting behind a group, or for a key
+    "r"  ready          "p"  delayed      "w"  blocked by a group or a key
     "t"  leased         "o"  done or cancelled, as far as that is kept
     "dr", "dp", "dt"    dead: in the dead letter queue, where they are ready, delayed or leased
 
@@ -31,7 +31,7 @@ _STATES: Final[tuple[MessageState, ...]] = get_args(MessageState)
 _STATES_OF: Final[dict[str, tuple[MessageState, ...]]] = {  # Of the messages in each area, in the order of a search.
     "r": ("ready",),
     "p": ("delayed",),
-    "w": ("waiting",),
+    "w": ("blocked",),
     "t": ("leased",),
     "o": ("done", "cancelled"),
     "dr": ("dead",),

@@ -122,7 +122,7 @@ def _ranges(queue_tx: QueueTransaction, policy: QueuePolicy, at_ms: int) -> list
     """
     keys, fronts = queue_tx.keys, {} if queue_tx.tx.writer else queue_tx.counters.fronts
     ranges = [
-        _Range("waiting", *keys.waiting.range(), False),
+        _Range("blocked", *keys.waiting.range(), False),
         _Range("delayed", *keys.delayed_range(), True),
         _Range("leased", *keys.due_range(at_ms), False),
     ]

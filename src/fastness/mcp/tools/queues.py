@@ -280,7 +280,7 @@ class MessageStatus(ToolOutput, frozen=True, omit_defaults=True):
     state: Annotated[
         str,
         Meta(
-            description="ready; delayed: held back; waiting: behind others of its group or key; leased: a consumer has "
+            description="ready; delayed: held back; blocked: behind others of its group or key; leased: a consumer has "
             "it; done; dead: a dead letter; cancelled."
         ),
     ]

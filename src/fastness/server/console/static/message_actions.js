@@ -20,7 +20,7 @@ export const ACTIONS = {
   cancel: {
     label: "Cancel…",
     verb: "queue:cancel",
-    states: ["ready", "delayed", "waiting", "leased"],
+    states: ["ready", "delayed", "blocked", "leased"],
     done: "cancelled",
     words: "They are not delivered any more. A consumer that has one of them cannot acknowledge it. This cannot be undone.",
     danger: true,
@@ -29,7 +29,7 @@ export const ACTIONS = {
   move: {
     label: "Move…",
     verb: "queue:move",
-    states: ["ready", "delayed", "waiting", "dead"],
+    states: ["ready", "delayed", "blocked", "dead"],
     done: "moved",
     words: "They keep their ids, payloads and failed attempts. Dead letters are delivered again.",
     call: async (api, path, ids, to) => tally(await api.post(`${path}/messages/move`, { ids, to })),
@@ -37,7 +37,7 @@ export const ACTIONS = {
   delete: {
     label: "Delete…",
     verb: "queue:delete_messages",
-    states: ["ready", "delayed", "waiting", "dead"],
+    states: ["ready", "delayed", "blocked", "dead"],
     done: "deleted",
     words: "Nothing of them is kept. This cannot be undone.",
     danger: true,

@@ -4,7 +4,7 @@ import { Table, address, ago, button, card, command, count, emptyState, field, h
 import { ACTIONS, apply, question, summary } from "./message_actions.js";
 import { PILLS, address as messageAddress } from "./messages.js";
 
-const STATES = ["ready", "delayed", "waiting", "leased", "dead", "done", "cancelled"];
+const STATES = ["ready", "delayed", "blocked", "leased", "dead", "done", "cancelled"];
 const AGES = { 60: "1 minute", 3600: "1 hour", 86400: "1 day", 604800: "7 days", 2592000: "30 days" };
 const ROWS = 100; // On one page.
 const CALLS = 10; // For one page; each reads 1,000 records.

@@ -3,7 +3,7 @@
 import { Table, ago, button, bytes, card, clock, facts, h, opener, payload, pill, plural, pretty, seconds, setText, text } from "./dom.js";
 import { ACTIONS, apply, question, summary } from "./message_actions.js";
 
-export const PILLS = { ready: "accent", delayed: "delayed", waiting: "quiet", leased: "leased", dead: "bad", done: "good", cancelled: "quiet" };
+export const PILLS = { ready: "accent", delayed: "delayed", blocked: "quiet", leased: "leased", dead: "bad", done: "good", cancelled: "quiet" };
 
 const LABELS = { redrive: "Redrive", cancel: "Cancel message…", move: "Move…", delete: "Delete…" };
 
