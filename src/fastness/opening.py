@@ -4,7 +4,7 @@ A function imports what it needs when it is called, so that a client does not lo
 plane does not load the client.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastness.limits import GC_EVERY_SECONDS, GC_GRACE_SECONDS, PUSHES_PER_MINUTE
 from fastness.names import UNIVERSE, checked_name
@@ -152,17 +152,20 @@ def open_async(
 
 
 def connect(
-    url: str,
+    url: str | None = None,
     *,
     token: str | None = None,
-    universe: str = UNIVERSE,
+    universe: str | None = None,
     tls: "ssl.SSLContext | None" = None,
     patience_seconds: float = 30.0,
 ) -> "Plane":
     """Connect to the server at `url`, as in `http://127.0.0.1:9440`; returns the same handles as `open`.
 
     Args:
+        url: by default the server of the command line, with its token, universe and certificates: FASTNESS_URL, the
+            current context, or http://127.0.0.1:9440.
         token: the access token; not needed for a server on a loopback address without tokens.
+        universe: the tenant to work in; `main` by default.
         tls: the TLS context for an `https://` address; by default the system's certificates are trusted.
         patience_seconds: how long calls wait for an unavailable server before they raise Unreachable. When it is
             back they are sent again, and are executed once.
@@ -170,15 +173,16 @@ def connect(
     from fastness.client.transport import RemoteTransport
     from fastness.handles.sync.plane import Plane
 
-    universe = checked_name("universe", universe)
-    return Plane(RemoteTransport(_server(url), token=token, tls=tls, patience_seconds=patience_seconds), universe)
+    server = _server(url, token, universe, tls)
+    transport = RemoteTransport(server.url, token=server.token, tls=server.tls, patience_seconds=patience_seconds)
+    return Plane(transport, server.universe)
 
 
 def connect_async(
-    url: str,
+    url: str | None = None,
     *,
     token: str | None = None,
-    universe: str = UNIVERSE,
+    universe: str | None = None,
     tls: "ssl.SSLContext | None" = None,
     patience_seconds: float = 30.0,
 ) -> "Opening":
@@ -187,17 +191,39 @@ def connect_async(
     from fastness.handles.opening import Opening
     from fastness.handles.plane import AsyncPlane
 
-    universe = checked_name("universe", universe)
-    url = _server(url)
+    server = _server(url, token, universe, tls)
 
     async def opening() -> AsyncPlane:
-        transport = AsyncRemoteTransport(url, token=token, tls=tls, patience_seconds=patience_seconds)
-        return AsyncPlane(transport, universe)
+        transport = AsyncRemoteTransport(
+            server.url, token=server.token, tls=server.tls, patience_seconds=patience_seconds
+        )
+        return AsyncPlane(transport, server.universe)
 
     return Opening(opening())
 
 
-def _server(url: object) -> str:
+class _Server(NamedTuple):
+    url: str
+    token: str | None
+    universe: str
+    tls: "ssl.SSLContext | None"
+
+
+def _server(url: str | None, token: str | None, universe: str | None, tls: "ssl.SSLContext | None") -> _Server:
+    """The server to connect to; without a `url`, that of the command line."""
+    if url is None:
+        import os
+
+        from fastness import context_file
+        from fastness.client import tls as certificates
+
+        found = context_file.resolve({"token": token, "universe": universe}, os.environ)
+        url, token, universe = found["url"], found["token"], found["universe"]
+        tls = tls or certificates.context(str(url), ca=found["ca"], cert=found["cert"], key=found["key"])
+    return _Server(_checked_url(url), token, checked_name("universe", universe or UNIVERSE), tls)
+
+
+def _checked_url(url: object) -> str:
     if isinstance(url, str) and url.startswith(("http://", "https://")):
         return url
     import os

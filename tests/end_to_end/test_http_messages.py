@@ -273,10 +273,8 @@ class TestMessages:
 class TestAliases:
     """Names of other lease-queue servers: accepted in requests of the queue endpoints, and never written."""
 
-    WHERE = {"queue": "aliases", "namespace": "elsewhere"}
-
     def ask(self, server: Any, path: str, body: dict[str, Any]) -> Any:
-        answer = server.post(f"/v1/queue/{path}", self.WHERE | body)
+        answer = server.post(f"/v1/queue/{path}", {"queue": "aliases", "namespace": "elsewhere", **body})
         assert answer.status == 200, answer.json()
         assert not names_in(answer.json()) & OLD_NAMES
         return answer.json()
@@ -309,7 +307,8 @@ class TestAliases:
         assert self.ask(server, "reject", lease_of(second))["settled"]
         assert self.ask(server, "ack", {"messages": [lease_of(others[0])]})["messages"][0]["settled"]
         assert self.ask(server, "ack", lease_of(others[1]))["settled"]
-        wrong = server.post("/v1/queue/ack", self.WHERE | lease_of(others[2]) | {"fencing_token": 77})
+        where = {"queue": "aliases", "namespace": "elsewhere"}
+        wrong = server.post("/v1/queue/ack", {**where, **lease_of(others[2]), "fencing_token": 77})
         assert wrong.code == "queue_message_lease_mismatch"
 
     def test_streams_and_multipart_bodies_accept_them(self, server: Any, name: str) -> None:

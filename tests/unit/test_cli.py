@@ -21,8 +21,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fastness
-from fastness import PutRow, errors
-from fastness.cli import context_file, exit_codes, exports, lease_run, printing
+from fastness import PutRow, context_file, errors
+from fastness.cli import exit_codes, exports, lease_run, printing
 from fastness.cli.durations import SECONDS, WAIT
 from fastness.cli.main import root
 from fastness.cli.sizes import SIZE

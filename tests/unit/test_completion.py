@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import fastness
-from fastness import Plane
+from fastness import Plane, context_file
 from fastness.backends.rocksdb import RocksDatabase, RocksReader
-from fastness.cli import completion, context_file
+from fastness.cli import completion
 from fastness.cli.main import root
 
 Complete = Callable[..., list[str]]

@@ -671,7 +671,7 @@ def test_a_queue_with_leased_messages_is_deleted_only_by_force(database: Databas
     populate(database)
     held = lease(database, 2, with_state=True)
     before = everything(database)
-    with pytest.raises(QueueInUse, match="2 messages of jobs are leased"):
+    with pytest.raises(QueueInUse, match="Queue jobs has 2 leased messages"):
         delete(database)
     assert everything(database) == before
     assert delete(database, force=True) == 303

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,7 @@ import msgspec
 import pytest
 
 import fastness
-from fastness import Job, Plane, QueuePolicy, Reject, RetryLater, Task, TaskApp, current_job, group
+from fastness import Job, Plane, QueuePolicy, Reject, RetryLater, Task, TaskApp, context_file, current_job, group
 from fastness.errors import (
     BatchTooLarge,
     CasMismatch,
@@ -311,19 +312,90 @@ def mail_nobody() -> None:
     pass
 
 
-def test_tasks_of_no_app_use_the_plane_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """An environment that names no plane, of a user without saved contexts."""
+    for name in [name for name in os.environ if name.startswith("FASTNESS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return monkeypatch
+
+
+def test_tasks_of_no_app_use_the_plane_of_the_environment(settings: pytest.MonkeyPatch, tmp_path: Path) -> None:
     app = TaskApp()
     ping = app.task(mail_nobody)
-    monkeypatch.delenv("FASTNESS_URL", raising=False)
-    with pytest.raises(InvalidUrl, match="set FASTNESS_URL"):
-        ping.send()
-    monkeypatch.setenv("FASTNESS_URL", f"dir:{tmp_path / 'data'}")
-    monkeypatch.setenv("FASTNESS_UNIVERSE", "acme")
+    settings.setenv("FASTNESS_URL", f"dir:{tmp_path / 'data'}")
+    settings.setenv("FASTNESS_UNIVERSE", "acme")
     with app:
         ping.send()
         assert app.plane.universe == "acme"
         assert app.run_ready() == 1
     assert os.path.isdir(tmp_path / "data")
+
+
+def test_an_app_without_a_url_uses_the_plane_of_the_command_line(settings: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with TaskApp() as app:
+        assert (app.plane._transport.url, app.plane.universe) == ("http://127.0.0.1:9440", "main")  # type: ignore[attr-defined]
+    context = context_file.Context(url=f"dir:{tmp_path / 'data'}", universe="acme")
+    context_file.save(context_file.Contexts("work", {"work": context}))
+    with TaskApp() as app:
+        app.task(mail_nobody).send()
+        assert (app.plane.universe, app.run_ready()) == ("acme", 1)
+    settings.setenv("FASTNESS_URL", f"dir:{tmp_path / 'other'}")
+    with TaskApp(universe="lab") as app:
+        assert app.plane.universe == "lab"
+    assert os.path.isdir(tmp_path / "other")
+
+
+def test_connect_without_a_url_uses_the_server_of_the_command_line(settings: pytest.MonkeyPatch) -> None:
+    with fastness.connect() as plane:
+        assert plane._transport.url == "http://127.0.0.1:9440"  # type: ignore[attr-defined]
+    context = context_file.Context(url="http://plane.example:9440", universe="acme", token="secret")
+    context_file.save(context_file.Contexts("work", {"work": context}))
+    with fastness.connect() as plane:
+        transport: Any = plane._transport
+        assert (transport.url, transport.token, plane.universe) == ("http://plane.example:9440", "secret", "acme")
+    with fastness.connect("http://other.example:9440") as plane:
+        assert (plane._transport.token, plane.universe) == (None, "main")  # type: ignore[attr-defined]
+    settings.setenv("FASTNESS_URL", "dir:data")
+    with pytest.raises(InvalidUrl, match=r'fastness.open\("dir:data"\)'):
+        fastness.connect()
+
+
+@pytest.mark.parametrize("given", ["an open plane", "a URL"])
+def test_a_closed_app_sends_nothing_and_says_so(plane: Plane, given: str) -> None:
+    app = TaskApp(plane if given == "an open plane" else "memory:")
+    ping = app.task(mail_nobody)
+    ping.send()
+    app.close()
+    threads = set(threading.enumerate())
+
+    async def send() -> None:
+        await ping.send_async()
+
+    for again in (
+        ping.send,
+        lambda: ping.send_many([()]),
+        lambda: asyncio.run(send()),
+        app.run_ready,
+        app.worker().start,
+    ):
+        with pytest.raises(Closed, match="The task app was closed; make another TaskApp"):
+            again()
+    assert set(threading.enumerate()) == threads
+    app.close()  # Closing twice is fine.
+    with fastness.open("memory:") as another:
+        app.use(another)
+        ping.send()
+        assert app.run_ready() == 1
+
+
+async def test_an_app_that_is_closed_on_an_event_loop_sends_nothing() -> None:
+    async with TaskApp("memory:") as app:
+        ping = app.task(mail_nobody)
+        await ping.send_async()
+    with pytest.raises(Closed, match="The task app was closed"):
+        await ping.send_async()
 
 
 def test_the_default_app_collects_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,6 +565,34 @@ def test_a_worker_that_cannot_receive_raises_why(is_async: bool) -> None:
     plane.close()
     with pytest.raises(Closed):
         app.worker().run()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_task_that_rejects_or_retries_is_logged_in_one_line(
+    app: TaskApp, is_async: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It decides so: it has not failed unexpectedly, and there is no traceback to look at."""
+
+    def work(ends: str) -> None:
+        raise Reject("no such customer") if ends == "reject" else RetryLater(600, "too early")
+
+    async def work_async(ends: str) -> None:
+        work(ends)
+
+    task = app.task(name="bill")(work_async if is_async else work)
+    rejected, retried = task.send("reject").id, task.send("retry").id
+    worker = app.worker()
+    worker.start()
+    until(lambda: worker.stats.failed == 2)
+    worker.stop()
+    logged = [record for record in caplog.records if record.name == "fastness.worker"]
+    assert not [record for record in logged if record.exc_info]
+    assert sorted(record.getMessage() for record in logged) == [
+        f"tasks: task bill rejected message {rejected} on attempt 1: no such customer",
+        f"tasks: task bill returned message {retried} on attempt 1, to try again in 600 s: too early",
+    ]
+    with pytest.raises(MessageFailed, match=r"is dead after 1 failed attempt: Reject: no such customer\."):
+        app.plane.queue("tasks").result(rejected)
 
 
 # Chains.

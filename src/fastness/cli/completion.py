@@ -144,7 +144,7 @@ def universes(lookup: Lookup) -> list[str]:
 
 def contexts(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """The names of saved contexts, which are in a file of the user and not in the plane."""
-    from fastness.cli import context_file
+    from fastness import context_file
     from fastness.errors import FastnessError
 
     try:

@@ -17,7 +17,7 @@ from typing import Final, Self, TypeVar
 
 import msgspec
 
-from fastness.cli import context_file
+from fastness import context_file
 from fastness.cli.given_options import given_options
 from fastness.errors import DirectoryInUse, InvalidArgument
 from fastness.handles.plane import AsyncPlane

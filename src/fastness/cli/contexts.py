@@ -4,7 +4,7 @@ import click
 
 from fastness.cli import completion, printing
 from fastness.cli.commands import CommandGroup, given_options
-from fastness.cli.context_file import DEFAULT_URL, FIELDS, Context, Contexts, load, named_context, save
+from fastness.context_file import DEFAULT_URL, FIELDS, Context, Contexts, load, named_context, save
 from fastness.errors import InvalidArgument
 from fastness.names import checked_name
 

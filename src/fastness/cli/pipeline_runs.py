@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from fastness.cli import connect, context_file, printing
+from fastness import context_file
+from fastness.cli import connect, printing
 from fastness.cli.commands import given_options, wants_json
 from fastness.cli.exit_codes import DAMAGED
 from fastness.cli.pipeline_observers import Observation

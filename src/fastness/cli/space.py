@@ -10,6 +10,7 @@ from fastness.cli.commands import LeafCommand, wants_json
 from fastness.cli.durations import SECONDS
 from fastness.cli.exit_codes import DAMAGED
 from fastness.cli.sizes import size_text
+from fastness.plurals import counted
 from fastness.wire.space import Collected, LastCollection, SpaceReport, SpaceUse, StandbyStatus, StorageStatus
 
 
@@ -131,7 +132,7 @@ def _collection_line(last: LastCollection) -> str:
     elif last.result is None:
         line = f"Last collection: {_time_text(last.succeeded_ms)}; nothing was due"
     else:
-        deleted, freed = _count(last.result.deleted, "blob"), _count(last.result.freed, "body", "bodies")
+        deleted, freed = counted(last.result.deleted, "blob"), counted(last.result.freed, "body", "bodies")
         size = size_text(last.result.deleted_bytes)
         line = f"Last collection: {_time_text(last.succeeded_ms)}; deleted {deleted} ({size}) and {freed}"
     if last.error is not None:
@@ -141,14 +142,14 @@ def _collection_line(last: LastCollection) -> str:
 
 def _collected_lines(done: Collected) -> list[str]:
     verb = "Would delete" if done.dry_run else "Deleted"
-    deleted, waiting = _count(done.deleted, "unreferenced blob"), _count(done.waiting, "unreferenced blob")
+    deleted, waiting = counted(done.deleted, "unreferenced blob"), counted(done.waiting, "unreferenced blob")
     later = "large bodies stay for another grace period, for readers and backups"
     next_one = "`fastness space` shows when the next one goes"
     lines = [
         f"{verb} {deleted} ({size_text(done.deleted_bytes)})" + (f"; {later}" if done.deleted else ""),
-        f"{verb} {_count(done.freed, 'body', 'bodies')} of blobs that were deleted earlier",
+        f"{verb} {counted(done.freed, 'body', 'bodies')} of blobs that were deleted earlier",
         f"In the grace period: {waiting} ({size_text(done.waiting_bytes)})" + (f"; {next_one}" if done.waiting else ""),
-        f"Kept: {_count(done.kept, 'blob')} ({size_text(done.kept_bytes)}), pinned or named by other data",
+        f"Kept: {counted(done.kept, 'blob')} ({size_text(done.kept_bytes)}), pinned or named by other data",
     ]
     if done.unsearched:
         lines.append("No blob can be deleted, because these could not be searched; run `fastness doctor`:")
@@ -158,10 +159,6 @@ def _collected_lines(done: Collected) -> list[str]:
     elif done.dry_run:
         lines.append("Dry run: nothing can be deleted now")
     return lines
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _size(size: int | None) -> str:

@@ -156,7 +156,8 @@ class AdapterPool:
             payload = await self._call(effect)
         except Exception as error:
             self.failed += 1
-            _log.warning("effect %s of world %s failed: %s", effect.kind, effect.world, error, exc_info=error)
+            trace = None if isinstance(error, Reject | RetryLater) else error  # Those are decisions of the adapter.
+            _log.warning("effect %s of world %s failed: %s", effect.kind, effect.world, error, exc_info=trace)
             await self._fail(effect, error)
             return
         try:

@@ -37,6 +37,7 @@ from fastness.mcp.tool import converted
 from fastness.mcp.tools import TOOLS
 from fastness.mcp.tools.mail import shown_mails
 from fastness.names import REPORTS, checked_name
+from fastness.plurals import counted
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 Kind = Literal["queue", "dead_letters", "world", "mail", "report"]
@@ -178,7 +179,7 @@ async def _list_queues(caller: Caller, after: str, limit: int) -> tuple[list[mcp
         counts = f"{stats.ready} ready, {stats.leased} leased, {stats.dead} dead"
         found.append(resource_of(caller, "queue", stats.queue, counts))
         if stats.dead:
-            found.append(resource_of(caller, "dead_letters", stats.queue, f"{stats.dead} dead letters"))
+            found.append(resource_of(caller, "dead_letters", stats.queue, counted(stats.dead, "dead letter")))
     return found, page.next
 
 

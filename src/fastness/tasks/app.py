@@ -174,8 +174,8 @@ class TaskApp:
         """The tasks of one plane.
 
         Args:
-            target: a URL that `connect` or `open` takes, or an open plane. Without it, FASTNESS_URL, FASTNESS_TOKEN and
-                FASTNESS_UNIVERSE say where the plane is.
+            target: a URL that `connect` or `open` takes, or an open plane. By default the plane of the command line,
+                with its token and universe: FASTNESS_URL, the current context, or http://127.0.0.1:9440.
             token: the access token for a server.
             universe: the tenant to work in.
             timezone: the time zone of schedules.
@@ -190,7 +190,7 @@ class TaskApp:
         """The plane, opened when it is first used.
 
         Raises:
-            InvalidUrl: neither the app nor FASTNESS_URL says where it is.
+            Closed: the app was closed.
         """
         return self._registry.planes.get()
 
@@ -304,7 +304,7 @@ class TaskApp:
         self._registry.planes.use(plane)
 
     def close(self) -> None:
-        """Close the plane that the app has opened. The next call opens it again."""
+        """Close the plane that the app has opened. Its tasks can be called, and not sent any more."""
         self._registry.planes.close()
 
     async def close_async(self) -> None:

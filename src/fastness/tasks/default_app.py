@@ -1,4 +1,4 @@
-"""The app of tasks that name none. FASTNESS_URL, FASTNESS_TOKEN and FASTNESS_UNIVERSE say where its plane is."""
+"""The app of tasks that name none. Its plane is that of the command line: `connect` says which."""
 
 from collections.abc import Callable
 from typing import Any, Final, Unpack, overload
@@ -19,7 +19,7 @@ def task(
 
 
 def task(function: Callable[..., Any] | None = None, /, **options: Unpack[TaskOptions]) -> Any:
-    """Make a function a task of the default app, whose plane is at FASTNESS_URL: `@task`, or `@task(queue=…)`.
+    """Make a function a task of the default app, which uses the plane of the command line: `@task`, `@task(queue=…)`.
 
     Args:
         name: its name in messages; by default the module and name of the function. Workers find it by that.

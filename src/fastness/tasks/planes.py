@@ -6,7 +6,8 @@ import threading
 from weakref import WeakKeyDictionary
 
 import fastness
-from fastness.errors import InvalidArgument, InvalidUrl
+from fastness import context_file
+from fastness.errors import Closed, InvalidArgument, InvalidUrl
 from fastness.handles.plane import AsyncPlane
 from fastness.handles.sync.plane import Plane
 from fastness.names import UNIVERSE
@@ -23,6 +24,7 @@ class AppPlanes:
         self._universe = universe
         self._plane = target if isinstance(target, Plane) else None
         self._owns_plane = False
+        self._is_closed = False
         self._async_planes: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncPlane] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -35,21 +37,23 @@ class AppPlanes:
         """Use an open plane from now on, which its owner closes."""
         self.close()
         self._async_planes.clear()
-        self._plane = plane
+        self._plane, self._is_closed = plane, False
 
     def get(self) -> Plane:
         """The plane for threads.
 
         Raises:
-            InvalidUrl: neither the app nor FASTNESS_URL says where the plane is.
+            Closed: the app was closed.
         """
         with self._lock:
+            self._check_open()
             if self._plane is None:
                 self._plane, self._owns_plane = self._open(), True
             return self._plane
 
     async def get_async(self) -> AsyncPlane:
         """The plane for the running event loop."""
+        self._check_open()
         loop = asyncio.get_running_loop()
         found = self._async_planes.get(loop)
         if found is None:
@@ -65,8 +69,9 @@ class AppPlanes:
         self._async_planes[asyncio.get_running_loop()] = plane
 
     def close(self) -> None:
-        """Close the plane, unless it was given open."""
+        """Close the plane, unless it was given open. Nothing is sent or run from now on."""
         with self._lock:
+            self._is_closed = True
             if self._owns_plane and self._plane is not None:
                 self._plane.close()
                 self._plane, self._owns_plane = None, False
@@ -78,19 +83,17 @@ class AppPlanes:
             await close_handle(found)
         await asyncio.to_thread(self.close)
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Closed("The task app was closed; make another TaskApp, or close it after its last call")
+
     def _open(self) -> Plane:
-        url, token, universe = self._url, self._token, self._universe
-        if url is None:
-            url = os.environ.get("FASTNESS_URL")
-            token = token or os.environ.get("FASTNESS_TOKEN")
-            universe = universe or os.environ.get("FASTNESS_UNIVERSE")
-        if not url:
-            raise InvalidUrl(
-                "No plane is known for these tasks; set FASTNESS_URL, as in http://127.0.0.1:9440, or use a TaskApp"
-            )
+        given = {"url": self._url, "token": self._token, "universe": self._universe}
+        found = context_file.resolve(given, os.environ) if self._url is None else given
+        url = str(found["url"])
         if url.startswith(("http://", "https://")):
-            return fastness.connect(url, token=token, universe=universe or UNIVERSE)
-        return fastness.open(url, universe=universe or UNIVERSE)
+            return fastness.connect(self._url, token=self._token, universe=self._universe)
+        return fastness.open(url, universe=found["universe"] or UNIVERSE, objects=found.get("objects"))
 
 
 def check_no_loop(call: str) -> None:

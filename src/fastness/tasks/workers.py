@@ -90,7 +90,7 @@ class TaskWorker:
         """Start to run calls, on threads of its own.
 
         Raises:
-            InvalidUrl: neither the app nor FASTNESS_URL says where the plane is.
+            Closed: the app was closed.
         """
         plane = self._planes.get()
         if self._on_start is not None:

@@ -7,7 +7,6 @@ from fastness.names import UNIVERSE
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
-
 class LeaseProof(msgspec.Struct, frozen=True):
     """What a holder sends with a write: the id and fence of its lease."""
 

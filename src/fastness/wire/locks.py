@@ -11,7 +11,6 @@ from fastness.names import UNIVERSE
 from fastness.wire.requests import Committed, Operation, Request, Route
 
 
-
 class LockSession(msgspec.Struct, frozen=True):
     """Identifies a session. Its id is a secret, like a token: it is what authorizes a caller to act as the session."""
 

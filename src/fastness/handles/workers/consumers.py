@@ -11,7 +11,9 @@ import msgspec
 from fastness import limits
 from fastness.errors import FastnessError, InvalidArgument, RetryAdvice
 from fastness.handles.arguments import check_delay_on_close
+from fastness.handles.task_control import Reject, RetryLater
 from fastness.wire.queues import MessageLease, lease_mismatch
+from fastness.wire.tasks import TASK_ATTRIBUTE
 
 Item = TypeVar("Item", bound="HeldMessage")
 Some = TypeVar("Some")
@@ -127,6 +129,9 @@ class HeldMessage(Protocol):
 
     @property
     def failure_attempts(self) -> int: ...
+
+    @property
+    def attributes(self) -> Mapping[str, str]: ...
 
     @property
     def lease(self) -> MessageLease: ...
@@ -483,17 +488,18 @@ class Consumers(Generic[Item]):
         return failed
 
     def _report_failure(self, error: Exception, queue: str, messages: Sequence[Item]) -> None:
-        """Count an error of a handler, log it with its traceback, and pass it to `on_error`."""
+        """Count an error of a handler, log it, and pass it to `on_error`. What a task has decided has no traceback."""
         first, kind = messages[0], type(error).__name__
+        decision = _decision(error, first)
         if len(messages) == 1:
             self.stats.failed += 1
             extra = {"queue": queue, "message_id": first.id, "attempt": first.attempts}
-            text = f"message {first.id} failed on attempt {first.attempts}"
+            text = decision or f"message {first.id} failed on attempt {first.attempts}: {kind}"
         else:
             self.stats.failed += len(messages)
             extra = {"queue": queue, "message_ids": [message.id for message in messages]}
-            text = f"a batch of {len(messages)} messages failed, the first one is {first.id}"
-        _log.warning("%s: %s: %s", queue, text, kind, exc_info=error, extra=extra)
+            text = f"a batch of {len(messages)} messages failed, the first one is {first.id}: {kind}"
+        _log.warning("%s: %s", queue, text, exc_info=None if decision else error, extra=extra)
         self._call_on_error(error, queue)
 
     def _report(self, error: Exception, queue: str) -> None:
@@ -584,6 +590,16 @@ def _check_batch(batch: int | None, wait_seconds: float) -> None:
         raise InvalidArgument(
             f"batch_wait_seconds is {wait_seconds}; give 0 to {limits.WORKER_BATCH_WAIT_SECONDS_MAX:.0f}"
         )
+
+
+def _decision(error: Exception, message: HeldMessage) -> str | None:
+    """What a task has decided about its message; None if it failed."""
+    if not (message.settled and isinstance(error, Reject | RetryLater)):
+        return None
+    task, attempt = message.attributes.get(TASK_ATTRIBUTE), f"message {message.id} on attempt {message.attempts}"
+    if isinstance(error, Reject):
+        return f"task {task} rejected {attempt}: {error}"
+    return f"task {task} returned {attempt}, to try again in {error.seconds:g} s: {error}"
 
 
 def _one_by_one(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:

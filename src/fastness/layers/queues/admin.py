@@ -33,6 +33,7 @@ from fastness.limits import (
     SUMMARY_LIST_MAX,
     SURVEY_NAMES_MAX,
 )
+from fastness.plurals import counted
 from fastness.wire.permissions import checked_queues
 from fastness.wire.queues import LeasedMessage, LeasedMessages, QueuePolicy, QueueStats
 from fastness.wire.stored_messages import StoredMessage, decode, encode, format_id
@@ -354,8 +355,8 @@ def delete_step(
         return progress, []
     if not force and (held := total_counters(tx, keys_of(queue)).leased) > 0:
         raise QueueInUse(
-            f"{held} messages of {queue.name} are leased; wait until they are settled, or delete it with force. "
-            f"{progress.count} others were removed"
+            f"Queue {queue.name} has {counted(held, 'leased message')}; wait until all are settled, or delete it with "
+            f"force. Of the others, {progress.count:,} were removed"
         )
     if progress == DeleteProgress():
         for schedule in schedules_of(tx, queue):

@@ -74,7 +74,7 @@ def find_waiting(
     if kind == locations.IN_GROUP:
         key = keys.waiting.key(text.decode()) + id
         stored = tx.get(key)
-        return None if stored is None else WaitingMessage(decode(stored), "waiting", key)
+        return None if stored is None else WaitingMessage(decode(stored), "blocked", key)
     return _find_with_key(queue_tx, id, text.decode()) if kind == locations.WITH_KEY else None
 
 

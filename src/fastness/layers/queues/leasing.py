@@ -47,6 +47,7 @@ from fastness.layers.queues.policies import check_exists, policy_of, takes_dead_
 from fastness.layers.queues.rate_budgets import RateBudget
 from fastness.layers.queues.settling import settle_packed
 from fastness.limits import LEASE_CONTENT_BYTES_MAX, MESSAGES_MAX, PRIORITY_MAX
+from fastness.plurals import counted
 from fastness.wire.deliveries import delivery_of
 from fastness.wire.queues import (
     Delivery,
@@ -347,7 +348,9 @@ class _Over:
         if 0 < message.ttl_at_ms <= self._now_ms or retention.since_ms(message) <= self._over_ms:
             dead_letters.expire_message(queue_tx, message)
         elif message.attempts >= self._deliveries_max and message.origin is None and self._can_move(queue_tx):
-            message.last_error = message.last_error or f"It was delivered {message.attempts} times and not acknowledged"
+            message.last_error = message.last_error or (
+                f"It was delivered {counted(message.attempts, 'time')} and not acknowledged"
+            )
             dead_letters.dead_letter(queue_tx, message)
         else:
             return False

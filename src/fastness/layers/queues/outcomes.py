@@ -24,6 +24,7 @@ from fastness.layers.queues.counters import QueueTransaction
 from fastness.layers.queues.keys import QueueKeys
 from fastness.layers.queues.policies import policy_of
 from fastness.limits import EXPIRY_BATCH_MAX, RESULT_BYTES_MAX
+from fastness.plurals import counted
 from fastness.wire.queues import Failure, MessageResult, NewResult, message_cancelled
 from fastness.wire.stored_messages import StoredMessage, format_id
 
@@ -154,7 +155,7 @@ def failed(id: bytes, failure: Failure | None, failures: int) -> MessageFailed:
     text = None if failure is None else failure.message
     reason = ": ".join([each for each in (kind, text) if each]) or "no error was given"
     return MessageFailed(
-        f"Message {format_id(id)} is dead after {failures} failed attempts: {reason}. "
+        f"Message {format_id(id)} is dead after {counted(failures, 'failed attempt')}: {reason}. "
         "Correct the cause, then redrive it"
     )
 

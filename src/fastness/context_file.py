@@ -51,7 +51,9 @@ FIELDS: Final = Context.__struct_fields__
 
 
 def resolve(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings of a command, from flags, the environment and the selected context.
+    """Where the plane is, from flags, the environment and the selected context.
+
+    The command line, `connect` without a URL and task apps without a URL all ask this.
 
     Raises:
         NotFound: the selected context does not exist.
