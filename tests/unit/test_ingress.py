@@ -429,7 +429,7 @@ async def test_a_recently_full_mailbox_rejects_pushes_immediately(bench: Bench) 
 async def test_a_synced_push_gets_the_error_of_the_mailbox(bench: Bench) -> None:
     bench.inner.transact(mailboxes.set_policy, "main", MailPolicy(pending_max=1))
     await bench.push("1", durability="synced")
-    with pytest.raises(MailboxFull, match="is full with 1 mails"):
+    with pytest.raises(MailboxFull, match="is full with 1 mail "):
         await bench.push("2", durability="synced")
     bench.inner.transact(mailboxes.confirm, BOB, [mail.id for mail in bench.mails()])
     assert not (await bench.push("2", durability="synced")).deduped

@@ -62,8 +62,8 @@ def send(tx: Transaction, sender: Address, to: Address, new: NewMail) -> tuple[s
     if box.count >= policy.pending_max:
         emit(tx, "mail.rejected", to, id, author)
         raise MailboxFull(
-            f"The mailbox of {to} is full: {counted(box.count, 'mail')} (pending_max of its universe's mail policy); "
-            "nothing was stored. Send it again when some of them are confirmed"
+            f"The mailbox of {to} is full with {counted(box.count, 'mail')} (pending_max of its universe's mail "
+            "policy); nothing was stored. Send it again when some of them are confirmed"
         )
     expires_ms = now_ms + round(policy.ttl_seconds * 1_000)
     early = expires_ms < box.latest_ms
