@@ -57,7 +57,9 @@ async def main() -> None:
     token = os.environ.get("FASTNESS_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with httpx2.AsyncClient(headers=headers, timeout=60) as http:
-        transport = streamable_http_client(os.environ["FASTNESS_URL"] + "/mcp", http_client=http)
+        transport = streamable_http_client(
+            os.environ.get("FASTNESS_URL", "http://127.0.0.1:9440") + "/mcp", http_client=http
+        )
         async with Client(transport) as client:
             edit = {"file": "src/app.py", "task": "rename main to run"}
             put = await call(client, "queue_put", queue="edits", body=edit, keep_result=True)

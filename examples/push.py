@@ -3,7 +3,6 @@
 Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python push.py
 """
 
-import os
 import time
 from queue import SimpleQueue
 
@@ -34,7 +33,7 @@ def main() -> None:
             alarms.put(f"{push.sender.partition('@')[0]}: {push.json()['celsius']} degrees")
 
     with (
-        fastness.connect(os.environ["FASTNESS_URL"]) as plane,
+        fastness.connect() as plane,
         plane.ingress.on_data_push(react, to="monitor", topic="temperature"),
     ):
         for sensor, celsius in (("oven", (60, 95)), ("fridge", (4, 5))):

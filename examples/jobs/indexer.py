@@ -6,7 +6,6 @@ commit, so a crash neither loses nor repeats a batch.
 Start a server (`fastness serve`), then: FASTNESS_URL=http://127.0.0.1:9440 python indexer.py
 """
 
-import os
 import time
 import uuid
 from collections import Counter
@@ -30,7 +29,7 @@ def index(plane: fastness.Plane, messages: list[fastness.Message], key: str) -> 
 
 
 def main() -> None:
-    with fastness.connect(os.environ["FASTNESS_URL"]) as plane:
+    with fastness.connect() as plane:
         run = uuid.uuid4().hex[:8]
         queue = plane.queue(f"documents-{run}")
         for start in range(0, 250, 125):
