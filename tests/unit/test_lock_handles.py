@@ -369,8 +369,8 @@ INVALID: list[tuple[Callable[[Any], Any], str]] = [
     (lambda locks: locks.acquire(row(1), "Z"), "Unknown lock mode 'Z'; use one of IS, IX, S, X"),
     (lambda locks: locks.acquire(row(1), timeout_seconds=-1), "timeout_seconds must be a number of at least 0"),
     (lambda locks: locks.acquire(row(1), timeout_seconds="1"), "timeout_seconds must be a number of at least 0"),
-    (lambda locks: locks.acquire(row(1), lease_seconds=0.5), "lease_seconds is 0.5; choose 1 to 3600"),
-    (lambda locks: locks.acquire(row(1), lease_seconds=True), "lease_seconds is True; choose 1 to 3600"),
+    (lambda locks: locks.acquire(row(1), lease_seconds=0.5), "lease_seconds is 0.5; give 1 to 3600"),
+    (lambda locks: locks.acquire(row(1), lease_seconds=True), "lease_seconds is True; give 1 to 3600"),
     (lambda locks: locks.acquire_all("task"), "acquire_all takes a list of paths"),
     (lambda locks: locks.acquire_all([row(1), "task"]), "A path must be a list"),
 ]

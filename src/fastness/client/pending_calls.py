@@ -11,6 +11,7 @@ from fastness.errors import FastnessError, InvalidArgument, Unsupported
 from fastness.limits import FRAME_BYTES_MAX
 from fastness.wire.answers import decoder_of
 from fastness.wire.frames import AnyRequest, Call, decode_calls, encode
+from fastness.wire.type_checks import refusal_of
 
 _FRAME_BYTES: Final = FRAME_BYTES_MAX // 2  # A longer list of calls is split into several frames.
 _CALL_BYTES_MAX: Final = FRAME_BYTES_MAX - 64  # A frame of one call is a few bytes longer than the call.
@@ -102,7 +103,7 @@ def fail_bad_calls(pendings: Sequence[PendingCall[AnyFuture]], reason: str) -> N
     sent = [pending for pending in pendings if pending.sent]
     bad = [(pending, error) for pending in sent if (error := _decode_error(pending.data)) is not None]
     for pending, error in bad:
-        pending.fail(InvalidArgument(f"{type(pending.request).__name__} cannot be sent: {error}"))
+        pending.fail(_refusal(pending.request, error))
     if not bad:
         error = Unsupported(f"The server could not decode a call ({reason}); use the same version on both sides")
         for pending in sent:
@@ -121,11 +122,17 @@ def _decode_error(data: bytes) -> Exception | None:
     return None
 
 
+def _refusal(request: AnyRequest, error: Exception) -> InvalidArgument:
+    """The error of a request that cannot be sent."""
+    found = refusal_of(type(request), request)
+    return found or InvalidArgument(f"{type(request).__name__} cannot be sent: {error}")
+
+
 def _encode(call: Call) -> bytes:
     try:
         data = encode(call)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidArgument(f"{type(call.request).__name__} cannot be sent: {error}") from error
+        raise _refusal(call.request, error) from error
     if len(data) > _CALL_BYTES_MAX:
         raise TooLong
     return data

@@ -24,6 +24,7 @@ from fastness.tiers import Tier
 from fastness.wire.blobs import Body, GetBlob, OpenBlob, PutBlob, WriteBlob
 from fastness.wire.frames import AnyRequest
 from fastness.wire.requests import Answer, Request
+from fastness.wire.type_checks import check_types
 
 Result = TypeVar("Result")
 
@@ -49,12 +50,14 @@ class _Server(ABC):
     def transfer_blob(self, request: GetBlob | PutBlob) -> Any:
         """Read or write a blob over HTTP, while the caller's thread waits."""
         self.check_open()
+        check_types(request)
         if isinstance(request, PutBlob):
             return streaming.put(self, WriteBlob(request.universe, request.pinned), request.data)
         return Body(b"".join(streaming.receive(streaming.Download(self, OpenBlob(request.hash, request.universe)))))
 
     def post(self, request: AnyRequest) -> Any:
         """The answer to a call that does not fit a frame, while the caller's thread waits."""
+        check_types(request)
         return streaming.post(self, request, token_hex(16) if request.operation.takes_key else None)
 
     def execute(self, tx: Any, request: Request[Any]) -> Any:
@@ -215,11 +218,13 @@ def _fits(request: GetBlob | PutBlob) -> bool:
 
 def _require_write(request: Request[Any]) -> WriteBlob:
     if isinstance(request, WriteBlob):
+        check_types(request)
         return request
     raise InvalidArgument(f"{type(request).__name__} has no body to send")
 
 
 def _download(server: streaming.Server, request: Request[Any]) -> streaming.PartReader:
+    check_types(request)
     if isinstance(request, OpenBlob):
         return streaming.Download(server, request)
     if isinstance(request, STREAMED):

@@ -32,7 +32,7 @@ def checked_items(items: Items, instead: str) -> Items:
 def check_delay_on_close(seconds: float) -> None:
     """Raise InvalidArgument if messages cannot be returned with this delay."""
     if seconds.__class__ not in (int, float) or not 0 <= seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_on_close_seconds is {seconds!r}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"delay_on_close_seconds is {seconds!r}; give 0 to {DELAY_SECONDS_MAX:.0f}")
 
 
 def program_name(program: str | Program | None) -> str | None:

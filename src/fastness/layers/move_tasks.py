@@ -74,7 +74,7 @@ def start(tx: Transaction, source: QueueKey, *, destination: str | None, per_sec
     """
     if per_second is not None and not 1 <= per_second <= MOVE_TASK_RATE_MAX:
         raise InvalidArgument(
-            f"per_second is {per_second}; choose 1 to {MOVE_TASK_RATE_MAX}, or leave it out for the highest rate"
+            f"per_second is {per_second}; give 1 to {MOVE_TASK_RATE_MAX}, or leave it out for the highest rate"
         )
     sqs.require(tx, source)
     if destination is not None:
@@ -117,7 +117,7 @@ def newest(tx: Transaction, source: QueueKey, *, limit: int) -> MoveTasks:
         InvalidArgument: `limit` is out of range.
     """
     if not 1 <= limit <= MOVE_TASKS_LISTED_MAX:
-        raise InvalidArgument(f"limit is {limit}; choose 1 to {MOVE_TASKS_LISTED_MAX}")
+        raise InvalidArgument(f"limit is {limit}; give 1 to {MOVE_TASKS_LISTED_MAX}")
     sqs.require(tx, source)
     area = tasks_of(*source)
     pairs = tx.scan(*area.range(), limit=limit, reverse=True)

@@ -10,12 +10,13 @@ from functools import lru_cache
 
 import msgspec
 
-from fastness.errors import CasMismatch, InvalidArgument, LeaseRequired, ValueTooLarge
+from fastness.errors import CasMismatch, LeaseRequired, ValueTooLarge
 from fastness.kv import Subspace, Transaction
 from fastness.layers import leases
 from fastness.layers.leases import LeaseKey
 from fastness.limits import CORRELATION_ID_CHARACTERS_MAX, STATE_BYTES_MAX
 from fastness.wire.leases import LeaseProof
+from fastness.wire.type_checks import refused
 
 
 class State(msgspec.Struct, frozen=True, array_like=True):
@@ -104,9 +105,7 @@ def check_correlation_id(text: object) -> None:
         and text.isascii()
         and text.isprintable()
     ):
-        raise InvalidArgument(
-            f"{text!r} is not a correlation id; use 1 to {CORRELATION_ID_CHARACTERS_MAX} printable ASCII characters"
-        )
+        raise refused("correlation_id", text, f"1 to {CORRELATION_ID_CHARACTERS_MAX} printable ASCII characters")
 
 
 def _check(tx: Transaction, universe: str, key: str, lease: LeaseProof | None, if_match: str | None) -> State | None:

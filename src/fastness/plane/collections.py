@@ -59,7 +59,7 @@ def scan(tx: Transaction, request: ScanRows) -> RowPage:
 @service
 def wait(stores: AnyStores, request: WaitForRows) -> Served[ChangedRows]:
     if not 0 <= request.wait_seconds <= COLLECTION_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {COLLECTION_WAIT_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; give 0 to {COLLECTION_WAIT_SECONDS_MAX:.0f}")
     wait_ms = round(request.wait_seconds * 1_000)
     return stores.rows.wait(*_collection(request), request.rows, wait_ms=wait_ms, tier=request.tier)
 

@@ -61,7 +61,7 @@ def claim(stores: AnyStores, request: ClaimEffects, call: KeyedCall | None = Non
         raise InvalidArgument(f"limit is {request.limit}; one claim takes 1 to {EFFECT_CLAIMS_MAX} effects")
     if not 0 <= request.wait_seconds <= HOST_WAIT_SECONDS_MAX:
         raise InvalidArgument(
-            f"wait_seconds is {request.wait_seconds}; choose 0 (do not wait) to {HOST_WAIT_SECONDS_MAX}"
+            f"wait_seconds is {request.wait_seconds}; give 0 (do not wait) to {HOST_WAIT_SECONDS_MAX}"
         )
     return stores.effects.claim(
         checked_name("universe", request.universe),
@@ -103,7 +103,7 @@ def complete(tx: Transaction, request: CompleteEffect) -> Committed:
 def fail(tx: Transaction, request: FailEffect) -> Attempted:
     delay = request.delay_seconds
     if delay is not None and not 0 <= delay <= EFFECT_DELAY_SECONDS_LONGEST:
-        raise InvalidArgument(f"delay_seconds is {delay}; choose 0 to {EFFECT_DELAY_SECONDS_LONGEST}")
+        raise InvalidArgument(f"delay_seconds is {delay}; give 0 to {EFFECT_DELAY_SECONDS_LONGEST}")
     delay_ms = None if delay is None else round(delay * 1_000)
     return effect_leases.fail(
         tx, *_effect(request), request.fence, error=request.error, delay_ms=delay_ms, is_final=request.is_final
@@ -141,5 +141,5 @@ def _kinds(kinds: list[str]) -> list[str]:
 
 def _lease_ms(seconds: float) -> int:
     if not 0.001 <= seconds <= EFFECT_LEASE_SECONDS_MAX:  # NaN fails this too.
-        raise InvalidArgument(f"lease_seconds is {seconds}; choose 0.001 to {EFFECT_LEASE_SECONDS_MAX}")
+        raise InvalidArgument(f"lease_seconds is {seconds}; give 0.001 to {EFFECT_LEASE_SECONDS_MAX}")
     return round(seconds * 1_000)

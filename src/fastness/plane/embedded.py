@@ -26,6 +26,7 @@ from fastness.plane.within import AsyncWithinTransport, WithinTransport
 from fastness.runtime.locks.table import CallerLocks
 from fastness.tiers import Tier
 from fastness.wire.requests import Answer, Request
+from fastness.wire.type_checks import check_types
 
 
 class EmbeddedTransport(Stores):
@@ -60,6 +61,7 @@ class EmbeddedTransport(Stores):
 
     def _execute(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
         handler = handler_of(request)
+        check_types(request)
         answer: Answer
         if handler.reads_only:
             read = self._read_stale if type(request) in STALE_READS else self._read
@@ -72,17 +74,18 @@ class EmbeddedTransport(Stores):
         elif handler.immediate is not None:
             answer = handler.immediate(self, request, *_third(handler, call))
         else:
-            answer = _served(handler)(self, request, *_third(handler, call))
+            assert handler.serve is not None, "a handler has one of the three"
+            answer = handler.serve(self, request, *_third(handler, call))
         return answer
 
     def send(self, request: Request[Answer], chunks: Iterable[bytes]) -> Answer:
         """The answer to a request whose body is streamed."""
-        answer: Answer = _served(handler_of(request))(self, request, chunks)
+        answer: Answer = _served(request)(self, request, chunks)
         return answer
 
     def receive(self, request: Request[Answer]) -> Iterator[bytes]:
         """The body of the answer, as a stream."""
-        stream: Iterator[bytes] = _served(handler_of(request))(self, request)
+        stream: Iterator[bytes] = _served(request)(self, request)
         return stream
 
     def within(self, connection: object) -> WithinTransport:
@@ -134,6 +137,7 @@ class AsyncEmbeddedTransport(AsyncStores):
 
     async def _execute(self, request: Request[Answer], call: KeyedCall | None) -> Answer:
         handler = handler_of(request)
+        check_types(request)
         run = handler.run if handler.run is None or call is None else idempotent(handler.run, call)
         answer: Answer
         if handler.reads_only:
@@ -148,7 +152,8 @@ class AsyncEmbeddedTransport(AsyncStores):
         elif handler.immediate is not None:
             answer = handler.immediate(self, request, *_third(handler, call))
         else:
-            answer = await _served(handler)(self, request, *_third(handler, call))
+            assert handler.serve is not None, "a handler has one of the three"
+            answer = await handler.serve(self, request, *_third(handler, call))
         return answer
 
     def _batcher(self) -> CallBatcher:
@@ -163,12 +168,12 @@ class AsyncEmbeddedTransport(AsyncStores):
 
     async def send(self, request: Request[Answer], chunks: AsyncIterable[bytes]) -> Answer:
         """The answer to a request whose body is streamed."""
-        answer: Answer = await _served(handler_of(request))(self, request, chunks)
+        answer: Answer = await _served(request)(self, request, chunks)
         return answer
 
     async def receive(self, request: Request[Answer]) -> AsyncIterator[bytes]:
         """The body of the answer, as a stream."""
-        stream: AsyncIterator[bytes] = await _served(handler_of(request))(self, request)
+        stream: AsyncIterator[bytes] = await _served(request)(self, request)
         return stream
 
     def within(self, connection: object) -> AsyncWithinTransport:
@@ -194,7 +199,10 @@ def _third(handler: Handler, call: KeyedCall | None) -> tuple[KeyedCall, ...]:
     return (call,) if handler.takes_call and call is not None else ()
 
 
-def _served(handler: Handler) -> Serve:
-    if handler.serve is None:
+def _served(request: Request[Any]) -> Serve:
+    """The handler of a request that has a stream."""
+    serve = handler_of(request).serve
+    if serve is None:
         raise InvalidArgument("This operation has no stream; use call()")
-    return handler.serve
+    check_types(request)
+    return serve

@@ -56,7 +56,7 @@ def claim(stores: AnyStores, request: ClaimWorlds) -> Served[ClaimedWorlds]:
     if not 0 < request.limit <= HOSTED_WORLDS_MAX:
         raise InvalidArgument(f"limit is {request.limit}; one claim returns 1 to {HOSTED_WORLDS_MAX} worlds")
     if not 0 <= request.wait_seconds <= HOST_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {HOST_WAIT_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; give 0 to {HOST_WAIT_SECONDS_MAX:.0f}")
     leases.check_owner(request.owner)
     return stores.hosting.claim(
         checked_name("universe", request.universe),
@@ -76,7 +76,7 @@ def commit(tx: Transaction, request: CommitTurn) -> TurnCommitted:
 @transaction
 def fail(tx: Transaction, request: FailTurn) -> Committed:
     if not 0 <= request.delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {request.delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"delay_seconds is {request.delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     turns.fail_turn(
         tx,
         _world(request),
@@ -158,7 +158,7 @@ def _claims(universe: str, claims: list[tuple[str, int]]) -> list[tuple[World, i
 
 def _lease_ms(seconds: float) -> int:
     if not 0.001 <= seconds <= HOST_LEASE_SECONDS_MAX:  # NaN fails this too.
-        raise InvalidArgument(f"lease_seconds is {seconds}; choose 0.001 to {HOST_LEASE_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"lease_seconds is {seconds}; give 0.001 to {HOST_LEASE_SECONDS_MAX:.0f}")
     return round(seconds * 1_000)
 
 

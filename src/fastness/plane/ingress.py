@@ -113,7 +113,7 @@ def _new_push(given: Push | PushItem, durability: Durability) -> NewPush:
     if not isinstance(given.payload, bytes):
         raise InvalidArgument(f"payload must be bytes, not {type(given.payload).__name__}; encode it first")
     if durability not in (ACCEPTED, SYNCED):
-        raise InvalidArgument(f"durability is {durability!r}; choose {ACCEPTED} or {SYNCED}")
+        raise InvalidArgument(f"durability is {durability!r}; give {ACCEPTED} or {SYNCED}")
     return BinaryPush(
         topic=given.topic,
         content_type=given.content_type,
@@ -137,7 +137,7 @@ def _check_text(name: str, text: object, *, optional: bool = False) -> None:
 
 def _check_number(name: str, number: object, least: float, most: float) -> None:
     if not isinstance(number, int | float) or not least <= number <= most:
-        raise InvalidArgument(f"{name} is {number!r}; choose {least:g} to {most:g}")
+        raise InvalidArgument(f"{name} is {number!r}; give {least:g} to {most:g}")
 
 
 def _size(payload: object) -> int:

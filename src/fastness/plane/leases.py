@@ -167,11 +167,11 @@ def _checked(proof: LeaseProof) -> LeaseProof:
 
 def _ttl_ms(seconds: float) -> int:
     if not 0.001 <= seconds <= LEASE_TTL_SECONDS_MAX:  # NaN fails this too.
-        raise InvalidArgument(f"ttl_seconds is {seconds}; choose 0.001 to {LEASE_TTL_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"ttl_seconds is {seconds}; give 0.001 to {LEASE_TTL_SECONDS_MAX:.0f}")
     return round(seconds * 1_000)
 
 
 def _wait_ms(seconds: float) -> int:
     if not 0 <= seconds <= LEASE_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {seconds}; choose 0 (do not wait) to {LEASE_WAIT_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"wait_seconds is {seconds}; give 0 (do not wait) to {LEASE_WAIT_SECONDS_MAX:.0f}")
     return round(seconds * 1_000)

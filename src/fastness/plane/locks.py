@@ -94,12 +94,12 @@ def _full_path(path: Sequence[str], policy: TierPolicy) -> Sequence[str]:
 def _lease_ms(seconds: float) -> int:
     if not LOCK_LEASE_SECONDS_MIN <= seconds <= LOCK_LEASE_SECONDS_MAX:  # NaN fails this too.
         raise InvalidArgument(
-            f"lease_seconds is {seconds}; choose {LOCK_LEASE_SECONDS_MIN:g} to {LOCK_LEASE_SECONDS_MAX:g}"
+            f"lease_seconds is {seconds}; give {LOCK_LEASE_SECONDS_MIN:g} to {LOCK_LEASE_SECONDS_MAX:g}"
         )
     return round(seconds * 1_000)
 
 
 def _wait_ms(seconds: float) -> int:
     if not 0 <= seconds <= LEASE_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {seconds}; choose 0 (do not wait) to {LEASE_WAIT_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"wait_seconds is {seconds}; give 0 (do not wait) to {LEASE_WAIT_SECONDS_MAX:.0f}")
     return round(seconds * 1_000)

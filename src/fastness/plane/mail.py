@@ -205,5 +205,5 @@ def _known_address(agent: str, universe: str) -> Address:
 
 def _wait_ms(seconds: float) -> int:
     if not 0 <= seconds <= MAIL_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {seconds}; choose 0 (do not wait) to {MAIL_WAIT_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"wait_seconds is {seconds}; give 0 (do not wait) to {MAIL_WAIT_SECONDS_MAX:.0f}")
     return round(seconds * 1_000)

@@ -40,6 +40,7 @@ from fastness.plane import (
 )
 from fastness.plane.handlers import BEST_EFFORT_READS, HANDLERS, Handler
 from fastness.wire.requests import Answer, Request
+from fastness.wire.type_checks import check_types
 
 MODULES: Final = (
     activity,
@@ -94,6 +95,7 @@ def execute(tx: Transaction, request: Request[Answer]) -> Answer:
         InvalidArgument: it needs more than one transaction.
     """
     run = handler_of(request).run
+    check_types(request)
     if run is None:
         raise InvalidArgument(f"{type(request).__name__} takes more than one commit; send it by itself")
     answer: Answer = run(tx, request)

@@ -250,7 +250,7 @@ def pause_key(tx: Transaction, request: PauseKey) -> KeyInfo:
     if request.until_ms is not None and request.seconds is not None:
         raise InvalidArgument("The pause has both until_ms and seconds; leave one of them out")
     if request.seconds is not None and not 0 <= request.seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"seconds is {request.seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"seconds is {request.seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     until_ms = request.until_ms or 0
     if request.seconds is not None:
         until_ms = tx.now_ms + round(request.seconds * 1_000)
@@ -259,7 +259,7 @@ def pause_key(tx: Transaction, request: PauseKey) -> KeyInfo:
 
 def _wait_ms(seconds: float) -> int:
     if not 0 <= seconds <= RECEIVE_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {seconds}; choose 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"wait_seconds is {seconds}; give 0 to {RECEIVE_WAIT_SECONDS_MAX:.0f}")
     return round(seconds * 1_000)
 
 

@@ -37,7 +37,7 @@ def start(tx: Transaction, request: StartRun) -> RunInfo:
 @service
 def get(stores: AnyStores, request: GetRun) -> Served[RunInfo]:
     if not 0 <= request.wait_seconds <= RUN_WAIT_SECONDS_MAX:
-        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; choose 0 to {RUN_WAIT_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"wait_seconds is {request.wait_seconds}; give 0 to {RUN_WAIT_SECONDS_MAX:.0f}")
     universe = checked_name("universe", request.universe)
     return stores.runs.get(universe, request.id, wait_ms=round(request.wait_seconds * 1_000), tier=request.tier)
 

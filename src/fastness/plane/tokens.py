@@ -146,17 +146,17 @@ def _ttl_ms(seconds: float | None) -> int | None:
     if seconds is None:
         return None
     if not 1 <= seconds <= TOKEN_TTL_SECONDS_MAX:  # NaN fails this too.
-        raise InvalidArgument(f"ttl_seconds is {seconds}; choose 1 to {TOKEN_TTL_SECONDS_MAX:.0f}, or none for no end")
+        raise InvalidArgument(f"ttl_seconds is {seconds}; give 1 to {TOKEN_TTL_SECONDS_MAX:.0f}, or none for no end")
     return round(seconds * 1_000)
 
 
 def _rate(per_second: float | None) -> float | None:
     if per_second is not None and not 0.001 <= per_second <= TOKEN_RATE_MAX:
-        raise InvalidArgument(f"rate_per_second is {per_second}; choose 0.001 to {TOKEN_RATE_MAX:.0f}, or none")
+        raise InvalidArgument(f"rate_per_second is {per_second}; give 0.001 to {TOKEN_RATE_MAX:.0f}, or none")
     return per_second
 
 
 def _bytes(most: int | None) -> int | None:
     if most is not None and most < 1:
-        raise InvalidArgument(f"body_bytes_max is {most}; choose 1 or more, or none")
+        raise InvalidArgument(f"body_bytes_max is {most}; give 1 or more, or none")
     return most

@@ -26,6 +26,7 @@ from fastness.wire.entities import GetEntity, WriteEntities
 from fastness.wire.requests import Answer, Request
 from fastness.wire.states import GetState
 from fastness.wire.transport import AsyncTransport, LeaseRenewer, LockSessions, LockTable, Transport
+from fastness.wire.type_checks import check_types
 from fastness.wire.worlds import DescribeWorld
 
 _READS: Final = (GetState, GetEntity, GetRows, ScanRows, DescribeWorld)
@@ -174,6 +175,7 @@ def _collect(
 
 
 def _check(request: Request[Answer]) -> None:
+    check_types(request)
     if not request.operation.atomic and not isinstance(request, _READS):
         raise _error(request)
     if isinstance(request, GetEntity) and request.best_effort:

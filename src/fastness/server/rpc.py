@@ -49,6 +49,7 @@ from fastness.wire.rpc import (
     RpcFailure,
     RpcResult,
 )
+from fastness.wire.type_checks import refusal_of
 
 _log = logging.getLogger("fastness.rpc")
 _log.addFilter(RateLimitFilter(per_second=20))  # Clients can send any number of bad calls.
@@ -177,7 +178,8 @@ class Rpc:
         try:
             new = msgspec.convert(params, NewPush)
         except msgspec.ValidationError as error:
-            raise InvalidArgument(f"Invalid parameters of agent.data.push: {error}") from None
+            refusal = refusal_of(NewPush, params, plain=True)
+            raise refusal or InvalidArgument(f"Invalid parameters of agent.data.push: {error}") from None
         to = new.to or self._agent
         if to is None:
             raise InvalidArgument("`to` is required: name the recipient, or set ingress_agent in the server's settings")

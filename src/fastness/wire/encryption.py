@@ -67,4 +67,4 @@ class RewriteValues(Request[Rewritten], frozen=True, tag="encryption.rewrite"):
 
     def check(self) -> None:
         if not 1 <= self.limit <= ENCRYPTION_REWRITE_CALL:
-            raise InvalidArgument(f"limit is {self.limit}; choose 1 to {ENCRYPTION_REWRITE_CALL}")
+            raise InvalidArgument(f"limit is {self.limit}; give 1 to {ENCRYPTION_REWRITE_CALL}")

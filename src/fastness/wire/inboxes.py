@@ -125,7 +125,7 @@ def _fault_of_requests(effects: Sequence[Effect], timers: Sequence[Timer]) -> st
         return "a timer is due before 1970 or after 2262; nanoseconds since the epoch are wanted"
     for effect in effects:
         if not 0 < effect.max_attempts <= EFFECT_ATTEMPTS_MAX:
-            return f"an effect has max_attempts={effect.max_attempts}; choose 1 to {EFFECT_ATTEMPTS_MAX}"
+            return f"an effect has max_attempts={effect.max_attempts}; give 1 to {EFFECT_ATTEMPTS_MAX}"
     return None
 
 

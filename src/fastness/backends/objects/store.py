@@ -264,7 +264,7 @@ class ObjectStore:
 
     def _listing(self, prefix: str, after: str | None, limit: int) -> "ListStream[Sequence[StoredMeta]]":
         if not 1 <= limit <= OBJECT_LIST_MAX:
-            raise InvalidArgument(f"The limit is {limit}; choose 1 to OBJECT_LIST_MAX, which is {OBJECT_LIST_MAX}")
+            raise InvalidArgument(f"The limit is {limit}; give 1 to OBJECT_LIST_MAX, which is {OBJECT_LIST_MAX}")
         folder = check_path(prefix.removesuffix("/")) if prefix else None
         offset = check_path(after) if after else None
         return obstore.list(self._store, folder, offset=offset, chunk_size=limit)
@@ -295,7 +295,7 @@ def _version(etag: str) -> "PutMode":
 
 def _is_empty_range(start: int, length: int) -> bool:
     if not (0 <= start <= _OFFSET_MAX and 0 <= length <= _OFFSET_MAX):
-        raise InvalidArgument(f"The range is {length} bytes from {start}; choose 0 to {_OFFSET_MAX} for both")
+        raise InvalidArgument(f"The range is {length} bytes from {start}; give 0 to {_OFFSET_MAX} for both")
     return length == 0
 
 

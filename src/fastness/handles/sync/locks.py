@@ -292,7 +292,7 @@ def _check_lease(seconds: object) -> None:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not LOCK_LEASE_SECONDS_MIN <= cast("float", seconds) <= LOCK_LEASE_SECONDS_MAX:
         raise InvalidArgument(
-            f"lease_seconds is {seconds!r}; choose {LOCK_LEASE_SECONDS_MIN:g} to {LOCK_LEASE_SECONDS_MAX:g}"
+            f"lease_seconds is {seconds!r}; give {LOCK_LEASE_SECONDS_MIN:g} to {LOCK_LEASE_SECONDS_MAX:g}"
         )
 
 

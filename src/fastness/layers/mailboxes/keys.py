@@ -275,9 +275,9 @@ def set_policy(tx: Transaction, universe: str, policy: MailPolicy) -> MailPolicy
         InvalidArgument: a value is out of range.
     """
     if policy.pending_max.__class__ is not int or not 1 <= policy.pending_max <= MAILBOX_MAILS_LIMIT_MAX:
-        raise InvalidArgument(f"pending_max is {policy.pending_max}; choose 1 to {MAILBOX_MAILS_LIMIT_MAX}")
+        raise InvalidArgument(f"pending_max is {policy.pending_max}; give 1 to {MAILBOX_MAILS_LIMIT_MAX}")
     if policy.ttl_seconds.__class__ not in (int, float) or not 1 <= policy.ttl_seconds <= MAIL_TTL_SECONDS_MAX:
-        raise InvalidArgument(f"ttl_seconds is {policy.ttl_seconds}; choose 1 to {MAIL_TTL_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"ttl_seconds is {policy.ttl_seconds}; give 1 to {MAIL_TTL_SECONDS_MAX:.0f}")
     tx.put(_policy_key(universe), encode(policy))
     return policy
 

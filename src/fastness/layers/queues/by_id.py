@@ -234,9 +234,9 @@ def update(
     if priority is None and delay_seconds is None:
         raise InvalidArgument("Nothing would change; give a priority or delay_seconds")
     if priority is not None and not 0 <= priority <= PRIORITY_MAX:
-        raise InvalidArgument(f"priority is {priority}; choose 0 to {PRIORITY_MAX} ({PRIORITY_MAX} is the most urgent)")
+        raise InvalidArgument(f"priority is {priority}; give 0 to {PRIORITY_MAX} ({PRIORITY_MAX} is the most urgent)")
     if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"delay_seconds is {delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     queue_tx, number = QueueTransaction(tx, queue), parse_id(id)
     found = find_waiting(queue_tx, number)
     if found is None:

@@ -33,9 +33,10 @@ from fastness.names import checked_name
 from fastness.tiers import Tier
 from fastness.wire.queues import NewMessage, QueuePolicy, Receipt, Schedule
 from fastness.wire.stored_messages import StoredMessage, encode, format_id
+from fastness.wire.type_checks import refused, refused_field
 
-_NUMBERS = (float, int)
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
+_SHORT_TEXT = f"a text of 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes; hash a longer one"
 TTL_EXPIRED = b"T"  # The kind of a due entry. The ends of leases and delays have an empty value.
 SCHEDULE_DUE = b"S"
 SCHEDULE_ATTRIBUTE = "fastness-schedule"  # The name of the schedule that has put a message.
@@ -282,41 +283,20 @@ def _duplicate_of(tx: Transaction, keys: QueueKeys, key: str) -> bytes | None:
 
 
 def _check_text(new: NewMessage) -> None:
-    try:
-        new.content_type.encode()
-        (new.idempotency_key or "").encode()
-        (new.blob or "").encode()
-        if new.attributes:
-            "".join([*new.attributes, *new.attributes.values()]).encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"{error.object[:32]!r} is not valid Unicode text ({error.reason}); correct it") from None
+    for name in ("content_type", "idempotency_key", "blob", "attributes"):
+        value = getattr(new, name) or ""
+        try:
+            ("".join([*value, *value.values()]) if isinstance(value, dict) else value).encode()
+        except UnicodeEncodeError:
+            raise refused(name, value, "valid Unicode text, without halves of surrogate pairs") from None
 
 
 def check(new: NewMessage) -> None:
-    """Check types and ranges of a new message.
-
-    Requests from the network have the right types already; messages built in this process may not.
+    """Check the ranges of a new message. Its types were checked when it was decoded, or by `check_types`.
 
     Raises:
         InvalidArgument, PayloadTooLarge: a value is invalid.
     """
-    if (
-        new.payload.__class__ is not bytes
-        or new.priority.__class__ is not int
-        or new.blob_size.__class__ is not int
-        or new.attributes.__class__ is not dict
-        or new.content_type.__class__ is not str
-        or not (new.blob is None or new.blob.__class__ is str)
-        or not (new.group is None or new.group.__class__ is str)
-        or not (new.max_attempts is None or new.max_attempts.__class__ is int)
-        or not (new.idempotency_key is None or new.idempotency_key.__class__ is str)
-        or (new.delay_seconds is not None and new.delay_seconds.__class__ not in _NUMBERS)
-        or (new.ttl_seconds is not None and new.ttl_seconds.__class__ not in _NUMBERS)
-        or (new.visibility_seconds is not None and new.visibility_seconds.__class__ not in _NUMBERS)
-        or (new.retry_delay_seconds is not None and new.retry_delay_seconds.__class__ not in _NUMBERS)
-        or (new.attributes and not all(part.__class__ is str for pair in new.attributes.items() for part in pair))
-    ):
-        raise InvalidArgument(f"A field of the message has the wrong type; a valid message is {NewMessage()}")
     if not new.content_type.isascii() or new.attributes or new.idempotency_key is not None or new.blob is not None:
         _check_text(new)
     if len(new.payload) > PAYLOAD_INLINE_BYTES_MAX:
@@ -325,44 +305,38 @@ def check(new: NewMessage) -> None:
             "store it as a blob and pass its hash"
         )
     if new.blob is not None and (not _HASH.match(new.blob) or new.blob_size < 0):
-        raise InvalidArgument(
-            f"Blob {new.blob!r} of {new.blob_size} bytes is invalid; pass the hash and size that storing it returned"
-        )
+        raise refused("blob", f"{new.blob} of {new.blob_size} bytes", "the hash and size that storing it returned")
     if new.blob is not None and new.payload:
         raise InvalidArgument("The message has both a payload and a blob; leave one of them out")
     if not 0 <= new.priority <= PRIORITY_MAX:
-        raise InvalidArgument(
-            f"priority is {new.priority}; choose 0 to {PRIORITY_MAX} ({PRIORITY_MAX} is the most urgent)"
-        )
+        raise refused_field(NewMessage, "priority", new.priority)
     if new.delay_seconds is not None and not 0 <= new.delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {new.delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+        raise refused_field(NewMessage, "delay_seconds", new.delay_seconds)
     if new.ttl_seconds is not None and not 0.001 <= new.ttl_seconds <= TTL_SECONDS_MAX:
-        raise InvalidArgument(f"ttl_seconds is {new.ttl_seconds}; choose 0.001 to {TTL_SECONDS_MAX:.0f}, or none")
+        raise refused_field(NewMessage, "ttl_seconds", new.ttl_seconds)
     if new.max_attempts is not None:
         max_attempts(new.max_attempts)
     if new.visibility_seconds is not None:
         visibility_ms(new.visibility_seconds)
     if new.retry_delay_seconds is not None and not 0 <= new.retry_delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(
-            f"retry_delay_seconds is {new.retry_delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}, or none"
-        )
+        raise refused_field(NewMessage, "retry_delay_seconds", new.retry_delay_seconds)
     if new.attributes and (
         len(new.attributes) > ATTRIBUTES_MAX
         or sum(len(name) + len(value) for name, value in new.attributes.items()) > ATTRIBUTES_BYTES_MAX
     ):
-        raise InvalidArgument(
-            f"A message has at most {ATTRIBUTES_MAX} attributes with {ATTRIBUTES_BYTES_MAX} characters in total; "
-            "put the rest into its payload"
+        raise refused(
+            "attributes",
+            new.attributes,
+            f"at most {ATTRIBUTES_MAX}, of {ATTRIBUTES_BYTES_MAX:,} characters in all; put the rest into the payload",
         )
-    if new.idempotency_key is not None and not 0 < len(new.idempotency_key.encode()) <= IDEMPOTENCY_KEY_BYTES_MAX:
-        raise InvalidArgument(f"An idempotency key has 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes; hash a longer one")
+    if new.idempotency_key is not None and not _is_short_text(new.idempotency_key):
+        raise refused("idempotency_key", new.idempotency_key, _SHORT_TEXT)
     if new.correlation_id is not None:
         check_correlation_id(new.correlation_id)
     if (
         new.key is not None
         or new.unique_key is not None
         or new.debounce_key is not None
-        or new.keep_result is not False
         or new.unique_until != "done"
         or new.debounce_seconds
     ):
@@ -372,20 +346,12 @@ def check(new: NewMessage) -> None:
 def _check_job(new: NewMessage) -> None:
     if new.key is not None:
         key_flow.checked_key(new.key)
-    if new.keep_result.__class__ is not bool:
-        raise InvalidArgument(f"keep_result is {new.keep_result!r}; give True or False")
     for name, key in (("unique_key", new.unique_key), ("debounce_key", new.debounce_key)):
-        if key is not None and (key.__class__ is not str or not _is_short_text(key)):
-            raise InvalidArgument(
-                f"{name} is {key!r:.80}; give a text of 1 to {IDEMPOTENCY_KEY_BYTES_MAX} bytes; hash a longer one"
-            )
+        if key is not None and not _is_short_text(key):
+            raise refused(name, key, _SHORT_TEXT)
     until = new.unique_until
-    if until not in ("done", "leased") and (
-        until.__class__ not in _NUMBERS or not 0.001 <= float(until) <= TTL_SECONDS_MAX
-    ):
-        raise InvalidArgument(
-            f"unique_until is {until!r:.80}; give 'done', 'leased', or 0.001 to {TTL_SECONDS_MAX:.0f} seconds"
-        )
+    if until not in ("done", "leased") and not 0.001 <= float(until) <= TTL_SECONDS_MAX:
+        raise refused_field(NewMessage, "unique_until", until)
     if new.unique_key is None and until != "done":
         raise InvalidArgument("unique_until is given without a unique_key; give both, or leave it out")
     if new.debounce_key is None:
@@ -396,8 +362,8 @@ def _check_job(new: NewMessage) -> None:
         ("debounce_seconds", new.debounce_seconds),
         ("debounce_max_seconds", new.debounce_max_seconds),
     ):
-        if seconds is not None and (seconds.__class__ not in _NUMBERS or not 0.001 <= seconds <= DELAY_SECONDS_MAX):
-            raise InvalidArgument(f"{name} is {seconds}; choose 0.001 to {DELAY_SECONDS_MAX:.0f}")
+        if seconds is not None and not 0.001 <= seconds <= DELAY_SECONDS_MAX:
+            raise refused_field(NewMessage, name, seconds)
     if new.group is not None or new.unique_key is not None or new.delay_seconds:
         raise InvalidArgument(
             "A debounced message has no group, unique_key or delay_seconds; leave them out, or the debounce_key"

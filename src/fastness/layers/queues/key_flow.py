@@ -26,6 +26,7 @@ from fastness.layers.queues.policies import policy_of
 from fastness.limits import DELAY_SECONDS_MAX, KEY_CHARACTERS_MAX, KEYS_BATCH_MAX
 from fastness.wire.queues import KeyInfo, QueuePolicy
 from fastness.wire.stored_messages import StoredHead, StoredMessage, decode, encode
+from fastness.wire.type_checks import refused
 
 KEY_DUE = b"K"  # The kind of a due entry: a key may go on.
 LIMITS_DUE = b"L"  # The limits of keys have changed, so each key may go on at another time.
@@ -39,11 +40,11 @@ def checked_key(key: object) -> str:
         InvalidArgument: it is empty, too long, or no text.
     """
     if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
-        raise InvalidArgument(f"key is {key!r:.80}; give a text of 1 to {KEY_CHARACTERS_MAX} characters")
+        raise refused("key", key, f"a text of 1 to {KEY_CHARACTERS_MAX} characters")
     try:
         key.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(f"key {key!r:.80} is not valid Unicode text ({error.reason}); correct it") from None
+    except UnicodeEncodeError:
+        raise refused("key", key, "valid Unicode text, without halves of surrogate pairs") from None
     return key
 
 

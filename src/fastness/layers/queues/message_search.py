@@ -93,7 +93,7 @@ def _filter(wanted: SearchMessages, now_ms: int) -> Callable[[FoundMessage], boo
         ("newer_than_seconds", wanted.newer_than_seconds),
     ):
         if seconds is not None and not 0 <= seconds <= TTL_SECONDS_MAX:
-            raise InvalidArgument(f"{name} is {seconds}; choose 0 to {TTL_SECONDS_MAX:.0f}")
+            raise InvalidArgument(f"{name} is {seconds}; give 0 to {TTL_SECONDS_MAX:.0f}")
     older, newer = wanted.older_than_seconds, wanted.newer_than_seconds
     before_ms = None if older is None else now_ms - round(older * 1_000)
     since_ms = None if newer is None else now_ms - round(newer * 1_000)

@@ -17,6 +17,7 @@ from fastness.limits import (
 )
 from fastness.names import checked_name
 from fastness.wire.queues import QueuePolicy
+from fastness.wire.type_checks import refused_field
 
 DEFAULT = QueuePolicy()
 SUFFIX = ".dlq"  # Of the name of a dead letter queue, unless the policy names it.
@@ -76,10 +77,6 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     """
     if is_deleted(tx, keys_of(queue)):
         raise SqsQueueDeletedRecently(f"Queue {queue.name} is being deleted; wait a moment, then set its policy")
-    try:
-        policy = msgspec.convert(msgspec.to_builtins(policy), QueuePolicy)
-    except msgspec.MsgspecError as error:
-        raise InvalidArgument(f"The policy has a value of the wrong type ({error}); correct it") from None
     visibility_ms(policy.visibility_seconds)
     max_attempts(policy.max_attempts)
     for name, seconds in (
@@ -89,7 +86,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
         ("result_ttl_seconds", policy.result_ttl_seconds),
     ):
         if seconds is not None and not 0.001 <= seconds <= TTL_SECONDS_MAX:
-            raise InvalidArgument(f"{name} is {seconds}; choose 0.001 to {TTL_SECONDS_MAX:.0f}, or none")
+            raise InvalidArgument(f"{name} is {seconds}; give 0.001 to {TTL_SECONDS_MAX:.0f}, or none")
     for name, rate, least in (
         ("rate_per_second", policy.rate_per_second, 0.001),
         ("rate_per_key", policy.rate_per_key, 0.001),
@@ -97,7 +94,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
         ("burst_per_key", policy.burst_per_key, 1),
     ):
         if rate is not None and not least <= rate <= RATE_MAX:
-            raise InvalidArgument(f"{name} is {rate}; choose {least} to {RATE_MAX:,}, or none")
+            raise InvalidArgument(f"{name} is {rate}; give {least} to {RATE_MAX:,}, or none")
     for name, value, least, most in (
         ("failures_kept", policy.failures_kept, 0, FAILURES_KEPT_MAX),
         ("delay_seconds", policy.delay_seconds, 0, DELAY_SECONDS_MAX),
@@ -107,7 +104,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
         ("retry_jitter", policy.retry_jitter, 0, 1),
     ):
         if not least <= value <= most:
-            raise InvalidArgument(f"{name} is {value}; choose {least} to {most:.0f}")
+            raise InvalidArgument(f"{name} is {value}; give {least} to {most:.0f}")
     if policy.dead_letter_queue is not None:
         target = queue_name(policy.dead_letter_queue)
         if target == queue.name:
@@ -164,7 +161,7 @@ def visibility_ms(seconds: float) -> int:
         InvalidArgument: it is out of range.
     """
     if not 0.001 <= seconds <= VISIBILITY_SECONDS_MAX:
-        raise InvalidArgument(f"A visibility timeout is 0.001 to {VISIBILITY_SECONDS_MAX:.0f} s, not {seconds}")
+        raise refused_field(QueuePolicy, "visibility_seconds", seconds)
     return round(seconds * 1_000)
 
 
@@ -175,5 +172,5 @@ def max_attempts(count: int) -> int:
         InvalidArgument: it is out of range.
     """
     if not 1 <= count <= MAX_ATTEMPTS_MAX:
-        raise InvalidArgument(f"max_attempts is {count}; choose 1 to {MAX_ATTEMPTS_MAX}")
+        raise refused_field(QueuePolicy, "max_attempts", count)
     return count

@@ -270,7 +270,7 @@ def nack(
         QueueMessageLeaseMismatch: the message is not leased by `proof` any more.
     """
     if delay_seconds is not None and not 0 <= delay_seconds <= DELAY_SECONDS_MAX:
-        raise InvalidArgument(f"delay_seconds is {delay_seconds}; choose 0 to {DELAY_SECONDS_MAX:.0f}")
+        raise InvalidArgument(f"delay_seconds is {delay_seconds}; give 0 to {DELAY_SECONDS_MAX:.0f}")
     queue_tx = QueueTransaction(tx, queue)
     message = _take(queue_tx, proof)
     delay_ms = 0 if delay_seconds is None else round(delay_seconds * 1_000)

@@ -13,6 +13,7 @@ from fastness.server.problems import JSON, MSGPACK, HttpError
 from fastness.wire.atomic import Answers, CommitAtomic, Step
 from fastness.wire.frames import AnyRequest
 from fastness.wire.requests import Request
+from fastness.wire.type_checks import refusal_of
 
 _decode = msgspec.msgpack.Decoder(AnyRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -33,6 +34,9 @@ async def _call(context: RequestContext) -> Response:
 def _unpack(data: bytes) -> Request[Any]:
     try:
         request: Request[Any] = _decode(data)
+    except msgspec.ValidationError as error:
+        refusal = refusal_of(AnyRequest, msgspec.msgpack.decode(data), plain=True)
+        raise json_codec.invalid_body(f"The body is not a wire request: {error}", refusal) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise HttpError(400, "invalid_body", f"The body is not a wire request: {error}") from None
     return request

@@ -18,6 +18,7 @@ from fastness.server.http.middleware import authenticate_request
 from fastness.server.http.request_context import RequestContext
 from fastness.server.problems import JSON, HttpError
 from fastness.wire.requests import Request, answer_type
+from fastness.wire.type_checks import refused, refused_field
 
 Handler = Callable[[RequestContext], Awaitable[Response]]
 Prepare = Callable[[RequestContext, dict[str, Any]], None]
@@ -123,7 +124,7 @@ def operation(
         if body_field:
             inner = {name: each for name, each in given.items() if name not in in_query}
             given = {body_field: inner, **{name: given[name] for name in in_query if name in given}}
-        _add_query(context, fields, given)
+        _add_query(context, request, fields, given)
         given = {**defaults, **given, **fixed}
         _add_path(context, fields, given)
         if prepare is not None:
@@ -239,7 +240,7 @@ def _add_path(context: RequestContext, fields: Mapping[str, Any], given: dict[st
         try:
             given[name] = msgspec.convert(text, int, strict=False) if _path_type(fields, name) is int else text
         except msgspec.ValidationError:
-            raise HttpError(400, "invalid_argument", f"{name} is {text[:80]!r} in the path; use a number") from None
+            raise refused(name, text, "a whole number") from None
 
 
 def _path_type(fields: Mapping[str, Any], name: str) -> type:
@@ -247,7 +248,9 @@ def _path_type(fields: Mapping[str, Any], name: str) -> type:
     return int if name in fields and fields[name].type is int else str
 
 
-def _add_query(context: RequestContext, fields: Mapping[str, Any], given: dict[str, Any]) -> None:
+def _add_query(
+    context: RequestContext, request: type[Request[Any]], fields: Mapping[str, Any], given: dict[str, Any]
+) -> None:
     """Add the query parameters to `given`; those of a list are separated by commas. Fields of the body come first."""
     for name, text in context.request.query_params.items():
         if name not in fields:
@@ -256,8 +259,8 @@ def _add_query(context: RequestContext, fields: Mapping[str, Any], given: dict[s
             is_list = get_origin(fields[name].type) is list
             value = text.split(",") if is_list and text else [] if is_list else text
             given.setdefault(name, msgspec.convert(value, fields[name].type, strict=False))
-        except msgspec.ValidationError as error:
-            raise HttpError(400, "invalid_query", f"{name} is {text[:80]!r}: {error}") from None
+        except msgspec.ValidationError:
+            raise HttpError(400, "invalid_query", str(refused_field(request, name, text, plain=True))) from None
 
 
 @lru_cache(maxsize=256)

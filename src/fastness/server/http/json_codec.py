@@ -18,7 +18,7 @@ from typing import Any, Final, Union, get_args, get_origin
 import msgspec
 from msgspec import UNSET
 
-from fastness.errors import InvalidValue
+from fastness.errors import InvalidArgument, InvalidValue
 from fastness.server.http.message_schemas import (
     MessageBody,
     MessageLeaseBody,
@@ -34,6 +34,7 @@ from fastness.server.http.message_schemas import (
     new_result,
 )
 from fastness.server.http.values import from_cbor
+from fastness.server.openapi_bounds import bounds_of
 from fastness.server.problems import HttpError
 from fastness.wire.activity import LoggedRecord, LogRecords
 from fastness.wire.canonical import canonical
@@ -52,6 +53,7 @@ from fastness.wire.queues import (
 )
 from fastness.wire.runs import RunInfo, SignalRun, StartRun, UpdateRun
 from fastness.wire.states import StateDocument, UpdateState
+from fastness.wire.type_checks import refusal_of
 from fastness.wire.worlds import AppendEntries, CommitSnapshot, Record
 
 
@@ -127,10 +129,12 @@ def convert(value: Any, kind: Any) -> Any:
     try:
         built = msgspec.convert(value, kind)
     except msgspec.ValidationError:
+        value = _with_integers(kind, value)
         try:
-            built = msgspec.convert(_with_integers(kind, value), kind)
+            built = msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
-            raise invalid_body(str(error)) from None
+            refusal = refusal_of(kind, value, plain=True, bounds=bounds_of)
+            raise invalid_body(str(error), refusal) from None
     _check_numbers(built)
     return built
 
@@ -149,10 +153,15 @@ def encode(answer: Any) -> bytes:
     return msgspec.json.encode(to_json(answer))
 
 
-def invalid_body(reason: str) -> HttpError:
-    """The error for a body that does not fit its schema; missing fields have codes of their own."""
+def invalid_body(reason: str, refusal: InvalidArgument | None = None) -> HttpError:
+    """The error for a body that does not fit its schema; missing fields have codes of their own.
+
+    `refusal` is that of the field that is wrong, if one is.
+    """
     missing = _MISSING.search(reason)
     if missing is None:
+        if refusal is not None:
+            return HttpError(400, "invalid_body", str(refusal))
         return HttpError(400, "invalid_body", f"{reason}; see /docs for the schema")
     name = missing[1]
     code = f"missing_{name}" if name in ("owner", "queue") else "missing_fields"

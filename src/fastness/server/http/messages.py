@@ -279,7 +279,7 @@ def _dequeue(with_state: bool) -> Handler:
     async def handle(context: RequestContext) -> Response:
         body: DequeueBody = json_codec.convert_named(await context.json(), DequeueBody)
         if not 1 <= body.page_size <= PAGE_SIZE_MAX:
-            raise HttpError(400, "invalid_argument", f"page_size is {body.page_size}; choose 1 to {PAGE_SIZE_MAX}")
+            raise HttpError(400, "invalid_argument", f"page_size is {body.page_size}; give 1 to {PAGE_SIZE_MAX}")
         request = receive_request(
             context,
             body,

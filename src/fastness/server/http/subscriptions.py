@@ -40,7 +40,7 @@ class _Subscription:
 
     def __init__(self, context: RequestContext, body: SubscribeBody, *, with_state: bool) -> None:
         if not 1 <= body.credit <= PAGE_SIZE_MAX:
-            raise HttpError(400, "invalid_argument", f"credit is {body.credit}; choose 1 to {PAGE_SIZE_MAX}")
+            raise HttpError(400, "invalid_argument", f"credit is {body.credit}; give 1 to {PAGE_SIZE_MAX}")
         self._context = context
         self._body = body
         self._events = Events(context.media)

@@ -1,0 +1,221 @@
+"""Every field of every request refuses a value of another type: the error names the field, and nothing is written."""
+
+import asyncio
+import importlib.util
+from collections.abc import Iterator
+from contextlib import nullcontext
+from enum import Enum, IntEnum, StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastness
+from fastness.client.transport import AsyncRemoteTransport, RemoteTransport
+from fastness.errors import InvalidArgument
+from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
+from fastness.wire.atomic import STEPS, CommitAtomic
+from fastness.wire.blobs import OpenBlob, WriteBlob
+from fastness.wire.catalog import REQUESTS
+from fastness.wire.leases import LeaseProof
+from fastness.wire.queues import MessageLease, NewMessage, PutMessages, QueuePolicy
+from fastness.wire.requests import Request
+from fastness.wire.type_checks import check_types, refusal_of
+
+_path = Path(__file__).parents[1] / "end_to_end" / "serving.py"
+_spec = importlib.util.spec_from_file_location("fastness_serving", _path)
+assert _spec is not None
+assert _spec.loader is not None
+_serving = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_serving)
+
+SCALARS: dict[Any, Any] = {str: "a", int: 1, float: 1.5, bool: True, bytes: b"a"}
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def right(kind: Any) -> Any:
+    """A value of a type."""
+    kind = options_of(kind)[0]
+    origin, args = get_origin(kind), get_args(kind)
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if origin is Literal:
+        return args[0]
+    if origin in (list, dict):
+        return origin()
+    if origin is tuple:
+        return () if args[-1] is ... else tuple(map(right, args))
+    if issubclass(kind, Enum):
+        return next(iter(kind))
+    return filled(kind)
+
+
+def filled(kind: type[msgspec.Struct]) -> Any:
+    """A struct whose required fields have values of their types."""
+    return kind(**{each.name: right(each.type) for each in msgspec.structs.fields(kind) if each.required})
+
+
+def wrong(kind: Any) -> Any:
+    """A value that has none of a type's options."""
+    options = options_of(kind)
+    taken = [each for each in options if each in SCALARS] + [str] * any(get_origin(each) is Literal for each in options)
+    return next(
+        value
+        for each, value in ((int, 5), (str, "high"), (bytes, b"5"))
+        if {float: int}.get(each, each) not in [{float: int}.get(one, one) for one in taken]
+    )
+
+
+def cases() -> Iterator[tuple[type[Request[Any]], str, Request[Any]]]:
+    """Each request with one wrong field."""
+    for kind in REQUESTS:
+        for field in msgspec.structs.fields(kind):
+            if field.type is not Any:
+                yield kind, field.name, msgspec.structs.replace(filled(kind), **{field.name: wrong(field.type)})
+
+
+CASES = list(cases())
+
+
+def content(plane: fastness.Plane) -> list[tuple[bytes, bytes]]:
+    transport: Any = plane._transport
+    return list(transport.services.database.read(lambda tx: tx.scan(b"", b"\xff" * 8, limit=10_000)))
+
+
+def check_refusal(error: object, name: str, request: Any) -> None:
+    assert type(error) is InvalidArgument, (request, error)
+    assert str(error).startswith(f"{name} is {getattr(request, name)!r}; give "), (request, error)
+
+
+def test_every_request_is_tried() -> None:
+    assert {kind for kind, *_ in CASES} == set(REQUESTS)
+    assert len(CASES) > 800
+
+
+def test_embedded_requests_with_a_wrong_field_are_refused() -> None:
+    with fastness.open("memory:") as plane:
+        transport: Any = plane._transport
+        assert isinstance(transport, EmbeddedTransport)
+        before = content(plane)
+        for kind, name, request in CASES:
+            with pytest.raises(InvalidArgument) as refused:
+                transport.call(request)
+            check_refusal(refused.value, name, request)
+            if kind in STEPS:
+                with pytest.raises(InvalidArgument) as refused:
+                    transport.call(CommitAtomic([request]))
+                check_refusal(refused.value, name, request)
+                with pytest.raises(InvalidArgument) as refused:
+                    plane.transact(transport.execute, request)
+                check_refusal(refused.value, name, request)
+        for name, call in (("universe", transport.send), ("universe", transport.receive)):
+            streamed = WriteBlob(5) if call == transport.send else OpenBlob("0" * 64, 5)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument) as refused:
+                call(*(streamed, [b"a"])[: 2 if call == transport.send else 1])
+            check_refusal(refused.value, name, streamed)
+        assert content(plane) == before
+
+
+async def test_embedded_requests_on_an_event_loop_are_refused_too() -> None:
+    async with fastness.open_async("memory:") as plane:
+        transport: Any = plane._transport
+        assert isinstance(transport, AsyncEmbeddedTransport)
+        errors = await asyncio.gather(*(transport.call(request) for *_, request in CASES), return_exceptions=True)
+        for error, (_, name, request) in zip(errors, CASES, strict=True):
+            check_refusal(error, name, request)
+        await plane.queue("jobs").put("it works on")
+        assert (await plane.queue("jobs").stats()).ready == 1
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    with _serving.serving() as running:
+        yield running
+
+
+async def test_remote_requests_with_a_wrong_field_are_refused(server: Any) -> None:
+    """The connection breaks, because the server cannot decode a frame; the call between them is made all the same."""
+    remote = [(name, request) for kind, name, request in CASES if kind.operation.network]
+    async with fastness.connect_async(server.url) as plane:
+        transport: Any = plane._transport
+        assert isinstance(transport, AsyncRemoteTransport)
+        calls = [transport.call(request) for _, request in remote]
+        good = plane.queue("good").put("it works on")
+        *errors, receipt = await asyncio.gather(*calls, good, return_exceptions=True)
+        for error, (name, request) in zip(errors, remote, strict=True):
+            check_refusal(error, name, request)
+        assert not isinstance(receipt, BaseException)
+        survey = await plane.survey_queues()
+        assert [(each.queue, each.ready) for each in survey.queues] == [("good", 1)]
+        assert (await plane.worlds()) == []
+
+
+def test_a_remote_request_of_a_thread_is_refused(server: Any) -> None:
+    with fastness.connect(server.url) as plane:
+        transport: Any = plane._transport
+        assert isinstance(transport, RemoteTransport)
+        for message in (NewMessage(priority="high"), NewMessage(priority=object())):  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match=r"priority is .*; give a whole number from 0 to 9"):
+                transport.call(PutMessages("jobs", [message]))
+        for call, request in ((transport.send, WriteBlob(5)), (transport.receive, OpenBlob("0" * 64, 5))):  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument) as refused:
+                call(*(request, [b"a"])[: 2 if call == transport.send else 1])
+            check_refusal(refused.value, "universe", request)
+
+
+# What is accepted.
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 9
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 63) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec="utf-8"), max_size=5)
+    | st.binary(max_size=5)
+    | st.sampled_from([Color.RED, Level.HIGH, "done", "leased", "none", "failures"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=2),
+    max_leaves=4,
+)
+STRUCTS = (NewMessage, QueuePolicy, MessageLease, LeaseProof, PutMessages)
+
+
+def is_decodable(value: msgspec.Struct) -> bool:
+    """Whether a server can decode it."""
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=type(value))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+@given(st.data())
+def test_an_embedded_plane_accepts_what_a_server_decodes(data: Any) -> None:
+    kind = data.draw(st.sampled_from(STRUCTS))
+    field = data.draw(st.sampled_from([each for each in msgspec.structs.fields(kind) if each.name != "tier"]))
+    value = msgspec.structs.replace(filled(kind), **{field.name: data.draw(VALUES)})
+    refusal = refusal_of(kind, value)
+    assert is_decodable(value) == (refusal is None), (value, refusal)
+    with nullcontext() if refusal is None else pytest.raises(InvalidArgument, match=rf"{field.name}\b.* is "):
+        check_types(value)
+
+
+@pytest.mark.parametrize("kind", STRUCTS)
+def test_a_value_that_fits_has_no_refusal(kind: type[msgspec.Struct]) -> None:
+    assert refusal_of(kind, filled(kind)) is None
+    assert refusal_of(kind, msgspec.json.decode(msgspec.json.encode(filled(kind))), plain=True) is None
