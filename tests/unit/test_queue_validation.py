@@ -16,7 +16,8 @@ from fastness.errors import (
 )
 from fastness.kv import Database
 from fastness.layers import queues
-from fastness.wire.queues import NewMessage, QueuePolicy
+from fastness.plane.operations import execute
+from fastness.wire.queues import NewMessage, PutMessages, QueuePolicy
 
 _calls = runpy.run_path(str(Path(__file__).with_name("queue_calls.py")))  # Test files cannot import each other.
 JOBS = _calls["JOBS"]
@@ -124,8 +125,8 @@ def test_values_at_the_limits_are_accepted(database: Database, right: dict[str, 
 @pytest.mark.parametrize("backend", ["memory"])
 def test_a_message_with_a_field_of_the_wrong_type_is_refused(database: Database, wrong: dict[str, Any]) -> None:
     """A stored field of the wrong type would make the whole queue unreadable."""
-    with pytest.raises(InvalidArgument):
-        database.transact(queues.put, JOBS, [NewMessage(**wrong)])
+    with pytest.raises(InvalidArgument, match=f"^{list(wrong)[-1]}" if wrong.get("blob_size") != -1 else "^blob"):
+        database.transact(execute, PutMessages(JOBS.name, [NewMessage(**wrong)]))
     assert everything(database) == []
     put(database, b"next")
     assert payloads(lease(database, 2)) == [b"next"]

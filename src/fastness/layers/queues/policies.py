@@ -17,7 +17,7 @@ from fastness.limits import (
 )
 from fastness.names import checked_name
 from fastness.wire.queues import QueuePolicy
-from fastness.wire.type_checks import refused_field
+from fastness.wire.type_checks import check_types, refused_field
 
 DEFAULT = QueuePolicy()
 SUFFIX = ".dlq"  # Of the name of a dead letter queue, unless the policy names it.
@@ -77,6 +77,7 @@ def set_policy(tx: Transaction, queue: QueueKey, policy: QueuePolicy) -> QueuePo
     """
     if is_deleted(tx, keys_of(queue)):
         raise SqsQueueDeletedRecently(f"Queue {queue.name} is being deleted; wait a moment, then set its policy")
+    check_types(policy)
     visibility_ms(policy.visibility_seconds)
     max_attempts(policy.max_attempts)
     for name, seconds in (
