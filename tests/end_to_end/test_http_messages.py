@@ -270,6 +270,53 @@ class TestMessages:
         assert server.get(f"/v1/state/{message['state_key']}").status == 404
 
 
+class TestRefusals:
+    """A refused value is named, with its field and what to send instead."""
+
+    @pytest.mark.parametrize(
+        ("method", "path", "body", "detail"),
+        [
+            ("POST", "queue/enqueue", {"priority": "high"}, "priority is 'high'; give a whole number from 0 to 9"),
+            ("POST", "queue/enqueue", {"attributes": {"a": 1}}, "attributes['a'] is 1; give a text"),
+            ("POST", "queue/enqueue", {"payload_base64": "?"}, "payload_base64 is '?'; give a text in base64"),
+            ("POST", "queue/enqueue", {"keep_result": 1}, "keep_result is 1; give true or false"),
+            (
+                "POST",
+                "queue/enqueue",
+                {"messages": [{"payload": 1}, {"ttl_seconds": "60"}]},
+                "ttl_seconds of messages[1] is '60'; give a number from 0.001 to 315,360,000, or null",
+            ),
+            (
+                "POST",
+                "queue/dequeue",
+                {"owner": "ada", "page_size": "4"},
+                "page_size is '4'; give a whole number from 1 to 64",
+            ),
+            (
+                "POST",
+                "call",
+                {"op": "queues.policy.set", "policy": {"max_attempts": "5"}},
+                "max_attempts is '5'; give a whole number from 1 to 1,000",
+            ),
+            (
+                "POST",
+                "atomic",
+                {"operations": [{"op": "queues.put", "queue": "q", "messages": [{"priority": 1.5}]}]},
+                "priority is 1.5; give a whole number from 0 to 9",
+            ),
+            ("GET", "queues/q/peek?limit=x", None, "limit is 'x'; give a whole number from 1 to 10,000"),
+            ("POST", "worlds/w/snapshots/x/promote", {}, "height is 'x'; give a whole number"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_the_detail_names_field_value_and_rule(
+        self, server: Any, method: str, path: str, body: Any, detail: str
+    ) -> None:
+        given = {"queue": "q", **body} if path.startswith(("queue/", "call")) else body
+        answer = server.ask(method, f"/v1/{path}", given)
+        assert (answer.status, answer.json()["detail"]) == (400, detail)
+
+
 class TestAliases:
     """Names of other lease-queue servers: accepted in requests of the queue endpoints, and never written."""
 

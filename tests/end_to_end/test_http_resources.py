@@ -157,7 +157,7 @@ class TestLeases:
             ("acquire", {"key": "k", "owner": "ada", "ttl_seconds": 0}, "invalid_argument"),
             ("acquire", {"key": "k", "owner": "ada", "ttl": 3}, "invalid_body"),
             ("keepalive", {"key": "k"}, "missing_fields"),
-            ("release", {"lease": {"key": "k", "lease_id": "x", "fence": 3}}, "invalid_body"),
+            ("release", {"lease": {"key": "k", "lease_id": "x", "token": 3}}, "invalid_body"),
             ("describe", {}, "missing_fields"),
         ],
     )

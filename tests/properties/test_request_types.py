@@ -170,6 +170,84 @@ def test_a_remote_request_of_a_thread_is_refused(server: Any) -> None:
             check_refusal(refused.value, "universe", request)
 
 
+# Handles.
+
+
+REFUSED: list[tuple[str, Any]] = [
+    (
+        "priority is 'high'; give a whole number from 0 to 9",
+        lambda plane: plane.queue("jobs").put(1, priority="high"),
+    ),
+    (
+        "priority is 10; give a whole number from 0 to 9",
+        lambda plane: plane.queue("jobs").put(1, priority=10),
+    ),
+    (
+        "ttl_seconds is '60'; give a number from 0.001 to 315,360,000, or None",
+        lambda plane: plane.queue("jobs").put(1, ttl_seconds="60"),
+    ),
+    (
+        "attributes['a'] is 1; give a text",
+        lambda plane: plane.queue("jobs").put(1, attributes={"a": 1}),
+    ),
+    (
+        "attributes is 'a'; give a dictionary",
+        lambda plane: plane.queue("jobs").put(1, attributes="a"),
+    ),
+    (
+        "keep_result is 'yes'; give True or False",
+        lambda plane: plane.queue("jobs").put(1, keep_result="yes"),
+    ),
+    (
+        f"group is ['{'x' * 57}…; give a text, or None",
+        lambda plane: plane.queue("jobs").put(1, group=["x" * 1_000]),
+    ),
+    (
+        "priority of messages[1] is 'high'; give a whole number from 0 to 9",
+        lambda plane: plane.queue("jobs").put_many([1, NewMessage(priority="high")]),  # type: ignore[arg-type]
+    ),
+    (
+        "priority of operations[1].messages[0] is 'high'; give a whole number from 0 to 9",
+        lambda plane: plane.atomic().put(plane.queue("jobs"), 1).put(plane.queue("jobs"), 1, priority="high").commit(),
+    ),
+    (
+        "visibility_seconds is 'x'; give a number from 0.001 to 43,200, or None",
+        lambda plane: plane.queue("jobs").receive(visibility_seconds="x"),
+    ),
+    (
+        "extend_for_seconds is 'x'; give a number",
+        lambda plane: plane.queue("jobs").receive(extend_for_seconds="x"),
+    ),
+    (
+        "ttl_seconds is '5'; give a number from 0.001 to 86,400",
+        lambda plane: plane.lease("a").acquire("ada", ttl_seconds="5"),
+    ),
+    ("fields is 5; give a dictionary", lambda plane: plane.entities.write("task", "1", 5)),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "call"), REFUSED, ids=lambda each: each.split(";")[0] if isinstance(each, str) else ""
+)
+@pytest.mark.parametrize("where", ["embedded", "remote"])
+def test_handles_name_the_field_the_value_and_the_rule(server: Any, where: str, text: str, call: Any) -> None:
+    with fastness.open("memory:") if where == "embedded" else fastness.connect(server.url, universe="handles") as plane:
+        plane.queue("waiting").put("not received")
+        before = plane.queue("jobs").stats()
+        with pytest.raises(InvalidArgument) as refused:
+            call(plane)
+        assert str(refused.value) == text
+        assert plane.queue("jobs").stats() == before
+
+
+def test_a_message_is_not_leased_if_its_options_are_refused() -> None:
+    with fastness.open("memory:") as plane:
+        plane.queue("jobs").put(1)
+        with pytest.raises(InvalidArgument, match="extend_for_seconds"):
+            plane.queue("jobs").receive(extend_for_seconds="x")  # type: ignore[arg-type]
+        assert plane.queue("jobs").stats().leased == 0
+
+
 # What is accepted.
 
 

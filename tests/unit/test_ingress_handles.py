@@ -206,9 +206,9 @@ WRONG: list[tuple[type[FastnessError], Callable[[Opened], Any]]] = [
     (InvalidName, lambda opened: opened.push("")),
     (InvalidName, lambda opened: opened.push("a b")),
     (InvalidName, lambda opened: opened.push("bob@other")),
-    (InvalidName, lambda opened: opened.push(None)),  # type: ignore[arg-type]
+    (InvalidArgument, lambda opened: opened.push(None)),  # type: ignore[arg-type]
     (InvalidName, lambda opened: opened.push(sender="")),
-    (InvalidName, lambda opened: opened.push(sender=3)),
+    (InvalidArgument, lambda opened: opened.push(sender=3)),
     (InvalidArgument, lambda opened: opened.push(topic="")),
     (InvalidArgument, lambda opened: opened.push(topic="x" * 257)),
     (InvalidArgument, lambda opened: opened.push(topic="a\nb")),

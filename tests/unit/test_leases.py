@@ -279,7 +279,7 @@ def test_a_state_keeps_its_correlation_id(database: Database) -> None:
     assert update(database, b"2").correlation_id == "trace-7"
     assert update(database, b"3", correlation_id="trace-8").correlation_id == "trace-8"
     for wrong in ("", "x" * 129, "naïve", "two\nlines"):
-        with pytest.raises(InvalidArgument, match="correlation id"):
+        with pytest.raises(InvalidArgument, match="correlation_id"):
             update(database, b"4", correlation_id=wrong)
 
 

@@ -188,7 +188,7 @@ def test_a_blocked_sender_is_refused(plane: Plane, ada: Mailbox, bob: Mailbox) -
         (lambda plane: plane.mailbox("ada").send("@main", 1), InvalidName),
         (lambda plane: plane.mailbox("ada").send("bob@main@main", 1), InvalidName),
         (lambda plane: plane.mailbox("ada").send("bob@elsewhere", 1), InvalidName),
-        (lambda plane: plane.mailbox("ada").send(None, 1), InvalidName),
+        (lambda plane: plane.mailbox("ada").send(None, 1), InvalidArgument),
         (lambda plane: plane.mailbox("ada").send("bob", object()), InvalidValue),
         (lambda plane: plane.mailbox("ada").send("bob", 1, id=""), InvalidArgument),
         (lambda plane: plane.mailbox("ada").send("bob", 1, id=5), InvalidArgument),

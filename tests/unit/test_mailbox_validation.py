@@ -170,9 +170,9 @@ BAD: list[tuple[dict[str, Any], type[FastnessError], str]] = [
     ({"content_type": "a\r\nb"}, InvalidArgument, "not a content type"),
     ({"content_type": "x" * 257}, InvalidArgument, "not a content type"),
     ({"content_type": None}, InvalidArgument, "not a content type"),
-    ({"correlation_id": ""}, InvalidArgument, "correlation id"),
-    ({"correlation_id": "x" * 129}, InvalidArgument, "correlation id"),
-    ({"correlation_id": "a\nb"}, InvalidArgument, "correlation id"),
+    ({"correlation_id": ""}, InvalidArgument, "correlation_id"),
+    ({"correlation_id": "x" * 129}, InvalidArgument, "correlation_id"),
+    ({"correlation_id": "a\nb"}, InvalidArgument, "correlation_id"),
 ]
 
 

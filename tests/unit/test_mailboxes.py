@@ -251,7 +251,7 @@ def test_sending_to_a_full_mailbox_fails_and_stores_nothing(database: Database) 
 
 def test_a_mailbox_holds_a_thousand_mails_by_default(database: Database) -> None:
     send_some(database, 1_000)
-    with pytest.raises(MailboxFull, match="1000"):
+    with pytest.raises(MailboxFull, match="1,000"):
         send(database)
     assert count(database) == 1_000
     set_policy(database, pending_max=1_001)

@@ -63,7 +63,6 @@ def test_open_of_a_server_suggests_connect(url: Any, hint: str) -> None:
         ("postgresql://ada:secret@host/db", 'fastness.open("postgresql://…")'),
         ("localhost:9440", "write http://localhost:9440"),
         ("ftp://ada:secret@host", "write http://HOST:PORT"),
-        (None, "write http://HOST:PORT"),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ import cbor2
 import msgspec
 
 from fastness.errors import InvalidArgument, VersionConflict
+from fastness.handles.arguments import checked_map
 from fastness.limits import ENTITY_ATTEMPTS
 from fastness.names import checked_name
 from fastness.tiers import Tier
@@ -27,6 +28,7 @@ from fastness.wire.entities import (
     WriteEntities,
     Written,
 )
+from fastness.wire.type_checks import check_argument, refused
 
 
 class Entity(msgspec.Struct, frozen=True):
@@ -136,8 +138,9 @@ class AsyncEntities:
         Raises:
             VersionConflict: the entity changed during every attempt.
         """
+        check_argument("attempts", attempts, int)
         if attempts < 1:
-            raise InvalidArgument(f"attempts is {attempts}; give at least 1")
+            raise refused("attempts", attempts, "a whole number of at least 1")
         kind, id = _key(kind, id)
         while True:
             attempts -= 1
@@ -244,7 +247,7 @@ def _key(kind: str, id: str) -> tuple[str, str]:
 
 
 def _encoded(fields: Mapping[str, Any]) -> dict[str, bytes]:
-    return {field: canonical(value) for field, value in fields.items()}
+    return {field: canonical(value) for field, value in checked_map("fields", fields).items()}
 
 
 def _decoded(record: EntityRecord) -> Entity:

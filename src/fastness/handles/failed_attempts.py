@@ -7,6 +7,7 @@ from typing import NamedTuple
 from fastness.limits import LAST_ERROR_BYTES_MAX, TRACEBACK_BYTES_MAX
 from fastness.tiers import Tier
 from fastness.wire.queues import MessageLease, NackMessages, RejectMessages
+from fastness.wire.type_checks import refused
 
 Error = str | BaseException | None  # Of an exception, the type, message and traceback are kept.
 
@@ -57,6 +58,8 @@ def _fields_of(error: Error) -> _ErrorFields:
         return _ErrorFields(None, None, None)
     if isinstance(error, str):
         return _ErrorFields(_encodable(error[:LAST_ERROR_BYTES_MAX]), None, None)
+    if not isinstance(error, BaseException):
+        raise refused("error", error, "a text, or an exception")
     described = traceback.TracebackException.from_exception(error)
     return _ErrorFields(
         _encodable(str(described)[:LAST_ERROR_BYTES_MAX]),

@@ -29,6 +29,7 @@ from fastness.wire.runs import (
     StartRun,
 )
 from fastness.wire.timers import ListTimers, TimerInfo
+from fastness.wire.type_checks import check_argument
 from fastness.wire.worlds import ReadJournal
 
 
@@ -72,6 +73,7 @@ class AsyncWorkflows:
         Raises:
             RunNotFound: there is no run with this id.
         """
+        check_argument("wait_seconds", wait_seconds, float)
         left = wait_seconds
         while True:
             wait = min(max(left, 0.0), RUN_WAIT_SECONDS_MAX)
@@ -145,6 +147,7 @@ class AsyncWorkflows:
 
     async def timers(self, id: str) -> list[TimerInfo]:
         """The timers that a run waits for: of sleeps, timeouts and retries."""
+        check_argument("id", id, str)
         found: list[TimerInfo] = []
         after = ""
         while True:

@@ -52,6 +52,18 @@ def refusal_of(kind: Any, value: Any, *, plain: bool = False, bounds: BoundsOf =
     return refused(place.name, value, rule)
 
 
+def check_argument(name: str, value: object, kind: Any) -> None:
+    """Return if an argument has this type. For those that are used before they are in a request.
+
+    Raises:
+        InvalidArgument: it has not.
+    """
+    found = _wrong(kind, value, _Place(field=name), plain=False)
+    if found is not None:
+        place, kind, value = found
+        raise refused(place.name, value, _rule(kind, {}, plain=False))
+
+
 def refused_field(struct: type[msgspec.Struct], field: str, value: object, *, plain: bool = False) -> InvalidArgument:
     """The error of a field whose value is refused, for example because it is out of its bounds."""
     [kind] = [each.type for each in msgspec.structs.fields(struct) if each.name == field]

@@ -6,7 +6,7 @@ from typing import Any, Self, Unpack
 import msgspec
 
 from fastness.errors import InvalidArgument
-from fastness.handles.arguments import checked_items
+from fastness.handles.arguments import checked_items, checked_map
 from fastness.handles.failed_attempts import nack_request, reject_request
 from fastness.handles.sync.collections import Collection
 from fastness.handles.sync.leases import Lease
@@ -137,7 +137,7 @@ class Atomic:
 
     def write(self, kind: str, id: str, fields: Mapping[str, Any]) -> Self:
         """Set fields of an entity."""
-        encoded = {field: canonical(value) for field, value in fields.items()}
+        encoded = {field: canonical(value) for field, value in checked_map("fields", fields).items()}
         return self._add(WriteEntities([EntityWrite(kind, id, encoded)], universe=self._universe))
 
     def rows(self, collection: Collection, changes: Iterable[RowChange]) -> Self:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fastness.handles.arguments import checked_items
 from fastness.limits import HOST_LEASE_SECONDS
 from fastness.wire import Transport
 from fastness.wire.canonical import canonical
@@ -52,7 +53,8 @@ class Hosting:
             lease_seconds: how long a claim lasts. Turns and `renew` renew it.
             wait_seconds: how long to wait for a world; up to 20.
         """
-        request = ClaimWorlds(list(programs), owner, limit, lease_seconds, wait_seconds, self._universe)
+        names = list(checked_items(programs, 'wrap it in a list: claim(["shop"], …)'))
+        request = ClaimWorlds(names, owner, limit, lease_seconds, wait_seconds, self._universe)
         return (self._transport.call(request)).worlds
 
     def commit(
@@ -134,12 +136,12 @@ class Hosting:
         self, claims: Sequence[ClaimedWorld], *, owner: str, lease_seconds: float = HOST_LEASE_SECONDS
     ) -> list[RenewedWorld]:
         """Extend claims to at least `lease_seconds` from now; the worlds that the host still holds."""
-        worlds = [(each.world, each.fence) for each in claims]
+        worlds = [(each.world, each.fence) for each in checked_items(claims, "wrap it in a list")]
         return (self._transport.call(RenewWorlds(worlds, owner, lease_seconds, self._universe))).worlds
 
     def release(self, claims: Sequence[ClaimedWorld], *, owner: str, has_work: bool = False) -> None:
         """Give worlds back. They are ready for other hosts if items are left in their inboxes, or with `has_work`."""
-        worlds = [(each.world, each.fence) for each in claims]
+        worlds = [(each.world, each.fence) for each in checked_items(claims, "wrap it in a list")]
         self._transport.call(ReleaseWorlds(worlds, owner, has_work, self._universe))
 
     def policy(self) -> SendPolicy:
@@ -159,8 +161,8 @@ class Hosting:
             The policy from now on.
         """
         request = SetSendPolicy(
-            None if sends_to is None else list(sends_to),
-            None if accepts_from is None else list(accepts_from),
+            None if sends_to is None else list(checked_items(sends_to, "wrap it in a list")),
+            None if accepts_from is None else list(checked_items(accepts_from, "wrap it in a list")),
             self._universe,
         )
         return self._transport.call(request)

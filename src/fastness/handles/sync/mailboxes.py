@@ -10,7 +10,7 @@ import msgspec
 
 from fastness.encryption import SEALED, AgentKey, SealBinding, checked_public_key
 from fastness.errors import Closed, FastnessError, InvalidArgument, RetryAdvice, SealBroken, rebuild
-from fastness.handles.arguments import checked_items
+from fastness.handles.arguments import checked_items, checked_map
 from fastness.handles.sync.queues import payload_of
 from fastness.limits import MAIL_WAIT_SECONDS_MAX
 from fastness.names import checked_agent
@@ -267,7 +267,10 @@ class Mailbox:
 
 
 def _checked_contacts(contacts: Mapping[str, bytes], universe: str) -> dict[str, bytes]:
-    return {checked_agent(name, universe): checked_public_key(key) for name, key in contacts.items()}
+    return {
+        checked_agent(name, universe): checked_public_key(key)
+        for name, key in checked_map("contacts", contacts).items()
+    }
 
 
 def _without_claims(mail: Envelope) -> Envelope:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 
 from fastness.errors import FastnessError, InvalidArgument, MessageCancelled, QueueMessageLeaseMismatch, rebuild
-from fastness.handles.arguments import check_delay_on_close, checked_items
+from fastness.handles.arguments import check_receive_options, checked_items, checked_map
 from fastness.handles.failed_attempts import nack_request, reject_request
 from fastness.handles.sync.messages import (
     LOST_CODES,
@@ -75,6 +75,7 @@ from fastness.wire.queues import (
     message_cancelled,
 )
 from fastness.wire.requests import Request
+from fastness.wire.type_checks import check_argument
 
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
@@ -177,7 +178,7 @@ class Queue:
             None,  # blob
             0,  # blob_size
             content_type or kind,
-            dict(attributes) if attributes else {},
+            checked_map("attributes", attributes) if attributes else {},
             correlation_id,
             priority,
             group,
@@ -234,8 +235,7 @@ class Queue:
         Raises:
             QueueBusy: the maximum number of consumers is waiting.
         """
-        if delay_on_close_seconds is not None:
-            check_delay_on_close(delay_on_close_seconds)
+        check_receive_options(extend_for_seconds, delay_on_close_seconds)
         request = ReceiveMessages(
             queue=self.name,
             owner=owner or self._owner,
@@ -282,8 +282,7 @@ class Queue:
         yet. Those whose lease has ended are marked `lost` instead of `settled`. If the call fails, acknowledge them
         again.
         """
-        if delay_on_close_seconds is not None:
-            check_delay_on_close(delay_on_close_seconds)
+        check_receive_options(extend_for_seconds, delay_on_close_seconds)
         done = self._checked_messages(ack)
         acks, alone = packed_acks(done)
         if alone:
@@ -372,6 +371,8 @@ class Queue:
         This makes no call, and the message has no payload. Its lease is extended automatically only if
         `extend_for_seconds` is given.
         """
+        check_argument("visibility_seconds", visibility_seconds, float | None)
+        check_argument("extend_for_seconds", extend_for_seconds, float)
         seconds = QueuePolicy().visibility_seconds if visibility_seconds is None else visibility_seconds
         return received_messages(
             self._transport,
@@ -399,8 +400,8 @@ class Queue:
         that it has seen stay leased until they are settled, or their leases expire. With `delay_on_close_seconds`, all
         that are not settled by then are returned, and are delivered again after this time.
         """
-        if delay_on_close_seconds is not None:
-            check_delay_on_close(delay_on_close_seconds)
+        check_receive_options(extend_for_seconds, delay_on_close_seconds)
+        check_argument("credit", credit, int)
         unsettled: list[Message] = []
         unseen: list[Message] = []
         polls = 0
@@ -477,6 +478,7 @@ class Queue:
             n: how many.
             after: the `lease_id` of the last message of the page before.
         """
+        check_argument("n", n, int)
         found: list[LeasedMessage] = []
         at: str | None = after
         while at is not None and len(found) < n:
@@ -698,7 +700,7 @@ class Queue:
         """The messages, if all of them were received from this queue."""
         if isinstance(messages, Message):
             raise InvalidArgument("This is one message, not a list; pass a list, or call its own method")
-        some = list(messages)
+        some = list(checked_items(messages, "pass what receive_many returned"))
         name, universe = self.name, self._universe
         for message in some:
             if not isinstance(message, Message):

@@ -18,6 +18,7 @@ from fastness.wire.tokens import (
     split_token,
     token_text,
 )
+from fastness.wire.type_checks import check_argument
 
 _SECRET_BYTES = 24  # 192 bits: too many to guess.
 _ACCESS_SECRET_CHARACTERS = 40  # As those of AWS: 238 bits. A URL needs not escape letters and digits.
@@ -91,6 +92,7 @@ class Tokens:
         Raises:
             NotFound: there is no token with that id.
         """
+        check_argument("id", id, str)
         whole = split_token(id)
         return (self._transport.call(RevokeToken(id if whole is None else whole[0], keep_children))).revoked
 
