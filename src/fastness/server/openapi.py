@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastness.server.http import json_codec
+from fastness.server.http.bounds import with_bounds
 from fastness.server.http.endpoints import BYTES, Endpoint, Parameter, first_sentence
 from fastness.server.http.events import SSE
 from fastness.server.http.message_schemas import (
@@ -22,7 +23,6 @@ from fastness.server.http.message_schemas import (
     MessageResultView,
     MessageView,
 )
-from fastness.server.openapi_bounds import with_bounds
 from fastness.server.openapi_examples import add_examples, problem_responses, problems, response_name
 from fastness.server.problems import JSON
 from fastness.wire.problems import Problem

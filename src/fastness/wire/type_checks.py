@@ -128,10 +128,10 @@ def _named(value: object, names: dict[str, Any]) -> str:
 def _one_of(structs: list[type[msgspec.Struct]]) -> Fits:
     if len(structs) == 1:
         return _fits(structs[0])
-    by_kind = {kind: _fits(kind) for kind in structs}
+    by_kind: dict[type, Fits] = {kind: _fits(kind) for kind in structs}
 
     def fits(value: object) -> bool:
-        found = by_kind.get(value.__class__)  # type: ignore[call-overload]
+        found = by_kind.get(value.__class__)
         return found is not None and found(value)
 
     return fits
@@ -330,7 +330,7 @@ def _plural(kind: Any) -> str:
     origin, args = get_origin(options[0]), get_args(options[0])
     if origin is not None:
         return "dictionaries" if origin is dict else f"lists of {_plural(args[0])}"
-    return _PLURALS.get(options[0], options[0].__name__)
+    return _PLURALS.get(options[0], str(options[0].__name__))
 
 
 def _range(kind: type, bounds: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import UNSET
 
 from fastness.errors import InvalidArgument, InvalidValue
+from fastness.server.http.bounds import bounds_of
 from fastness.server.http.message_schemas import (
     MessageBody,
     MessageLeaseBody,
@@ -34,7 +35,6 @@ from fastness.server.http.message_schemas import (
     new_result,
 )
 from fastness.server.http.values import from_cbor
-from fastness.server.openapi_bounds import bounds_of
 from fastness.server.problems import HttpError
 from fastness.wire.activity import LoggedRecord, LogRecords
 from fastness.wire.canonical import canonical
