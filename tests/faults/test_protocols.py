@@ -177,7 +177,7 @@ def everything(database: Database, objects: ObjectStore) -> tuple[object, object
             key, record = Subspace("u", "main", "cas").key(digest), database.read(blobs.find, "main", digest)
             assert record is not None
             pairs[key] = msgspec.msgpack.encode(msgspec.structs.replace(record, upload=""))
-            bodies[blobs.object_path("main", digest)] = body
+            bodies[blobs.object_path("main", digest, "")] = body
     return pairs, bodies
 
 

@@ -91,7 +91,7 @@ def an_effect_that_failed_is_not_due_again(monkeypatch: pytest.MonkeyPatch) -> N
     def forgetful(tx: Transaction, universe: str, key: EffectKey, record: StoredEffect, **options: Any) -> StoredEffect:
         found = write(tx, universe, key, record, **options)
         if record.error is not None and record.owner is None:
-            effects.drop_entry(tx, universe, effects.DueEffect(options["due_ms"], record.kind, key))
+            tx.delete(effects._due_key(universe, effects.DueEffect(options["due_ms"], record.kind, key)))
         return found
 
     monkeypatch.setattr(effects, "write", forgetful)
