@@ -270,7 +270,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2) | st.integers(), inner, max_size=2),
     max_leaves=4,
 )
-STRUCTS = (NewMessage, QueuePolicy, MessageLease, LeaseProof, PutMessages)
+STRUCTS = (NewMessage, QueuePolicy, MessageLease, LeaseProof)
 
 
 def is_decodable(value: msgspec.Struct) -> bool:

@@ -7,7 +7,7 @@ embedded call checks its request with `check_types`. A remote call is encoded as
 `refusal_of` says why. The same function explains a decoded JSON body that does not fit.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from types import NoneType, UnionType
@@ -103,17 +103,19 @@ def _fits(kind: type[msgspec.Struct]) -> Fits:
 def _term(value: str, kind: Any, names: dict[str, Any]) -> str:
     """An expression that is true if the expression `value` has this type."""
     options = _options(kind)
+    if Any in options:
+        return "True"
     structs = [each for each in options if _is_struct(each)]
     terms = [f"{value} is None"] if NoneType in options else []
     for each in options:
-        if each is Any:
-            return "True"
+        origin = get_origin(each)
         if each is float:
             terms.append(f"{value}.__class__ is float or {value}.__class__ is int")
-        elif isinstance(each, type) and each is not NoneType and not _is_struct(each) and not get_origin(each):
+        elif origin is not None:
+            empty = "" if origin is Literal else f"{value}.__class__ is {origin.__name__} and not {value} or "
+            terms.append(f"{empty}{_named(_container_fits(each), names)}({value})")
+        elif each is not NoneType and each not in structs:
             terms.append(f"{value}.__class__ is {_named(each, names)}")
-        elif get_origin(each):
-            terms.append(f"{_named(_container_fits(each), names)}({value})")
     if structs:
         terms.append(f"{_named(_one_of(structs), names)}({value})")
     return f"({' or '.join(terms)})"
@@ -143,31 +145,37 @@ def _container_fits(kind: Any) -> Fits:
         kinds, values = frozenset(map(type, args)), frozenset(args)
         return lambda value: value.__class__ in kinds and value in values
     if origin is dict:
-        keys_fit, values_fit = _all_fit(args[0]), _all_fit(args[1])
-        return lambda value: value.__class__ is dict and (not value or (keys_fit(value) and values_fit(value.values())))
+        key_fits, value_fits = map(_item_fits, args)
+        return lambda value: (
+            value.__class__ is dict and all(key_fits(name) and value_fits(each) for name, each in value.items())
+        )
     if _is_fixed(kind):
-        fit = [_all_fit(each) for each in args]
+        fit = [*map(_item_fits, args)]
         return lambda value: (
             value.__class__ in (tuple, list)
             and len(value) == len(fit)
-            and all(one((each,)) for one, each in zip(fit, value, strict=True))
+            and all(one(each) for one, each in zip(fit, value, strict=True))
         )
-    items_fit = _all_fit(args[0])
-    return lambda value: value.__class__ in (list, tuple) and items_fit(value)
+    item_fits = _item_fits(args[0])
 
-
-def _all_fit(kind: Any) -> Callable[[Iterable[Any]], bool]:
-    """A function that says whether all of some values have this type."""
-    names: dict[str, Any] = {}
-    fits: Fits = eval(f"lambda value: {_term('value', kind, names)}", names)
-
-    def all_fit(values: Iterable[Any]) -> bool:
-        for value in values:  # noqa: SIM110 - `all` takes twice as long for one value.
-            if not fits(value):
+    def fits(value: Any) -> bool:
+        if value.__class__ is not list and value.__class__ is not tuple:
+            return False
+        for each in value:  # noqa: SIM110 - `all` takes twice as long for one item.
+            if not item_fits(each):
                 return False
         return True
 
-    return all_fit
+    return fits
+
+
+def _item_fits(kind: Any) -> Fits:
+    options = _options(kind)
+    if all(map(_is_struct, options)):
+        return _one_of(options)
+    names: dict[str, Any] = {}
+    fits: Fits = eval(f"lambda value: {_term('value', kind, names)}", names)
+    return fits
 
 
 # Which field does not.
