@@ -206,7 +206,8 @@ def test_backup_target_is_checked(hf: Hf, tmp_path: Path) -> None:
     (tmp_path / "full" / "mine").write_text("x")
     hf("backup", str(tmp_path / "full"), code=5)
     (tmp_path / "started").mkdir()
-    (tmp_path / "started" / "started.json").write_text('{"source": "http://other:1", "checkpoint": "{}", "at": ""}')
+    started = {"source": "http://other:1", "checkpoint": "{}", "at": "", "at_ms": 1}
+    (tmp_path / "started" / "started.json").write_text(json.dumps(started))
     assert "http://other:1" in hf("backup", str(tmp_path / "started"), code=5).stderr
     assert checkpoints(tmp_path) == []
 

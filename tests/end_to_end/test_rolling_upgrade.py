@@ -143,12 +143,20 @@ def test_a_process_without_a_record_blocks_the_new_format(postgres_url: str) -> 
 def test_a_process_that_lost_its_connections_cannot_write_after_the_format_was_raised(postgres_url: str) -> None:
     with fastness.open(postgres_url) as plane:
         plane.queue("jobs").put({"n": 1})
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute(
-                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
-        raise_format(postgres_url, NEW)
+
+        def is_raised() -> bool:
+            with psycopg.connect(postgres_url, autocommit=True) as connection:
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+            try:
+                raise_format(postgres_url, NEW)
+            except PlaneInUse:  # A thread of the plane has connected again.
+                return False
+            return True
+
+        until(is_raised)
         with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
             plane.queue("jobs").put({"n": 2})
         with pytest.raises(SchemaMismatch, match="upgrade Fastness"):
