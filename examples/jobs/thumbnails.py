@@ -46,7 +46,7 @@ def main() -> None:
             width, height = thumbnail.split()[1:3]
             print(f"a thumbnail of {int(width)} by {int(height)} pixels, {len(thumbnail)} bytes")
         except MessageFailed as error:
-            print(f"failed: {str(error).partition('attempts: ')[2]}")
+            print(f"failed: {str(error).partition(': ')[2]}")
     worker.stop()
 
 

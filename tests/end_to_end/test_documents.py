@@ -177,7 +177,6 @@ GUIDES_RUN = [
     "coming-from/sqs.md",
     "explanation/idempotency.md",
     "explanation/tiers.md",
-    "explanation/versions.md",
     "how-to/back-up-and-restore.md",
     "how-to/effects-and-timers.md",
     "how-to/encrypt-data.md",
