@@ -59,7 +59,7 @@ class PendingCall(Generic[AnyFuture]):
         self.request = request
         self.key = key
         self.data = _encode(Call(number, request, key))
-        self.decode: Callable[[Any], Any] = decoder_of(request)
+        self.decode = _decoder_of(request)
         self.future = future
         self.since = now
         self.sent = False
@@ -126,6 +126,13 @@ def _refusal(request: AnyRequest, error: Exception) -> InvalidArgument:
     """The error of a request that cannot be sent."""
     found = refusal_of(type(request), request)
     return found or InvalidArgument(f"{type(request).__name__} cannot be sent: {error}")
+
+
+def _decoder_of(request: AnyRequest) -> Callable[[Any], Any]:
+    try:
+        return decoder_of(request)
+    except TypeError as error:  # A list of operations that is none.
+        raise _refusal(request, error) from error
 
 
 def _encode(call: Call) -> bytes:
