@@ -329,8 +329,13 @@ def test_a_call_that_cannot_be_sent_fails_by_itself(plane: Plane, name: str) -> 
     jobs, transport = plane.queue(name), plane._transport
     with ThreadPoolExecutor(8) as threads:
         puts = [threads.submit(jobs.put, number) for number in range(50)]
-        for wrong in (ListWorlds(after=7), ListWorlds(limit="many"), ListWorlds(limit=1 << 70), ListWorlds("\ud800")):
-            with pytest.raises(InvalidArgument, match="cannot be sent"):
+        for wrong, why in (
+            (ListWorlds(after=7), "after is 7; give a text"),
+            (ListWorlds(limit="many"), "limit is 'many'; give a whole number"),
+            (ListWorlds(limit=1 << 70), "ListWorlds cannot be sent"),
+            (ListWorlds("\ud800"), "ListWorlds cannot be sent"),
+        ):
+            with pytest.raises(InvalidArgument, match=why):
                 transport.call(wrong)
         for put in puts:
             put.result(PATIENCE_SECONDS)

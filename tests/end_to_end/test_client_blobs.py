@@ -113,7 +113,7 @@ def test_a_stream_that_fails_stores_nothing(plane: Plane, name: str, error: type
     with pytest.raises((error, Unreachable)):  # An OSError may come from the stream or from the connection.
         plane.blobs.write(failing())
     for wrong in ("text", 5, None):
-        with pytest.raises(InvalidValue):
+        with pytest.raises(InvalidArgument, match="data is"):
             plane.blobs.put(wrong)
         with pytest.raises(InvalidValue):
             plane.blobs.write(iter([wrong]))

@@ -17,7 +17,7 @@ from fastness.client.connection import Connection
 from fastness.client.lease_renewal import RemoteLeaseRenewer
 from fastness.client.pending_calls import TooLong
 from fastness.client.transfers import STREAMED, Transfer
-from fastness.errors import Closed, InvalidArgument, InvalidUrl, InvalidValue, NotEmbedded
+from fastness.errors import Closed, InvalidArgument, InvalidUrl, NotEmbedded
 from fastness.lock_sessions import LockSessions
 from fastness.threads import run_in_thread
 from fastness.tiers import Tier
@@ -211,8 +211,7 @@ def _fits(request: GetBlob | PutBlob) -> bool:
     """Whether a blob can be sent in a frame. A blob to read may have any size."""
     if isinstance(request, GetBlob):
         return False
-    if not isinstance(request.data, bytes):
-        raise InvalidValue(f"A blob must be bytes, not {type(request.data).__name__}; encode it first")
+    check_types(request)
     return len(request.data) <= _FRAME_DATA_BYTES_MAX
 
 
