@@ -109,7 +109,7 @@ def test_servers_see_each_other(cluster: Cluster) -> None:
         assert {node["address"] for node in json.loads(body)["nodes"] if node["address"]} == {*found}
     metrics = [server.get("/metrics")[2].decode() for server in cluster.servers]
     assert sorted("fastness_maintenance_holder 1.0" in each for each in metrics) == [False, True]
-    text = CliRunner().invoke(root, ["--url", cluster.servers[0].url, "nodes"]).output
+    text = CliRunner().invoke(root, ["--url", cluster.servers[0].url, "node", "list"]).output
     assert all(server.url in text for server in cluster.servers)
 
 
