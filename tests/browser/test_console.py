@@ -836,7 +836,7 @@ def test_a_wrong_token_is_refused_and_a_valid_one_signs_in(noisy: Page, page_log
     noisy.goto(f"{server.url}/console#/queues")
     expect(noisy.get_by_label("Token")).to_be_focused()
     assert page_log.errors == []
-    sign_in(noisy, "hft_" + "0" * 32 + "_" + "x" * 48)
+    sign_in(noisy, "fnt_" + "0" * 32 + "_" + "x" * 48)
     expect(noisy.get_by_role("alert")).to_contain_text("Sign-in failed.")
     expect(noisy.get_by_role("link", name="jobs")).to_have_count(0)
     sign_in(noisy, "no token at all")
@@ -856,7 +856,7 @@ def test_a_wrong_token_is_refused_and_a_valid_one_signs_in(noisy: Page, page_log
 def test_a_token_that_is_not_valid_in_a_header_is_refused(noisy: Page, guarded: Any) -> None:
     server, tokens = guarded
     noisy.goto(f"{server.url}/console#/queues")
-    sign_in(noisy, "hft_…")
+    sign_in(noisy, "fnt_…")
     expect(noisy.get_by_role("alert")).to_contain_text("Sign-in failed.")
     noisy.reload()
     sign_in(noisy, tokens["all"])

@@ -27,7 +27,7 @@ from fastness.wire.mail import MailPolicy
 _processes = runpy.run_path(str(Path(__file__).with_name("processes.py")))  # Test files cannot import each other.
 FASTNESS = [sys.executable, "-m", "fastness.cli"]
 SECONDS_MAX = 60.0  # Far more than any step needs; every wait has a bound.
-Hf = Callable[..., "subprocess.CompletedProcess[str]"]
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def hf(environment: dict[str, str]) -> Hf:
+def cli(environment: dict[str, str]) -> Cli:
     """Runs a command to its end."""
 
     def run(*words: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -146,23 +146,23 @@ def test_a_shell_consumes_a_queue(environment: dict[str, str]) -> None:
 
 
 def test_get_waits_for_a_put_of_another_process(
-    hf: Hf, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
     waiting = start("queue", "get", "jobs", "--wait", "forever", "--json")
     until(
         (tmp_path / "data" / "kv" / "CURRENT").exists
     )  # The command has created the directory, and polls for a message.
-    id = hf("queue", "put", "jobs", "hello").stdout.strip()
+    id = cli("queue", "put", "jobs", "hello").stdout.strip()
     output, _ = waiting.communicate(timeout=SECONDS_MAX)
     found = json.loads(output)
     assert (found["id"], found["payload"]) == (id, "hello")
     # The lease of a process that has ended is not renewed.
-    hf("queue", "nack", "jobs", "--id", id, "--lease-id", found["lease_id"], "--fence", "1")
+    cli("queue", "nack", "jobs", "--id", id, "--lease-id", found["lease_id"], "--fence", "1")
 
 
 @pytest.mark.parametrize("is_served", [False, True], ids=["directory", "server"])
 def test_a_command_waits_for_a_result_of_another_process(
-    hf: Hf,
+    cli: Cli,
     start: Callable[..., "subprocess.Popen[str]"],
     environment: dict[str, str],
     tmp_path: Path,
@@ -170,10 +170,10 @@ def test_a_command_waits_for_a_result_of_another_process(
 ) -> None:
     with running_server(tmp_path, tokens=False) if is_served else nullcontext() as server:
         environment["FASTNESS_URL"] = server.url if server is not None else environment["FASTNESS_URL"]
-        id = hf("queue", "put", "jobs", "1", "--keep-result").stdout.strip()
+        id = cli("queue", "put", "jobs", "1", "--keep-result").stdout.strip()
         waiting = start("message", "result", "jobs", id, "--wait", "forever")
-        found = json.loads(hf("queue", "get", "jobs", "--json").stdout)
-        hf("queue", "ack", "jobs", found["lease_id"], "--result", "[1, 2]")
+        found = json.loads(cli("queue", "get", "jobs", "--json").stdout)
+        cli("queue", "ack", "jobs", found["lease_id"], "--result", "[1, 2]")
         output, errors = waiting.communicate(timeout=SECONDS_MAX)
         assert (waiting.returncode, output) == (0, "[1,2]\n"), errors
 
@@ -189,15 +189,15 @@ def test_commands_under_one_lock_never_overlap(start: Callable[..., "subprocess.
 
 
 def test_a_command_is_stopped_when_another_owner_acquires_its_lock(
-    hf: Hf, start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
+    cli: Cli, start: Callable[..., "subprocess.Popen[str]"], environment: dict[str, str], tmp_path: Path
 ) -> None:
     script = (
         f'trap "touch {tmp_path}/terminated; exit 0" TERM; echo "$FASTNESS_LEASE_ID" > {tmp_path}/id; sleep 60 & wait'
     )
     running = start("lease", "run", "deploy", "--ttl", "9", "--", "sh", "-c", script)
     until(lambda: (tmp_path / "id").exists() and (tmp_path / "id").read_text().endswith("\n"))
-    hf("lease", "release", "deploy", "--lease-id", (tmp_path / "id").read_text().strip(), "--fence", "1")
-    hf("lease", "acquire", "deploy", "--owner", "eve", "--ttl", "60")
+    cli("lease", "release", "deploy", "--lease-id", (tmp_path / "id").read_text().strip(), "--fence", "1")
+    cli("lease", "acquire", "deploy", "--owner", "eve", "--ttl", "60")
     _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 6, errors
     assert "the command was stopped" in errors
@@ -221,7 +221,7 @@ def test_a_command_is_killed_before_a_lock_that_cannot_be_renewed_expires(
 
 
 def test_signals_are_forwarded_to_the_command(
-    start: Callable[..., "subprocess.Popen[str]"], hf: Hf, tmp_path: Path
+    start: Callable[..., "subprocess.Popen[str]"], cli: Cli, tmp_path: Path
 ) -> None:
     script = f'trap "exit 9" TERM; touch {tmp_path}/ready; sleep 60 & wait'
     running = start("lease", "run", "deploy", "--", "sh", "-c", script)
@@ -229,11 +229,11 @@ def test_signals_are_forwarded_to_the_command(
     running.send_signal(signal.SIGTERM)
     _, errors = running.communicate(timeout=SECONDS_MAX)
     assert running.returncode == 9, errors
-    assert json.loads(hf("lease", "list", "--json").stdout) == []
+    assert json.loads(cli("lease", "list", "--json").stdout) == []
 
 
-def test_an_interrupt_ends_a_wait_with_exit_code_130(hf: Hf, start: Callable[..., "subprocess.Popen[str]"]) -> None:
-    hf("queue", "put", "other", "x")
+def test_an_interrupt_ends_a_wait_with_exit_code_130(cli: Cli, start: Callable[..., "subprocess.Popen[str]"]) -> None:
+    cli("queue", "put", "other", "x")
     waiting = start("queue", "watch", "jobs", "--json")
     assert waiting.stdout is not None
     assert json.loads(waiting.stdout.readline())["ready"] == 0
@@ -253,7 +253,7 @@ def test_a_closed_pipe_is_not_an_error(environment: dict[str, str]) -> None:
 
 
 def test_the_first_token_is_created_and_given_as_the_messages_say(
-    hf: Hf, environment: dict[str, str], tmp_path: Path
+    cli: Cli, environment: dict[str, str], tmp_path: Path
 ) -> None:
     def suggestion(text: str) -> list[str]:
         return shlex.split(text.partition("run: fastness ")[2].partition('"')[0])
@@ -261,20 +261,22 @@ def test_the_first_token_is_created_and_given_as_the_messages_say(
     with running_server(tmp_path, tokens=True) as server:
         until(lambda: "none exists" in server.log())
         words = [{"DATA": server.data}.get(word, word) for word in suggestion(server.log())]
-    token = hf(*words).stdout.strip()
+    token = cli(*words).stdout.strip()
     with running_server(tmp_path, tokens=True) as server:
-        refused = hf("--url", server.url, "queue", "list", code=8).stderr
+        refused = cli("--url", server.url, "queue", "list", code=8).stderr
         assert "needs a token and none was given" in refused
         assert "FASTNESS_TOKEN or --token" in refused
-        hf("--url", server.url, "--token", token, "queue", "list")
-        assert json.loads(hf("--url", server.url, "--token", token, "token", "self", "--json").stdout)["verbs"] == ["*"]
+        cli("--url", server.url, "--token", token, "queue", "list")
+        assert json.loads(cli("--url", server.url, "--token", token, "token", "self", "--json").stdout)["verbs"] == [
+            "*"
+        ]
         environment["FASTNESS_TOKEN"] = token
-        hf("--url", server.url, "queue", "put", "jobs", "x")
-        environment["FASTNESS_TOKEN"] = "hft_nonsense"
-        assert "refused the token" in hf("--url", server.url, "queue", "list", code=8).stderr
+        cli("--url", server.url, "queue", "put", "jobs", "x")
+        environment["FASTNESS_TOKEN"] = "fnt_nonsense"
+        assert "refused the token" in cli("--url", server.url, "queue", "list", code=8).stderr
 
 
-def test_a_server_refuses_a_mistyped_queue_and_names_the_nearest(tmp_path: Path, hf: Hf) -> None:
+def test_a_server_refuses_a_mistyped_queue_and_names_the_nearest(tmp_path: Path, cli: Cli) -> None:
     with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("images").put(1)
         admin = plane.tokens.create("admin", universes="*", verbs="*").token
@@ -282,14 +284,14 @@ def test_a_server_refuses_a_mistyped_queue_and_names_the_nearest(tmp_path: Path,
     with running_server(tmp_path, tokens=True) as server:
         command = ("--url", server.url, "--token", admin, "--json", "queue")
         for words in (("stats", "imagse"), ("dead", "imagse"), ("purge", "imagse", "--yes")):
-            problem = json.loads(hf(*command, *words, code=4).stderr)
+            problem = json.loads(cli(*command, *words, code=4).stderr)
             assert (problem["code"], problem["status"]) == ("queue_not_found", 404)
             assert "did you mean images?" in problem["detail"]
-        assert [each["queue"] for each in json.loads(hf(*command, "list").stdout)] == ["images"]
+        assert [each["queue"] for each in json.loads(cli(*command, "list").stdout)] == ["images"]
         # This token may peek, but not ask whether a queue exists.
         as_peeker = ("--url", server.url, "--token", peeker, "--json", "queue", "peek")
-        assert len(json.loads(hf(*as_peeker, "images").stdout)) == 1
-        assert json.loads(hf(*as_peeker, "imagse").stdout) == []
+        assert len(json.loads(cli(*as_peeker, "images").stdout)) == 1
+        assert json.loads(cli(*as_peeker, "imagse").stdout) == []
 
 
 def test_names_of_a_server_are_completed(environment: dict[str, str], tmp_path: Path) -> None:
@@ -350,12 +352,12 @@ with fastness.open(sys.argv[1]) as plane:
 
 
 def test_a_backup_after_a_writer_was_killed_has_all_acknowledged_writes(
-    hf: Hf, environment: dict[str, str], tmp_path: Path
+    cli: Cli, environment: dict[str, str], tmp_path: Path
 ) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, environment["FASTNESS_URL"]], stdout=subprocess.PIPE)
     assert writer.stdout is not None
     writer.stdout.readline()
-    refused = hf("--patience", "0.3", "backup", str(tmp_path / "backup"), code=9)
+    refused = cli("--patience", "0.3", "backup", str(tmp_path / "backup"), code=9)
     assert "is already open" in refused.stderr
     for _ in range(20):
         last = int(writer.stdout.readline())
@@ -363,29 +365,29 @@ def test_a_backup_after_a_writer_was_killed_has_all_acknowledged_writes(
     rest, _ = writer.communicate()
     last = max([last, *map(int, rest.split())])
 
-    hf("backup", str(tmp_path / "backup"))
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
-    hf("doctor", str(tmp_path / "again"), "--deep")
+    cli("backup", str(tmp_path / "backup"))
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    cli("doctor", str(tmp_path / "again"), "--deep")
     with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         found = [int(each.payload or b"") for each in plane.queue("jobs").peek(10_000)]
         assert found[: last + 1] == list(range(last + 1))
         assert plane.blobs.has(hashlib.sha256(b"%d" % last * 20_000).hexdigest())
 
 
-def test_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_path: Path) -> None:
+def test_doctor_finds_a_damaged_blob_and_a_truncated_journal(cli: Cli, tmp_path: Path) -> None:
     data = tmp_path / "data"
     with fastness.open(f"dir:{data}") as plane:
         hash = plane.blobs.put(b"precious" * 10_000)
         plane.world("ada").create()
         plane.world("ada").append(list(range(10)), expected_head=0)
-    hf("doctor")
+    cli("doctor")
     body = next((data / "objects" / "cas" / "main" / "sha256").glob(hash + "*"))
     body.write_bytes(body.read_bytes().replace(b"precious", b"previous", 1))
     with fastness.open(f"dir:{data}") as plane:
         entries = subspace(World("main", "ada")).key("journal", "e")
         for height in (8, 9):
             plane.pairs.delete(entries + height.to_bytes(8, "big"))
-    report = hf("doctor", code=10).stdout
+    report = cli("doctor", code=10).stdout
     assert f"blob {hash} of main: its content does not match its hash; restore it from a backup" in report
     assert "its journal is truncated: record 8 to 9 is missing, below its head 10" in report
 
@@ -393,37 +395,37 @@ def test_doctor_finds_a_damaged_blob_and_a_truncated_journal(hf: Hf, tmp_path: P
 # Space.
 
 
-def test_commands_report_a_disk_that_is_nearly_full(hf: Hf, tmp_path: Path) -> None:
+def test_commands_report_a_disk_that_is_nearly_full(cli: Cli, tmp_path: Path) -> None:
     reserve = 1 << 40
     if shutil.disk_usage(tmp_path).free >= reserve:
         pytest.skip("more of this disk is free than the largest reserve")
     low = {"disk_reserve_share_max": 9.0}
     with running_server(tmp_path, tokens=False, disk_reserve_bytes=reserve, process=low) as server:
         warning = "The disk is nearly full"
-        shown = hf("--url", server.url, "space", "--status").stdout
+        shown = cli("--url", server.url, "space", "--status").stdout
         assert warning in shown
         assert "Last collection: none since the server started" in shown
-        assert warning in hf("--url", server.url, "space").stderr
-        assert warning in hf("--url", server.url, "doctor").stderr
-        assert warning in json.loads(hf("--url", server.url, "doctor", "--json").stdout)["warnings"][0]
-        refused = hf("--url", server.url, "queue", "put", "jobs", "1", code=9).stderr
+        assert warning in cli("--url", server.url, "space").stderr
+        assert warning in cli("--url", server.url, "doctor").stderr
+        assert warning in json.loads(cli("--url", server.url, "doctor", "--json").stdout)["warnings"][0]
+        refused = cli("--url", server.url, "queue", "put", "jobs", "1", code=9).stderr
         assert "`fastness space` shows what is stored" in refused
 
 
-def test_commands_report_a_failed_key_space(hf: Hf, tmp_path: Path) -> None:
+def test_commands_report_a_failed_key_space(cli: Cli, tmp_path: Path) -> None:
     with running_server(tmp_path, tokens=False) as server:
         with server.plane() as plane:
             plane.queue("jobs").put_many([os.urandom(10_000) for _ in range(4)])  # More than may be written below.
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
-        hf("--url", server.url, "queue", "put", "jobs", "1", code=9)
-        shown = hf("--url", server.url, "space", "--status").stdout
+        cli("--url", server.url, "queue", "put", "jobs", "1", code=9)
+        shown = cli("--url", server.url, "space", "--status").stdout
         assert "The key space has failed and refuses writes (disk_full: " in shown
         assert "Key space: works" not in shown
         resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        until(lambda: "Key space: works" in hf("--url", server.url, "space", "--status").stdout)
+        until(lambda: "Key space: works" in cli("--url", server.url, "space", "--status").stdout)
 
 
-def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[str, str], hf: Hf) -> None:
+def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[str, str], cli: Cli) -> None:
     """Given by a flag, by a variable, or not at all; a stored policy wins over all of them."""
     data = environment["FASTNESS_URL"]
 
@@ -447,9 +449,9 @@ def test_a_server_has_a_mail_policy_for_universes_without_one(environment: dict[
         with pytest.raises(MailboxFull, match="2"):
             plane.mailbox("ada").send("bob", b"mail")
         assert {mail.expires_ms - mail.sent_ms for mail in plane.mailbox("bob").read()} == {3_600_000}
-        changed = json.loads(hf("--json", "--universe", "team", "mail", "policy", "--max", "5").stdout)
+        changed = json.loads(cli("--json", "--universe", "team", "mail", "policy", "--max", "5").stdout)
         assert changed == {"pending_max": 5, "ttl_seconds": 3600}
     with served("--mail-ttl", "2d"):
-        assert json.loads(hf("--json", "mail", "policy").stdout) == {"pending_max": 1_000, "ttl_seconds": 172_800}
+        assert json.loads(cli("--json", "mail", "policy").stdout) == {"pending_max": 1_000, "ttl_seconds": 172_800}
         with fastness.connect(environment["FASTNESS_URL"], universe="team") as team:
             assert team.mail_policy() == MailPolicy(5, 3_600)

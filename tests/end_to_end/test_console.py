@@ -50,7 +50,7 @@ Server = _processes.Server
 
 STATIC = Path(files.__file__).with_name("static")
 LINES_MAX = 100
-WRONG = "hft_" + "0" * 32 + "_" + "x" * 48
+WRONG = "fnt_" + "0" * 32 + "_" + "x" * 48
 
 
 @pytest.fixture(scope="module")

@@ -237,7 +237,7 @@ async def test_the_sdk_client_uses_every_feature(served: Served, transport: str,
 
 
 def test_a_call_without_a_token_is_told_where_the_metadata_is(served: Served) -> None:
-    for token in (None, "hft_0_0"):
+    for token in (None, "fnt_0_0"):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         answer = served.post(None, HELLO, **headers)
         assert answer.status_code == 401

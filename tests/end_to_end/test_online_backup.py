@@ -26,7 +26,7 @@ Server = runpy.run_path(str(_tests / "end_to_end" / "processes.py"))["Server"]
 Proxy = runpy.run_path(str(_tests / "faults" / "proxy.py"))["Proxy"]
 
 LARGE = b"large" * 10_000
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def hf(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
+def cli(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs CLI commands against the server."""
     for name in list(os.environ):
         if name.startswith("FASTNESS_"):
@@ -72,7 +72,7 @@ def checkpoints(tmp_path: Path) -> list[Path]:
     return list((tmp_path / "data").glob(".checkpoint-*"))
 
 
-def test_server_is_backed_up_while_clients_write(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_server_is_backed_up_while_clients_write(server: Any, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     stop, acknowledged = threading.Event(), [0]
 
@@ -90,15 +90,15 @@ def test_server_is_backed_up_while_clients_write(server: Any, hf: Hf, tmp_path: 
         while acknowledged[0] < 20:
             time.sleep(0.01)
         before = acknowledged[0]
-        made = json.loads(hf("backup", str(tmp_path / "backup"), "--json").stdout)
+        made = json.loads(cli("backup", str(tmp_path / "backup"), "--json").stdout)
         after = acknowledged[0]
     finally:
         stop.set()
         writer.join()
     assert made["version"] == fastness.__version__
     assert checkpoints(tmp_path) == []
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
-    assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert json.loads(cli("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
     with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         numbers = [int(each.payload or b"") for each in plane.queue("numbers").peek(10_000)]
         assert numbers == list(range(len(numbers)))
@@ -112,61 +112,61 @@ def test_server_is_backed_up_while_clients_write(server: Any, hf: Hf, tmp_path: 
         assert [json.loads(each.record)["a"] for each in plane.activity.read(session="s").records] == [1]
 
 
-def test_backup_resumes_after_lost_connections(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_backup_resumes_after_lost_connections(server: Any, cli: Cli, tmp_path: Path) -> None:
     with server.plane() as plane:
         body = os.urandom(9_000_000)
         hash = plane.blobs.put(body)
     with Proxy(server.address[1], seed=1) as proxy:
         proxy.bytes_max = 4_000_000
-        hf("--url", proxy.url, "backup", str(tmp_path / "backup"))
+        cli("--url", proxy.url, "backup", str(tmp_path / "backup"))
         assert proxy.cuts
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.blobs.get(hash) == body
 
 
-def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_interrupted_backup_resumes_with_its_checkpoint(server: Any, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
-    assert "is damaged" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
+    assert "is damaged" in cli("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
     assert len(checkpoints(tmp_path)) == 1
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"), code=4)
     body.write_bytes(LARGE)
-    hf("queue", "put", "later", "x")  # After the checkpoint.
-    hf("backup", str(tmp_path / "backup"))
+    cli("queue", "put", "later", "x")  # After the checkpoint.
+    cli("backup", str(tmp_path / "backup"))
     assert checkpoints(tmp_path) == []
-    hf("backup", str(tmp_path / "backup"), code=5)
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    cli("backup", str(tmp_path / "backup"), code=5)
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.queues() == ["jobs"]
 
 
-def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_backup_restarts_if_its_checkpoint_was_removed(server: Any, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
-    hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
+    cli("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED)
     body.write_bytes(LARGE)
     with server.plane() as plane:
         assert plane.backups.end(checkpoints(tmp_path)[0].name.removeprefix(".checkpoint-"))
-    hf("queue", "put", "later", "x")
-    hf("backup", str(tmp_path / "backup"))
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    cli("queue", "put", "later", "x")
+    cli("backup", str(tmp_path / "backup"))
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     with fastness.open(f"dir:{tmp_path / 'again'}") as plane:
         assert plane.queues() == ["jobs", "later"]
 
 
-def test_backup_fails_if_an_object_is_missing(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_backup_fails_if_an_object_is_missing(server: Any, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*")).unlink()
-    assert "the backup is incomplete" in hf("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
+    assert "the backup is incomplete" in cli("backup", str(tmp_path / "backup"), code=exit_codes.DAMAGED).stderr
     assert checkpoints(tmp_path) == []
     assert not (tmp_path / "backup" / "backup.json").exists()
 
 
 def test_backup_continues_if_a_world_is_deleted_meanwhile(
-    server: Any, hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Any, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(server)
     from fastness.cli import server_backup
@@ -180,12 +180,12 @@ def test_backup_continues_if_a_world_is_deleted_meanwhile(
         return copy_files(plane, *rest)
 
     monkeypatch.setattr(server_backup, "_copy_files", delete_world_first)
-    hf("backup", str(tmp_path / "backup"))
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
-    assert json.loads(hf("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
+    cli("backup", str(tmp_path / "backup"))
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    assert json.loads(cli("doctor", str(tmp_path / "again"), "--deep", "--json").stdout)["sound"]
 
 
-def test_checkpoint_survives_the_crash_of_its_server(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_checkpoint_survives_the_crash_of_its_server(server: Any, cli: Cli, tmp_path: Path) -> None:
     fill(server)
     with server.plane() as plane:
         checkpoint = plane.backups.begin()
@@ -201,14 +201,14 @@ def test_checkpoint_survives_the_crash_of_its_server(server: Any, hf: Hf, tmp_pa
         again.kill()
 
 
-def test_backup_target_is_checked(hf: Hf, tmp_path: Path) -> None:
+def test_backup_target_is_checked(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
-    hf("backup", str(tmp_path / "full"), code=5)
+    cli("backup", str(tmp_path / "full"), code=5)
     (tmp_path / "started").mkdir()
     started = {"source": "http://other:1", "checkpoint": "{}", "at": "", "at_ms": 1}
     (tmp_path / "started" / "started.json").write_text(json.dumps(started))
-    assert "http://other:1" in hf("backup", str(tmp_path / "started"), code=5).stderr
+    assert "http://other:1" in cli("backup", str(tmp_path / "started"), code=5).stderr
     assert checkpoints(tmp_path) == []
 
 
@@ -244,19 +244,19 @@ def test_backups_need_a_token_for_every_universe(tmp_path: Path) -> None:
         server.kill()
 
 
-def test_doctor_runs_the_checks_of_the_server(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_doctor_runs_the_checks_of_the_server(server: Any, cli: Cli, tmp_path: Path) -> None:
     fill(server)
-    report = json.loads(hf("doctor", "--deep", "--json").stdout)
+    report = json.loads(cli("doctor", "--deep", "--json").stdout)
     assert report["sound"]
     assert report["path"] == server.url
     assert report["looked_at"]["messages"] == 5
     assert report["looked_at"]["worlds"] == 1
-    assert f"{server.url} is sound" in hf("doctor").stdout
+    assert f"{server.url} is sound" in cli("doctor").stdout
     body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     body.write_bytes(LARGE[::-1])
-    report = json.loads(hf("doctor", "--json", code=exit_codes.DAMAGED).stdout)
+    report = json.loads(cli("doctor", "--json", code=exit_codes.DAMAGED).stdout)
     assert [each["what"] for each in report["findings"]] == ["its content does not match its hash"]
-    output = hf("doctor", code=exit_codes.DAMAGED).stdout
+    output = cli("doctor", code=exit_codes.DAMAGED).stdout
     assert "✗ blobs" in output
     assert "✓ messages: 5 checked" in output
     assert checkpoints(tmp_path) == []
@@ -273,7 +273,7 @@ def test_backup_and_doctor_refuse_a_server_without_a_directory(tmp_path: Path) -
         server.kill()
 
 
-def test_interrupted_backup_command_can_be_repeated(server: Any, hf: Hf, tmp_path: Path) -> None:
+def test_interrupted_backup_command_can_be_repeated(server: Any, cli: Cli, tmp_path: Path) -> None:
     with server.plane() as plane:
         plane.blobs.write(os.urandom(1_000_000) for _ in range(60))
     words = [sys.executable, "-m", "fastness.cli", "--url", server.url, "backup", str(tmp_path / "backup")]
@@ -284,6 +284,6 @@ def test_interrupted_backup_command_can_be_repeated(server: Any, hf: Hf, tmp_pat
     backup.wait(60)
     if backup.returncode != 0:  # It may have finished before the signal.
         assert len(checkpoints(tmp_path)) == 1
-        hf("backup", str(tmp_path / "backup"))
+        cli("backup", str(tmp_path / "backup"))
     assert checkpoints(tmp_path) == []
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "again"))

@@ -281,7 +281,7 @@ async def test_token_authenticates_agents_of_its_universe(start: Start, tmp_path
 
 async def test_server_without_tokens_refuses_a_token(shared: Any) -> None:
     with pytest.raises(Refused) as refused:
-        async with Agent(shared.url, "ada", token="hft_x"):
+        async with Agent(shared.url, "ada", token="fnt_x"):
             pass
     assert "no tokens" in refused.value.detail
 

@@ -49,7 +49,7 @@ def plane(server: Any) -> Iterator[fastness.Plane]:
 
 
 @pytest.fixture
-def hf(server: Any, tmp_path: Path) -> Callable[..., Any]:
+def cli(server: Any, tmp_path: Path) -> Callable[..., Any]:
     """Runs a command to its end; its JSON output, or the problem of one that fails."""
 
     def run(*words: str, code: int = 0) -> Any:
@@ -165,15 +165,15 @@ def test_a_run_that_failed_or_was_cancelled_says_so(plane: fastness.Plane) -> No
         plane.workflows.get("b-3").result()
 
 
-def test_a_run_with_the_command_line(hf: Callable[..., Any], plane: fastness.Plane) -> None:
+def test_a_run_with_the_command_line(cli: Callable[..., Any], plane: fastness.Plane) -> None:
     words = ("start", "order", "4711", "what now?", '{"n": 1}', "--kwarg", "to=ada", "--kwarg", "fast:=true")
-    assert hf(*words, "--id", "c-1") == {"id": "c-1", "workflow": "order", "is_duplicate": False}
-    assert hf(*words, "--id", "c-1")["is_duplicate"]
-    assert hf("start", "order", "--id", "c-1", code=5)["code"] == "run_exists"
-    assert hf("result", "c-1", code=7)["code"] == "result_not_ready"
-    hf("signal", "c-1", "approval", "true")
-    hf("signal", "c-1", "note", "hello there")
-    assert hf("cancel", "c-1", "--reason", "late")["state"] == "cancelling"
+    assert cli(*words, "--id", "c-1") == {"id": "c-1", "workflow": "order", "is_duplicate": False}
+    assert cli(*words, "--id", "c-1")["is_duplicate"]
+    assert cli("start", "order", "--id", "c-1", code=5)["code"] == "run_exists"
+    assert cli("result", "c-1", code=7)["code"] == "result_not_ready"
+    cli("signal", "c-1", "approval", "true")
+    cli("signal", "c-1", "note", "hello there")
+    assert cli("cancel", "c-1", "--reason", "late")["state"] == "cancelling"
     entries = [
         ["step", 900, 0, "charge", 400, {"paid": True}],
         ["wait", 950, 1, "delivery", None],
@@ -181,9 +181,9 @@ def test_a_run_with_the_command_line(hf: Callable[..., Any], plane: fastness.Pla
     ]
     outcome = {"state": "completed", "result": canonical([1, 2]), "published": canonical("half way")}
     end(plane, "c-1", "order", entries, **outcome)
-    assert hf("result", "c-1", "--wait", "forever") == {"id": "c-1", "result": [1, 2]}
-    assert hf("query", "c-1")["published"] == "half way"
-    shown = hf("show", "c-1")
+    assert cli("result", "c-1", "--wait", "forever") == {"id": "c-1", "result": [1, 2]}
+    assert cli("query", "c-1")["published"] == "half way"
+    shown = cli("show", "c-1")
     assert (shown["state"], shown["result"], shown["timers"]) == ("completed", [1, 2], [])
     timeline = [(each["kind"], each["name"], each["duration_ms"]) for each in shown["timeline"]]
     assert timeline == [
@@ -200,10 +200,10 @@ def test_a_run_with_the_command_line(hf: Callable[..., Any], plane: fastness.Pla
         "kwargs": {"fast": True, "to": "ada"},
     }
     assert [each["details"].get("value") for each in shown["timeline"][1:3]] == [True, "hello there"]
-    assert [each["id"] for each in hf("list", "--workflow", "order", "--state", "completed")] == ["c-1"]
-    assert hf("signal", "c-1", "approval", code=5)["code"] == "run_ended"
-    assert hf("delete", "c-1", "--yes") == {"id": "c-1", "deleted": True}
-    assert hf("show", "c-1", code=4)["code"] == "run_not_found"
+    assert [each["id"] for each in cli("list", "--workflow", "order", "--state", "completed")] == ["c-1"]
+    assert cli("signal", "c-1", "approval", code=5)["code"] == "run_ended"
+    assert cli("delete", "c-1", "--yes") == {"id": "c-1", "deleted": True}
+    assert cli("show", "c-1", code=4)["code"] == "run_not_found"
 
 
 def test_a_run_starts_with_the_commit_that_acknowledges_a_message(plane: fastness.Plane) -> None:

@@ -26,7 +26,7 @@ ROUNDS = 12
 def _closed_record(file: int, commit: int) -> bytes:
     """The record without the inode: the files of an image are copies, and must count as the originals."""
     del file
-    return b"HFC1" + commit.to_bytes(28, "little")
+    return b"FNC1" + commit.to_bytes(28, "little")
 
 
 def deliver(folder: Path, marks: int) -> None:

@@ -9,11 +9,11 @@ from click.testing import CliRunner, Result
 
 from fastness.cli.main import root
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 
 
 @pytest.fixture
-def hf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hf:
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs a CLI command on the test's own data directory."""
     for name in list(os.environ):
         if name.startswith("FASTNESS_"):

@@ -441,16 +441,16 @@ open_plane(sys.argv[1], Options(caller=command_caller())).call(PurgeQueue("jobs"
 """
 
 
-def test_an_empty_log_says_how_many_entries_the_other_log_has(hf: Any) -> None:
-    hf("token", "create", "admin", "--universe", "*", "--allow", "*")
-    assert "No entries of the universe main; the log of the plane has 1: fastness audit --plane" in hf("audit").stderr
-    assert hf("audit", "--plane").stderr == ""
-    assert hf("audit", "--action", "queue:*").stderr == "No entries.\n"
-    hf("queue", "put", "jobs", "1")
-    hf("queue", "purge", "jobs", "--yes")
-    empty = hf("audit", "--plane", "--action", "queue:*").stderr
+def test_an_empty_log_says_how_many_entries_the_other_log_has(cli: Any) -> None:
+    cli("token", "create", "admin", "--universe", "*", "--allow", "*")
+    assert "No entries of the universe main; the log of the plane has 1: fastness audit --plane" in cli("audit").stderr
+    assert cli("audit", "--plane").stderr == ""
+    assert cli("audit", "--action", "queue:*").stderr == "No entries.\n"
+    cli("queue", "put", "jobs", "1")
+    cli("queue", "purge", "jobs", "--yes")
+    empty = cli("audit", "--plane", "--action", "queue:*").stderr
     assert "No entries of the plane; the log of the universe main has 1: fastness audit" in empty
-    assert hf("audit", "--action", "token:*", "--json").stdout == "[]\n"
+    assert cli("audit", "--action", "token:*", "--json").stdout == "[]\n"
 
 
 def test_a_killed_process_leaves_a_started_entry(tmp_path: Path) -> None:

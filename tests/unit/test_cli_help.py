@@ -13,7 +13,7 @@ from click.testing import Result
 from fastness.cli import exit_codes
 from fastness.cli.main import root
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 COLUMNS = 80
 HEAVY = {"asyncio", "msgspec", "psycopg", "pyspark", "rich", "rocksdict", "ssl", "uvicorn"}
 HEAVY |= {f"fastness.{name}" for name in ("backends", "client", "handles", "kv", "layers", "plane", "server", "wire")}
@@ -49,8 +49,8 @@ def loaded(code: str, *words: str, **environment: str) -> tuple[str, set[str]]:
     return done.stdout, set(done.stderr.split())
 
 
-def test_the_help_lists_groups_of_commands_and_exit_codes(hf: Hf) -> None:
-    text = hf("--help").stdout
+def test_the_help_lists_groups_of_commands_and_exit_codes(cli: Cli) -> None:
+    text = cli("--help").stdout
     for heading in ("Start here", "Messages", "Agents", "Data", "Operate"):
         assert f"\n{heading}:\n" in text
     for code in exit_codes.MEANINGS:
@@ -59,10 +59,10 @@ def test_the_help_lists_groups_of_commands_and_exit_codes(hf: Hf) -> None:
 
 @pytest.mark.parametrize("group", GROUPS, ids=words_of)
 def test_every_summary_is_a_complete_sentence_on_one_line(
-    hf: Hf, group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    cli: Cli, group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
-    text, command = hf(*group, "--help").stdout, root
+    text, command = cli(*group, "--help").stdout, root
     assert "..." not in text.replace("[ARGS]...", "")
     for word in group:
         command = command.get_command(click.Context(command), word)
@@ -105,14 +105,14 @@ def test_the_help_of_groups_loads_no_storage_engine_server_or_spark() -> None:
 
 
 @pytest.mark.parametrize("noun", ["locks", "workflows", "effects", "timers", "collections", "nodes", "states"])
-def test_a_plural_noun_gets_the_singular_as_a_suggestion(hf: Hf, noun: str) -> None:
-    assert f"No such command '{noun}'. Did you mean '{noun[:-1]}'?" in hf(noun, "list", code=2).stderr
+def test_a_plural_noun_gets_the_singular_as_a_suggestion(cli: Cli, noun: str) -> None:
+    assert f"No such command '{noun}'. Did you mean '{noun[:-1]}'?" in cli(noun, "list", code=2).stderr
 
 
 @pytest.mark.parametrize("group", [each for each in GROUPS if each != ("mcp",)], ids=words_of)
-def test_a_group_without_a_command_prints_its_help(hf: Hf, group: tuple[str, ...]) -> None:
-    bare = hf(*group)
-    assert (bare.stdout, bare.stderr) == (hf(*group, "--help").stdout, "")
+def test_a_group_without_a_command_prints_its_help(cli: Cli, group: tuple[str, ...]) -> None:
+    bare = cli(*group)
+    assert (bare.stdout, bare.stderr) == (cli(*group, "--help").stdout, "")
     assert ("\nCommands:\n" if group else "\nStart here:\n") in bare.stdout
 
 
@@ -121,18 +121,18 @@ def test_a_group_without_a_command_prints_its_help(hf: Hf, group: tuple[str, ...
     [(("queu",), "queue"), (("wrold", "list"), "world"), (("queue", "pat"), "put"), (("queue", "enqeue"), "enqueue")],
     ids=" ".join,
 )
-def test_a_misspelt_command_gets_a_suggestion(hf: Hf, words: tuple[str, ...], meant: str) -> None:
-    assert f"Did you mean '{meant}'" in hf(*words, code=2).stderr
+def test_a_misspelt_command_gets_a_suggestion(cli: Cli, words: tuple[str, ...], meant: str) -> None:
+    assert f"Did you mean '{meant}'" in cli(*words, code=2).stderr
 
 
-def test_aliases_work_and_are_in_the_help(hf: Hf) -> None:
-    hf("queue", "enqueue", "jobs", "1")
-    hf("queue", "send", "jobs", "2")
+def test_aliases_work_and_are_in_the_help(cli: Cli) -> None:
+    cli("queue", "enqueue", "jobs", "1")
+    cli("queue", "send", "jobs", "2")
     assert [
-        json.loads(hf("queue", verb, "jobs", "--block", "1s", "--json").stdout)["payload"]
+        json.loads(cli("queue", verb, "jobs", "--block", "1s", "--json").stdout)["payload"]
         for verb in ("dequeue", "receive")
     ] == [1, 2]
-    assert "\n  enqueue  put\n" in hf("queue", "--help").stdout
-    assert "\nAliases:\n  enqueue, send\n" in hf("queue", "put", "--help").stdout
-    commands = hf("queue", "--help").stdout.partition("\nAliases:\n")[0]
+    assert "\n  enqueue  put\n" in cli("queue", "--help").stdout
+    assert "\nAliases:\n  enqueue, send\n" in cli("queue", "put", "--help").stdout
+    commands = cli("queue", "--help").stdout.partition("\nAliases:\n")[0]
     assert "enqueue" not in commands

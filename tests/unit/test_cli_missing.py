@@ -10,7 +10,7 @@ from click.testing import Result
 import fastness
 from fastness import QueuePolicy
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 QUEUE_COMMANDS = [
     ("stats", "imagse"),
     ("peek", "imagse"),
@@ -30,18 +30,18 @@ QUEUE_COMMANDS = [
 
 
 @pytest.mark.parametrize("words", [("queue", *words) for words in QUEUE_COMMANDS] + [("message", "search", "imagse")])
-def test_a_mistyped_queue_is_refused_with_the_nearest_name(hf: Hf, words: tuple[str, ...]) -> None:
-    hf("queue", "put", "images", "1")
-    problem = json.loads(hf(*words, "--json", code=4).stderr)
+def test_a_mistyped_queue_is_refused_with_the_nearest_name(cli: Cli, words: tuple[str, ...]) -> None:
+    cli("queue", "put", "images", "1")
+    problem = json.loads(cli(*words, "--json", code=4).stderr)
     assert problem["code"] == "queue_not_found"
-    assert "Queue imagse does not exist; did you mean images?" in hf(*words, code=4).stderr
-    assert [each["queue"] for each in json.loads(hf("queue", "list", "--json").stdout)] == ["images"]
+    assert "Queue imagse does not exist; did you mean images?" in cli(*words, code=4).stderr
+    assert [each["queue"] for each in json.loads(cli("queue", "list", "--json").stdout)] == ["images"]
 
 
-def test_a_queue_that_resembles_none_is_refused_with_the_command_that_lists_them(hf: Hf) -> None:
-    hf("queue", "put", "images", "1")
+def test_a_queue_that_resembles_none_is_refused_with_the_command_that_lists_them(cli: Cli) -> None:
+    cli("queue", "put", "images", "1")
     assert (
-        "Queue jobs does not exist; list them with: fastness queue list" in hf("queue", "peek", "jobs", code=4).stderr
+        "Queue jobs does not exist; list them with: fastness queue list" in cli("queue", "peek", "jobs", code=4).stderr
     )
 
 
@@ -54,22 +54,22 @@ def test_a_queue_that_resembles_none_is_refused_with_the_command_that_lists_them
     ],
     ids=["policy", "schedule", "put"],
 )
-def test_a_queue_exists_once_it_has_a_policy_a_schedule_or_a_message(hf: Hf, make: tuple[str, ...]) -> None:
-    hf(*make)
+def test_a_queue_exists_once_it_has_a_policy_a_schedule_or_a_message(cli: Cli, make: tuple[str, ...]) -> None:
+    cli(*make)
     for words in QUEUE_COMMANDS:
-        hf("queue", words[0], *("jobs" if word == "imagse" else word for word in words[1:]))
+        cli("queue", words[0], *("jobs" if word == "imagse" else word for word in words[1:]))
 
 
-def test_an_emptied_queue_still_exists(hf: Hf) -> None:
-    hf("queue", "put", "jobs", "1")
-    hf("queue", "purge", "jobs", "--yes")
-    assert json.loads(hf("queue", "stats", "jobs", "--json").stdout)["ready"] == 0
+def test_an_emptied_queue_still_exists(cli: Cli) -> None:
+    cli("queue", "put", "jobs", "1")
+    cli("queue", "purge", "jobs", "--yes")
+    assert json.loads(cli("queue", "stats", "jobs", "--json").stdout)["ready"] == 0
 
 
-def test_commands_that_wait_for_messages_accept_a_queue_that_does_not_exist_yet(hf: Hf) -> None:
-    hf("queue", "put", "images", "1")
-    hf("queue", "get", "jobs", code=3)
-    assert json.loads(hf("queue", "watch", "jobs", "-n", "1", "--json").stdout)["ready"] == 0
+def test_commands_that_wait_for_messages_accept_a_queue_that_does_not_exist_yet(cli: Cli) -> None:
+    cli("queue", "put", "images", "1")
+    cli("queue", "get", "jobs", code=3)
+    assert json.loads(cli("queue", "watch", "jobs", "-n", "1", "--json").stdout)["ready"] == 0
 
 
 def test_a_purge_makes_no_queue(tmp_path: Path) -> None:
@@ -83,15 +83,15 @@ def test_a_purge_makes_no_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("effect", "list", "wrold"), ("timer", "list", "wrold")], ids=" ".join)
-def test_a_mistyped_world_is_refused(hf: Hf, words: tuple[str, ...]) -> None:
-    hf("world", "create", "world")
-    assert "There is no world wrold" in hf(*words, code=4).stderr
-    hf(*words[:-1], "world")
+def test_a_mistyped_world_is_refused(cli: Cli, words: tuple[str, ...]) -> None:
+    cli("world", "create", "world")
+    assert "There is no world wrold" in cli(*words, code=4).stderr
+    cli(*words[:-1], "world")
 
 
-def test_the_history_of_an_entity_that_never_existed_is_refused(hf: Hf) -> None:
-    hf("entity", "set", "task", "t-1", "title=a")
-    assert "task t-2 does not exist" in hf("entity", "history", "task", "t-2", code=4).stderr
-    hf("entity", "delete", "task", "t-1")
-    assert "title" in hf("entity", "history", "task", "t-1").stdout
-    assert json.loads(hf("entity", "history", "task", "t-1", "--after", "9", "--json").stdout) == []
+def test_the_history_of_an_entity_that_never_existed_is_refused(cli: Cli) -> None:
+    cli("entity", "set", "task", "t-1", "title=a")
+    assert "task t-2 does not exist" in cli("entity", "history", "task", "t-2", code=4).stderr
+    cli("entity", "delete", "task", "t-1")
+    assert "title" in cli("entity", "history", "task", "t-1").stdout
+    assert json.loads(cli("entity", "history", "task", "t-1", "--after", "9", "--json").stdout) == []

@@ -20,7 +20,7 @@ from fastness.cli import exit_codes
 from fastness.cli.commands import LeafCommand
 from fastness.cli.main import root
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 
 SOURCE: Final = Path(fastness.__file__).parent
 MENTION: Final = re.compile(r"\bfastness (?=[a-z-])")
@@ -130,53 +130,53 @@ def suggested(result: Result, **placeholders: str) -> list[list[str]]:
     return [[placeholders.get(word, word) for word in words] for words in commands_in(message)]
 
 
-def test_the_plane_that_is_missing_is_created_as_suggested(hf: Hf, tmp_path: Path) -> None:
+def test_the_plane_that_is_missing_is_created_as_suggested(cli: Cli, tmp_path: Path) -> None:
     url = f"dir:{tmp_path / 'a plane'}"
-    serve, put = suggested(hf("--url", url, "queue", "list", code=4))
+    serve, put = suggested(cli("--url", url, "queue", "list", code=4))
     assert serve == ["serve", "--data", url]
-    hf(*put)
-    assert "QUEUE" in hf("--url", url, "queue", "list").stdout
+    cli(*put)
+    assert "QUEUE" in cli("--url", url, "queue", "list").stdout
 
 
-def test_an_agent_is_registered_as_suggested(hf: Hf) -> None:
-    hf("mail", "send", "ada", "bob", "x")
-    (register,) = suggested(hf("agent", "show", "ada", code=4))
-    hf(*register)
-    hf("agent", "show", "ada")
+def test_an_agent_is_registered_as_suggested(cli: Cli) -> None:
+    cli("mail", "send", "ada", "bob", "x")
+    (register,) = suggested(cli("agent", "show", "ada", code=4))
+    cli(*register)
+    cli("agent", "show", "ada")
 
 
-def test_a_context_is_added_as_suggested(hf: Hf, tmp_path: Path) -> None:
-    (add,) = suggested(hf("--context", "lab", "queue", "list", code=4), URL=f"dir:{tmp_path / 'data'}")
-    hf(*add)
-    hf("queue", "put", "jobs", "x", "--context", "lab")
+def test_a_context_is_added_as_suggested(cli: Cli, tmp_path: Path) -> None:
+    (add,) = suggested(cli("--context", "lab", "queue", "list", code=4), URL=f"dir:{tmp_path / 'data'}")
+    cli(*add)
+    cli("queue", "put", "jobs", "x", "--context", "lab")
 
 
-def test_a_message_is_leased_as_suggested(hf: Hf, monkeypatch: pytest.MonkeyPatch) -> None:
-    hf("queue", "put", "jobs", "x")
-    (get,) = suggested(hf("queue", "ack", code=2), QUEUE="jobs")
-    for line in hf(*get).stdout.splitlines():
+def test_a_message_is_leased_as_suggested(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("queue", "put", "jobs", "x")
+    (get,) = suggested(cli("queue", "ack", code=2), QUEUE="jobs")
+    for line in cli(*get).stdout.splitlines():
         name, _, value = shlex.split(line)[1].partition("=")
         monkeypatch.setenv(name, value)
-    hf("queue", "ack")
+    cli("queue", "ack")
     assert os.environ["FASTNESS_QUEUE_NAME"] == "jobs"
 
 
-def test_schedules_are_listed_as_suggested(hf: Hf) -> None:
-    hf("queue", "put", "jobs", "x")
-    (listed,) = suggested(hf("queue", "schedule", "delete", "jobs", "nightly", code=4))
-    assert "No schedules" in hf(*listed).stderr
+def test_schedules_are_listed_as_suggested(cli: Cli) -> None:
+    cli("queue", "put", "jobs", "x")
+    (listed,) = suggested(cli("queue", "schedule", "delete", "jobs", "nightly", code=4))
+    assert "No schedules" in cli(*listed).stderr
 
 
-def test_an_incomplete_backup_is_completed_as_suggested(hf: Hf, tmp_path: Path) -> None:
+def test_an_incomplete_backup_is_completed_as_suggested(cli: Cli, tmp_path: Path) -> None:
     body = tmp_path / "body"
     body.write_bytes(b"large" * 10_000)
-    hash = hf("blob", "put", str(body)).stdout.strip()
+    hash = cli("blob", "put", str(body)).stdout.strip()
     stored = next((tmp_path / "data" / "objects" / "cas" / "main" / "sha256").glob(hash + "*"))
     stored.unlink()
     backup, again = str(tmp_path / "backup"), str(tmp_path / "again")
-    ((doctor,),) = suggested(hf("backup", backup, code=exit_codes.DAMAGED))
-    assert hash in hf(doctor, code=exit_codes.DAMAGED).stdout
+    ((doctor,),) = suggested(cli("backup", backup, code=exit_codes.DAMAGED))
+    assert hash in cli(doctor, code=exit_codes.DAMAGED).stdout
     shutil.copy(body, stored)
-    (complete,) = suggested(hf("restore", backup, again, code=4), URL=f"dir:{tmp_path / 'data'}")
-    hf(*complete)
-    hf("restore", backup, again)
+    (complete,) = suggested(cli("restore", backup, again, code=4), URL=f"dir:{tmp_path / 'data'}")
+    cli(*complete)
+    cli("restore", backup, again)

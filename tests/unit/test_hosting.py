@@ -41,7 +41,7 @@ from fastness.wire.hosting import ClaimedWorld, HostingInfo
 
 everything = runpy.run_path(str(Path(__file__).with_name("stored_pairs.py")))["everything"]
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 PATIENCE_SECONDS = 30.0  # A bound for every wait; far more than any test needs.
 LEASE_MS = HOST_LEASE_SECONDS * 1_000
 
@@ -375,23 +375,23 @@ async def test_a_cancelled_claim_gives_its_worlds_back(clock: ManualClock) -> No
         assert len(claimed.items) == 1
 
 
-def test_commands_show_and_change_how_a_world_is_run(hf: Hf, tmp_path: Path) -> None:
-    hf("world", "create", "ada", "--program", "p")
-    hf("world", "inbox", "put", "ada", "order", "1")
+def test_commands_show_and_change_how_a_world_is_run(cli: Cli, tmp_path: Path) -> None:
+    cli("world", "create", "ada", "--program", "p")
+    cli("world", "inbox", "put", "ada", "order", "1")
     with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         claimed = claim(plane)
         plane.hosting.commit(claimed, owner="h1", expected_head=0, take=0, aside=[(0, "Traceback")])
         plane.hosting.fail(claimed, owner="h1", error="bad", is_stopped=True)
-    shown = json.loads(hf("--json", "world", "program", "ada").stdout)
+    shown = json.loads(cli("--json", "world", "program", "ada").stdout)
     assert (shown["program"], shown["is_stopped"], shown["set_aside"], shown["error"]) == ("p", True, 1, "bad")
-    assert not json.loads(hf("--json", "world", "resume-program", "ada").stdout)["is_stopped"]
-    (aside,) = json.loads(hf("--json", "world", "aside", "list", "ada").stdout)
+    assert not json.loads(cli("--json", "world", "resume-program", "ada").stdout)["is_stopped"]
+    (aside,) = json.loads(cli("--json", "world", "aside", "list", "ada").stdout)
     assert (aside["sequence"], aside["error"], aside["item"]["schema"]) == (0, "Traceback", "order")
-    assert "Put item 0 back" in hf("world", "aside", "retry", "ada", "0").stdout
-    assert "item_not_found" in hf("--json", "world", "aside", "delete", "ada", "0", "--yes", code=4).stderr
-    assert json.loads(hf("--json", "world", "program", "ada", "q").stdout)["program"] == "q"
-    assert json.loads(hf("--json", "world", "program", "ada", "--remove").stdout)["program"] is None
-    hf("world", "program", "ada", "q", "--remove", code=2)
+    assert "Put item 0 back" in cli("world", "aside", "retry", "ada", "0").stdout
+    assert "item_not_found" in cli("--json", "world", "aside", "delete", "ada", "0", "--yes", code=4).stderr
+    assert json.loads(cli("--json", "world", "program", "ada", "q").stdout)["program"] == "q"
+    assert json.loads(cli("--json", "world", "program", "ada", "--remove").stdout)["program"] is None
+    cli("world", "program", "ada", "q", "--remove", code=2)
 
 
 def created(plane: Plane, name: str, *, program: str = "p", items: int) -> fastness.World:

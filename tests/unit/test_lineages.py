@@ -16,7 +16,7 @@ from fastness.layers import lineages
 from fastness.limits import LINEAGE_PARENTS_MAX
 from fastness.testing.clock import ManualClock
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 
 
 def status(url: str) -> PlaneStatus:
@@ -24,8 +24,8 @@ def status(url: str) -> PlaneStatus:
         return plane.status()
 
 
-def parsed(hf: Hf, *words: str) -> Any:
-    return msgspec.json.decode(hf(*words, "--json").stdout)
+def parsed(cli: Cli, *words: str) -> Any:
+    return msgspec.json.decode(cli(*words, "--json").stdout)
 
 
 @pytest.fixture(params=["dir", "postgres"])
@@ -62,54 +62,54 @@ def test_every_restore_begins_another_lineage(database: Database, clock: ManualC
     assert database.read(lineages.load) == last
 
 
-def test_restore_salvage_and_migration_carry_the_identity(hf: Hf, tmp_path: Path) -> None:
-    hf("queue", "put", "jobs", "1")
-    before = parsed(hf, "status")
-    hf("backup", str(tmp_path / "backup"))
+def test_restore_salvage_and_migration_carry_the_identity(cli: Cli, tmp_path: Path) -> None:
+    cli("queue", "put", "jobs", "1")
+    before = parsed(cli, "status")
+    cli("backup", str(tmp_path / "backup"))
     summary = msgspec.json.decode((tmp_path / "backup" / "backup.json").read_bytes())
-    restored = parsed(hf, "restore", str(tmp_path / "backup"), str(tmp_path / "restored"))
+    restored = parsed(cli, "restore", str(tmp_path / "backup"), str(tmp_path / "restored"))
     found = status(f"dir:{tmp_path / 'restored'}")
     assert (found.plane, found.lineage) == (restored["plane"], restored["lineage"])
     assert (found.plane, found.cause) == (before["plane"], "restored")
     assert found.parents == [PlaneParent(before["lineage"], summary["checkpoint_ms"])]
-    again = parsed(hf, "restore", str(tmp_path / "backup"), str(tmp_path / "again"))
+    again = parsed(cli, "restore", str(tmp_path / "backup"), str(tmp_path / "again"))
     assert again["lineage"] not in (restored["lineage"], before["lineage"])
 
-    hf("doctor", "--salvage", str(tmp_path / "salvaged"))
+    cli("doctor", "--salvage", str(tmp_path / "salvaged"))
     salvaged = status(f"dir:{tmp_path / 'salvaged'}")
     assert (salvaged.plane, salvaged.cause) == (before["plane"], "salvaged")
     assert salvaged.parents[0].lineage == before["lineage"]
 
     assert status(f"dir:{tmp_path / 'moved'}").cause == "created"  # An empty plane can be the target.
-    hf("migrate", f"dir:{tmp_path / 'data'}", f"dir:{tmp_path / 'moved'}")
-    assert parsed(hf, "--url", f"dir:{tmp_path / 'moved'}", "status") == before
-    report = parsed(hf, "doctor")
+    cli("migrate", f"dir:{tmp_path / 'data'}", f"dir:{tmp_path / 'moved'}")
+    assert parsed(cli, "--url", f"dir:{tmp_path / 'moved'}", "status") == before
+    report = parsed(cli, "doctor")
     assert (report["plane"], report["lineage"]) == (before["plane"], before["lineage"])
-    assert before["lineage"] in hf("doctor").stdout
+    assert before["lineage"] in cli("doctor").stdout
 
 
 def test_a_restore_that_was_interrupted_after_it_opened_the_key_space_is_repeated(
-    hf: Hf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hf("queue", "put", "jobs", "1")
-    before = parsed(hf, "status")
-    hf("backup", str(tmp_path / "backup"))
+    cli("queue", "put", "jobs", "1")
+    before = parsed(cli, "status")
+    cli("backup", str(tmp_path / "backup"))
     with monkeypatch.context() as patch:
         patch.setattr("fastness.cli.restores._publish", lambda draft, folder: 1 / 0)
-        hf("restore", str(tmp_path / "backup"), str(tmp_path / "restored"), code=1)
-    hf("restore", str(tmp_path / "backup"), str(tmp_path / "restored"))
+        cli("restore", str(tmp_path / "backup"), str(tmp_path / "restored"), code=1)
+    cli("restore", str(tmp_path / "backup"), str(tmp_path / "restored"))
     assert [parent.lineage for parent in status(f"dir:{tmp_path / 'restored'}").parents] == [before["lineage"]]
-    hf("doctor", str(tmp_path / "restored"))
+    cli("doctor", str(tmp_path / "restored"))
 
 
-def test_a_copied_directory_is_told_apart_once_it_is_marked(hf: Hf, tmp_path: Path) -> None:
-    hf("queue", "put", "jobs", "1")
-    before = parsed(hf, "status")
+def test_a_copied_directory_is_told_apart_once_it_is_marked(cli: Cli, tmp_path: Path) -> None:
+    cli("queue", "put", "jobs", "1")
+    before = parsed(cli, "status")
     copy = shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    assert parsed(hf, "--url", f"dir:{copy}", "status") == before
-    marked = parsed(hf, "--url", f"dir:{copy}", "mark-restored")
+    assert parsed(cli, "--url", f"dir:{copy}", "status") == before
+    marked = parsed(cli, "--url", f"dir:{copy}", "mark-restored")
     assert (marked["plane"], marked["cause"]) == (before["plane"], "copied")
     assert marked["parents"][0]["lineage"] == before["lineage"]
-    text = hf("--url", f"dir:{copy}", "status").stdout
+    text = cli("--url", f"dir:{copy}", "status").stdout
     assert marked["lineage"] in text
     assert before["lineage"] in text

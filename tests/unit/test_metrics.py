@@ -534,7 +534,7 @@ def lines() -> Iterator[Any]:
         logging.getLogger(name).setLevel(number)
 
 
-SECRET = "hft_" + "0" * 32 + "_" + "5ec4e7" * 8
+SECRET = "fnt_" + "0" * 32 + "_" + "5ec4e7" * 8
 log = logging.getLogger("fastness.test")
 
 
@@ -591,7 +591,7 @@ def test_secrets_are_redacted(lines: Any, format: str) -> None:
     assert "it failed" in logged
     assert "ValueError" in logged
     assert not [secret for secret in ("5ec4e7", "other-s3cret", "hunter22") if secret in logged]
-    assert "hft_" + "0" * 32 in logged  # The id of the token is not secret.
+    assert "fnt_" + "0" * 32 in logged  # The id of the token is not secret.
 
 
 def test_libraries_that_log_payloads_are_silent_at_debug_level(lines: Any) -> None:

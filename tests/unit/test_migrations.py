@@ -52,7 +52,7 @@ from fastness.tiers import Tier
 
 POPULATED = runpy.run_path(str(Path(__file__).parents[1] / "populated.py"))  # Test files cannot import each other.
 populate, everything, use, LARGE = (POPULATED[name] for name in ("populate", "everything", "use", "LARGE"))
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 _buckets = count()
 
 
@@ -118,15 +118,15 @@ def run(migrator: Migrator, advance: Callable[[int], None] = quietly) -> migrati
 
 
 def test_a_migrated_message_gets_a_fence_that_its_source_never_issued(
-    hf: Hf, postgres_url: str, tmp_path: Path
+    cli: Cli, postgres_url: str, tmp_path: Path
 ) -> None:
     """The last deliveries of the source may have been lost with the power, and with them their fences."""
     source, back = f"dir:{tmp_path / 'data'}", f"dir:{tmp_path / 'back'}"
     with fastness.open(source) as plane:
         plane.queue("jobs").put(1)
     objects = f"dir:{tmp_path / 'objects'}"
-    hf("migrate", source, postgres_url, "--objects", objects)
-    hf("migrate", postgres_url, back, "--objects", objects)
+    cli("migrate", source, postgres_url, "--objects", objects)
+    cli("migrate", postgres_url, back, "--objects", objects)
     fences = []
     for url, options in ((source, {}), (postgres_url, {"objects": objects}), (back, {})):
         with fastness.open(url, **options) as plane:
@@ -137,17 +137,17 @@ def test_a_migrated_message_gets_a_fence_that_its_source_never_issued(
 
 
 def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(
-    hf: Hf, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
+    cli: Cli, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
 ) -> None:
     folder = Path(source.removeprefix("dir:"))
     before = trace(folder)
-    moved = json.loads(hf("migrate", source, postgres_url, "--objects", bucket, "--json").stdout)
+    moved = json.loads(cli("migrate", source, postgres_url, "--objects", bucket, "--json").stdout)
     assert trace(folder) == before
     assert (moved["verified"], moved["again"], moved["logs"]) == (True, 0, 1)
     assert moved["keys"] > 120
     assert moved["object_bytes"] > len(LARGE)
     back = f"dir:{tmp_path / 'back'}"
-    again = json.loads(hf("migrate", postgres_url, back, "--objects", bucket, "--json").stdout)
+    again = json.loads(cli("migrate", postgres_url, back, "--objects", bucket, "--json").stdout)
     assert (again["keys"], again["digest"]) == (moved["keys"], moved["digest"])
 
     with RocksReader(folder / "kv") as one, RocksReader(tmp_path / "back" / "kv") as other:
@@ -172,9 +172,9 @@ def test_a_plane_survives_a_migration_to_postgresql_and_s3_and_back(
 
 
 def test_counters_of_several_postgresql_writers_are_merged_in_a_directory(
-    hf: Hf, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
+    cli: Cli, source: str, postgres_url: str, bucket: str, *, tmp_path: Path, clock: ManualClock
 ) -> None:
-    hf("migrate", source, postgres_url, "--objects", bucket)
+    cli("migrate", source, postgres_url, "--objects", bucket)
     options = {"objects": bucket, "activity": str(tmp_path / "logs"), "clock": clock}
     for owner in ("one", "two", "three"):  # Each of them has its own counters.
         with fastness.open(postgres_url, **options) as plane:
@@ -186,7 +186,7 @@ def test_counters_of_several_postgresql_writers_are_merged_in_a_directory(
     with fastness.open(postgres_url, **options) as plane:
         seen = everything(plane)
     back = f"dir:{tmp_path / 'back'}"
-    hf("migrate", postgres_url, back, "--objects", bucket, "--activity", str(tmp_path / "logs"))
+    cli("migrate", postgres_url, back, "--objects", bucket, "--activity", str(tmp_path / "logs"))
     with fastness.open(back, clock=clock) as plane:
         assert everything(plane) == seen
         assert [each.finding for each in plane.backups.examine(deep=True) if each.finding is not None] == []
@@ -203,16 +203,16 @@ def test_counters_of_several_postgresql_writers_are_merged_in_a_directory(
 
 
 def test_directories_and_databases_can_be_migrated_to_their_own_kind(
-    hf: Hf, source: str, postgres_server: str, postgres_url: str, tmp_path: Path
+    cli: Cli, source: str, postgres_server: str, postgres_url: str, tmp_path: Path
 ) -> None:
     other = f"dir:{tmp_path / 'new' / 'data'}"
-    hf("migrate", source.removeprefix("dir:"), other)
-    hf("migrate", other, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}")
+    cli("migrate", source.removeprefix("dir:"), other)
+    cli("migrate", other, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}")
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE moved_{os.getpid()}")
     moved = postgres_server.replace("/postgres?", f"/moved_{os.getpid()}?")
     try:
-        output = hf("migrate", postgres_url, moved, "--objects", f"dir:{tmp_path / 'shared'}").stdout
+        output = cli("migrate", postgres_url, moved, "--objects", f"dir:{tmp_path / 'shared'}").stdout
         assert "key ranges are equal" in output
         with PostgresDatabase(moved) as database, RocksReader(tmp_path / "data" / "kv") as first:
             assert pairs(database) == pairs(first)
@@ -222,7 +222,7 @@ def test_directories_and_databases_can_be_migrated_to_their_own_kind(
 
 
 def test_objects_in_a_shared_store_are_hashed_and_not_copied(
-    hf: Hf, postgres_url: str, tmp_path: Path, clock: ManualClock
+    cli: Cli, postgres_url: str, tmp_path: Path, clock: ManualClock
 ) -> None:
     objects = f"dir:{tmp_path / 'objects'}"
     with fastness.open(f"dir:{tmp_path / 'data'}", objects=objects, clock=clock) as plane:
@@ -230,7 +230,7 @@ def test_objects_in_a_shared_store_are_hashed_and_not_copied(
         plane.activity.log("s", {"a": 1})
     before = trace(tmp_path / "objects" / "cas")
     words = ("--from-objects", objects, "--to-objects", objects, "--json")
-    moved = json.loads(hf("migrate", f"dir:{tmp_path / 'data'}", postgres_url, *words).stdout)
+    moved = json.loads(cli("migrate", f"dir:{tmp_path / 'data'}", postgres_url, *words).stdout)
     assert moved["objects"] >= 3
     assert trace(tmp_path / "objects" / "cas") == before
 
@@ -284,28 +284,28 @@ def test_an_interruption_at_any_step_loses_and_duplicates_nothing(source: str, m
 
 
 def test_a_half_migrated_plane_cannot_be_opened(
-    source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hf: Hf
+    source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr(
         moving.Migrator, "compare_keys", lambda _self, _advance: (_ for _ in ()).throw(HashMismatch("x"))
     )
     for target in (f"dir:{tmp_path / 'half'}", postgres_url):
-        hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", code=10)
+        cli("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", code=10)
         with pytest.raises(MigrationUnfinished, match="resumes where it stopped"):
             fastness.open(target)
     monkeypatch.undo()
-    hf("migrate", source, f"dir:{tmp_path / 'half'}")
+    cli("migrate", source, f"dir:{tmp_path / 'half'}")
     with fastness.open(f"dir:{tmp_path / 'half'}") as plane:
         assert plane.pairs.get(b"raw") == b"value"
 
 
-def test_a_completed_migration_is_not_repeated(hf: Hf, source: str, tmp_path: Path) -> None:
+def test_a_completed_migration_is_not_repeated(cli: Cli, source: str, tmp_path: Path) -> None:
     words = ("migrate", source, f"dir:{tmp_path / 'new'}", "--json")
-    first = hf(*words).stdout
-    assert "and compared at" in hf(*words[:-1]).stdout
+    first = cli(*words).stdout
+    assert "and compared at" in cli(*words[:-1]).stdout
     with fastness.open(f"dir:{tmp_path / 'new'}") as plane:
         plane.pairs.put(b"raw", b"since")
-    assert hf(*words).stdout == first
+    assert cli(*words).stdout == first
     with fastness.open(f"dir:{tmp_path / 'new'}") as plane:
         assert plane.pairs.get(b"raw") == b"since"
 
@@ -328,7 +328,7 @@ def test_changes_in_the_source_between_two_runs_are_copied(monkeypatch: pytest.M
 # Rejections.
 
 
-def test_a_target_with_other_data_is_not_changed(hf: Hf, source: str, postgres_url: str, tmp_path: Path) -> None:
+def test_a_target_with_other_data_is_not_changed(cli: Cli, source: str, postgres_url: str, tmp_path: Path) -> None:
     with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         plane.pairs.put(b"theirs", b"1")
     foreign = tmp_path / "foreign"
@@ -337,7 +337,7 @@ def test_a_target_with_other_data_is_not_changed(hf: Hf, source: str, postgres_u
     with fastness.open(f"dir:{tmp_path / 'theirs'}") as plane:
         plane.pairs.put(b"theirs", b"1")
     for target in (postgres_url, f"dir:{foreign}", f"dir:{tmp_path / 'theirs'}"):
-        refused = hf("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", "--json", code=5)
+        refused = cli("migrate", source, target, "--objects", f"dir:{tmp_path / 'shared'}", "--json", code=5)
         assert json.loads(refused.stderr)["code"] == "target_not_empty"
     assert [path.name for path in foreign.iterdir()] == ["letter.txt"]
     with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
@@ -367,47 +367,47 @@ def test_one_of_two_migrations_to_the_same_target_stops() -> None:
 
 
 def test_a_different_object_in_the_target_is_not_overwritten(
-    hf: Hf, source: str, tmp_path: Path, postgres_url: str
+    cli: Cli, source: str, tmp_path: Path, postgres_url: str
 ) -> None:
     stored = open_objects(f"dir:{Path(source.removeprefix('dir:')) / 'objects'}").list("cas/main/sha256")
     (path,) = (meta.path for meta in stored if hashlib.sha256(LARGE).hexdigest() in meta.path)
     open_objects(f"dir:{tmp_path / 'shared'}").put(path, b"theirs")
-    refused = hf("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}", code=5)
+    refused = cli("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}", code=5)
     assert "different bytes at cas/main" in refused.stderr
     assert open_objects(f"dir:{tmp_path / 'shared'}").get(path) == b"theirs"
 
 
-def test_objects_need_an_object_store_in_the_target(hf: Hf, source: str, postgres_url: str) -> None:
-    assert "give --objects" in hf("migrate", source, postgres_url, code=2).stderr
+def test_objects_need_an_object_store_in_the_target(cli: Cli, source: str, postgres_url: str) -> None:
+    assert "give --objects" in cli("migrate", source, postgres_url, code=2).stderr
     with fastness.open(postgres_url) as plane:  # Nothing was started.
         assert plane.pairs.get(b"raw") is None
 
 
 @pytest.mark.parametrize("words", [("--activity", "{}/none"), ("--from-objects", "dir:{}/none")])
-def test_a_missing_object_fails_the_migration(hf: Hf, source: str, tmp_path: Path, words: tuple[str, str]) -> None:
+def test_a_missing_object_fails_the_migration(cli: Cli, source: str, tmp_path: Path, words: tuple[str, str]) -> None:
     """No key references session logs, so their loss would not be detected."""
     option, place = words
-    refused = hf("migrate", source, f"dir:{tmp_path / 'new'}", option, place.format(tmp_path), code=4)
+    refused = cli("migrate", source, f"dir:{tmp_path / 'new'}", option, place.format(tmp_path), code=4)
     assert f"{tmp_path / 'none'} is not a folder" in refused.stderr
     assert not (tmp_path / "new").exists()
 
 
-def test_session_logs_can_be_excluded(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
+def test_session_logs_can_be_excluded(cli: Cli, postgres_url: str, tmp_path: Path) -> None:
     with fastness.open(f"dir:{tmp_path / 'data'}") as plane:
         plane.queue("jobs").put(1)
     words = ("migrate", f"dir:{tmp_path / 'data'}", postgres_url)
-    hf(*words, code=2)
-    assert json.loads(hf(*words, "--leave-activity", "--json").stdout)["objects"] == 0
+    cli(*words, code=2)
+    assert json.loads(cli(*words, "--leave-activity", "--json").stdout)["objects"] == 0
 
 
 @pytest.mark.parametrize("what", ["missing", "damaged"])
-def test_damage_is_not_migrated(hf: Hf, source: str, tmp_path: Path, what: str) -> None:
+def test_damage_is_not_migrated(cli: Cli, source: str, tmp_path: Path, what: str) -> None:
     body = next((tmp_path / "data" / "objects" / "cas").rglob(f"{hashlib.sha256(LARGE).hexdigest()}*"))
     if what == "missing":
         body.unlink()
     else:
         body.write_bytes(LARGE[::-1])
-    output = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--json", code=10)
+    output = cli("migrate", source, f"dir:{tmp_path / 'new'}", "--json", code=10)
     assert json.loads(output.stderr)["code"] == ("missing_object" if what == "missing" else "hash_mismatch")
     with pytest.raises(MigrationUnfinished):
         fastness.open(f"dir:{tmp_path / 'new'}")
@@ -495,11 +495,11 @@ def test_a_store_that_loses_an_object_is_detected(missing: bool, monkeypatch: py
     ],
 )
 def test_invalid_sources_and_targets_are_rejected_with_a_message(
-    hf: Hf, tmp_path: Path, words: tuple[str, str], code: int, says: str
+    cli: Cli, tmp_path: Path, words: tuple[str, str], code: int, says: str
 ) -> None:
     fastness.open(f"dir:{tmp_path / 'data'}").close()
     places = [word if ":" in word else str(tmp_path / word) for word in words]
-    output = hf("migrate", *places, code=code).stderr
+    output = cli("migrate", *places, code=code).stderr
     assert says in output
     assert "50%off" not in output
     assert not (tmp_path / "new" / "kv").exists()
@@ -509,11 +509,11 @@ def test_invalid_sources_and_targets_are_rejected_with_a_message(
     ("store", "says"), [("memory:", "is lost with this process"), ("ftp://x", "is not an object store")]
 )
 def test_a_memory_store_is_rejected_before_anything_is_created(
-    hf: Hf, source: str, postgres_url: str, tmp_path: Path, *, store: str, says: str
+    cli: Cli, source: str, postgres_url: str, tmp_path: Path, *, store: str, says: str
 ) -> None:
-    assert says in hf("migrate", source, f"dir:{tmp_path / 'new'}", "--to-objects", store, code=2).stderr
+    assert says in cli("migrate", source, f"dir:{tmp_path / 'new'}", "--to-objects", store, code=2).stderr
     assert not (tmp_path / "new").exists()
-    assert says in hf("migrate", source, postgres_url, "--objects", store, code=2).stderr
+    assert says in cli("migrate", source, postgres_url, "--objects", store, code=2).stderr
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT to_regclass('fastness_kv')").fetchone() == (None,)
 
@@ -521,7 +521,7 @@ def test_a_memory_store_is_rejected_before_anything_is_created(
 # Planes in use.
 
 
-def test_a_directory_open_in_another_process_is_not_migrated(hf: Hf, source: str, tmp_path: Path) -> None:
+def test_a_directory_open_in_another_process_is_not_migrated(cli: Cli, source: str, tmp_path: Path) -> None:
     child = "import sys, fastness; fastness.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", child, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -529,10 +529,10 @@ def test_a_directory_open_in_another_process_is_not_migrated(hf: Hf, source: str
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"open\n"
-        output = hf("migrate", source, f"dir:{tmp_path / 'new'}", "--patience", "0", code=9).stderr
+        output = cli("migrate", source, f"dir:{tmp_path / 'new'}", "--patience", "0", code=9).stderr
         assert f"open in process {process.pid}; stop it" in output
         process.stdin.close()
-    hf("migrate", source, f"dir:{tmp_path / 'new'}")
+    cli("migrate", source, f"dir:{tmp_path / 'new'}")
 
 
 def test_a_directory_cannot_be_opened_during_its_migration(source: str, tmp_path: Path) -> None:
@@ -574,22 +574,22 @@ def test_a_source_directory_is_read_only(source: str) -> None:
 
 
 def test_a_postgresql_database_in_use_is_neither_source_nor_target(
-    hf: Hf, source: str, postgres_url: str, tmp_path: Path
+    cli: Cli, source: str, postgres_url: str, tmp_path: Path
 ) -> None:
     shared = ("--objects", f"dir:{tmp_path / 'shared'}", "--json")
     plane = fastness.open(postgres_url, activity=str(tmp_path / "logs"))
     with plane:
         for words in ((source, postgres_url), (postgres_url, f"dir:{tmp_path / 'new'}")):
-            output = json.loads(hf("migrate", *words, *shared, code=9).stderr)
+            output = json.loads(cli("migrate", *words, *shared, code=9).stderr)
             assert output["code"] == "plane_in_use"
             assert "stop the servers and workers" in output["detail"]
     with fastness.open(postgres_url, activity=str(tmp_path / "logs")):
         """Nothing was started, so the target can be opened."""
-    hf("migrate", source, postgres_url, *shared)
+    cli("migrate", source, postgres_url, *shared)
 
 
 def test_a_process_that_opens_the_target_first_keeps_it(
-    hf: Hf, source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, source: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fastness.cli import migrations as command
 
@@ -601,23 +601,23 @@ def test_a_process_that_opens_the_target_first_keeps_it(
 
     monkeypatch.setattr(command, "check_unused", check)
     words = ("migrate", source, postgres_url, "--objects", f"dir:{tmp_path / 'shared'}")
-    assert "in use now" in hf(*words, code=9).stderr
+    assert "in use now" in cli(*words, code=9).stderr
     with fastness.open(postgres_url, activity=str(tmp_path / "logs")) as plane:
         assert plane.pairs.get(b"raw") is None
 
 
 def test_a_half_migrated_plane_is_neither_migrated_nor_backed_up(
-    hf: Hf, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = f"dir:{tmp_path / 'half'}"
     with monkeypatch.context() as broken:
         broken.setattr(moving.Migrator, "finish", lambda _self: (_ for _ in ()).throw(HashMismatch("x")))
-        hf("migrate", source, half, code=10)
+        cli("migrate", source, half, code=10)
     for words in (("migrate", half, f"dir:{tmp_path / 'new'}"), ("--url", half, "backup", str(tmp_path / "backup"))):
-        assert "unfinished migration" in hf(*words, code=9).stderr
-    assert "unfinished migration" in hf("doctor", str(tmp_path / "half"), code=9).stderr
-    hf("migrate", source, half)
-    hf("doctor", str(tmp_path / "half"), "--deep")
+        assert "unfinished migration" in cli(*words, code=9).stderr
+    assert "unfinished migration" in cli("doctor", str(tmp_path / "half"), code=9).stderr
+    cli("migrate", source, half)
+    cli("doctor", str(tmp_path / "half"), "--deep")
 
 
 def test_a_postgresql_source_cannot_be_written_during_a_migration(postgres_url: str) -> None:
@@ -638,8 +638,8 @@ def test_a_postgresql_source_cannot_be_written_during_a_migration(postgres_url: 
             PostgresReader(f"{postgres_url}&options=-c%20application_name%3Dx")
 
 
-def test_a_database_without_a_plane_is_rejected_as_source(hf: Hf, postgres_url: str, tmp_path: Path) -> None:
-    assert "no Fastness tables" in hf("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
+def test_a_database_without_a_plane_is_rejected_as_source(cli: Cli, postgres_url: str, tmp_path: Path) -> None:
+    assert "no Fastness tables" in cli("migrate", postgres_url, str(tmp_path / "new"), code=4).stderr
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT to_regclass('fastness_kv')").fetchone() == (None,)
 
@@ -657,14 +657,14 @@ def test_a_url_is_stored_without_its_password() -> None:
 
 @pytest.mark.parametrize(("found", "remedy"), [(formats.FORMAT + 1, "upgrade"), (0, "the version .* that wrote it")])
 def test_a_plane_in_an_unknown_format_is_neither_opened_nor_migrated(
-    hf: Hf, tmp_path: Path, found: int, remedy: str
+    cli: Cli, tmp_path: Path, found: int, remedy: str
 ) -> None:
     url = f"dir:{tmp_path / 'data'}"
     with fastness.open(url) as plane:
         plane.transact(lambda tx: tx.put(formats.KEY, formats.encode(found)))
     with pytest.raises(SchemaMismatch, match=f"format {found}.*{remedy}"):
         fastness.open(url)
-    assert re.search(remedy, hf("migrate", url, f"dir:{tmp_path / 'new'}", code=9).output)
+    assert re.search(remedy, cli("migrate", url, f"dir:{tmp_path / 'new'}", code=9).output)
 
 
 def test_keys_that_resemble_counters_are_copied_unchanged(database: Database) -> None:
@@ -724,11 +724,11 @@ def test_memory_does_not_grow_with_the_plane(tmp_path: Path) -> None:
 
 
 def test_objects_of_a_plane_are_not_taken_from_the_environment(
-    hf: Hf, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FASTNESS_OBJECTS applies to PostgreSQL; a directory uses its own folder by default."""
     monkeypatch.setenv("FASTNESS_OBJECTS", f"dir:{tmp_path / 'elsewhere'}")
-    hf("migrate", source, f"dir:{tmp_path / 'new'}")
+    cli("migrate", source, f"dir:{tmp_path / 'new'}")
     assert not (tmp_path / "elsewhere").exists()
     objects = open_objects(f"dir:{tmp_path / 'new' / 'objects'}")
     with MemoryDatabase() as here, MemoryDatabase() as target_hash, pytest.raises(InvalidArgument):

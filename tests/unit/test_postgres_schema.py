@@ -23,7 +23,7 @@ from fastness.errors import DatabaseFailed, NotFound, PlaneInUse, SchemaMismatch
 from fastness.kv import Transaction
 from fastness.tiers import Tier
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 GUIDE = (Path(__file__).parents[2] / "docs" / "how-to" / "operate-postgresql.md").read_text()
 FOR_ADMINISTRATOR, FOR_OWNER, *LOOKS = re.findall(r"^```sql\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
@@ -162,19 +162,19 @@ def test_tables_of_an_older_version_are_refused_with_the_command_to_run(postgres
 
 
 @pytest.mark.usefixtures("next_version")
-def test_upgraded_tables_keep_their_data_and_equal_new_ones(hf: Hf, postgres_url: str) -> None:
+def test_upgraded_tables_keep_their_data_and_equal_new_ones(cli: Cli, postgres_url: str) -> None:
     PostgresDatabase(postgres_url).close()
     new = settings(postgres_url)
     execute(postgres_url, "DROP TABLE fastness_kv, fastness_meta")
     make_version_1(postgres_url)
     execute(postgres_url, r"INSERT INTO fastness_kv VALUES ('\x6b', '\x76')")
-    result = json.loads(hf("migrate", postgres_url, "--json").stdout)
+    result = json.loads(cli("migrate", postgres_url, "--json").stdout)
     assert (result["schema_before"], result["schema"]) == (1, 2)
     assert settings(postgres_url) == new
     assert versions(postgres_url) == VERSION_2
     with PostgresDatabase(postgres_url) as database:
         assert database.transact(get) == b"v"
-    assert "nothing to do" in hf("migrate", postgres_url).stdout
+    assert "nothing to do" in cli("migrate", postgres_url).stdout
 
 
 @pytest.mark.usefixtures("next_version")
@@ -182,16 +182,16 @@ def test_upgraded_tables_keep_their_data_and_equal_new_ones(hf: Hf, postgres_url
     "name", [{"application_name": "fastness"}, {"application_name": "mine"}], ids=["default", "renamed"]
 )
 def test_an_upgrade_is_refused_while_an_older_process_is_connected(
-    hf: Hf, postgres_url: str, name: dict[str, str]
+    cli: Cli, postgres_url: str, name: dict[str, str]
 ) -> None:
     make_version_1(postgres_url)
     with psycopg.connect(postgres_url, autocommit=True, **name) as older:  # type: ignore[arg-type]
         older.execute("LISTEN fastness_kv")
-        error = hf("migrate", postgres_url, "--json", code=9).stderr
+        error = cli("migrate", postgres_url, "--json", code=9).stderr
         assert json.loads(error)["code"] == "plane_in_use"
         assert "stop the servers and workers" in error
         assert versions(postgres_url) == VERSION_1
-    hf("migrate", postgres_url)
+    cli("migrate", postgres_url)
 
 
 @pytest.mark.usefixtures("next_version")
@@ -271,14 +271,14 @@ def test_a_step_that_needs_no_exclusive_use_runs_beside_others_which_continue(
     assert upgrade_schema(postgres_url) == (SCHEMA_VERSION + 1, SCHEMA_VERSION + 1)
 
 
-def test_tables_that_a_newer_version_does_not_share_are_refused(hf: Hf, postgres_url: str) -> None:
+def test_tables_that_a_newer_version_does_not_share_are_refused(cli: Cli, postgres_url: str) -> None:
     PostgresDatabase(postgres_url).close()
     newer = str(SCHEMA_VERSION + 1)
     execute(postgres_url, f"UPDATE fastness_meta SET value = '{newer}'")
     with pytest.raises(SchemaMismatch, match=f"version {newer}.*upgrade Fastness"):
         PostgresDatabase(postgres_url)
     for words in (("migrate", postgres_url), ("migrate", "--sql", postgres_url)):
-        assert "upgrade Fastness" in hf(*words, code=9).stderr
+        assert "upgrade Fastness" in cli(*words, code=9).stderr
 
 
 @pytest.mark.parametrize("change", ["UPDATE fastness_meta SET value = 'x'", "DELETE FROM fastness_meta"])
@@ -292,21 +292,21 @@ def test_tables_without_a_version_are_refused(postgres_url: str, change: str) ->
 # Commands.
 
 
-def test_migrate_creates_tables(hf: Hf, postgres_url: str) -> None:
-    assert f"with schema version {SCHEMA_VERSION}" in hf("migrate", postgres_url).stdout
+def test_migrate_creates_tables(cli: Cli, postgres_url: str) -> None:
+    assert f"with schema version {SCHEMA_VERSION}" in cli("migrate", postgres_url).stdout
     PostgresDatabase(postgres_url, create=False).close()
 
 
 @pytest.mark.usefixtures("next_version")
-def test_printed_sql_changes_nothing_until_it_is_run(hf: Hf, postgres_url: str) -> None:
-    assert "CREATE TABLE" in hf("migrate", "--sql", postgres_url).stdout
+def test_printed_sql_changes_nothing_until_it_is_run(cli: Cli, postgres_url: str) -> None:
+    assert "CREATE TABLE" in cli("migrate", "--sql", postgres_url).stdout
     with pytest.raises(NotFound):
         PostgresDatabase(postgres_url, create=False)
     make_version_1(postgres_url)
-    assert "CREATE TABLE" not in hf("migrate", "--sql", postgres_url).stdout
+    assert "CREATE TABLE" not in cli("migrate", "--sql", postgres_url).stdout
     assert versions(postgres_url) == VERSION_1
-    hf("migrate", postgres_url)
-    assert hf("migrate", "--sql", postgres_url).stdout.endswith("They are up to date.\n")
+    cli("migrate", postgres_url)
+    assert cli("migrate", "--sql", postgres_url).stdout.endswith("They are up to date.\n")
 
 
 def psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
@@ -320,12 +320,12 @@ def psql(url: str, script: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.usefixtures("next_version")
 @pytest.mark.parametrize("older", [False, True], ids=["new", "upgrade"])
 def test_printed_sql_run_by_the_owner_gives_the_servers_role_a_working_plane(
-    hf: Hf, roles: Roles, tmp_path: Path, older: bool
+    cli: Cli, roles: Roles, tmp_path: Path, older: bool
 ) -> None:
     if older:
         make_version_1(roles.owner)
         roles.run(FOR_OWNER, roles.owner)
-    script = hf("migrate", "--sql", roles.server).stdout  # Its role need not own the tables.
+    script = cli("migrate", "--sql", roles.server).stdout  # Its role need not own the tables.
     done = psql(roles.owner, script)
     assert done.returncode == 0, done.stderr
     roles.run(FOR_OWNER, roles.owner)
@@ -358,8 +358,8 @@ def test_printed_sql_is_refused_while_an_older_process_is_connected(postgres_url
         (("postgresql://host/db?no=such",), "URL is invalid"),
     ],
 )
-def test_arguments_of_an_upgrade_are_checked(hf: Hf, words: tuple[str, ...], says: str) -> None:
-    assert says in hf("migrate", *words, code=2).stderr
+def test_arguments_of_an_upgrade_are_checked(cli: Cli, words: tuple[str, ...], says: str) -> None:
+    assert says in cli("migrate", *words, code=2).stderr
 
 
 @contextmanager
@@ -373,7 +373,7 @@ def serving(*words: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.usefixtures("hf")
+@pytest.mark.usefixtures("cli")
 def test_a_server_upgrades_tables_only_if_it_is_told_to(postgres_url: str, tmp_path: Path) -> None:
     make_version_1(postgres_url)
     place = ("--data", postgres_url, "--activity", str(tmp_path / "logs"))
@@ -466,7 +466,7 @@ def test_a_privilege_that_is_revoked_later_is_a_typed_error(postgres_url: str, u
 
 
 @pytest.mark.usefixtures("next_version")
-def test_a_role_that_may_not_create_tables_is_told_who_can(hf: Hf, postgres_url: str) -> None:
+def test_a_role_that_may_not_create_tables_is_told_who_can(cli: Cli, postgres_url: str) -> None:
     with new_role(postgres_url) as role:
         url = as_role(postgres_url, role)
         execute(postgres_url, "REVOKE ALL ON SCHEMA public FROM PUBLIC")
@@ -477,5 +477,5 @@ def test_a_role_that_may_not_create_tables_is_told_who_can(hf: Hf, postgres_url:
             PostgresDatabase(url)
         make_version_1(postgres_url)
         execute(postgres_url, f"GRANT SELECT ON fastness_meta, fastness_kv TO {role}")
-        assert "permission denied" in hf("migrate", url, code=9).stderr
+        assert "permission denied" in cli("migrate", url, code=9).stderr
         assert versions(postgres_url) == VERSION_1

@@ -14,7 +14,7 @@ from fastness.errors import FastnessError, MailboxFull
 from fastness.remedies import OTHER_CODES, REMEDIES
 from fastness.server import http_protocol, problems
 
-Hf = Callable[..., Result]
+Cli = Callable[..., Result]
 
 SOURCE = Path(fastness.__file__).parent
 DOCS = Path(__file__).parents[2] / "docs"
@@ -62,27 +62,27 @@ def test_errors_link_to_their_section() -> None:
     assert MailboxFull("full").help == "fastness explain queue_full"
 
 
-def test_an_error_is_explained_by_the_command_that_it_names(hf: Hf) -> None:
-    hf("queue", "put", "jobs", "x")
-    error = hf("message", "show", "jobs", "0" * 32, code=4).stderr
+def test_an_error_is_explained_by_the_command_that_it_names(cli: Cli) -> None:
+    cli("queue", "put", "jobs", "x")
+    error = cli("message", "show", "jobs", "0" * 32, code=4).stderr
     help = error.splitlines()[-1].removeprefix("help: fastness ")
     assert help == "explain message_not_found"
-    text = hf(*help.split()).stdout
+    text = cli(*help.split()).stdout
     assert REMEDIES["message_not_found"].cause in text
     assert REMEDIES["message_not_found"].remedy in text
     assert "See:     /docs/errors/message_not_found of a running server" in text
 
 
-def test_every_code_is_explained(hf: Hf) -> None:
-    listed = json.loads(hf("explain", "--json").stdout)
+def test_every_code_is_explained(cli: Cli) -> None:
+    listed = json.loads(cli("explain", "--json").stdout)
     assert [each["code"] for each in listed] == list(REMEDIES)
     assert all(each["status"] or each["code"] in ("usage", "interrupted") for each in listed)
-    one = json.loads(hf("explain", "urn:fastness:error:lease_held", "--json").stdout)
+    one = json.loads(cli("explain", "urn:fastness:error:lease_held", "--json").stdout)
     assert (one["class"], one["status"], one["retry"]) == ("LeaseHeld", 409, "later")
     assert one["see"] == "/docs/errors/lease_held"
     assert one["pages"] == list(REMEDIES["lease_held"].see)
 
 
-def test_a_misspelt_code_gets_the_nearest_one(hf: Hf) -> None:
-    assert "fastness explain queue_full" in hf("explain", "queue_ful", code=4).stderr
-    assert "list all codes" in hf("explain", "zzz", code=4).stderr
+def test_a_misspelt_code_gets_the_nearest_one(cli: Cli) -> None:
+    assert "fastness explain queue_full" in cli("explain", "queue_ful", code=4).stderr
+    assert "list all codes" in cli("explain", "zzz", code=4).stderr

@@ -346,7 +346,7 @@ async def test_session_tokens_are_refused(endpoint: Endpoint) -> None:
     [
         (None, "MissingAuthenticationToken"),
         ("", "IncompleteSignature"),
-        ("Bearer hft_1_2", "IncompleteSignature"),
+        ("Bearer fnt_1_2", "IncompleteSignature"),
         ("AWS4-HMAC-SHA256", "IncompleteSignature"),
         ("AWS4-ECDSA-P256-SHA256 Credential=a, SignedHeaders=b, Signature=c", "IncompleteSignature"),
         ("AWS4-HMAC-SHA256 Credential=a/b, SignedHeaders=host, Signature=c", "IncompleteSignature"),
@@ -434,8 +434,8 @@ async def test_access_key_is_for_one_universe(endpoint: Endpoint) -> None:
 def test_access_key_id_names_its_token() -> None:
     id = "0198f2a7c3d94e5f8a1b2c3d4e5f6a7b"
     assert token_id_of(access_key_id(id)) == id
-    assert access_key_id(id) == "HF0198F2A7C3D94E5F8A1B2C3D4E5F6A7B"
-    for other in ("", "HF", access_key_id(id) + "0", access_key_id(id).lower(), f"HF{'G' * 32}"):
+    assert access_key_id(id) == "FN0198F2A7C3D94E5F8A1B2C3D4E5F6A7B"
+    for other in ("", "FN", access_key_id(id) + "0", access_key_id(id).lower(), f"FN{'G' * 32}"):
         assert token_id_of(other) is None
 
 
@@ -585,7 +585,7 @@ async def test_unclear_action_counts_as_a_write(endpoint: Endpoint) -> None:
             endpoint.accept(request)
 
 
-def used(second: int, number: int, *, access_key: str = "HF") -> Signature:
+def used(second: int, number: int, *, access_key: str = "FN") -> Signature:
     return Signature(
         access_key=access_key,
         day="20240229",

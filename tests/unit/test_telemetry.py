@@ -148,7 +148,7 @@ async def test_logs_have_severity_trace_and_correlation_id(
     tracer = TracerProvider().get_tracer("caller")
     async with serving.telemetry.running(serving.metrics, transport):
         with tracer.start_as_current_span("request") as span, correlation_scope("c-7"):
-            log.warning("refused: Bearer %s", "hft_0123_secret", extra={"client": "::1", "reason": None, "times": 2})
+            log.warning("refused: Bearer %s", "fnt_0123_secret", extra={"client": "::1", "reason": None, "times": 2})
         try:
             raise ValueError("no such file: Bearer secret")
         except ValueError:
@@ -157,7 +157,7 @@ async def test_logs_have_severity_trace_and_correlation_id(
     log.error("after the server stopped")
     refused, failed = [each.log_record for each in exporter.get_finished_logs()]
     assert (refused.body, refused.severity_text, refused.severity_number.value) == (
-        "refused: Bearer hft_0123_…",
+        "refused: Bearer fnt_0123_…",
         "WARN",
         13,
     )

@@ -260,7 +260,7 @@ def test_universes_are_names_or_a_star() -> None:
         checked_universes([])
 
 
-@pytest.mark.parametrize("text", ["", "hft_", "hft_x_y", f"hft_{'0' * 32}_", f"hft_{'0' * 32}_{'a' * 200}", "x" * 90])
+@pytest.mark.parametrize("text", ["", "fnt_", "fnt_x_y", f"fnt_{'0' * 32}_", f"fnt_{'0' * 32}_{'a' * 200}", "x" * 90])
 def test_invalid_token_text_is_not_split(text: str) -> None:
     assert split_token(text) is None
 
@@ -979,6 +979,6 @@ async def test_secret_of_an_access_key_is_not_shown(server: TokenServer) -> None
         CreateToken("x", ["main"], ["queue:put"], "0" * 64, sqs_secret="secret!").check()
     assert "secret!" not in str(caught.value)
     made = await server.token(sqs=True)
-    assert made.info.access_key_id == f"HF{made.info.id.upper()}"
+    assert made.info.access_key_id == f"FN{made.info.id.upper()}"
     assert made.secret_access_key not in repr(made)
     assert made.secret_access_key not in made.token

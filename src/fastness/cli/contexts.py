@@ -11,7 +11,7 @@ from fastness.names import checked_name
 context = CommandGroup()
 
 
-@context.command(examples=["fastness context add prod --url https://plane.example:9440 --token hft_…"])
+@context.command(examples=["fastness context add prod --url https://plane.example:9440 --token fnt_…"])
 @click.argument("name")
 @click.option("--use", is_flag=True, help="Make this the current context.")
 def add(name: str, use: bool) -> None:

@@ -27,7 +27,7 @@ from fastness.limits import CORRELATION_ID_CHARACTERS_MAX
 
 correlation_id: ContextVar[str | None] = ContextVar("fastness_correlation_id", default=None)
 
-_SECRETS: Final = re.compile(r"(hft_[0-9a-f]{1,32}_|[Bb]earer\s+(?!hft_))[^\s\"',]+|(://[^/\s:@]+:)[^@\s/]+(?=@)")
+_SECRETS: Final = re.compile(r"(fnt_[0-9a-f]{1,32}_|[Bb]earer\s+(?!fnt_))[^\s\"',]+|(://[^/\s:@]+:)[^@\s/]+(?=@)")
 _NEEDS_QUOTES: Final = re.compile(r'[\s"\\=]')
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 # Logged at WARNING and above only.

@@ -161,7 +161,7 @@ class TokenAuthenticator:
         try:
             if parts is None:
                 raise NotAllowed(
-                    "Send a token: Authorization: Bearer hft_…; create one with "
+                    "Send a token: Authorization: Bearer fnt_…; create one with "
                     "`fastness token create NAME --allow VERBS`"
                 )
             id, secret = parts

@@ -1,7 +1,7 @@
 """Tokens: credentials for callers from the network, limited to universes and verbs (`permissions.py`).
 
-    hft_<id>_<secret>        the token, as a caller sends it
-    HF<ID>, <secret>         its SQS access key, if it has one: an access key id, and a secret that signs requests
+    fnt_<id>_<secret>        the token, as a caller sends it
+    FN<ID>, <secret>         its SQS access key, if it has one: an access key id, and a secret that signs requests
 
 The client creates the secrets. Of the token's, only the SHA-256 is sent and stored, so no log, backup or stored answer
 contains it. That of an access key is sent, because signatures are computed from it, and stored encrypted
@@ -16,13 +16,13 @@ import msgspec
 from fastness.errors import InvalidArgument
 from fastness.wire.requests import Operation, Request, Route
 
-PREFIX: Final = "hft"
+PREFIX: Final = "fnt"
 TOKEN_TTL_SECONDS_MAX: Final = 315_360_000.0  # Ten years. A token without an end has no TTL.
 TOKEN_RATE_MAX: Final = 1_000_000.0
 
 _TOKEN: Final = re.compile(rf"{PREFIX}_([0-9a-f]{{32}})_([0-9A-Za-z]{{16,128}})")
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-_ACCESS_KEY: Final = re.compile("HF([0-9A-F]{32})")
+_ACCESS_KEY: Final = re.compile("FN([0-9A-F]{32})")
 _ACCESS_KEY_SECRET: Final = re.compile("[A-Za-z0-9/+]{32,128}")
 
 
@@ -161,7 +161,7 @@ def split_token(text: str) -> tuple[str, str] | None:
 
 def access_key_id(token_id: str) -> str:
     """The id of the SQS access key of a token."""
-    return f"HF{token_id.upper()}"
+    return f"FN{token_id.upper()}"
 
 
 def token_id_of(access_key_id: str) -> str | None:

@@ -2,7 +2,7 @@
 
     cas/<universe>/…, segments/<universe>/…        encrypted; all other objects, such as session logs, are plain
 
-    header 32:  c1 "hfobj" 00 01 | key id 8 | salt 16      then frames of 64 KiB, each with a tag of 16 bytes more
+    header 32:  c1 "fnobj" 00 01 | key id 8 | salt 16      then frames of 64 KiB, each with a tag of 16 bytes more
 
 Each object has a salt, and so a key of its own. The nonce of a frame is its number and whether it is the last one, and
 the path is authenticated with it: frames cannot be exchanged, left out or moved to another object, and an object cannot
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     from obstore import PutMode
 
-_MARK: Final = b"\xc1hfobj\x00\x01"
+_MARK: Final = b"\xc1fnobj\x00\x01"
 _HEADER_BYTES: Final = len(_MARK) + KEY_ID_BYTES + SALT_BYTES
 _FRAME: Final = ENCRYPTION_FRAME_BYTES
 _STORED_FRAME: Final = _FRAME + TAG_BYTES

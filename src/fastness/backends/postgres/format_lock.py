@@ -16,7 +16,7 @@ from fastness.backends.postgres.connections import connect
 from fastness.errors import DatabaseFailed, PlaneInUse, SchemaMismatch
 from fastness.kv import formats
 
-_CLASS: Final = 1_213_155_398  # The two-part keys of advisory locks are apart from the one-part keys.
+_CLASS: Final = 1_178_686_292  # The two-part keys of advisory locks are apart from the one-part keys.
 
 HOLD: Final = f"SELECT pg_advisory_lock_shared({_CLASS}, {formats.FORMAT + 1})".encode()
 HOLD_IN_TRANSACTION: Final = HOLD.replace(b"pg_advisory_lock", b"pg_advisory_xact_lock")

@@ -33,12 +33,12 @@ from fastness.folders import sync_folder
 NAME: Final = "WATERMARK"
 _SLOT: Final = struct.Struct("<4sIQ")
 _COMMIT: Final = struct.Struct("<Q")
-_MARK: Final = b"HFW1"
+_MARK: Final = b"FNW1"
 _SLOTS: Final = (0, 512)
 _SIZE: Final = 1024
 _CLOSED: Final = struct.Struct("<4sI24s")
 _CLOSED_CONTENT: Final = struct.Struct("<QQQ")
-_CLOSED_MARK: Final = b"HFC1"
+_CLOSED_MARK: Final = b"FNC1"
 _CLOSED_AT: Final = 256
 
 

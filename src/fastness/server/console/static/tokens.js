@@ -131,7 +131,7 @@ async function createToken({ api, act }) {
   await act(async () => {
     const request = { name: name.value.trim(), universes: listed(universes), verbs: listed(allowed), queues: listed(queues), secret_sha256: hash };
     const made = await api.post("v1/tokens", end.value ? { ...request, ttl_seconds: Number(end.value) } : request);
-    showOnce(made, `hft_${made.id}_${secret}`);
+    showOnce(made, `fnt_${made.id}_${secret}`);
   });
 }
 
