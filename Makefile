@@ -86,7 +86,7 @@ nightly: .venv/.test .venv/.bench
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults -k crash --kills 200
 	$(BIN)/pytest -o faulthandler_timeout=0 tests/faults/test_server_histories.py -k behave_like_one --histories 500
 
-simulate: .venv/.test
+simulate: .venv/.setup
 	$(BIN)/python -m fastness.testing.scenarios --seeds $(SEEDS)
 
 crash: .venv/.test
