@@ -21,6 +21,7 @@ from fastness.plane.embedded import AsyncEmbeddedTransport, EmbeddedTransport
 from fastness.wire.atomic import STEPS, CommitAtomic
 from fastness.wire.blobs import OpenBlob, WriteBlob
 from fastness.wire.catalog import REQUESTS
+from fastness.wire.hosting import RenewWorlds
 from fastness.wire.leases import LeaseProof
 from fastness.wire.queues import MessageLease, NewMessage, PutMessages, QueuePolicy
 from fastness.wire.requests import Request
@@ -291,6 +292,13 @@ def test_an_embedded_plane_accepts_what_a_server_decodes(data: Any) -> None:
     assert is_decodable(value) == (refusal is None), (value, refusal)
     with nullcontext() if refusal is None else pytest.raises(InvalidArgument, match=rf"{field.name}\b.* is "):
         check_types(value)
+
+
+@pytest.mark.parametrize("worlds", [[()], [("a",)], [("a", "b")], [("a", 1, 2)], [["a", None]], [[]]], ids=repr)
+def test_an_item_of_several_values_has_each_of_them(worlds: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"^worlds\[0\]"):
+        check_types(RenewWorlds(worlds, "host", 5.0))
+    check_types(RenewWorlds([("a", 1), ["b", 2]], "host", 5.0))  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("kind", STRUCTS)

@@ -112,8 +112,9 @@ def _term(value: str, kind: Any, names: dict[str, Any]) -> str:
         if each is float:
             terms.append(f"{value}.__class__ is float or {value}.__class__ is int")
         elif origin is not None:
-            empty = "" if origin is Literal else f"{value}.__class__ is {origin.__name__} and not {value} or "
-            terms.append(f"{empty}{_named(_container_fits(each), names)}({value})")
+            if origin in (list, dict):  # They are mostly empty.
+                terms.append(f"{value}.__class__ is {origin.__name__} and not {value}")
+            terms.append(f"{_named(_container_fits(each), names)}({value})")
         elif each is not NoneType and each not in structs:
             terms.append(f"{value}.__class__ is {_named(each, names)}")
     if structs:
