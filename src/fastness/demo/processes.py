@@ -198,10 +198,11 @@ class Server:
 
     def __init__(self, child: Child) -> None:
         self.child = child
-        self.url = (child.read_line() or "").rpartition(" ")[2]
-        if not self.url.startswith("http"):
+        first: dict[str, Any] = msgspec.json.decode(child.read_line() or "{}")
+        if "url" not in first:
             child.wait_for_end()
             raise RuntimeError(f"The server did not start: {child.log_tail()}")
+        self.url: str = first["url"]
 
     @property
     def port(self) -> int:
