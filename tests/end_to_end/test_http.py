@@ -79,6 +79,14 @@ class TestCall:
         assert answer.status == 400
         assert msgspec.msgpack.decode(answer.body, type=Problem).code == "invalid_body"
 
+    def test_a_refused_messagepack_body_names_the_field(self, server: Any) -> None:
+        body = msgspec.msgpack.encode({"op": "queues.stats", "queue": 5, "universe": "main"})
+        for data, detail in ((body, "queue is 5; give a text"), (body[:-2], "The body is not a wire request")):
+            answer = server.post("/v1/call", data, content_type="application/msgpack", accept="application/msgpack")
+            problem = msgspec.msgpack.decode(answer.body, type=Problem)
+            assert (problem.status, problem.code) == (400, "invalid_body")
+            assert problem.detail.startswith(detail)
+
     def test_an_error_response_links_to_the_page_that_explains_its_code(self, server: Any, name: str) -> None:
         for path, code in ((f"/v1/queues/{name}/messages/{'0' * 32}", "message_not_found"), ("/v1/no", "not_found")):
             answer = server.get(path)

@@ -284,6 +284,15 @@ def is_decodable(value: msgspec.Struct) -> bool:
 
 
 @given(st.data())
+def test_every_decoded_body_is_explained_or_left_to_its_decoder(data: Any) -> None:
+    kind = data.draw(st.sampled_from(REQUESTS))
+    fields = st.sampled_from([field.encode_name for field in msgspec.structs.fields(kind)])
+    body = data.draw(st.dictionaries(fields, VALUES, max_size=3))
+    refusal = refusal_of(kind, body, plain=True)
+    assert refusal is None or str(refusal).split(" is ")[0].split("[")[0].split(" ")[0] in str(body)
+
+
+@given(st.data())
 def test_an_embedded_plane_accepts_what_a_server_decodes(data: Any) -> None:
     kind = data.draw(st.sampled_from(STRUCTS))
     field = data.draw(st.sampled_from([each for each in msgspec.structs.fields(kind) if each.name != "tier"]))

@@ -271,10 +271,11 @@ def _is_scalar(kind: type, value: Any, *, plain: bool) -> bool:
         except msgspec.ValidationError:
             return False
         return True
-    if kind is float and value.__class__ is int:
-        return True
+    kinds = (float, int) if kind is float else (kind,)
     # A member of an enumeration of texts or whole numbers is encoded as its value.
-    return value.__class__ is kind or (kind in (str, int) and isinstance(value, kind) and isinstance(value, Enum))
+    return value.__class__ in kinds or (
+        isinstance(value, Enum) and isinstance(value, str | int) and isinstance(value, kinds)
+    )
 
 
 def _is_meant(kind: type[msgspec.Struct], value: Any, *, plain: bool, alone: bool) -> bool:

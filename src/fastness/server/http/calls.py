@@ -1,15 +1,17 @@
 """Generic endpoints: any wire request, and lists of operations that are committed atomically."""
 
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 from starlette.responses import Response
 
+from fastness.errors import InvalidArgument
 from fastness.server.http import json_codec
 from fastness.server.http.endpoints import Endpoint, json_response
 from fastness.server.http.media import is_json, media_type_of, sends_msgpack
 from fastness.server.http.request_context import RequestContext, unsupported_media_type
-from fastness.server.problems import JSON, MSGPACK, HttpError
+from fastness.server.problems import JSON, MSGPACK
 from fastness.wire.atomic import Answers, CommitAtomic, Step
 from fastness.wire.frames import AnyRequest
 from fastness.wire.requests import Request
@@ -34,12 +36,16 @@ async def _call(context: RequestContext) -> Response:
 def _unpack(data: bytes) -> Request[Any]:
     try:
         request: Request[Any] = _decode(data)
-    except msgspec.ValidationError as error:
-        refusal = refusal_of(AnyRequest, msgspec.msgpack.decode(data), plain=True)
-        raise json_codec.invalid_body(f"The body is not a wire request: {error}", refusal) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise HttpError(400, "invalid_body", f"The body is not a wire request: {error}") from None
+        raise json_codec.invalid_body(f"The body is not a wire request: {error}", _refusal(data)) from None
     return request
+
+
+def _refusal(data: bytes) -> InvalidArgument | None:
+    """The error of the field that is wrong, if the rest can be decoded."""
+    with suppress(msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return refusal_of(AnyRequest, msgspec.msgpack.decode(data), plain=True)
+    return None
 
 
 async def _atomic(context: RequestContext) -> Response:
