@@ -32,6 +32,7 @@ from fastness.layers import queues
 from fastness.layers.queues import Prefetched, QueueKey, StoredMessage, message_leases
 from fastness.layers.queues.counters import load_counters
 from fastness.plane.sharing import share_queues
+from fastness.plurals import counted
 from fastness.testing.clock import ManualClock
 from fastness.wire import stored_messages
 from fastness.wire.deliveries import delivery_at
@@ -283,7 +284,8 @@ class Model:
             ]
             if not over:
                 break
-            over[0].last_error = over[0].last_error or f"It was delivered {over[0].attempts} times and not acknowledged"
+            delivered = counted(over[0].attempts, "time")
+            over[0].last_error = over[0].last_error or f"It was delivered {delivered} and not acknowledged"
             self.dead_letter(model_queue, over[0])
         chosen = model_queue.at("ready")[:limit]
         for message in chosen:
