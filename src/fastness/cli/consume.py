@@ -1,5 +1,6 @@
 """Consuming from a shell: `get` leases a message and exports its lease; `ack`, `nack` and the others read that."""
 
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -67,9 +68,8 @@ def get(
     """Lease the next message, and export its lease.
 
     Writes its payload to a file, and prints shell lines for `eval`. FASTNESS_QUEUE_PAYLOAD_PATH is the file, which only
-    you can read, in
-    ~/.local/state/fastness/messages/QUEUE (or below XDG_STATE_HOME). `queue ack` and `queue reject` remove it; after
-    `queue nack` it is kept for up to 7 days. A file of --payload-out is yours to remove.
+    you can read, in ~/.local/state/fastness/messages/QUEUE (or below XDG_STATE_HOME). `queue ack` and `queue reject`
+    remove it; after `queue nack` it is kept for up to 7 days. A file of --payload-out is yours to remove.
 
     The lease is not renewed after this command has ended: settle or extend the message before the lease expires. Exit
     code 3 means that no message arrived in time.
@@ -99,6 +99,10 @@ def get(
 
 def _delivery_options(command: Any) -> Any:
     """The options that name a message, which default to what `get` exported; or the lease ids of several messages."""
+    command.__doc__ = (
+        f"{inspect.cleandoc(command.__doc__ or '')}\n\nWithout LEASE_ID this is the message that `queue get` exported. "
+        "Several messages, each named by its LEASE_ID, change in one commit."
+    )
     for option in (
         click.option("--fence", type=int, envvar="FASTNESS_QUEUE_FENCE", help="The fence of the delivery's lease."),
         click.option("--lease-id", envvar="FASTNESS_QUEUE_LEASE_ID", help="The id of the delivery's lease."),
@@ -135,9 +139,6 @@ class Delivered(TypedDict):
 @click.option("--result-file", metavar="PATH", help="Read the result from a file, JSON or bytes; - is standard input.")
 def ack(*, result: str | None, result_file: str | None, **delivered: Unpack[Delivered]) -> None:
     """Acknowledge messages as done. Repeating this is safe.
-
-    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit. Results are kept for
-    the --result-ttl of the queue's policy.
 
     Results are kept for the --result-ttl of the queue's policy.
     """
@@ -189,10 +190,7 @@ def _json_or_bytes(data: bytes) -> Any:
 @click.option("--defer", is_flag=True, help="Do not count this as a failed attempt.")
 @click.option("--error", help="The error to record with the message.")
 def nack(*, delay: float | None, defer: bool, error: str | None, **delivered: Unpack[Delivered]) -> None:
-    """Release messages, so that they are delivered again.
-
-    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit.
-    """
+    """Release messages, so that they are delivered again."""
     with connect.open_plane() as plane:
         queue, messages = _held_messages(plane, delivered)
         queue.nack_many(messages, delay_seconds=delay, intent="defer" if defer else "failure", error=error)
@@ -203,10 +201,7 @@ def nack(*, delay: float | None, defer: bool, error: str | None, **delivered: Un
 @_delivery_options
 @click.option("--error", help="The error to record with the dead letter.")
 def reject(*, error: str | None, **delivered: Unpack[Delivered]) -> None:
-    """Move messages to the dead letters at once.
-
-    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit.
-    """
+    """Move messages to the dead letters at once."""
     with connect.open_plane() as plane:
         queue, messages = _held_messages(plane, delivered)
         with _files_removed(messages):
@@ -218,10 +213,7 @@ def reject(*, error: str | None, **delivered: Unpack[Delivered]) -> None:
 @_delivery_options
 @click.option("--by", "seconds", type=SECONDS, default=30.0, help="The minimum lease time from now.  [default: 30]")
 def extend(*, seconds: float, **delivered: Unpack[Delivered]) -> None:
-    """Extend the leases of messages. Extending never shortens a lease.
-
-    The message is the one that `queue get` exported, or those of the LEASE_IDs, in one commit.
-    """
+    """Extend the leases of messages. Extending never shortens a lease."""
     with connect.open_plane() as plane:
         queue, messages = _held_messages(plane, delivered)
         queue.extend_many(messages, seconds)

@@ -78,7 +78,7 @@ def host(
     max_attempts: int,
     drain_seconds: float,
 ) -> None:
-    """They are those of its HostApp APP, or of the default app if APP is left out.
+    """APP is a HostApp in MODULE. Without it, the programs and workflows are those that name no app.
 
     MODULE is imported from the current folder or PYTHONPATH. Its programs and workflows run in this process, and its
     adapters carry out their effects. Several hosts share the worlds of a plane.

@@ -28,10 +28,9 @@ def list_() -> None:
 
     They are servers, and programs that have the plane open.
 
-    A node renews its record every 5 seconds. One that stops is
-    not listed any more; one that was killed or cannot reach PostgreSQL is gone after 30 seconds, and listed for 10
-    minutes. The node with maintenance does the periodic work: sweeps, schedules, compaction and the collection of
-    unreferenced blobs.
+    A node renews its record every 5 seconds. One that stops is not listed any more; one that was killed or cannot reach
+    PostgreSQL is gone after 30 seconds, and listed for 10 minutes. The node with maintenance does the periodic work:
+    sweeps, schedules, compaction and the collection of unreferenced blobs.
     """
     with connect.open_plane() as plane:
         found = plane.nodes()

@@ -62,7 +62,7 @@ def worker(
     drain_seconds: float,
     delay_on_close_seconds: float | None,
 ) -> None:
-    """The tasks are those of its TaskApp APP, or of the default app if APP is left out.
+    """APP is a TaskApp in MODULE. Without it, the tasks are those that name no app.
 
     MODULE is imported from the current folder or PYTHONPATH. The plane is the one of --url; otherwise the one that the
     app names.
