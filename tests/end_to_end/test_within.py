@@ -447,10 +447,8 @@ def test_counters_are_right_while_they_are_folded(plane: Plane, connect: Connect
 
 def test_a_plane_can_be_opened_beside_an_open_transaction(plane: Plane, connection: UserConnection, shop: str) -> None:
     plane.within(connection).queue("emails").put({"order": 1})
-    started = time.monotonic()
     with fastness.open(shop) as other:
-        other.queue("emails").put({"order": 2})
-    assert time.monotonic() - started < limits.LOCK_WAIT_SECONDS_MAX
+        other.queue("emails").put({"order": 2})  # A wait for the transaction would end in an error.
 
 
 def test_a_role_needs_the_rights_of_the_table(plane: Plane, connection: UserConnection) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -57,9 +56,7 @@ def test_a_waiting_thread_is_woken_by_the_commit(plane: Plane) -> None:
         waiting = pool.submit(rows.wait, known, wait_seconds=60)
         rows.commit([PutRow("a", ("other",), b"")])
         rows.commit([PutRow("a", ("7",), b"seven")])
-        began = time.monotonic()
-        assert [each.key for each in waiting.result(30).rows] == [("7",)]
-        assert time.monotonic() - began < 20
+        assert [each.key for each in waiting.result(30).rows] == [("7",)]  # It would wait twice as long.
 
 
 async def test_a_waiting_task_is_woken_by_the_commit(url: str) -> None:
