@@ -16,10 +16,12 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, settings
 
+from fastness import limits
 from fastness.backends.memory import MemoryDatabase
 from fastness.backends.postgres import PostgresDatabase
 from fastness.backends.rocksdb import RocksDatabase
 from fastness.kv import Database
+from fastness.runtime.consumer_options import Polling
 from fastness.testing.clock import ManualClock
 
 BACKENDS = ("memory", "rocksdb", "postgres")
@@ -161,6 +163,13 @@ def _signal_handlers() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     yield
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+@pytest.fixture
+def no_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a commit ends a wait early: waiting callers do not poll, and watches do not fire by themselves."""
+    monkeypatch.setattr(Polling, "pause_ms", lambda _, most_ms: most_ms)
+    monkeypatch.setattr(limits, "WATCH_RECHECK_SECONDS", 3_600.0)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -49,22 +50,33 @@ def test_a_row_that_was_deleted_is_answered_as_none(plane: Plane) -> None:
     assert rows.wait([KnownRow("a", ("1",), 1)], wait_seconds=60).rows == [ChangedRow("a", ("1",), None)]
 
 
+@pytest.mark.usefixtures("no_polls")
 def test_a_waiting_thread_is_woken_by_the_commit(plane: Plane) -> None:
     rows = plane.collection("results")
     known = [KnownRow("a", (f"{number}",)) for number in range(100)]
+    rows.wait(known, wait_seconds=0.01)  # On PostgreSQL this starts the listener, which fires all watches once.
     with ThreadPoolExecutor() as pool:
+        watches = plane._transport.services.database._watches
+        unwatched = watches.count
         waiting = pool.submit(rows.wait, known, wait_seconds=60)
+        while watches.count == unwatched and not waiting.done():
+            time.sleep(0.001)
         rows.commit([PutRow("a", ("other",), b"")])
         rows.commit([PutRow("a", ("7",), b"seven")])
-        assert [each.key for each in waiting.result(30).rows] == [("7",)]  # It would wait twice as long.
+        assert [each.key for each in waiting.result(20).rows] == [("7",)]
 
 
+@pytest.mark.usefixtures("no_polls")
 async def test_a_waiting_task_is_woken_by_the_commit(url: str) -> None:
     async with fastness.open_async(url) as plane:
         assert isinstance(plane, AsyncPlane)
         rows = plane.collection("results")
+        await rows.wait([KnownRow("a", ("1",))], wait_seconds=0.01)  # As above.
+        watches = plane._transport.services.database._watches
+        unwatched = watches.count
         waiting = asyncio.create_task(rows.wait([KnownRow("a", ("1",))], wait_seconds=60))
-        await asyncio.sleep(0)
+        while watches.count == unwatched and not waiting.done():
+            await asyncio.sleep(0.001)
         await rows.commit([PutRow("a", ("1",), b"one")])
         found = await asyncio.wait_for(waiting, 30)
         assert [each.row.value for each in found.rows if each.row] == [b"one"]
