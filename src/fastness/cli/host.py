@@ -78,7 +78,8 @@ def host(
     max_attempts: int,
     drain_seconds: float,
 ) -> None:
-    """APP is a HostApp in MODULE. Without it, the programs and workflows are those that name no app.
+    """APP is the name of a HostApp in MODULE. Leave it out to run what is declared with `@fastness.program` and
+    `@fastness.workflow`.
 
     MODULE is imported from the current folder or PYTHONPATH. Its programs and workflows run in this process, and its
     adapters carry out their effects. Several hosts share the worlds of a plane.

@@ -62,7 +62,7 @@ def worker(
     drain_seconds: float,
     delay_on_close_seconds: float | None,
 ) -> None:
-    """APP is a TaskApp in MODULE. Without it, the tasks are those that name no app.
+    """APP is the name of a TaskApp in MODULE. Leave it out to run the tasks that are declared with `@fastness.task`.
 
     MODULE is imported from the current folder or PYTHONPATH. The plane is the one of --url; otherwise the one that the
     app names.
