@@ -5,7 +5,7 @@ BIN := .venv/bin
 PIP := PIP_BUILD_CONSTRAINT=requirements.lock $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
 SEEDS ?= 1000
 
-.PHONY: setup lint format twins alerts reference test test-all coverage nightly simulate crash bench bench-peers bench-pipeline demo screenshots docs docs-serve build smoke lock clean
+.PHONY: setup lint format twins alerts reference test test-changed test-all coverage nightly simulate crash bench bench-peers bench-pipeline demo screenshots docs docs-serve build smoke lock clean
 
 setup: .venv/.setup
 	@echo "Activate the environment:  . .venv/bin/activate"
@@ -65,6 +65,11 @@ reference: .venv/.lint
 # Options of `python -m tests` in ARGS: make test ARGS="--processes 1".
 test: .venv/.test
 	$(BIN)/python -m tests $(ARGS)
+
+# What the changes since a commit can reach: SINCE=main for those of a branch.
+SINCE ?= HEAD
+test-changed: .venv/.test
+	$(BIN)/python -m tests --changed $(SINCE) $(ARGS)
 
 # Every test on every backend, with coverage of the folders whose figures have a minimum.
 test-all: .venv/.test

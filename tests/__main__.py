@@ -243,6 +243,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests", description="Run the tests on all cores.")
     parser.add_argument("paths", nargs="*", default=["tests"], help="test files and folders")
     parser.add_argument("--all", action="store_true", help="every test on every backend, as before a release")
+    parser.add_argument("--changed", metavar="COMMIT", help="only what the changes since this commit can reach")
     parser.add_argument("--coverage", action="store_true", help="measure which lines run")
     parser.add_argument("--processes", type=int, default=2 * len(os.sched_getaffinity(0)), help="at the same time")
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -257,6 +258,12 @@ def main(arguments: list[str]) -> int:
     started = time.monotonic()
     os.chdir(ROOT)
     files = files_of(given.paths)
+    if given.changed is not None:
+        from tests.support.changed import changed_files, tests_of
+
+        reached = set(tests_of(changed_files(given.changed)))
+        files = [file for file in files if file in reached]
+        print(f"{len(files)} files of tests can be reached by what changed since {given.changed}.")
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1)  # What a test leaves behind becomes a child of this process.
     folder = Path(tempfile.mkdtemp(prefix="fastness-tests-"))
