@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -239,6 +240,12 @@ def stop_everything() -> None:
         time.sleep(0.01)
 
 
+def part() -> int:
+    """The part of the rotating tests that the commit chooses."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    return int(head[:8] or "0", 16)
+
+
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests", description="Run the tests on all cores.")
     parser.add_argument("paths", nargs="*", default=["tests"], help="test files and folders")
@@ -249,7 +256,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     given = parser.parse_args(arguments[:end])
     given.pytest = arguments[end + 1 :]
-    given.pytest += ["--all-backends"] if given.all else ["-m", "not thorough and not nightly"]
+    given.pytest += ["--all-backends"] if given.all else ["-m", "not thorough and not nightly", f"--part={part()}"]
     return given
 
 

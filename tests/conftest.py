@@ -3,6 +3,7 @@
 import os
 import signal
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from fastness.testing.clock import ManualClock
 from tests.support.postgres import SERVER, THROWAWAY, PostgresServer
 
 BACKENDS = ("memory", "rocksdb", "postgres")
+PARTS = 8
 UNIT = Path(__file__).parent / "unit"
 
 settings.register_profile(
@@ -33,6 +35,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-backends", action="store_true", help="run the unit tests of the layers on every backend")
+    parser.addoption("--part", type=int, help=f"the number of the {PARTS} parts of the tests marked `rotating` to run")
     parser.addoption("--kills", type=int, default=18, help="how often the crash tests kill their child process")
     parser.addoption("--flips", type=int, default=1, help="how many times as many bits the bit flip tests flip")
     parser.addoption("--flip-seed", type=int, help="the seed of the bit flip tests")
@@ -48,6 +51,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how transactions on PostgreSQL are kept apart in the conformance suite and the property tests",
     )
     parser.addoption("--image-seed", type=int, help="the seed of the only image that the storage tests build")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the tests marked `rotating`, keep those of the part that is asked for."""
+    part = config.getoption("--part")
+    if part is not None:
+        others = [
+            item
+            for item in items
+            if item.get_closest_marker("rotating") and zlib.crc32(item.nodeid.encode()) % PARTS != part % PARTS
+        ]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
 
 
 def pytest_configure() -> None:
